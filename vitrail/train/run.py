@@ -1,0 +1,136 @@
+"""`Run`: a whole experiment as one value. Torch-free; `config.yaml` in a run folder is this, written out.
+
+A recipe is a function that returns one; a variation is `dataclasses.replace(run, ...)`.
+None means "decided from the data and the machine before the first step", and the run folder records what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vitrail.config import Duration, Epochs, Percent
+from vitrail.data.config import Augment, Data, Preprocess
+from vitrail.model.config import Place, Pool, Positions, Stem
+
+
+@dataclass(frozen=True)
+class Model:
+    """Overrides of a named variant; None keeps the variant's value (see `vitrail.model.config.ViTConfig`)."""
+
+    width: int | None = None
+    depth: int | None = None
+    heads: int | None = None
+    mlp_dim: int | None = None
+    patch: int | None = None
+    stem: Stem | None = None
+    stem_norm: Literal["batch", "layer"] | None = None
+    positions: Positions | None = None
+    place: Place | None = None
+    pool: Pool | None = None
+    registers: int | None = None
+    pre_logits: int | None = None
+    dropout: float | None = None
+    drop_path: float | None = None
+    layer_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """Learning from labels (`vitrail.objective.supervised`)."""
+
+    loss: Literal["softmax", "sigmoid", "bce"] = "softmax"
+    """softmax: cross-entropy; sigmoid: cross-entropy per class, summed over classes (the paper's pre-training);
+    bce: the same, averaged over classes (A2, DeiT-III)."""
+    smoothing: float = 0.0
+    """Label smoothing."""
+    bce_threshold: float | None = None
+    """bce: targets above this become 1, after mixing (A2 uses 0.0: every mixed class counts fully)."""
+    head_bias: float = 0.0
+    """Initial bias of the classifier (-10 for sigmoid on ImageNet-21k)."""
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimiser. Weight decay is decoupled and falls on kernels only (protocols: not on biases, norms,
+    class token, positions)."""
+
+    name: Literal["adamw", "sgd", "lamb"] = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.9
+    eps: float = 1e-8
+    clip: float | None = 1.0
+    """Largest global gradient norm; None does not clip."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate over steps: linear warmup, then a decay to `end`."""
+
+    shape: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
+    warmup: Duration = Percent(5)
+    end: float = 0.0
+    """Last learning rate, absolute."""
+    timescale: Duration = field(default_factory=lambda: Percent(10))
+    """rsqrt: steps after which the rate has fallen by sqrt(2)."""
+
+
+@dataclass(frozen=True)
+class Average:
+    """A second set of weights, averaged over steps, evaluated and kept as the model."""
+
+    kind: Literal["none", "ema", "polyak"] = "none"
+    """ema: exponential with `decay`, ramped up over the first steps; polyak: uniform mean from `start` on."""
+    decay: float = 0.9999
+    start: Duration = Percent(75)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, complete."""
+
+    name: str = "train"
+    """The run folder is `out`/`name`-<n>."""
+    out: str = "runs"
+    data: Data = field(default_factory=Data)
+    model: str = "S/16"
+    """A name `vitrail.model.config.variant` reads."""
+    vit: Model = field(default_factory=Model)
+    image_size: int | None = None
+    """Side of the square input in pixels; None: from the data (and the weights started from)."""
+    weights: str | None = None
+    """Start from these weights (a run, a model folder); the head is replaced by a zero layer."""
+    objective: Supervised = field(default_factory=Supervised)
+    augment: Augment = field(default_factory=Augment)
+    preprocess: Preprocess | None = None
+    """How validation images are prepared; None: squash for images of one size, else resize and crop 0.875."""
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    average: Average = field(default_factory=Average)
+    duration: Duration = Epochs(30)
+    time_limit: float | None = None
+    """Minutes of training after which the schedule is made to end; None: no limit."""
+    batch_size: int | None = None
+    """Images per optimiser step over all processes; None: what fits in memory, at most 512."""
+    accumulate: int | None = None
+    """Micro-batches per optimiser step; None: as few as fit in memory."""
+    evaluate_every: Duration = Epochs(1)
+    checkpoint_every: Duration = Epochs(1)
+    keep: int = 2
+    """Checkpoints kept."""
+    early_stop: int | None = None
+    """Stop after this many evaluations without improvement of validation top-1; None: never."""
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    compile: bool = False
+    activation_checkpointing: bool = False
+    workers: int | None = None
+    """Threads that decode images; None: from the machine. 0 decodes in the training thread."""
+    cache: Literal["auto", "yes", "no"] = "auto"
+    """Keep decoded images in memory where they are small and fit."""
+    max_nonfinite: int = 3
+    """Steps in a row with a loss or gradient that is not finite before training gives up."""
+    seed: int = 0
+    device: str | None = None
+    """'cpu', 'cuda', 'cuda:1', 'mps'; None: the best there is."""

@@ -1,0 +1,77 @@
+"""Who am I among the processes of this run: the one place that asks torch.distributed.
+
+Everything works without an initialised process group: one process is rank 0 of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def active() -> bool:
+    """Is a process group running?"""
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """Index of this process, 0 <= rank < size()."""
+    return dist.get_rank() if active() else 0
+
+
+def size() -> int:
+    """Number of processes in this run."""
+    return dist.get_world_size() if active() else 1
+
+
+def is_main() -> bool:
+    """Is this the process that writes files and logs?"""
+    return rank() == 0
+
+
+def on_main(function: Callable[P, T]) -> Callable[P, T | None]:
+    """Decorator: run on rank 0 only; the other ranks get None and do not wait."""
+
+    @wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        return function(*args, **kwargs) if is_main() else None
+
+    return wrapper
+
+
+def sum_(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum over all processes, in place; the identity for one process."""
+    if active():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def any_(flag: bool) -> bool:
+    """True on every process if it is true on one."""
+    if not active():
+        return flag
+    tensor = torch.tensor(int(flag))
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return bool(tensor.item())
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the picklable `value` of every process, in rank order, on every process."""
+    if not active():
+        return [value]
+    values: list[Any] = [None] * size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def barrier() -> None:
+    """Wait until every process is here."""
+    if active():
+        dist.barrier()
