@@ -1,0 +1,18 @@
+"""Fixtures every test can use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(os.environ.get("VITRAIL_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real images that tests use where it is present."""
+    if not SHARED.is_dir():
+        pytest.skip(f"no real images at {SHARED} (set VITRAIL_TEST_DATA to a folder that holds them)")
+    return SHARED
