@@ -12,6 +12,7 @@ from typing import Literal
 from vitrail.config import Duration, Epochs, Percent
 from vitrail.data.config import Augment, Data, Preprocess
 from vitrail.model.config import Place, Pool, Positions, Stem
+from vitrail.objective.config import Supervised
 
 
 @dataclass(frozen=True)
@@ -33,21 +34,6 @@ class Model:
     dropout: float | None = None
     drop_path: float | None = None
     layer_scale: float | None = None
-
-
-@dataclass(frozen=True)
-class Supervised:
-    """Learning from labels (`vitrail.objective.supervised`)."""
-
-    loss: Literal["softmax", "sigmoid", "bce"] = "softmax"
-    """softmax: cross-entropy; sigmoid: cross-entropy per class, summed over classes (the paper's pre-training);
-    bce: the same, averaged over classes (A2, DeiT-III)."""
-    smoothing: float = 0.0
-    """Label smoothing."""
-    bce_threshold: float | None = None
-    """bce: targets above this become 1, after mixing (A2 uses 0.0: every mixed class counts fully)."""
-    head_bias: float = 0.0
-    """Initial bias of the classifier (-10 for sigmoid on ImageNet-21k)."""
 
 
 @dataclass(frozen=True)
