@@ -1,0 +1,175 @@
+"""Imports go only to a lower layer, never sideways between packages, and never in a circle.
+
+Read from the source, so that imports inside functions, under TYPE_CHECKING, and written as
+`from vitrail import x` or `importlib.import_module("vitrail.x")` count too.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LAYER = {
+    **dict.fromkeys(("errors", "world", "config"), 0),
+    **dict.fromkeys(("model", "data"), 1),
+    **dict.fromkeys(("weights", "objective", "evaluate", "inspect", "cost"), 2),
+    **dict.fromkeys(("export", "train"), 3),
+    "transfer": 4,
+    "recipes": 5,
+    **dict.fromkeys(("study", "serve", "report"), 6),
+    "verbs": 7,
+    "cli": 8,
+    # the public face and `python -m vitrail`: they may reach everything, nothing reaches them
+    **dict.fromkeys(("__init__", "__main__"), 9),
+}
+
+# what the command line reads for its flags: `--help` must not wait for torch
+TORCH_FREE = (
+    "vitrail",
+    "vitrail.errors",
+    "vitrail.config",
+    "vitrail.model.config",
+    "vitrail.data.config",
+    "vitrail.train.run",
+    "vitrail.cli",
+)
+
+THIRD_PARTY = {  # packages with a promise about what they need: the model runs without files or network
+    "model": {"torch", "einops", "numpy"},
+}
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Dotted name -> file, for every module below root/vitrail; a package is its __init__.py."""
+    found = {}
+    for path in sorted((root / "vitrail").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
+    """Dotted names of all modules that `path` imports, wherever in the file it does."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            for alias in node.names:
+                dotted = f"{base}.{alias.name}"
+                found.add(dotted if dotted in known else base)
+        elif isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__"):
+            found |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+    return found
+
+
+def _called(function: ast.expr) -> str:
+    return getattr(function, "attr", None) or getattr(function, "id", "")
+
+
+def part(name: str) -> str:
+    """The layered part of the house that a module belongs to: "vitrail.model.vit" -> "model"."""
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+def violations(root: Path) -> list[str]:
+    """Every import that breaks the order, as a sentence."""
+    known = modules(root)
+    wrong = []
+    for name, path in known.items():
+        if part(name) not in LAYER:
+            wrong.append(f"{name} belongs to no layer: put {part(name)!r} into LAYER, and into DESIGN's order")
+            continue
+        for target in sorted(imports(name, path, known)):
+            if target.split(".")[0] != "vitrail" or part(target) == part(name):
+                continue
+            here, there = LAYER[part(name)], LAYER.get(part(target), 99)
+            leaf = here == there == 0  # errors, world and config are one layer of plain files
+            if there >= here and not leaf:
+                wrong.append(f"{name} (layer {here}) imports {target} (layer {there})")
+    return wrong
+
+
+def circles(root: Path) -> list[str]:
+    """A circle of modules, if there is one."""
+    known = modules(root)
+    graph = {name: (imports(name, path, known) & known.keys()) - {name} for name, path in known.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_imports_go_down_only() -> None:
+    assert violations(ROOT) == []
+
+
+def test_no_import_circle() -> None:
+    assert circles(ROOT) == []
+
+
+@pytest.mark.parametrize("package", THIRD_PARTY)
+def test_a_package_needs_only_what_it_promises(package: str) -> None:
+    known = modules(ROOT)
+    allowed = THIRD_PARTY[package] | set(sys.stdlib_module_names) | {"vitrail"}
+    foreign = {
+        f"{name}: {target}"
+        for name, path in known.items()
+        if part(name) == package
+        for target in imports(name, path, known)
+        if target.split(".")[0] not in allowed
+    }
+    assert foreign == set()
+
+
+@pytest.mark.parametrize("name", TORCH_FREE)
+def test_flags_and_values_import_without_torch(name: str) -> None:
+    if name not in modules(ROOT):
+        pytest.fail(f"{name} is gone: the command line reads its flags from it")
+    code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("model/vit.py", "from vitrail.data.config import Data"),  # sideways
+        ("model/vit.py", "def f():\n    import vitrail.train.loop"),  # up, inside a function
+        ("data/ops.py", "def f():\n    from vitrail import serve"),  # up, through the public face
+        ("data/ops.py", "from .. import train"),  # up, relative
+        ("data/ops.py", "from importlib import import_module\nimport_module('vitrail.cli')"),
+        ("errors.py", "from vitrail.model import vit"),
+        ("misc.py", "import os"),  # belongs nowhere
+        ("model/vit.py", "from vitrail import fit"),  # not a module: a name of the public face
+    ],
+)
+def test_the_order_test_sees(file: str, source: str, tmp_path: Path) -> None:
+    for package in ("model", "data", "train", "serve", ""):
+        (tmp_path / "vitrail" / package).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "vitrail" / package / "__init__.py").touch()
+    for module in ("train/loop.py", "data/config.py", "model/vit.py", "cli.py"):
+        (tmp_path / "vitrail" / module).touch()
+    assert violations(tmp_path) == []
+    (tmp_path / "vitrail" / file).write_text(source)
+    assert len(violations(tmp_path)) == 1
+
+
+def test_the_circle_test_sees(tmp_path: Path) -> None:
+    folder = tmp_path / "vitrail" / "model"
+    folder.mkdir(parents=True)
+    (folder / "a.py").write_text("def f():\n    from vitrail.model.b import g")
+    (folder / "b.py").write_text("from vitrail.model import a")
+    assert set(circles(tmp_path)) == {"vitrail.model.a", "vitrail.model.b"}

@@ -1,0 +1,143 @@
+"""The bar for how the source reads: docstrings, annotations, lengths, names. Counted from the syntax tree."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = sorted((ROOT / "vitrail").rglob("*.py"))
+EVERYTHING = sorted([*PRODUCT, *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
+
+FILE_LINES = 330
+FUNCTION_LINES = 80
+FUNCTION_LINES_OF = {("vitrail/train/loop.py", "fit"): 120}  # the loop is one function read top to bottom
+EMPTY_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "tools", "stuff"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function or class, where it stands, and whether a stranger may use it."""
+
+    path: str
+    name: str
+    node: Function | ast.ClassDef
+    public: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.node.lineno} {self.name}"
+
+
+def definitions(path: Path, root: Path = ROOT) -> Iterator[Definition]:
+    """Functions and classes of a module and the methods of its classes; functions inside functions are private."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    pending = [(tree, "", True)]
+    while pending:
+        parent, prefix, public = pending.pop()
+        for node in ast.iter_child_nodes(parent):
+            if not isinstance(node, Function | ast.ClassDef):
+                continue
+            seen = public and not node.name.startswith("_") and not isinstance(parent, Function)
+            name = prefix + node.name
+            yield Definition(path.relative_to(root).as_posix(), name, node, seen)
+            pending.append((node, f"{name}.", seen))
+
+
+ALL = [definition for path in EVERYTHING for definition in definitions(path)]
+PUBLIC = [d for d in ALL if d.public and d.path.startswith("vitrail/")]
+
+
+def _decorators(node: Function | ast.ClassDef) -> set[str]:
+    return {ast.unparse(d).rpartition(".")[2] for d in node.decorator_list}
+
+
+def undocumented(found: list[Definition]) -> list[str]:
+    """Public definitions without a docstring; an @overload has its documentation on the implementation."""
+    exempt = {"overload", "setter", "override"}
+    return [str(d) for d in found if not ast.get_docstring(d.node) and not _decorators(d.node) & exempt]
+
+
+def unannotated(found: list[Definition]) -> list[str]:
+    """Arguments and results of public functions, and of public classes' __init__, that have no type."""
+    wrong = []
+    for d in found:
+        functions = [d.node] if isinstance(d.node, Function) else _constructors(d.node)
+        for function in functions:
+            a = function.args
+            arguments = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+            bare = [x.arg for x in arguments if x.annotation is None and x.arg not in ("self", "cls")]
+            if bare or function.returns is None:
+                wrong.append(f"{d}: {', '.join(bare) or 'result'}")
+    return wrong
+
+
+def _constructors(node: ast.ClassDef) -> list[Function]:
+    return [x for x in node.body if isinstance(x, Function) and x.name in ("__init__", "__call__")]
+
+
+def lines(d: Definition) -> int:
+    """Lines of a definition without its decorators and its docstring (a table there is documentation)."""
+    assert d.node.end_lineno
+    total = d.node.end_lineno - d.node.lineno + 1
+    first = d.node.body[0]
+    if ast.get_docstring(d.node) and first.end_lineno:
+        total -= first.end_lineno - first.lineno + 1
+    return total
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    assert undocumented(PUBLIC) == []
+
+
+def test_every_public_argument_has_a_type() -> None:
+    assert unannotated(PUBLIC) == []
+
+
+def test_files_fit_in_a_head() -> None:
+    long = {p.relative_to(ROOT).as_posix(): n for p in EVERYTHING if (n := len(p.read_text().splitlines())) > FILE_LINES}
+    assert long == {}
+
+
+def test_functions_fit_on_a_screen() -> None:
+    functions = [d for d in ALL if isinstance(d.node, Function)]
+    long = {str(d): n for d in functions if (n := lines(d)) > FUNCTION_LINES_OF.get((d.path, d.name), FUNCTION_LINES)}
+    assert long == {}
+
+
+def test_functions_are_short_on_the_whole() -> None:
+    lengths = [lines(d) for d in ALL if isinstance(d.node, Function) and d.path.startswith("vitrail/")]
+    assert statistics.median(lengths) <= 12
+    assert statistics.quantiles(lengths, n=10)[-1] <= 36
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_every_file_is_named_after_its_job(path: Path) -> None:
+    assert not EMPTY_NAMES & set(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def test_package_inits_are_empty() -> None:
+    inits = [p for p in PRODUCT if p.name == "__init__.py" and p.parent != ROOT / "vitrail"]
+    assert [str(p) for p in inits if any(not isinstance(n, ast.Expr) for n in ast.parse(p.read_text()).body)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "check"),
+    [
+        ("def f(x: int) -> int:\n    return x", undocumented),
+        ("class A:\n    '''Doc.'''\n    def f(self) -> None:\n        pass", undocumented),
+        ("def f(x) -> None:\n    '''Doc.'''", unannotated),
+        ("def f(*x: int):\n    '''Doc.'''", unannotated),
+        ("class A:\n    '''Doc.'''\n    def __init__(self, x) -> None:\n        pass", unannotated),
+    ],
+)
+def test_the_style_test_sees(source: str, check, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(source)
+    found = [d for d in definitions(tmp_path / "a.py", tmp_path) if d.public]
+    assert len(check(found)) == 1
