@@ -23,6 +23,7 @@ Stem = Literal["linear", "levit", "early", "hmlp", "resnet"]
 Positions = Literal["none", "1d", "2d", "relative", "sincos"]
 Place = Literal["input", "every", "shared"]
 Pool = Literal["cls", "gap", "map"]
+ResizeMode = Literal["official", "timm", "hf", "deit", "torchvision"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class ViTConfig:
     """Parallel only: attentions (and MLPs) side by side in each block."""
     positions: Positions = "1d"
     place: Place = "input"
+    resize_mode: ResizeMode = "official"
+    """How positions are resampled to another grid (`vitrail.model.resize`); each weight source has its own."""
     cls_position: bool = True
     """Does the class token have a position embedding of its own? (DeiT-III and big_vision: no.)"""
     pool: Pool = "cls"
@@ -100,8 +103,6 @@ class ViTConfig:
             raise UsageError(f"{self.branches} branches do not go with {self.block} blocks")
         if self.positions in ("2d", "sincos") and self.width % 4:
             raise UsageError(f"{self.positions} positions need a width divisible by 4, got {self.width}")
-        if self.positions in ("none", "sincos") and self.place == "every":
-            raise UsageError(f"{self.positions!r} positions have nothing to learn per layer: use place 'shared'")
 
     @property
     def grid(self) -> tuple[int, int]:

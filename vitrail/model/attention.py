@@ -1,0 +1,145 @@
+"""Multi-head self-attention (paper, appendix A) and the two ways it is computed.
+
+* fused: torch's scaled_dot_product_attention, the right one on a GPU.
+* explicit: three matrix products and a softmax. On a CPU without AMX it is 3 to 8 times faster in training,
+  because its products go to oneDNN while the fused kernel's small tiles do not
+  (`python -m benchmarks.attention` measures both).
+
+Both agree to rounding, forward and backward. `attention_path` forces one; looking at attention maps
+(`vitrail.model.taps`) switches neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Path = Literal["auto", "fused", "explicit"]
+Bias = Callable[[Tensor], Tensor | None]
+"""scaled queries [batch, heads, tokens, features] -> what to add to the logits [batch, heads, tokens, tokens]"""
+
+_path: ContextVar[Path] = ContextVar("attention_path", default="auto")
+
+LONGEST_EXPLICIT = 1024
+"""Above this many tokens the explicit path's maps take more memory than its speed is worth."""
+
+
+@contextmanager
+def attention_path(path: Path) -> Iterator[None]:
+    """Within the block, compute attention this way: "fused", "explicit" or "auto"."""
+    token = _path.set(path)
+    try:
+        yield
+    finally:
+        _path.reset(token)
+
+
+def uses_explicit(tokens: int, device: torch.device) -> bool:
+    """Is attention over this many tokens computed by the explicit path here?
+
+    The rule is fixed, not timed at start: two runs on one machine must give the same bits.
+    """
+    path = _path.get()
+    if path != "auto":
+        return path == "explicit"
+    return device.type == "cpu" and tokens <= LONGEST_EXPLICIT and not torch.cpu._is_amx_tile_supported()
+
+
+class _ExplicitAttention(torch.autograd.Function):
+    """softmax(q k^T + bias) v with q already scaled; keeps the maps and one copy of q, k and v."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor | None) -> Tensor:
+        batch, tokens, _, heads, features = qkv.shape
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).reshape(3, batch * heads, tokens, features)  # one copy, contiguous
+        logits = torch.bmm(q, k.transpose(1, 2))
+        if bias is not None:
+            logits += bias.reshape_as(logits)
+        maps = logits.softmax(-1)
+        ctx.save_for_backward(q, k, v, maps)
+        ctx.biased = bias is not None
+        out = torch.bmm(maps, v).view(batch, heads, tokens, features)
+        return out.transpose(1, 2).reshape(batch, tokens, heads * features)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
+        q, k, v, maps = ctx.saved_tensors
+        (grad,) = grads
+        batch, tokens, _ = grad.shape
+        features = q.shape[-1]
+        heads = q.shape[0] // batch
+        grad = grad.view(batch, tokens, heads, features).transpose(1, 2).reshape(-1, tokens, features)
+        grads_qkv = q.new_empty(3, *q.shape)
+        torch.bmm(maps.transpose(1, 2), grad, out=grads_qkv[2])
+        grad_maps = torch.bmm(grad, v.transpose(1, 2))
+        grad_logits = torch._softmax_backward_data(grad_maps, maps, -1, maps.dtype)
+        torch.bmm(grad_logits, k, out=grads_qkv[0])
+        torch.bmm(grad_logits.transpose(1, 2), q, out=grads_qkv[1])
+        grad_qkv = grads_qkv.view(3, batch, heads, tokens, features).permute(1, 3, 0, 2, 4)
+        return grad_qkv, grad_logits.view(batch, heads, tokens, tokens) if ctx.biased else None
+
+
+def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Attention of all heads.
+
+    qkv [batch, tokens, 3, heads, features] with the queries already scaled; bias [batch, heads, tokens, tokens]
+    is added to the logits. Returns [batch, tokens, heads * features].
+    """
+    if uses_explicit(qkv.shape[1], qkv.device):
+        return _ExplicitAttention.apply(qkv, None if bias is None else bias.to(qkv.dtype))
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    mask = None if bias is None else bias.to(q.dtype)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+    return out.transpose(1, 2).flatten(2)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (appendix A, Eq. 5-8): tokens [batch, tokens, width] -> the same shape."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values [batch, tokens, 3, heads, features], the queries scaled by 1/sqrt(features)."""
+        # Scaling the query rows of the weight, not the queries, costs nothing per token; exact for 64 features.
+        width = x.shape[-1]
+        scale = (width // self.heads) ** -0.5
+        rows = self.qkv.weight.new_ones(3 * width)
+        rows[:width] = scale
+        qkv = F.linear(x, self.qkv.weight * rows[:, None], self.qkv.bias * rows)
+        return qkv.unflatten(-1, (3, self.heads, -1))
+
+    def forward(self, x: Tensor, bias: Bias | None = None) -> Tensor:
+        """See the class; `bias` computes what is added to the logits from the scaled queries."""
+        qkv = self.project(x)
+        return self.out(attend(qkv, bias(qkv[:, :, 0].transpose(1, 2)) if bias else None))
+
+    def maps(self, x: Tensor, bias: Bias | None = None, heads: list[int] | None = None) -> Tensor:
+        """The attention maps themselves [batch, heads, tokens, tokens] in float32, for the heads asked for."""
+        q, k, _ = self.project(x).permute(2, 0, 3, 1, 4)
+        extra = bias(q) if bias else None
+        if heads is not None:
+            q, k = q[:, heads], k[:, heads]
+            extra = None if extra is None else extra[:, heads]
+        logits = (q @ k.transpose(-1, -2)).float()
+        return (logits if extra is None else logits + extra).softmax(-1)
+
+
+def fast_math() -> None:
+    """Send float32 matrix products on x86 CPUs to oneDNN: the same precision at twice the speed of MKL on AMD.
+
+    torch offers this only under the name of reduced precision, which oneDNN takes up on AMX processors alone;
+    there the setting is left as it is. Process-wide; `torch.backends.mkldnn.matmul.fp32_precision = "none"`
+    undoes it.
+    """
+    if torch.backends.mkldnn.is_available() and not torch.cpu._is_amx_tile_supported():
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]

@@ -1,0 +1,136 @@
+"""Encoder blocks: MSA and MLP with pre-norm residuals (Eq. 2, 3), in a row, side by side, or along the axes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from vitrail.model.attention import Attention, Bias
+from vitrail.model.config import ViTConfig
+from vitrail.model.posemb import Grid, Positions
+
+
+class MLP(nn.Module):
+    """Two dense layers with GELU between them; dropout after both (appendix B.1)."""
+
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0, gelu: str = "erf") -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.act = nn.GELU("tanh" if gelu == "tanh" else "none")
+        self.fc2 = nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, tokens, width] -> the same shape."""
+        return self.dropout(self.fc2(self.dropout(self.act(self.fc1(x)))))
+
+
+class Residual(nn.Module):
+    """What a branch goes through before it is added: dropout, LayerScale, stochastic depth."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        self.drop_path = drop_path
+        self.gamma = None
+        if config.layer_scale is not None:
+            self.gamma = nn.Parameter(torch.full((config.width,), float(config.layer_scale)))
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """[batch, tokens, width] -> the same shape."""
+        if self.gamma is not None:
+            branch = branch * self.gamma
+        if self.training and self.drop_path:
+            keep = 1 - self.drop_path
+            alive = torch.empty(len(branch), 1, 1, device=branch.device).bernoulli_(keep) / keep
+            branch = branch * alive.to(branch.dtype)
+        return branch
+
+
+class AttentionBranch(nn.Module):
+    """LN, MSA, dropout: the branch of Eq. 2."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.attention = Attention(config.width, config.heads)
+        self.dropout = nn.Dropout(config.dropout)
+        self.residual = Residual(config, drop_path)
+
+    def forward(self, x: Tensor, bias: Bias | None = None) -> Tensor:
+        """[batch, tokens, width] -> what is added to it."""
+        return self.residual(self.dropout(self.attention(self.norm(x), bias)))
+
+
+class MLPBranch(nn.Module):
+    """LN, MLP: the branch of Eq. 3."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = MLP(config.width, config.mlp_dim, config.dropout, config.gelu)
+        self.residual = Residual(config, drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, tokens, width] -> what is added to it."""
+        return self.residual(self.mlp(self.norm(x)))
+
+
+class Block(nn.Module):
+    """One encoder layer: attention branches summed, then MLP branches summed.
+
+    One of each is the paper's block (Eq. 2, 3); n of each is the follow-up's parallel block (section 3), which
+    has the parameters and the cost of n blocks in a row.
+    """
+
+    def __init__(self, config: ViTConfig, layer: int, positions: Positions, drop_path: float) -> None:
+        super().__init__()
+        self.layer = layer
+        self.attentions = nn.ModuleList(AttentionBranch(config, drop_path) for _ in range(config.branches))
+        self.mlps = nn.ModuleList(MLPBranch(config, drop_path) for _ in range(config.branches))
+        self._positions = (positions,)  # in a tuple: the ViT owns them, not each block
+
+    def bias(self, places: Tensor, grid: Grid) -> Bias:
+        """What this layer adds to attention logits, as a function of the queries."""
+        return partial(self._positions[0].logits, self.layer, places=places, grid=grid)
+
+    def forward(self, x: Tensor, places: Tensor, grid: Grid) -> Tensor:
+        """x [batch, prefix + tokens, width], places: raster index of the grid's tokens."""
+        bias = self.bias(places, grid)
+        x = sum((branch(x, bias) for branch in self.attentions), start=x)
+        return sum((branch(x) for branch in self.mlps), start=x)
+
+
+class AxialBlock(nn.Module):
+    """Row attention and MLP, then column attention and MLP (appendix D.6)."""
+
+    def __init__(self, config: ViTConfig, layer: int, positions: Positions, drop_path: float) -> None:
+        super().__init__()
+        self.row = Block(config, layer, positions, drop_path)
+        self.column = Block(config, layer, positions, drop_path)
+
+    def forward(self, x: Tensor, places: Tensor, grid: Grid) -> Tensor:
+        """x [batch, rows * columns, width]: all tokens of the grid, in raster order."""
+        rows, columns = grid
+        x = rearrange(x, "b (h w) d -> (b h) w d", h=rows)
+        x = self.row(x, places[:columns], grid)
+        x = rearrange(x, "(b h) w d -> (b w) h d", h=rows)
+        x = self.column(x, places[::columns], grid)
+        return rearrange(x, "(b w) h d -> b (h w) d", w=columns)
+
+
+def drop_path_rates(config: ViTConfig) -> list[float]:
+    """Stochastic depth of each layer: rising linearly from 0, or the same everywhere (DeiT-III, follow-up)."""
+    if config.drop_path_shape == "constant" or config.depth == 1:
+        return [config.drop_path] * config.depth
+    return [config.drop_path * layer / (config.depth - 1) for layer in range(config.depth)]
+
+
+def build_blocks(config: ViTConfig, positions: Positions) -> nn.ModuleList:
+    """Return the encoder's layers."""
+    kind = AxialBlock if config.block == "axial" else Block
+    return nn.ModuleList(
+        kind(config, layer, positions, rate) for layer, rate in enumerate(drop_path_rates(config))
+    )

@@ -1,0 +1,65 @@
+"""From tokens to one feature vector: class token, average, or attention pooling (appendix D.3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.model.attention import attend
+from vitrail.model.block import MLP
+from vitrail.model.config import ViTConfig
+
+
+class ClassToken(nn.Module):
+    """The class token's output (Eq. 4); it comes first."""
+
+    def forward(self, tokens: Tensor, prefix: int) -> Tensor:
+        """[batch, prefix + n, width] -> [batch, width]"""
+        return tokens[:, 0]
+
+
+class AveragePool(nn.Module):
+    """Mean over the grid's tokens (D.3)."""
+
+    def forward(self, tokens: Tensor, prefix: int) -> Tensor:
+        """[batch, prefix + n, width] -> [batch, width]"""
+        return tokens[:, prefix:].mean(dim=1)
+
+
+class MAPHead(nn.Module):
+    """Multi-head attention pooling (Scaling Vision Transformers): a learned probe attends to the grid's tokens."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.probe = nn.Parameter(torch.empty(1, 1, config.width))
+        self.query = nn.Linear(config.width, config.width)
+        self.key_value = nn.Linear(config.width, 2 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = MLP(config.width, config.mlp_dim, gelu=config.gelu)
+
+    def forward(self, tokens: Tensor, prefix: int) -> Tensor:
+        """[batch, prefix + n, width] -> [batch, width]"""
+        tokens = tokens[:, prefix:]
+        batch, _, width = tokens.shape
+        query = self.query(self.probe).view(1, 1, self.heads, -1).transpose(1, 2)
+        key, value = self.key_value(tokens).view(batch, -1, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        weights = (query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5).softmax(-1)
+        pooled = self.out((weights @ value).reshape(batch, width))
+        return pooled + self.mlp(self.norm(pooled))
+
+
+POOLS: dict[str, type[nn.Module]] = {"cls": ClassToken, "gap": AveragePool, "map": MAPHead}
+
+
+def build_pool(config: ViTConfig) -> nn.Module:
+    """Return the pooling a config asks for: (tokens, prefix) -> features."""
+    return MAPHead(config) if config.pool == "map" else POOLS[config.pool]()
+
+
+class PreLogits(nn.Sequential):
+    """The tanh hidden layer of the pre-training head (section 3.1)."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(nn.Linear(width, hidden), nn.Tanh())

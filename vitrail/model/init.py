@@ -1,0 +1,105 @@
+"""Initialisation, all in one place."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.model.attention import Attention
+from vitrail.model.block import MLP
+from vitrail.model.head import MAPHead, PreLogits
+from vitrail.model.patch import LinearStem
+
+
+def init_weights(model: nn.Module) -> None:
+    """Initialise every parameter of a ViT in place, as the paper's authors do in their code.
+
+    | tensor | init |
+    |---|---|
+    | stem.weight | lecun_normal |
+    | stem.bias | zeros |
+    | cls | zeros |
+    | registers | normal 0.02 |
+    | positions.* | normal 0.02 |
+    | attention.qkv.weight | xavier_uniform, each of q, k, v on its own |
+    | attention.qkv.bias | zeros |
+    | attention.out.weight | xavier_uniform |
+    | attention.out.bias | zeros |
+    | mlp.fc1.weight | xavier_uniform |
+    | mlp.fc1.bias | normal 1e-6 |
+    | mlp.fc2.weight | xavier_uniform |
+    | mlp.fc2.bias | normal 1e-6 |
+    | norm.weight | ones |
+    | norm.bias | zeros |
+    | residual.gamma | config.layer_scale |
+    | pool.probe | xavier_uniform |
+    | pre_logits.0.weight | lecun_normal |
+    | pre_logits.0.bias | zeros |
+    | head.weight | zeros |
+    | head.bias | zeros |
+
+    Convolutions of other stems are lecun_normal with zero bias, their norms ones and zeros, and the last norm
+    of a hybrid's bottleneck starts at zero. lecun_normal is a normal truncated at two standard deviations with
+    variance 1/fan_in; xavier_uniform takes fan_in + fan_out of one projection.
+    """
+    for module in model.modules():
+        _init_module(module)
+    for module in model.modules():
+        if hasattr(module, "norm3"):  # a hybrid's bottleneck starts as the identity
+            nn.init.zeros_(module.norm3.weight)
+    for name in ("cls", "registers"):
+        token = getattr(model, name, None)
+        if token is not None:
+            nn.init.zeros_(token) if name == "cls" else nn.init.normal_(token, std=0.02)
+    positions = getattr(model, "positions", None)
+    if positions is not None:
+        for table in positions.parameters():
+            nn.init.normal_(table, std=0.02)
+    head = getattr(model, "head", None)
+    if head is not None:
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+
+
+@torch.no_grad()
+def _init_module(module: nn.Module) -> None:
+    if isinstance(module, Attention):
+        for part in module.qkv.weight.chunk(3):
+            nn.init.xavier_uniform_(part)
+        _dense(module.out)
+        nn.init.zeros_(module.qkv.bias)
+    elif isinstance(module, MLP):
+        for layer in (module.fc1, module.fc2):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.normal_(layer.bias, std=1e-6)
+    elif isinstance(module, MAPHead):
+        nn.init.xavier_uniform_(module.probe[0])
+        for part in (module.query.weight, *module.key_value.weight.chunk(2), module.out.weight):
+            nn.init.xavier_uniform_(part)
+        for layer in (module.query, module.key_value, module.out):
+            nn.init.zeros_(layer.bias)
+    elif isinstance(module, PreLogits):
+        lecun_normal_(module[0].weight)
+        nn.init.zeros_(module[0].bias)
+    elif isinstance(module, LinearStem | nn.Conv2d):
+        lecun_normal_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.BatchNorm2d):
+        nn.init.ones_(module.weight)
+        nn.init.zeros_(module.bias)
+
+
+def _dense(layer: nn.Linear) -> None:
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+
+
+def lecun_normal_(weight: Tensor) -> None:
+    """Normal truncated at two standard deviations, variance 1/fan_in (flax's default), in place."""
+    fan_in = weight[0].numel()
+    # a normal cut at two standard deviations has only 0.8796 of its standard deviation left
+    std = math.sqrt(1 / fan_in) / 0.87962566103423978
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

@@ -1,0 +1,118 @@
+"""Looking inside without slowing down: attention maps and block outputs of the layers and heads asked for.
+
+The model itself computes attention by whichever path is fastest and never returns maps. A tap hooks the
+attention modules asked for, recomputes their maps from queries and keys, and hands each one on before the next
+exists, so memory holds one layer's maps at a time, however deep the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import UsageError
+from vitrail.model.attention import Attention
+from vitrail.model.block import AxialBlock, Block
+from vitrail.model.vit import ViT
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Maps of one attention: `maps` [batch, heads, tokens, tokens], rows are queries and sum to 1.
+
+    `branch` counts the attentions of a parallel block; `axis` is "row" or "column" in an axial block (there,
+    batch is images x rows, or images x columns), else None.
+    """
+
+    layer: int
+    branch: int
+    axis: str | None
+    maps: Tensor
+
+
+def attentions(model: ViT) -> Iterator[tuple[int, int, str | None, Attention]]:
+    """Every attention of the encoder in the order it runs: (layer, branch, axis, module)."""
+    for layer, block in enumerate(model.blocks):
+        parts: list[tuple[str | None, nn.Module]] = [(None, block)]
+        if isinstance(block, AxialBlock):
+            parts = [("row", block.row), ("column", block.column)]
+        for axis, part in parts:
+            assert isinstance(part, Block)
+            for branch, attention in enumerate(part.attentions):
+                yield layer, branch, axis, attention.attention
+
+
+@contextmanager
+def tap_attention(
+    model: ViT,
+    receive: Callable[[AttentionMap], None],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Iterator[None]:
+    """Within the block, every forward pass calls `receive` with the maps of these layers and heads.
+
+    None means all; negative indices count from the end. Keep what you need of a map, not the map itself,
+    and memory stays flat. Raises UsageError for a layer or head that does not exist.
+    """
+    wanted = _indices(layers, model.config.depth, "layer")
+    chosen = None if heads is None else _indices(heads, model.config.heads, "head")
+    handles = []
+    for layer, branch, axis, attention in attentions(model):
+        if layer not in wanted:
+            continue
+
+        def hook(
+            module: nn.Module, inputs: tuple[Any, ...], *, where: tuple[int, int, str | None] = (layer, branch, axis)
+        ) -> None:
+            assert isinstance(module, Attention)
+            receive(AttentionMap(*where, module.maps(*inputs, heads=chosen)))
+
+        handles.append(attention.register_forward_pre_hook(hook))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def attention_maps(
+    model: ViT, images: Tensor, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+) -> list[AttentionMap]:
+    """Return the maps of these layers and heads for a batch of images, all of them held in memory."""
+    found: list[AttentionMap] = []
+    with torch.inference_mode(), tap_attention(model, found.append, layers, heads):
+        model.features(images)
+    return found
+
+
+def block_outputs(model: ViT, images: Tensor, layers: Sequence[int] | None = None) -> dict[int, Tensor]:
+    """Return the tokens [batch, prefix + grid, width] that leave these layers (before the final LayerNorm)."""
+    outputs: dict[int, Tensor] = {}
+    handles = []
+    for layer in _indices(layers, model.config.depth, "layer"):
+
+        def hook(module: nn.Module, inputs: Any, output: Tensor, *, where: int = layer) -> None:
+            outputs[where] = output
+
+        handles.append(model.blocks[layer].register_forward_hook(hook))
+    try:
+        with torch.inference_mode():
+            model.features(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs
+
+
+def _indices(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
+    if chosen is None:
+        return list(range(count))
+    wrong = [index for index in chosen if not -count <= index < count]
+    if wrong:
+        raise UsageError(f"no {what} {wrong[0]}: this model has {count}, numbered 0 to {count - 1}")
+    return [index % count for index in chosen]
