@@ -1,0 +1,99 @@
+"""`Card`: everything about a set of weights that is not a tensor. Torch-free.
+
+Weight sources differ in LayerNorm epsilon, GELU kind, the way positions are resampled, and preprocessing. The
+card keeps all of it next to the tensors, so that a loaded model computes what its origin computed; and the
+class names, so that a class is known by its name wherever the model goes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from vitrail.data.config import Preprocess
+from vitrail.errors import UsageError, WeightsError, did_you_mean
+from vitrail.model.config import ResNetConfig, ViTConfig
+
+FORMAT = "vitrail-card"
+VERSION = 1
+KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
+
+
+@dataclass(frozen=True)
+class Card:
+    """What travels with the weights. Raises WeightsError where class names and classifier disagree."""
+
+    config: ViTConfig | ResNetConfig
+    class_names: list[str] = field(default_factory=list)
+    """Name of each output, in order; empty where the classes have no names (yet)."""
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    """How an image becomes this model's input, before the normalisation of `config.mean` and `config.std`."""
+    source: str = "vitrail"
+    """Where the weights come from."""
+    licence: str = ""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """What these weights reached, such as {"validation top1": 0.93}."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """How they came to be: run, step, data fingerprint, versions."""
+
+    def __post_init__(self) -> None:
+        if self.class_names and len(self.class_names) != self.config.classes:
+            raise WeightsError(
+                f"a card with {len(self.class_names)} class names for a model with {self.config.classes} "
+                "classes; give one name for each class, or none"
+            )
+
+    @property
+    def resize_mode(self) -> str:
+        """How positions are resampled to another resolution (`vitrail.model.resize`)."""
+        return getattr(self.config, "resize_mode", "official")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a value that `json.dumps` writes; numbers that are not finite become null."""
+        kind = next(name for name, config in KINDS.items() if isinstance(self.config, config))
+        return {"format": FORMAT, "version": VERSION, "kind": kind, **_plain(asdict(self))}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Card:
+        """Read what `to_dict` wrote. Raises WeightsError naming the entry that is wrong."""
+        values = dict(values)
+        if values.pop("format", None) != FORMAT:
+            raise WeightsError(f'this is no vitrail model card: it lacks "format": "{FORMAT}"')
+        if (version := values.pop("version", None)) != VERSION:
+            raise WeightsError(f"the model card has version {version}; this vitrail reads version {VERSION}")
+        if (kind := values.pop("kind", None)) not in KINDS:
+            raise WeightsError(f"the model card is for a {kind!r}; valid kinds: {', '.join(KINDS)}")
+        try:
+            config = _build(KINDS[kind], values.pop("config", {}), "config")
+            preprocess = _build(Preprocess, values.pop("preprocess", {}), "preprocess")
+        except UsageError as error:  # a contradiction between values, in a file rather than in a flag
+            raise WeightsError(f"the model card does not describe a model: {error}") from error
+        return _build(cls, {**values, "config": config, "preprocess": preprocess}, "the card")
+
+
+def _build(cls: type, values: Any, where: str) -> Any:
+    """Return cls(**values), with an error that names an unknown or ill-typed entry."""
+    if not isinstance(values, Mapping):
+        raise WeightsError(f"{where} of the model card should be a mapping, not {type(values).__name__}")
+    valid = [item.name for item in fields(cls)]
+    for key in values:
+        if key not in valid:
+            hint = did_you_mean(key, valid)
+            raise WeightsError(f"the model card has an unknown entry {key!r} in {where}.{hint}")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise WeightsError(f"the model card has a value of the wrong type in {where}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON knows it: lists for tuples, None for NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
