@@ -16,9 +16,10 @@ HEADS = 8
 class RowColumnAttention(nn.Module):
     """Attention along rows, then along columns, then average pooling where there is a stride.
 
-    [batch, width, H, W] -> [batch, width, H / stride, W / stride], rounded up. `size` is the height and width of the
-    maps for which relative positions are learned; see AxisAttention for other sizes. Each attention has a GroupNorm
-    in front, the first one that of the bottleneck. Raises UsageError where the heads do not divide the width.
+    [batch, width, H, W] -> [batch, width, H / stride, W / stride], rounded up. `size` is the height and width
+    of the maps for which relative positions are learned; see AxisAttention for other sizes. Each attention
+    has a GroupNorm in front, the first one that of the bottleneck. Raises UsageError where the heads do not
+    divide the width.
     """
 
     def __init__(self, width: int, stride: int, size: tuple[int, int]) -> None:
@@ -41,31 +42,33 @@ class RowColumnAttention(nn.Module):
 class AxisAttention(nn.Module):
     """Position-sensitive attention within a line: [lines, length, width] -> [lines, length, width].
 
-    Wang et al., "Axial-DeepLab", Eq. 4: `softmax((q k + q r_q + k r_k) / sqrt(d)) (v + r_v)`, where r_q, r_k and r_v
-    are learned for each signed distance and shared by the heads; queries and keys are half as wide as values. No
-    output projection: the bottleneck's last convolution follows. Distances of `span` or more, met in images
-    larger than those the model is made for, use the table's ends.
+    Wang et al., "Axial-DeepLab", Eq. 4: `softmax((q k + q r_q + k r_k) / sqrt(d)) (v + r_v)`, where r_q, r_k
+    and r_v are learned for each signed distance and shared by the heads; queries and keys are half as wide as
+    values. No output projection: the bottleneck's last convolution follows. Distances of `span` or more, met
+    in images larger than those the model is made for, use the table's ends.
     """
 
     def __init__(self, width: int, span: int) -> None:
         super().__init__()
         if width % (2 * HEADS):
-            raise UsageError(f"axial attention with {HEADS} heads needs a width divisible by {2 * HEADS}, got {width}")
-        self.half, self.value = width // HEADS // 2, width // HEADS
+            raise UsageError(
+                f"axial attention with {HEADS} heads needs a width divisible by {2 * HEADS}, got {width}"
+            )
+        value = width // HEADS
+        self.sizes = [value // 2, value // 2, value]  # features of q, k and v in each head
         self.span = span
         self.qkv = nn.Linear(width, 2 * width, bias=False)
-        self.relative = nn.Parameter(torch.empty(2 * self.half + self.value, 2 * span - 1))
-        nn.init.normal_(self.relative, std=self.value**-0.5)  # as Axial-DeepLab's code does
+        self.relative = nn.Parameter(torch.empty(sum(self.sizes), 2 * span - 1))
+        nn.init.normal_(self.relative, std=value**-0.5)  # as Axial-DeepLab's code does
 
     def forward(self, lines: Tensor) -> Tensor:
         """See the class."""
-        sizes = [self.half, self.half, self.value]
-        q, k, v = rearrange(self.qkv(lines), "n l (h c) -> n h l c", h=HEADS).split(sizes, dim=-1)
+        q, k, v = rearrange(self.qkv(lines), "n l (h c) -> n h l c", h=HEADS).split(self.sizes, dim=-1)
         place = torch.arange(lines.shape[1], device=lines.device)
         distance = (place[None, :] - place[:, None]).clamp(1 - self.span, self.span - 1)  # key minus query
-        to_key, to_query, of_value = self.relative[:, distance + self.span - 1].split(sizes)
-        logits = q @ k.transpose(-2, -1)
-        logits = logits + torch.einsum("nhic,cij->nhij", q, to_key) + torch.einsum("nhjc,cij->nhij", k, to_query)
-        weights = (logits * self.half**-0.5).softmax(-1)
+        to_key, to_query, of_value = self.relative[:, distance + self.span - 1].split(self.sizes)
+        logits = q @ k.transpose(-2, -1) + torch.einsum("nhic,cij->nhij", q, to_key)
+        logits = logits + torch.einsum("nhjc,cij->nhij", k, to_query)
+        weights = (logits * q.shape[-1] ** -0.5).softmax(-1)
         out = weights @ v + torch.einsum("nhij,cij->nhic", weights, of_value)
         return rearrange(out, "n h l c -> n l (h c)")

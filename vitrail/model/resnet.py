@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +25,9 @@ def build_resnet(config: ResNetConfig) -> ResNet:
 class ResNet(nn.Module):
     """BiT's ResNetV2: images [batch, channels, height, width] -> logits [batch, classes].
 
-    Pre-activation bottlenecks with GroupNorm and standardised convolutions (Kolesnikov et al. 2020). uint8 images
-    are normalised inside with `config.mean` and `config.std`; float images are taken as already normalised. Any size
-    works. With `config.classes` 0 there is no head, and the result is the features.
+    Pre-activation bottlenecks with GroupNorm and standardised convolutions (Kolesnikov et al. 2020). uint8
+    images are normalised inside with `config.mean` and `config.std`; float images are taken as already
+    normalised. Any size works. With `config.classes` 0 there is no head, and the result is the features.
     """
 
     card: Any = None
@@ -42,7 +41,7 @@ class ResNet(nn.Module):
         self.scale: Tensor
         self.shift: Tensor
         self.root = StdConv2d(config.channels, config.width, 7, 2)
-        stages, inputs = OrderedDict(), config.width
+        stages, inputs = [], config.width
         size = (-(-config.image_size[0] // 4), -(-config.image_size[1] // 4))
         for stage, units in enumerate(config.units):
             width = config.width * 2**stage
@@ -52,8 +51,8 @@ class ResNet(nn.Module):
                 blocks.append(Bottleneck(inputs, width, stride, self.spatial(width, stride, size)))
                 inputs = 4 * width
                 size = (-(-size[0] // stride), -(-size[1] // stride))
-            stages[str(stage)] = nn.Sequential(*blocks)
-        self.stages = nn.Sequential(stages)
+            stages.append(nn.Sequential(*blocks))
+        self.stages = nn.Sequential(*stages)
         self.norm = group_norm(inputs, GN_EPS)
         self.head = nn.Linear(inputs, config.classes) if config.classes else None
 
@@ -62,11 +61,11 @@ class ResNet(nn.Module):
         return StdConv2d(width, width, 3, stride)
 
     def features(self, images: Tensor) -> Tensor:
-        """Images [batch, channels, height, width] -> [batch, features]: the last map, normalised, averaged."""
+        """Images [batch, channels, height, width] -> [batch, features]: the mean of the last map's cells."""
         if images.dtype == torch.uint8:
-            images = normalise(images, self.scale, self.shift)
+            images = normalise(images, self.scale, self.shift).to(self.root.weight.dtype)
         maps = self.root(images)
-        # BiT pads with zeros, which a max pool's own padding of -inf would not be: here the maps have any sign
+        # zeros, as BiT pads; a max pool's own padding is -inf, and these maps have either sign
         maps = F.max_pool2d(F.pad(maps, (1, 1, 1, 1)), kernel_size=3, stride=2)
         maps = F.relu(self.norm(self.stages(maps)))
         return maps.mean((2, 3))
@@ -88,7 +87,7 @@ class ResNet(nn.Module):
 
 
 class AxialResNet(ResNet):
-    """The ResNet with each 3x3 convolution replaced by row and column attention (appendix D.6, after Axial-DeepLab).
+    """The ResNet whose 3x3 convolutions are replaced by row and column attention (D.6, after Axial-DeepLab).
 
     Relative positions are learned for `config.image_size`.
     """
@@ -113,14 +112,13 @@ class Bottleneck(nn.Module):
         self.conv2 = conv2
         self.norm3 = group_norm(width, GN_EPS)
         self.conv3 = StdConv2d(width, outputs, 1)
-        self.conv_proj = None
-        if stride != 1 or inputs != outputs:
-            self.conv_proj = StdConv2d(inputs, outputs, 1, stride)
+        change = stride != 1 or inputs != outputs
+        self.shortcut = StdConv2d(inputs, outputs, 1, stride) if change else None
 
     def forward(self, maps: Tensor) -> Tensor:
         """See the class."""
         active = F.relu(self.norm1(maps))
-        shortcut = maps if self.conv_proj is None else self.conv_proj(active)
+        shortcut = maps if self.shortcut is None else self.shortcut(active)
         maps = self.conv1(active)
         maps = self.conv2(F.relu(self.norm2(maps)))
         maps = self.conv3(F.relu(self.norm3(maps)))

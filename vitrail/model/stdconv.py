@@ -13,18 +13,26 @@ from torch import Tensor, nn
 class StdConv2d(nn.Conv2d):
     """Square convolution without bias whose kernel is standardised, per output channel, each time it is used.
 
-    Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization". The mean and
-    the population variance are over input channels, rows and columns. The two families of released weights differ
-    in where the epsilon goes and in how a strided convolution is padded, so `form` names the family:
+    Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization". The mean
+    and the population variance are over input channels, rows and columns. The two families of released
+    weights differ in where the epsilon goes and in how a strided convolution is padded, so `form` names the
+    family:
 
-    - `"hybrid"`: `(w - mean) / (std + 1e-5)`, and TensorFlow's SAME padding, where an odd pixel of padding goes to
-      the bottom and right (official hybrid ViTs). SAME depends on the input's size; this is the case of sides
-      divisible by the stride, which every image divisible by the patch meets.
-    - `"bit"`: `(w - mean) / sqrt(var + 1e-10)`, and the same padding, `kernel // 2`, on all sides (official BiT).
+    - `"hybrid"`: `(w - mean) / (std + 1e-5)`, and TensorFlow's SAME padding, where an odd pixel of padding
+      goes to the bottom and right (official hybrid ViTs). SAME depends on the input's size; this is the case
+      of sides divisible by the stride, which every image divisible by the patch meets.
+    - `"bit"`: `(w - mean) / sqrt(var + 1e-10)`, and the same padding, `kernel // 2`, on all sides (official
+      BiT).
     """
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, form: Literal["hybrid", "bit"] = "bit"
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        *,
+        form: Literal["hybrid", "bit"] = "bit",
     ) -> None:
         same = kernel - stride  # SAME's total padding; negative where a stride skips pixels
         self.lopsided = form == "hybrid" and same > 0 and same % 2 == 1
@@ -41,7 +49,7 @@ class StdConv2d(nn.Conv2d):
         return (self.weight - mean) * (variance + 1e-10).rsqrt()
 
     def forward(self, maps: Tensor) -> Tensor:
-        """[batch, inputs, H, W] -> [batch, outputs, H / stride, W / stride] (rounded up in the `bit` form)."""
+        """[batch, inputs, H, W] -> [batch, outputs, H / stride, W / stride]; the `bit` form rounds up."""
         if self.lopsided:
             maps = F.pad(maps, (self.before, self.before + 1) * 2)
         return F.conv2d(maps, self.standardised(), None, self.stride, self.padding)

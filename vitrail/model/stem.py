@@ -6,6 +6,8 @@ Every stem takes images [batch, channels, H, W], H and W divisible by `config.pa
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
@@ -15,7 +17,7 @@ from vitrail.model.stem_hybrid import HybridStem
 
 
 def build_stem(config: ViTConfig) -> nn.Module:
-    """Return the stem that `config.stem` names. Raises UsageError where it cannot make the patch or the width."""
+    """Return the stem that `config.stem` names. Raises UsageError where patch or width rules it out."""
     stems: dict[str, type[nn.Module]] = {
         "linear": LinearStem,
         "levit": LevitStem,
@@ -41,10 +43,10 @@ class _Layers(nn.Module):
 
 
 class LevitStem(_Layers):
-    """LeViT's stem (Graham et al. 2021): 3x3 convolutions of stride 2, each normalised, Hardswish between them.
+    """LeViT's stem (Graham et al. 2021): 3x3 convolutions of stride 2 with a norm, Hardswish between them.
 
-    The width doubles up to the model's: for a patch of 16, D/8, D/4, D/2, D. Raises UsageError for a patch that is
-    not a power of 2 or a width that cannot be halved as often.
+    The width doubles up to the model's: for a patch of 16, D/8, D/4, D/2, D. Raises UsageError for a patch
+    that is not a power of 2 or a width that cannot be halved as often.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -61,8 +63,8 @@ class LevitStem(_Layers):
 class EarlyConvStem(_Layers):
     """The stem of "Early Convolutions Help Transformers See Better" (Xiao et al. 2021).
 
-    3x3 convolutions of stride 2, each normalised and followed by ReLU, then a 1x1 convolution. The widths are those
-    of its 1 and 4 GF models: for a patch of 16, D/8, D/4, D/2, D. Raises UsageError as LevitStem does.
+    3x3 convolutions of stride 2, each normalised and followed by ReLU, then a 1x1 convolution. The widths are
+    those of its 1 and 4 GF models: for a patch of 16, D/8, D/4, D/2, D. Raises UsageError as LevitStem does.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -75,11 +77,12 @@ class EarlyConvStem(_Layers):
 
 
 class HMLPStem(_Layers):
-    """The follow-up's hierarchical MLP (section 5, appendix C): patches of patches, each projected on its own.
+    """The follow-up's hierarchical MLP (section 5, appendix C): patches of patches, projected one by one.
 
-    Kernel and stride are equal in every convolution, so no pixel of one patch reaches the token of another, and
-    masking tokens is masking patches (with BatchNorm in training, the batch statistics are still shared). All stages
-    but the last are D/4 wide and followed by GELU. Raises UsageError where the width is not divisible by 4.
+    Kernel and stride are equal in every convolution, so no pixel of one patch reaches the token of another,
+    and masking tokens is masking patches (with BatchNorm in training, the batch statistics are still shared).
+    All stages but the last are D/4 wide and followed by GELU. Raises UsageError where the width is not
+    divisible by 4.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -100,19 +103,18 @@ class HMLPStem(_Layers):
 def hmlp_stages(patch: int) -> tuple[int, ...]:
     """Return the kernel (= stride) of each hMLP stage; their product is the patch.
 
-    A patch divisible by 4, other than 4 itself, starts with 4 as the paper's does; the rest are prime factors, largest
-    first: 16 is (4, 2, 2), 32 (4, 2, 2, 2), 14 (7, 2), 4 (2, 2). A prime patch has one stage: a linear projection
-    with a norm after it.
+    A patch divisible by 4, other than 4 itself, starts with 4 as the paper's does; the rest are prime
+    factors, largest first: 16 is (4, 2, 2), 32 (4, 2, 2, 2), 14 (7, 2), 4 (2, 2). A prime patch has one
+    stage: a linear projection with a norm after it.
     """
     first = [4] if patch % 4 == 0 and patch > 4 else []
-    rest, primes = patch // 4 if first else patch, []
-    divisor = 2
-    while rest > 1:
+    rest = patch // math.prod(first)
+    primes: list[int] = []
+    for divisor in range(2, rest + 1):
         while rest % divisor == 0:
-            primes.append(divisor)
+            primes.insert(0, divisor)
             rest //= divisor
-        divisor += 1
-    return tuple(first + primes[::-1]) or (1,)
+    return (*first, *primes) or (1,)
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -144,7 +146,7 @@ def _doubling_widths(config: ViTConfig) -> list[int]:
         )
     if config.width % 2 ** (stages - 1):
         raise UsageError(
-            f"the {config.stem} stem doubles its width at each of {stages} steps, so the model's width must be "
-            f"divisible by {2 ** (stages - 1)}, got {config.width}"
+            f"the {config.stem} stem doubles its width at each of {stages} steps, so the model's width must "
+            f"be divisible by {2 ** (stages - 1)}, got {config.width}"
         )
     return [config.width // 2**step for step in reversed(range(stages))]

@@ -20,12 +20,13 @@ GN_EPS = 1e-6
 class HybridStem(nn.Module):
     """images [batch, channels, H, W] -> features on the grid [batch, width, H/patch, W/patch].
 
-    A ResNet of post-activation bottlenecks with GroupNorm and standardised convolutions, then a linear projection
-    of patches of its last map. Section 4.1's two ways to feed an R50 are two settings of `config.stem_units`:
-    (i) `(3, 4, 6, 3)`, the output of stage 4 of an ordinary R50, one token per 32 x 32 pixels, and (ii) `(3, 4, 9)`,
-    stage 4's layers moved into stage 3: one token per 16 x 16 pixels, so four times the tokens. `()` is the root
-    alone. Where the ResNet shrinks the image less than `config.patch` says, the projection's patches make up the
-    rest: 8 x 8 cells of the root's map for R+Ti/16, which is really one token per 32 x 32 pixels.
+    A ResNet of post-activation bottlenecks with GroupNorm and standardised convolutions, then a linear
+    projection of patches of its last map. Section 4.1's two ways to feed an R50 are two settings of
+    `config.stem_units`: (i) `(3, 4, 6, 3)`, the output of stage 4 of an ordinary R50, one token per 32 x 32
+    pixels, and (ii) `(3, 4, 9)`, stage 4's layers moved into stage 3: one token per 16 x 16 pixels, so four
+    times the tokens. `()` is the root alone. Where the ResNet shrinks the image less than `config.patch`
+    says, the projection's patches make up the rest: 8 x 8 cells of the root's map for R+Ti/16, which is
+    really one token per 32 x 32 pixels.
 
     Raises UsageError where the patch is not a multiple of the ResNet's ratio.
     """
@@ -37,14 +38,10 @@ class HybridStem(nn.Module):
         ratio = 4 * 2 ** max(len(config.stem_units) - 1, 0)
         if config.patch % ratio:
             raise UsageError(
-                f"a ResNet stem with stages {config.stem_units} shrinks the image {ratio} times, so the patch must "
-                f"be a multiple of {ratio} px, got {config.patch}"
+                f"a ResNet stem of stages {config.stem_units} shrinks the image {ratio} times, so the patch "
+                f"must be a multiple of {ratio} px, got {config.patch}"
             )
-        root = OrderedDict(
-            conv=StdConv2d(config.channels, ROOT_WIDTH, 7, 2, form="hybrid"),
-            norm=group_norm(ROOT_WIDTH, GN_EPS),
-        )
-        self.root = nn.Sequential(root)
+        self.root = nn.Sequential(_conv_norm(config.channels, ROOT_WIDTH, 7, 2))
         stages, features = [], ROOT_WIDTH
         for stage, units in enumerate(config.stem_units):
             width = ROOT_WIDTH * 2**stage
@@ -64,7 +61,10 @@ class HybridStem(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Post-activation bottleneck, v1.5 (stride on the 3x3): [batch, inputs, H, W] -> [batch, 4 width, H/s, W/s]."""
+    """Post-activation bottleneck: [batch, inputs, H, W] -> [batch, 4 * width, H/stride, W/stride].
+
+    "v1.5": the 3x3 convolution has the stride.
+    """
 
     def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -75,17 +75,17 @@ class Bottleneck(nn.Module):
         self.norm2 = group_norm(width, GN_EPS)
         self.conv3 = StdConv2d(width, outputs, 1, form="hybrid")
         self.norm3 = group_norm(outputs, GN_EPS)
-        self.conv_proj: StdConv2d | None = None
-        self.norm_proj: nn.GroupNorm | None = None
-        if stride != 1 or inputs != outputs:
-            self.conv_proj = StdConv2d(inputs, outputs, 1, stride, form="hybrid")
-            self.norm_proj = group_norm(outputs, GN_EPS)
+        change = stride != 1 or inputs != outputs
+        self.shortcut = nn.Sequential(_conv_norm(inputs, outputs, 1, stride)) if change else nn.Identity()
 
     def forward(self, maps: Tensor) -> Tensor:
         """See the class."""
-        shortcut = maps
-        if self.conv_proj is not None and self.norm_proj is not None:
-            shortcut = self.norm_proj(self.conv_proj(maps))
+        shortcut = self.shortcut(maps)
         maps = F.relu(self.norm1(self.conv1(maps)))
         maps = F.relu(self.norm2(self.conv2(maps)))
         return F.relu(shortcut + self.norm3(self.conv3(maps)))
+
+
+def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int) -> OrderedDict[str, nn.Module]:
+    conv = StdConv2d(inputs, outputs, kernel, stride, form="hybrid")
+    return OrderedDict(conv=conv, norm=group_norm(outputs, GN_EPS))
