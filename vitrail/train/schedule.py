@@ -1,0 +1,59 @@
+"""The learning rate over a run: linear warmup, then a decay (paper, appendix B.1). A pure function."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+from vitrail.errors import UsageError
+
+Shape = Literal["cosine", "linear", "rsqrt", "constant"]
+
+
+def learning_rate(
+    step: float,
+    total: float,
+    base: float,
+    *,
+    shape: Shape = "cosine",
+    warmup: float = 0,
+    end: float = 0.0,
+    timescale: float | None = None,
+) -> float:
+    """Return the learning rate of update `step`, counted from 0, of a run of `total`.
+
+    `step`, `total`, `warmup` and `timescale` share one unit, and only their ratios count: optimiser steps,
+    seconds of a run limited by time, or fractions of either (total 1). Past the end the last value stays.
+
+    With p = (step - warmup) / (total - warmup), the decay from `base` is
+
+    - cosine: to `end` along half a cosine, (1 + cos(pi p)) / 2
+    - linear: to `end` along a straight line, 1 - p
+    - rsqrt: base / sqrt(1 + (step - warmup) / timescale), never below `end`; default timescale: total / 10
+    - constant: none
+
+    and the warmup multiplies it by min(1, step / warmup). As in the original code the first update therefore
+    has the rate 0; the paper's text ("learning rate warmup of 10k steps") leaves open whether steps count
+    from 0 or from 1. A run too short to give an update away passes `step + 1`.
+
+    Raises UsageError where the values contradict each other.
+    """
+    if shape not in get_args(Shape):
+        raise UsageError(f"no schedule is named {shape!r}. Valid: {', '.join(get_args(Shape))}")
+    if total <= 0 or not 0 <= warmup <= total:
+        raise UsageError(f"a warmup of {warmup:g} does not fit a run of {total:g}: use 0 to {total:g}")
+    timescale = total / 10 if timescale is None else timescale
+    if timescale <= 0:
+        raise UsageError(f"the timescale of an rsqrt schedule is {timescale:g}; it must be above 0")
+    step = min(max(step, 0), total)
+    after = max(step - warmup, 0)
+    progress = after / (total - warmup) if total > warmup else 0.0
+    if shape == "cosine":
+        rate = end + (base - end) * (1 + math.cos(math.pi * progress)) / 2
+    elif shape == "linear":
+        rate = end + (base - end) * (1 - progress)
+    elif shape == "rsqrt":
+        rate = max(base / math.sqrt(1 + after / timescale), min(end, base))
+    else:
+        rate = base
+    return rate * (step / warmup) if step < warmup else rate
