@@ -1,4 +1,7 @@
-"""Values that carry units, and strict YAML. Torch-free, so that `--help` and a wrong flag answer at once."""
+"""Durations that carry their unit. Torch-free, so that `--help` and a wrong flag answer at once.
+
+YAML files and keyword arguments become dataclasses in `vitrail.config_yaml`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,28 @@ from vitrail.errors import UsageError
 class Duration:
     """How long, in one of four units; converted to optimiser steps once, by `steps`.
 
-    Written "500 steps", "30 epochs", "1e6 examples" or "5 %" (of the whole run).
+    Written "500 steps", "30 epochs", "1e6 examples" or "5 %" (of the whole run). Raises UsageError where the
+    value is negative or not finite.
     """
 
     value: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.value) and self.value >= 0):
+            raise UsageError(f"a duration is a finite number, zero or more, not {self.value!r}")
 
     def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
         """Return the number of optimiser steps, rounded up; `total` is what a percentage is of."""
         raise NotImplementedError
 
     def __str__(self) -> str:
-        return f"{self.value:g} {UNIT_NAMES[type(self)]}"
+        # exact, so that a written duration reads back as itself: {:g} would round 1,234,567 examples
+        whole = float(self.value).is_integer() and self.value < 1e15
+        return f"{int(self.value) if whole else repr(float(self.value))} {UNIT_NAMES[type(self)]}"
+
+
+def _up(steps: float) -> int:
+    return math.ceil(round(steps, 6))  # 0.1 epochs of 30 steps are 3.0000000000000004 steps, and mean 3
 
 
 @dataclass(frozen=True)
@@ -32,7 +46,7 @@ class Steps(Duration):
 
     def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
         """See `Duration.steps`."""
-        return math.ceil(self.value)
+        return _up(self.value)
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,7 @@ class Epochs(Duration):
 
     def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
         """See `Duration.steps`."""
-        return math.ceil(self.value * per_epoch)
+        return _up(self.value * per_epoch)
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ class Examples(Duration):
 
     def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
         """See `Duration.steps`."""
-        return math.ceil(self.value / batch_size)
+        return _up(self.value / batch_size)
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,7 @@ class Percent(Duration):
         """See `Duration.steps`; raises UsageError where there is no whole to be a part of."""
         if total is None:
             raise UsageError("the length of a run cannot be a percentage: use steps, epochs or examples")
-        return math.ceil(self.value / 100 * total)
+        return _up(self.value * total / 100)
 
 
 UNIT_NAMES: dict[type[Duration], str] = {Steps: "steps", Epochs: "epochs", Examples: "examples", Percent: "%"}
@@ -72,7 +86,8 @@ _UNITS: dict[str, type[Duration]] = {
     **dict.fromkeys(("ex", "example", "examples", "images"), Examples),
     **dict.fromkeys(("%", "percent"), Percent),
 }
-_DURATION = re.compile(r"\s*(?P<number>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>[a-z%]*)\s*")
+_NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_DURATION = re.compile(rf"\s*(?P<number>{_NUMBER})\s*(?P<unit>[a-z%]*)\s*")
 
 
 def parse_duration(text: str | int | float | Duration) -> Duration:
