@@ -2,8 +2,8 @@
 
 `from_yaml(path, base)` returns `base` with the file's values in place of its own; `merge(base, values)` does
 the same for nested Python values; `to_yaml(value)` writes every value out, so that
-`from_yaml(to_yaml(run), Run()) == run`. Nothing is guessed: unknown keys, wrong types, duplicate keys and names
-outside a Literal are collected, and told in one UsageError with file, line and the nearest valid name.
+`from_yaml(to_yaml(run), Run()) == run`. Nothing is guessed: unknown keys, wrong types, duplicate keys and
+names outside a Literal are collected, and told in one UsageError with file, line and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class _Place:
 
 def to_yaml(value: Any) -> str:
     """Return a dataclass as YAML: every field, in order, the same bytes for equal values."""
-    options = dict(sort_keys=False, allow_unicode=True, width=1 << 20, default_flow_style=False)
-    return str(yaml.dump(plain(value), Dumper=_Dumper, **options))
+    return yaml.dump(plain(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
 
 
 def plain(value: Any) -> Any:
@@ -82,8 +81,14 @@ class _Dumper(yaml.SafeDumper):
     def represent_inline(self, values: tuple[Any, ...]) -> yaml.Node:
         return self.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=True)
 
+    def represent_text(self, text: str) -> yaml.Node:
+        # between single quotes the emitter folds line breaks, and loses the rarer ones
+        style = None if text.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
 
 _Dumper.add_representer(tuple, _Dumper.represent_inline)
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def from_yaml(source: str | Path, base: T) -> T:
