@@ -59,7 +59,6 @@ class AxisAttention(nn.Module):
         self.span = span
         self.qkv = nn.Linear(width, 2 * width, bias=False)
         self.relative = nn.Parameter(torch.empty(sum(self.sizes), 2 * span - 1))
-        nn.init.normal_(self.relative, std=value**-0.5)  # as Axial-DeepLab's code does
 
     def forward(self, lines: Tensor) -> Tensor:
         """See the class."""

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.model.attention import Attention
+from vitrail.model.axial_resnet import AxisAttention
 from vitrail.model.block import MLP
 from vitrail.model.head import MAPHead, PreLogits
 from vitrail.model.patch import LinearStem
+from vitrail.model.stem_hybrid import HybridBottleneck
 
 
 def init_weights(model: nn.Module) -> None:
-    """Initialise every parameter of a ViT in place, as the paper's authors do in their code.
+    """Initialise every parameter of a ViT or ResNet in place, as the paper's authors do in their code.
 
     | tensor | init |
     |---|---|
@@ -40,14 +42,16 @@ def init_weights(model: nn.Module) -> None:
     | head.weight | zeros |
     | head.bias | zeros |
 
-    Convolutions of other stems are lecun_normal with zero bias, their norms ones and zeros, and the last norm
-    of a hybrid's bottleneck starts at zero. lecun_normal is a normal truncated at two standard deviations with
-    variance 1/fan_in; xavier_uniform takes fan_in + fan_out of one projection.
+    Convolutions of other stems and of ResNets are lecun_normal with zero bias, their norms ones and zeros,
+    and the last norm of a hybrid's bottleneck starts at zero. AxialResNet's projections are lecun_normal and
+    its relative positions normal with variance 1 / features of a head, as in Axial-DeepLab's code.
+    lecun_normal is a normal truncated at two standard deviations with variance 1/fan_in; xavier_uniform takes
+    fan_in + fan_out of one projection.
     """
     for module in model.modules():
         _init_module(module)
     for module in model.modules():
-        if hasattr(module, "norm3"):  # a hybrid's bottleneck starts as the identity
+        if isinstance(module, HybridBottleneck):  # starts as the identity
             nn.init.zeros_(module.norm3.weight)
     for name in ("cls", "registers"):
         token = getattr(model, name, None)
@@ -83,6 +87,9 @@ def _init_module(module: nn.Module) -> None:
     elif isinstance(module, PreLogits):
         lecun_normal_(module[0].weight)
         nn.init.zeros_(module[0].bias)
+    elif isinstance(module, AxisAttention):
+        lecun_normal_(module.qkv.weight)
+        nn.init.normal_(module.relative, std=module.sizes[-1] ** -0.5)
     elif isinstance(module, LinearStem | nn.Conv2d):
         lecun_normal_(module.weight)
         if module.bias is not None:

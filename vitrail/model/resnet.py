@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.model.axial_resnet import RowColumnAttention
 from vitrail.model.config import ResNetConfig
+from vitrail.model.init import init_weights
 from vitrail.model.patch import normalise, pixel_statistics
 from vitrail.model.stdconv import StdConv2d, group_norm
 
@@ -18,7 +19,7 @@ GN_EPS = 1e-5
 
 
 def build_resnet(config: ResNetConfig) -> ResNet:
-    """Return the network of `config`, not yet initialised: `init_weights` does that."""
+    """Return the network of a config, initialised."""
     return AxialResNet(config) if config.axial else ResNet(config)
 
 
@@ -31,6 +32,7 @@ class ResNet(nn.Module):
     """
 
     card: Any = None
+    """Where the weights come from (`vitrail.weights.card.Card`); set by whoever loads them."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -55,6 +57,7 @@ class ResNet(nn.Module):
         self.stages = nn.Sequential(*stages)
         self.norm = group_norm(inputs, GN_EPS)
         self.head = nn.Linear(inputs, config.classes) if config.classes else None
+        init_weights(self)
 
     def spatial(self, width: int, stride: int, size: tuple[int, int]) -> nn.Module:
         """Return the layer of a bottleneck that looks around; `size` is that of its input map."""

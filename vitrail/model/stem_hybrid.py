@@ -45,9 +45,11 @@ class HybridStem(nn.Module):
         stages, features = [], ROOT_WIDTH
         for stage, units in enumerate(config.stem_units):
             width = ROOT_WIDTH * 2**stage
-            first = Bottleneck(features, width, stride=1 if stage == 0 else 2)
+            first = HybridBottleneck(features, width, stride=1 if stage == 0 else 2)
             features = 4 * width
-            stages.append(nn.Sequential(first, *(Bottleneck(features, width) for _ in range(units - 1))))
+            stages.append(
+                nn.Sequential(first, *(HybridBottleneck(features, width) for _ in range(units - 1)))
+            )
         self.stages = nn.Sequential(*stages)
         cell = config.patch // ratio
         self.proj = nn.Conv2d(features, config.width, cell, cell)
@@ -60,7 +62,7 @@ class HybridStem(nn.Module):
         return self.proj(self.stages(maps))
 
 
-class Bottleneck(nn.Module):
+class HybridBottleneck(nn.Module):
     """Post-activation bottleneck: [batch, inputs, H, W] -> [batch, 4 * width, H/stride, W/stride].
 
     "v1.5": the 3x3 convolution has the stride.
