@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.model.layers import Linear, linear
+
 Path = Literal["auto", "fused", "explicit"]
 Bias = Callable[[Tensor], Tensor | None]
 """scaled queries [batch, heads, tokens, features] -> what to add to the logits [batch, heads, tokens, tokens]"""
@@ -105,8 +107,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
 
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values [batch, tokens, 3, heads, features], the queries scaled by 1/sqrt(features)."""
@@ -115,7 +117,7 @@ class Attention(nn.Module):
         scale = (width // self.heads) ** -0.5
         rows = self.qkv.weight.new_ones(3 * width)
         rows[:width] = scale
-        qkv = F.linear(x, self.qkv.weight * rows[:, None], self.qkv.bias * rows)
+        qkv = linear(x, self.qkv.weight * rows[:, None], self.qkv.bias * rows)
         return qkv.unflatten(-1, (3, self.heads, -1))
 
     def forward(self, x: Tensor, bias: Bias | None = None) -> Tensor:

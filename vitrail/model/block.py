@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.model.attention import Attention, Bias
 from vitrail.model.config import ViTConfig
+from vitrail.model.layers import LayerNorm, Linear
 from vitrail.model.posemb import Grid, Positions
 
 
@@ -18,14 +20,17 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0, gelu: str = "erf") -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.act = nn.GELU("tanh" if gelu == "tanh" else "none")
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc1 = Linear(width, hidden)
+        self.fc2 = Linear(hidden, width)
         self.dropout = nn.Dropout(dropout)
+        self.approximate = "tanh" if gelu == "tanh" else "none"
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, width] -> the same shape."""
-        return self.dropout(self.fc2(self.dropout(self.act(self.fc1(x)))))
+        hidden = self.fc1(x)
+        if self.training and self.dropout.p:
+            return self.dropout(self.fc2(self.dropout(F.gelu(hidden, approximate=self.approximate))))
+        return self.fc2.after_gelu(hidden, self.approximate)
 
 
 class Residual(nn.Module):
@@ -54,7 +59,7 @@ class AttentionBranch(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.attention = Attention(config.width, config.heads)
         self.dropout = nn.Dropout(config.dropout)
         self.residual = Residual(config, drop_path)
@@ -69,7 +74,7 @@ class MLPBranch(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config.width, config.mlp_dim, config.dropout, config.gelu)
         self.residual = Residual(config, drop_path)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitrail.model.attention import attend
 from vitrail.model.block import MLP
 from vitrail.model.config import ViTConfig
+from vitrail.model.layers import LayerNorm, Linear
 
 
 class ClassToken(nn.Module):
@@ -33,10 +33,10 @@ class MAPHead(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.probe = nn.Parameter(torch.empty(1, 1, config.width))
-        self.query = nn.Linear(config.width, config.width)
-        self.key_value = nn.Linear(config.width, 2 * config.width)
-        self.out = nn.Linear(config.width, config.width)
-        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.query = Linear(config.width, config.width)
+        self.key_value = Linear(config.width, 2 * config.width)
+        self.out = Linear(config.width, config.width)
+        self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config.width, config.mlp_dim, gelu=config.gelu)
 
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
@@ -62,4 +62,4 @@ class PreLogits(nn.Sequential):
     """The tanh hidden layer of the pre-training head (section 3.1)."""
 
     def __init__(self, width: int, hidden: int) -> None:
-        super().__init__(nn.Linear(width, hidden), nn.Tanh())
+        super().__init__(Linear(width, hidden), nn.Tanh())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.model.config import ViTConfig
+from vitrail.model.layers import compute_dtype, linear
 
 
 def pixel_statistics(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
@@ -52,12 +52,6 @@ class LinearStem(nn.Module):
         if images.dtype == torch.uint8:
             bias = bias + (weight * self.shift).sum((1, 2, 3))
             weight = weight * self.scale
-            patches = patches.to(_compute_dtype(weight)).sub_(128)
-        tokens = F.linear(patches, weight.flatten(1), bias)
+            patches = patches.to(compute_dtype(weight)).sub_(128)
+        tokens = linear(patches, weight.flatten(1), bias)
         return rearrange(tokens, "b (h w) d -> b d h w", h=rows)  # a view: nothing moves
-
-
-def _compute_dtype(weight: Tensor) -> torch.dtype:
-    """The type a matrix product with this weight runs in, autocast included."""
-    kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype

@@ -20,6 +20,7 @@ from vitrail.model.block import build_blocks
 from vitrail.model.config import ViTConfig
 from vitrail.model.head import PreLogits, build_pool
 from vitrail.model.init import init_weights
+from vitrail.model.layers import LayerNorm, Linear
 from vitrail.model.patch import normalise, pixel_statistics
 from vitrail.model.posemb import Grid, build_positions
 from vitrail.model.stem import build_stem
@@ -45,10 +46,10 @@ class ViT(nn.Module):
         self.positions = build_positions(config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = build_blocks(config, self.positions)
-        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.pool = build_pool(config)
         self.pre_logits = PreLogits(config.width, config.pre_logits) if config.pre_logits else nn.Identity()
-        self.head = nn.Linear(config.pre_logits or config.width, config.classes) if config.classes else None
+        self.head = Linear(config.pre_logits or config.width, config.classes) if config.classes else None
         scale, shift = pixel_statistics(config.mean, config.std)
         self.register_buffer("pixel_scale", scale, persistent=False)
         self.register_buffer("pixel_shift", shift, persistent=False)
@@ -111,7 +112,7 @@ class ViT(nn.Module):
         self.pre_logits = nn.Identity()
         self.head = None
         if classes:
-            self.head = nn.Linear(self.config.width, classes, device=like.device, dtype=like.dtype)
+            self.head = Linear(self.config.width, classes, device=like.device, dtype=like.dtype)
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
         self.config = replace(self.config, classes=classes, pre_logits=None)
