@@ -49,7 +49,7 @@ class Fake:
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         index = torch.arange(len(self.labels)) if self.index is None else self.index
-        for part in index.split(self.batch_size):
+        for part in index.split(self.batch_size) if len(index) else ():
             yield Batch(self.logits[part], self.labels[part], part)
 
 

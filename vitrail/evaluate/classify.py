@@ -7,6 +7,8 @@ rows sorted by image, so it does not depend on batch size, number of processes o
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -247,5 +249,5 @@ def load_classification(path: Path, class_names: Sequence[str]) -> Classificatio
                 file["loss"],
                 bad,
             )
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read as the answers of an evaluation: {error}") from error
