@@ -1,0 +1,203 @@
+"""The rules of every comparison: alternate, take medians, look at the ceiling, distrust a busy machine.
+
+A `Contender` is something to call. `race` calls all of them in turn, round after round, in an order that
+rotates; `Measurement.ratio` compares two of them round by round, so that what slows the machine down for a
+while slows both sides down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import psutil
+import torch
+
+QUIET = 0.05
+"""Share of the machine that other processes may take during a sample before it is taken again."""
+RETRIES = 3
+"""How often a disturbed sample is taken again before it is kept, flagged."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One side of a comparison: `step` does the work of `images` images once.
+
+    `setting` is the process-wide state it runs in (autocast, float32 products), entered around each sample.
+    """
+
+    name: str
+    step: Callable[[], object]
+    images: int
+    setting: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+@dataclass
+class Measurement:
+    """The rates of one contender, one per round."""
+
+    name: str
+    rates: list[float] = field(default_factory=list)
+    """Images per second."""
+    foreign: list[float] = field(default_factory=list)
+    """Share of the machine's CPU time that other processes took."""
+
+    @property
+    def median(self) -> float:
+        """Images per second in the median round."""
+        return statistics.median(self.rates)
+
+    @property
+    def disturbed(self) -> int:
+        """Rounds in which other processes took more than `QUIET` of the machine, retries included."""
+        return sum(share > QUIET for share in self.foreign)
+
+    def ratio(self, peer: Measurement) -> Ratio:
+        """How many times as fast as the peer, round by round."""
+        return Ratio([ours / theirs for ours, theirs in zip(self.rates, peer.rates, strict=True)])
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ours over theirs, one per round."""
+
+    rounds: list[float]
+
+    def summary(self) -> dict[str, float]:
+        """Median, lowest and highest round."""
+        values = (statistics.median(self.rounds), min(self.rounds), max(self.rounds))
+        return dict(zip(("median", "low", "high"), (round(v, 3) for v in values), strict=True))
+
+
+def race(contenders: list[Contender], *, rounds: int = 5, seconds: float = 3.0) -> list[Measurement]:
+    """Measure all contenders, alternating; at least `seconds` and two calls per sample."""
+    measured = {c.name: Measurement(c.name) for c in contenders}
+    if len(measured) != len(contenders):
+        raise ValueError("two contenders have the same name")
+    for contender in contenders:  # the first calls compile, allocate and fill caches: outside the clock
+        with contender.setting():
+            contender.step()
+            contender.step()
+    for turn in range(rounds):
+        start = turn % len(contenders)
+        for contender in contenders[start:] + contenders[:start]:
+            rate, foreign = _quiet_sample(contender, seconds)
+            measured[contender.name].rates.append(rate)
+            measured[contender.name].foreign.append(foreign)
+    return list(measured.values())
+
+
+def _quiet_sample(contender: Contender, seconds: float) -> tuple[float, float]:
+    """A sample without foreign load, or the least disturbed of a few: (images/s, foreign share)."""
+    samples = []
+    for _ in range(1 + RETRIES):
+        samples.append(_sample(contender, seconds))
+        if samples[-1][1] <= QUIET:
+            break
+    return min(samples, key=lambda sample: sample[1])
+
+
+def _sample(contender: Contender, seconds: float) -> tuple[float, float]:
+    gc.collect()
+    gc.disable()  # a collection in one side's sample would be charged to it alone
+    try:
+        with contender.setting():
+            contender.step()  # brings its own data back into the caches
+            with foreign_load() as foreign:
+                start, calls, elapsed = time.perf_counter(), 0, 0.0
+                while elapsed < seconds or calls < 2:
+                    contender.step()
+                    calls += 1
+                    elapsed = time.perf_counter() - start
+    finally:
+        gc.enable()
+    return calls * contender.images / elapsed, foreign[0]
+
+
+@contextmanager
+def foreign_load() -> Iterator[list[float]]:
+    """Measure the share of the machine that other processes take within the block; time stolen by the
+    hypervisor counts as theirs."""
+    result = [0.0]
+    wall, busy, own = time.perf_counter(), _busy_seconds(), _own_seconds()
+    yield result
+    wall = time.perf_counter() - wall
+    foreign = (_busy_seconds() - busy) - (_own_seconds() - own)
+    # the kernel counts in ticks of 10 ms: a short block cannot tell load from rounding
+    result[0] = max(0.0, foreign - 0.02) / max(wall * (psutil.cpu_count() or 1), 1e-9)
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+
+
+def _own_seconds() -> float:
+    """CPU seconds of this process, its live children and the children it has waited for."""
+    me = psutil.Process()
+    times = me.cpu_times()
+    total = times.user + times.system + times.children_user + times.children_system
+    for child in me.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child_times = child.cpu_times()
+            total += child_times.user + child_times.system
+    return float(total)
+
+
+@contextmanager
+def products(kind: str) -> Iterator[None]:
+    """Set how float32 products are computed on the CPU ("none" is torch's default), and put it back."""
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = kind
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+@contextmanager
+def stock(precision: str = "float32") -> Iterator[None]:
+    """The state a peer is measured in: torch's defaults, with bfloat16 autocast where asked for."""
+    with products("none"), autocast(precision):
+        yield
+
+
+@contextmanager
+def tuned(precision: str = "float32") -> Iterator[None]:
+    """The state ours is measured in: what `vitrail.model.attention.fast_math` sets."""
+    from vitrail.model.attention import fast_math
+
+    with products("none"), autocast(precision):
+        fast_math()
+        yield
+
+
+def autocast(precision: str) -> AbstractContextManager[object]:
+    """bfloat16 autocast on the CPU for "bf16", nothing for "float32"."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def ceiling(size: int = 2048, *, repeats: int = 5) -> dict[str, float]:
+    """GFLOP/s of the fastest matrix product this machine gives torch: float32 by both routes, and bfloat16."""
+    cases = {
+        "float32, torch's default": (torch.float32, stock),
+        "float32": (torch.float32, tuned),
+        "bf16": (torch.bfloat16, stock),
+    }
+    best = dict.fromkeys(cases, 0.0)
+    for (name, (dtype, setting)), turn in itertools.product(cases.items(), range(repeats + 1)):
+        a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
+        with setting():
+            start = time.perf_counter()
+            torch.mm(a, b)
+            elapsed = time.perf_counter() - start
+        if turn:  # the first one prepares
+            best[name] = max(best[name], 2 * size**3 / elapsed / 1e9)
+    best["float32"] = max(best["float32"], best["float32, torch's default"])
+    return {name: round(value, 1) for name, value in best.items()}

@@ -1,0 +1,172 @@
+"""Who learns more in the same time? CIFAR-100 from scratch, ours against timm's training script.
+
+    python -m benchmarks.learn                        three seeds of everybody, 10 minutes each, test split
+    python -m benchmarks.learn --split dev --side vitrail --seeds 0 --minutes 3      for making choices
+
+Each run is a process of its own with the machine to itself, the sides take turns seed by seed, and each schedule
+ends with the time. Choices are made on 5,000 images held out of the training set (`--split dev`); the test set
+is read once, after training. Reading and decoding the data counts against vitrail and not against timm, and so
+does compiling (see benchmarks/timm_script.py for what else is decided in timm's favour).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import compare, record
+
+DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "cifar100"
+DEV_IMAGES = 5_000
+SIDES = ("vitrail", "timm-light", "timm-deit")
+SUMMARY = ("accuracy", "images_per_second", "parameters")
+
+
+def split_folder(data: Path, split: str, folder: Path, limit: int | None = None) -> Path:
+    """A data set in the hub's layout whose test split is the one asked for; the original one for "test"."""
+    if split == "test" and limit is None:
+        return data
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def read(name: str) -> Any:
+        return pa.concat_tables([pq.read_table(path) for path in sorted((data / "data").glob(f"{name}-*.parquet"))])
+
+    train, test = read("train"), read("test")
+    if split == "dev":
+        order = np.random.default_rng(0).permutation(len(train))
+        train, test = train.take(np.sort(order[DEV_IMAGES:])), train.take(np.sort(order[:DEV_IMAGES]))
+    (folder / "data").mkdir(parents=True)
+    for name, table in (("train", train), ("test", test)):
+        pq.write_table(table.slice(0, limit), folder / "data" / f"{name}-00000-of-00001.parquet")
+    return folder
+
+
+def arrays(data: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """uint8 images [N, H, W, 3] and int64 labels [N] of both splits, for timm."""
+    import pyarrow.parquet as pq
+
+    result = {}
+    for split in ("train", "test"):
+        images, labels = [], []
+        for path in sorted((data / "data").glob(f"{split}-*.parquet")):
+            table = pq.read_table(path)
+            labels += table["fine_label"].to_pylist()
+            for entry in table["img"].to_pylist():
+                images.append(np.asarray(Image.open(io.BytesIO(entry["bytes"])).convert("RGB")))
+        result[split] = np.stack(images), np.array(labels)
+    return result
+
+
+def run_vitrail(data: Path, seed: int, minutes: float, out: Path, overrides: list[str]) -> dict[str, Any]:
+    """Ours, through the command line as a user would; the folder it leaves is evaluated once."""
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "vitrail", "train", str(data), "--recipe", "scratch-small", "--json"]
+    command += ["--time-limit", str(minutes), "--seed", str(seed), "--out", str(out), *overrides]
+    trained = _json(command)
+    wall = time.perf_counter() - started
+    evaluated = _json([sys.executable, "-m", "vitrail", "evaluate", trained["folder"], str(data), "--json"])
+    return {"accuracy": 100 * evaluated["top1"], "wall_minutes": round(wall / 60, 2), **trained}
+
+
+def _json(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run(command, cwd=record.ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
+
+
+def run_side(options: argparse.Namespace) -> dict[str, Any]:
+    """One run of one side, in this process (and its children), with the load of all other processes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        limit = 256 if options.quick else None
+        data = split_folder(options.data, options.split, Path(scratch) / "data", limit)
+        with compare.foreign_load() as foreign:
+            if options.side == "vitrail":
+                result = run_vitrail(data, options.seed, options.minutes, Path(scratch), options.overrides)
+            else:
+                from benchmarks import timm_script
+
+                given = dict(item.split("=", 1) for item in options.overrides)
+                recipe = options.side.removeprefix("timm-")
+                torch.set_num_threads(options.threads or torch.get_num_threads())
+                more = {"quick": True} if options.quick else {}
+                result = timm_script.run(arrays(data), recipe, options.seed, options.minutes, given, **more)
+    return {"side": options.side, "seed": options.seed, **result, "foreign_load": round(foreign[0], 3)}
+
+
+def race(options: argparse.Namespace, sides: list[str]) -> list[dict[str, Any]]:
+    """All sides and seeds, one process after another, sides taking turns."""
+    passed = [f"--minutes={options.minutes}", f"--split={options.split}", f"--data={options.data}"]
+    passed += ["--quick"] if options.quick else []
+    passed += [f"--threads={options.threads}"] if options.threads else []
+    results = []
+    for seed in options.seeds:
+        for side in sides:
+            command = [sys.executable, "-m", "benchmarks.learn", "--one", f"--side={side}", f"--seed={seed}"]
+            results.append(_json([*command, *passed, *options.overrides]))
+            print({k: v for k, v in results[-1].items() if not isinstance(v, dict)}, file=sys.stderr, flush=True)
+    return results
+
+
+def summarise(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Per side: mean and standard deviation of the accuracy over seeds, and the rest as medians."""
+    table: dict[str, dict[str, Any]] = {}
+    for side in dict.fromkeys(row["side"] for row in results):
+        scores = [row["accuracy"] for row in results if row["side"] == side]
+        table[side] = {
+            "mean": round(statistics.mean(scores), 2),
+            "deviation": round(statistics.stdev(scores), 2) if len(scores) > 1 else None,
+            "seeds": len(scores),
+        }
+        for key in SUMMARY[1:]:
+            values = [row[key] for row in results if row["side"] == side and row.get(key)]
+            table[side][key] = statistics.median(values) if values else None
+    return table
+
+
+def main() -> None:
+    """Race, print the table and write results/learn.json."""
+    parser = record.arguments(__doc__)
+    parser.add_argument("--side", choices=SIDES, help="only this side")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--split", choices=("dev", "test"), default="test")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--data", type=Path, default=DATA, help="CIFAR-100 in the hub's layout")
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options, options.overrides = parser.parse_known_args()
+    if options.overrides and not options.side:
+        parser.error(f"settings of one side ({' '.join(options.overrides)}) need --side")
+    if options.one:
+        print(json.dumps(run_side(options)))
+        return
+    if options.quick:
+        options.minutes, options.seeds = 0.05, [0]
+    results = race(options, [options.side] if options.side else list(SIDES))
+    summary = summarise(results)
+    table = Table(title=f"CIFAR-100, {options.minutes:g} minutes, {options.split} split", title_justify="left")
+    for column in ("", "top-1", "+-", "seeds", *SUMMARY[1:]):
+        table.add_column(column)
+    for side, row in summary.items():
+        table.add_row(side, *(str(value) for value in row.values()))
+    Console(width=110).print(table)
+    if options.split == "test" and not options.side:
+        record.save("learn", options, minutes=options.minutes, summary=summary, runs=results)
+
+
+if __name__ == "__main__":
+    main()

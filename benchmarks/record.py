@@ -1,0 +1,149 @@
+"""What a measurement is written down with: the machine, the versions, the ceiling, the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.compare import Measurement
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).parent / "results"
+OURS = "vitrail"
+
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile", "asimd", "bf16")
+PACKAGES = ("torch", "timm", "transformers", "torchvision", "numpy", "pillow", "simplejpeg")
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """The flags every benchmark has."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="prove that it runs; the figures mean nothing")
+    parser.add_argument("--rounds", type=int, default=7, help="alternating rounds (at least 5 to be kept)")
+    parser.add_argument("--threads", type=int, default=None, help="torch threads on both sides")
+    return parser
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """One thread setting for all sides, and short rounds where only a proof is wanted."""
+    torch.set_num_threads(options.threads or psutil.cpu_count(logical=False) or os.cpu_count() or 1)
+    torch.manual_seed(0)
+    if options.quick:
+        options.rounds = 2
+
+
+def machine() -> dict[str, Any]:
+    """Processor, its flags that matter, memory, threads and versions."""
+    model, flags = platform.processor(), set()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                model = value.strip()
+            elif key.strip() in ("flags", "Features"):
+                flags = set(value.split())
+    return {
+        "cpu": model,
+        "flags": [flag for flag in CPU_FLAGS if flag in flags],
+        "cores": psutil.cpu_count(logical=False),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "KMP_"))},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def rows(
+    measured: list[Measurement], *, ours: str = OURS, flops: float = 0, peak: float = 0
+) -> list[dict[str, Any]]:
+    """One row per contender: images/s, share of the ceiling, and how many times as fast ours is.
+
+    `flops` per image, `peak` in GFLOP/s: 0 leaves the share out.
+    """
+    by_name = {m.name: m for m in measured}
+    result = []
+    for m in measured:
+        row: dict[str, Any] = {
+            "name": m.name,
+            "images_per_second": round(m.median, 2),
+            "low": round(min(m.rates), 2),
+            "high": round(max(m.rates), 2),
+            "disturbed_rounds": m.disturbed,
+            "rounds": [round(rate, 3) for rate in m.rates],
+        }
+        if flops and peak:
+            row["share_of_ceiling"] = round(m.median * flops / (peak * 1e9), 3)
+        if ours in by_name and m.name != ours:
+            row["ours_over_this"] = by_name[ours].ratio(m).summary()
+        result.append(row)
+    return result
+
+
+def save(name: str, options: argparse.Namespace, **content: Any) -> Path | None:
+    """Write results/NAME.json; a quick run writes nothing, because its figures mean nothing."""
+    document = {
+        "benchmark": name,
+        "command": f"python -m benchmarks.{name}" + "".join(f" {a}" for a in sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "machine": machine(),
+        **content,
+    }
+    if options.quick:
+        print("quick run: nothing written", file=sys.stderr)
+        json.dumps(document)  # but it could have been
+        return None
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"written to {path}", file=sys.stderr)
+    return path
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def show(title: str, results: list[dict[str, Any]]) -> None:
+    """Print the rows as a table: rates with their spread, ratio with its spread."""
+    table = Table(title=title, title_justify="left")
+    for column in ("", "images/s", "spread", "of ceiling", "vitrail is", "spread", "disturbed"):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in results:
+        share, ratio = row.get("share_of_ceiling"), row.get("ours_over_this")
+        table.add_row(
+            row["name"],
+            f"{row['images_per_second']:.1f}",
+            f"{row['low']:.1f} - {row['high']:.1f}",
+            f"{share:.0%}" if share else "",
+            f"{ratio['median']:.2f}x" if ratio else "",
+            f"{ratio['low']:.2f} - {ratio['high']:.2f}" if ratio else "",
+            str(row["disturbed_rounds"] or ""),
+        )
+    Console(width=110).print(table)
