@@ -184,7 +184,7 @@ def autocast(precision: str) -> AbstractContextManager[object]:
 
 
 def ceiling(size: int = 2048, *, repeats: int = 5) -> dict[str, float]:
-    """GFLOP/s of the fastest matrix product this machine gives torch: float32 by both routes, and bfloat16."""
+    """GFLOP/s of the fastest matrix product that torch gets: float32 by both routes, and bfloat16."""
     cases = {
         "float32, torch's default": (torch.float32, stock),
         "float32": (torch.float32, tuned),

@@ -1,4 +1,4 @@
-"""Predicting with ViT-B/16 at 224 px: ours against timm, transformers and torchvision, on the CPU, torch alone.
+"""Predicting with ViT-B/16 at 224 px on the CPU: ours against timm, transformers, torchvision; torch alone.
 
 Everybody eager, in inference mode, at the same threads, batch and precision. "bf16" is bfloat16 weights; the
 rows marked autocast keep float32 weights, as most scripts do. vitrail is handed uint8 images, the others
@@ -94,9 +94,7 @@ def measure(
 ) -> dict[str, Any]:
     """One table: everybody at one batch size and precision."""
     seconds = 0.1 if options.quick else 3.0
-    measured = compare.race(
-        contenders(architecture, batch, precision), rounds=options.rounds, seconds=seconds
-    )
+    measured = compare.race(contenders(architecture, batch, precision), rounds=options.rounds, seconds=seconds)
     rows = record.rows(measured, flops=architecture.flops, peak=peak)
     record.show(f"B/16, 224 px, batch {batch}, {precision}, images/s", rows)
     ours, *others = measured

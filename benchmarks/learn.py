@@ -3,10 +3,10 @@
     python -m benchmarks.learn                        three seeds of everybody, 10 minutes each, test split
     python -m benchmarks.learn --split dev --side vitrail --seeds 0 --minutes 3      for making choices
 
-Each run is a process of its own with the machine to itself, the sides take turns seed by seed, and each schedule
-ends with the time. Choices are made on 5,000 images held out of the training set (`--split dev`); the test set
-is read once, after training. Reading and decoding the data counts against vitrail and not against timm, and so
-does compiling (see benchmarks/timm_script.py for what else is decided in timm's favour).
+Each run is a process of its own with the machine to itself, the sides take turns seed by seed, and each
+schedule ends with the time. Choices are made on 5,000 images held out of the training set (`--split dev`);
+the test set is read once, after training. Reading and decoding the data counts against vitrail and not against
+timm, and so does compiling (see benchmarks/timm_script.py for what else is decided in timm's favour).
 """
 
 from __future__ import annotations

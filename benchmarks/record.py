@@ -76,9 +76,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def rows(
-    measured: list[Measurement], *, ours: str = OURS, flops: float = 0, peak: float = 0
-) -> list[dict[str, Any]]:
+def rows(measured: list[Measurement], *, ours: str = OURS, flops: float = 0, peak: float = 0) -> list[dict[str, Any]]:
     """One row per contender: images/s, share of the ceiling, and how many times as fast ours is.
 
     `flops` per image, `peak` in GFLOP/s: 0 leaves the share out.
@@ -124,16 +122,14 @@ def save(name: str, options: argparse.Namespace, **content: Any) -> Path | None:
 
 
 def _commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip()
 
 
 def show(title: str, results: list[dict[str, Any]]) -> None:
     """Print the rows as a table: rates with their spread, ratio with its spread."""
     table = Table(title=title, title_justify="left")
-    for column in ("", "images/s", "spread", "of ceiling", "vitrail is", "spread", "disturbed"):
+    for column in ("", "images/s", "spread", "of ceiling", "ours / this", "spread", "disturbed"):
         table.add_column(column, justify="left" if not column else "right")
     for row in results:
         share, ratio = row.get("share_of_ceiling"), row.get("ours_over_this")

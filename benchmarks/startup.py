@@ -93,9 +93,7 @@ def main() -> None:
     imports = slowest_imports()
     for entry in imports:
         print(f"  {entry['milliseconds']:8.1f} ms  {entry['module']}")
-    record.save(
-        "startup", options, results=results, limit=LIMIT, imports_torch=torch_imported, imports=imports
-    )
+    record.save("startup", options, results=results, limit=LIMIT, imports_torch=torch_imported, imports=imports)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class Images(torch.utils.data.Dataset):
 
 
 def allow_new_pillow() -> None:
-    """timm's RandAugment asks Pillow to keep 0 bits now and then, which newer versions of Pillow refuse: keep 1 instead."""
+    """timm's RandAugment asks for 0 bits now and then, which new versions of Pillow refuse: keep 1."""
     from timm.data import auto_augment
 
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):

@@ -3,8 +3,8 @@
 The same architecture, batch, precision and threads for all; AdamW; synthetic images in memory; no clipping,
 no mixing, no dropout on any side. vitrail is handed uint8 images as its loader makes them; the others get
 float images already normalised, which costs them nothing here. "timm" is timm as it comes: eager, fused
-attention, the optimiser its factory builds. The other timm rows are its best settings: compiled or not, either
-attention path, fused AdamW; "timm at its best" is the fastest of all of them.
+attention, the optimiser its factory builds. The other timm rows are its best settings: compiled or not,
+either attention path, fused AdamW; "timm at its best" is the fastest of all of them.
 
 Before the race ours and timm start from the same weights and must have the same losses.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -71,8 +71,11 @@ def batches(case: Case, count: int = 3) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def vitrail_step(model: nn.Module, case: Case) -> Step:
-    """Our step: the objective, the optimiser and the order of things that `vitrail.train.loop` uses."""
+def vitrail_step(model: nn.Module, case: Case, data: Iterator[Any] | None = None) -> Step:
+    """Our step: the objective, the optimiser and the order of things that `vitrail.train.loop` uses.
+
+    It trains on `data`, batches of vitrail's loader, or else on random images.
+    """
     from vitrail.data.config import Augment
     from vitrail.objective.config import Supervised
     from vitrail.objective.supervised import SupervisedObjective
@@ -81,7 +84,7 @@ def vitrail_step(model: nn.Module, case: Case) -> Step:
 
     objective = SupervisedObjective(model.train(), Supervised(), Augment(), case.architecture.classes, seed=0)
     optimizer = build_optimizer(objective, Optim(lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY))
-    feed = itertools.cycle([_batch(images, labels) for images, labels in batches(case)])
+    feed = data or itertools.cycle([_batch(images, labels) for images, labels in batches(case)])
     steps = itertools.count()
 
     def step() -> Tensor:
@@ -130,9 +133,7 @@ def other_step(model: nn.Module, case: Case) -> Step:
     return peer_step(model, case, optimizer)
 
 
-def contenders(
-    case: Case, precision: str, *, only: str | None = None, compiled: bool = True
-) -> list[Contender]:
+def contenders(case: Case, precision: str, *, only: str | None = None, compiled: bool = True) -> list[Contender]:
     """Everybody, or the one named `only`."""
     architecture = case.architecture
     makers: dict[str, Callable[[], Step]] = {
@@ -184,9 +185,7 @@ def peak_memory(name: str, case: Case, precision: str, threads: int) -> float | 
     if not status.exists():
         return None
     torch.set_num_threads(threads)
-    contenders(
-        replace(case, architecture=replace(case.architecture, depth=1)), precision, only=name
-    )  # imports
+    contenders(replace(case, architecture=replace(case.architecture, depth=1)), precision, only=name)  # imports
     before = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text("5")  # start the kernel's high-water mark anew
     (contender,) = contenders(case, precision, only=name)

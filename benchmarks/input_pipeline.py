@@ -1,0 +1,150 @@
+"""From JPEG files to augmented 224-pixel uint8 batches on one core: ours against timm's loader.
+
+All processes and threads of both sides share one core. Augmentation is the same on both sides: a crop of 8
+to 100 % of the area, resized bilinearly, mirrored half of the time. The files are in the page cache. "timm"
+is its loader as it comes, which also normalises; "timm, uint8 batches" stops it before that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import compare, peers, record, train_step
+from benchmarks.compare import Contender
+
+IMAGES = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "imagenet-samples"
+SIZE, BATCH, COPIES, SHORT_SIDE = 224, 32, 4, 256
+SCALE = (0.08, 1.0)
+
+
+def class_folders(images: Path, folder: Path, copies: int) -> int:
+    """Copy the JPEGs into one class folder per class, several times over; returns how many there are."""
+    files = sorted(images.glob("*.JPEG"))
+    for copy, file in itertools.product(range(copies), files):
+        target = folder / "train" / file.name.partition("_")[0]
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target / f"{copy}_{file.name}")
+    return copies * len(files)
+
+
+def our_loader(path: Path, *, batch: int = BATCH, workers: int = 0) -> Any:
+    """vitrail's loader over whatever is at `path`."""
+    from vitrail.data.config import Augment, Preprocess
+    from vitrail.data.loader import Loader
+    from vitrail.data.ops import train_transform
+    from vitrail.data.source import open_split
+
+    transform = train_transform(Augment(scale=SCALE), Preprocess(image_size=(SIZE, SIZE)))
+    source = open_split(path, "train")
+    return Loader(source, transform=transform, image_size=SIZE, batch_size=batch, workers=workers)
+
+
+def timm_loader(path: Path, *, prefetcher: bool = True) -> Any:
+    """timm's loader over the same folder, one worker."""
+    from timm.data import create_dataset, create_loader
+
+    loader = create_loader(
+        create_dataset("", root=str(path), split="train"),
+        input_size=(3, SIZE, SIZE),
+        batch_size=BATCH,
+        is_training=True,
+        scale=SCALE,
+        color_jitter=0.0,
+        interpolation="bilinear",
+        num_workers=1,
+        device=torch.device("cpu"),
+    )
+    return loader if prefetcher else loader.loader
+
+
+def our_epochs(loader: Any) -> Callable[[], int]:
+    """A step that goes through one epoch, and through the next one when it is called again."""
+    epochs = itertools.count()
+    return lambda: sum(len(batch.labels) for batch in loader.epoch(next(epochs)))
+
+
+def their_epochs(loader: Any) -> Callable[[], int]:
+    """The same for timm's."""
+    return lambda: sum(len(labels) for _, labels in loader)
+
+
+def pack(folder: Path, target: Path) -> None:
+    """Pack a folder into shards whose images have a short side of `SHORT_SIDE`."""
+    from vitrail.data.pack import pack as write
+
+    write(folder, target, short_side=SHORT_SIDE)
+
+
+def one_core(options: argparse.Namespace, folder: Path, packed: Path, count: int) -> list[compare.Measurement]:
+    """Race on a single core; restores the process's cores and threads afterwards."""
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    os.sched_setaffinity(0, {max(cores)})
+    torch.set_num_threads(1)
+    whole = count // BATCH * BATCH  # both sides drop the last, smaller batch
+    field = [
+        Contender(record.OURS, our_epochs(our_loader(folder)), whole),
+        Contender(f"{record.OURS}, packed", our_epochs(our_loader(packed)), whole),
+        Contender("timm", their_epochs(timm_loader(folder)), whole),
+        Contender("timm, uint8 batches", their_epochs(timm_loader(folder, prefetcher=False)), whole),
+    ]
+    try:
+        return compare.race(field, rounds=options.rounds, seconds=0.1 if options.quick else 3.0)
+    finally:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(threads)
+
+
+def waiting(folder: Path, steps: int) -> float:
+    """Share of the time that training S/16 at 224 px, batch 16, bf16, waits for its data with one worker."""
+    case = train_step.CASES[1]
+    loader = our_loader(folder, batch=case.batch, workers=1)
+    feed = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
+    with compare.tuned("bf16"):
+        step = train_step.vitrail_step(peers.ours(case.architecture), case, feed)
+        step()
+        start, before = time.perf_counter(), loader.wait_seconds
+        for _ in range(steps):
+            step()
+        share = (loader.wait_seconds - before) / (time.perf_counter() - start)
+    loader.close()
+    return share
+
+
+def main() -> None:
+    """Measure and write results/input_pipeline.json."""
+    parser = record.arguments(__doc__)
+    parser.add_argument("--images", type=Path, default=IMAGES, help="a folder of JPEGs named class_name.JPEG")
+    options = parser.parse_args()
+    record.prepare(options)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, packed = Path(scratch) / "files", Path(scratch) / "packed"
+        count = class_folders(options.images, folder, 1 if options.quick else COPIES)
+        pack(folder, packed)
+        measured = one_core(options, folder, packed, count)
+        share = waiting(folder, 2 if options.quick else 20)
+    rows = record.rows(measured)
+    record.show("full-size JPEGs to augmented 224 px batches on one core, images/s", rows)
+    ours, from_packed, timm, timm_uint8 = measured
+    ratios = {
+        "over_timm": ours.ratio(timm).summary(),
+        "over_timm_uint8": ours.ratio(timm_uint8).summary(),
+        "packed_over_timm": from_packed.ratio(timm).summary(),
+        "packed_over_timm_uint8": from_packed.ratio(timm_uint8).summary(),
+    }
+    print(*(f"  {name}: {ratio}" for name, ratio in ratios.items()), sep="\n")
+    print(f"  training S/16 waits for data {share:.1%} of the time")
+    record.save("input_pipeline", options, rows=rows, **ratios, images=count, waiting_share=round(share, 4))
+
+
+if __name__ == "__main__":
+    main()

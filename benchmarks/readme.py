@@ -1,0 +1,125 @@
+"""The benchmark tables of README.md, written from benchmarks/results/*.json: `python -m benchmarks.readme`.
+
+Nobody types a figure into the README: this puts them there, and a test compares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+
+BEGIN, END = "<!-- benchmarks: written by python -m benchmarks.readme -->", "<!-- end of benchmarks -->"
+
+
+def ratio(value: dict[str, float]) -> str:
+    """A median with its spread, as "1.83x (1.80 to 1.85)"."""
+    return f"{value['median']:.2f}x ({value['low']:.2f} to {value['high']:.2f})"
+
+
+def _rate(rows: list[dict[str, Any]], name: str) -> str:
+    return f"{next(row['images_per_second'] for row in rows if row['name'] == name):,.1f}"
+
+
+def train_step(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Training: images/s, over timm as it comes, over its best settings, memory."""
+    lines: list[tuple[str, ...]] = [
+        ("one training step", "images/s", "over timm", "over timm's best", "memory, of timm's")
+    ]
+    for r in document["results"]:
+        ours, theirs = (r["peak_memory_mib"].get(name) for name in (record.OURS, "timm"))
+        memory = f"{ours / theirs:.2f}" if ours and theirs else ""
+        label = f"{r['case']}, batch {r['batch']}, {r['precision']}"
+        rate = _rate(r["rows"], record.OURS)
+        lines.append((label, rate, ratio(r["over_timm"]), ratio(r["over_timm_at_its_best"]), memory))
+    return lines
+
+
+def inference(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Prediction: images/s, over timm, over the best peer."""
+    lines: list[tuple[str, ...]] = [("predicting, B/16, 224 px", "images/s", "over timm", "over the best peer")]
+    for r in document["results"]:
+        best = f"{ratio(r['over_best_peer'])}, {r['best_peer']}"
+        label = f"batch {r['batch']}, {r['precision']}"
+        lines.append((label, _rate(r["rows"], record.OURS), ratio(r["over_timm"]), best))
+    return lines
+
+
+def input_pipeline(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Loading: images/s on one core, over timm's loader and over its uint8 part."""
+    lines: list[tuple[str, ...]] = [
+        ("full-size JPEG to 224 px batch, one core", "images/s", "over timm", "over its uint8 part")
+    ]
+    for label, name, key in (("files", record.OURS, ""), ("packed shards", f"{record.OURS}, packed", "packed_")):
+        over, over_uint8 = (ratio(document[f"{key}over_{peer}"]) for peer in ("timm", "timm_uint8"))
+        lines.append((label, _rate(document["rows"], name), over, over_uint8))
+    return lines
+
+
+def startup(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Waiting for the prompt."""
+    names = ("vitrail --help", "import torch", "import timm")
+    rows = [(f"`{name}`", f"{document['results'][name]['median']:.2f}") for name in names]
+    return [("start-up", "seconds"), *rows]
+
+
+def learn(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Top-1 after equal time."""
+    lines: list[tuple[str, ...]] = [
+        (f"CIFAR-100 from scratch in {document['minutes']:g} minutes", "test top-1", "parameters")
+    ]
+    for side, row in document["summary"].items():
+        spread = f" ± {row['deviation']:.2f}" if row["deviation"] is not None else ""
+        size = f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else ""
+        lines.append((side, f"{row['mean']:.2f} %{spread} ({row['seeds']} seeds)", size))
+    return lines
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], list[tuple[str, ...]]]] = {
+    "train_step": train_step,
+    "inference": inference,
+    "input_pipeline": input_pipeline,
+    "startup": startup,
+    "learn": learn,
+}
+
+
+def markdown(lines: list[tuple[str, ...]]) -> str:
+    """A header row and others as a table; figures to the right."""
+    rule = ("---", *["---:"] * (len(lines[0]) - 1))
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+
+
+def section(results: Path = record.RESULTS) -> str:
+    """The whole section of the README, markers included."""
+    parts = []
+    for name, table in TABLES.items():
+        path = results / f"{name}.json"
+        if not path.exists():
+            parts.append(f"`python -m benchmarks.{name}`: no measurement is kept yet.")
+            continue
+        document = json.loads(path.read_text())
+        machine = document["machine"]
+        where = f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}"
+        parts.append(f"{markdown(table(document))}\n\n`python -m benchmarks.{name}` ({where}, {document['date']})")
+    return "\n\n".join([BEGIN, *parts, END])
+
+
+def replaced(readme: str, new: str) -> str:
+    """The README with the section between the markers replaced; raises ValueError where they are missing."""
+    before, rest = readme.split(BEGIN)
+    _, after = rest.split(END)
+    return before + new + after
+
+
+def main() -> None:
+    """Rewrite the section of README.md."""
+    path = record.ROOT / "README.md"
+    path.write_text(replaced(path.read_text(), section()))
+
+
+if __name__ == "__main__":
+    main()
