@@ -45,11 +45,7 @@ def timm_bit(units: tuple[int, ...], width: float, classes: int) -> ResNetV2:
 def from_timm(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in weights.items():
-        name = (
-            name.replace("stem.conv.", "root.")
-            .replace("blocks.", "")
-            .replace("downsample.conv.", "shortcut.")
-        )
+        name = name.replace("stem.conv.", "root.").replace("blocks.", "").replace("downsample.conv.", "shortcut.")
         renamed[name.replace("head.fc.", "head.")] = tensor.flatten(1) if name == "head.fc.weight" else tensor
     return renamed
 
@@ -68,9 +64,7 @@ def test_bit_is_timms(height: int, width: int) -> None:
     ours.load_state_dict(from_timm(theirs.state_dict()))
     images = torch.randn(2, 3, height, width)
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(
-        ours.features(images), theirs.forward_head(theirs.forward_features(images), True)
-    )
+    torch.testing.assert_close(ours.features(images), theirs.forward_head(theirs.forward_features(images), True))
 
 
 @pytest.mark.parametrize("name", BIT_NAMES)

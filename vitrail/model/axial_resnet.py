@@ -51,9 +51,7 @@ class AxisAttention(nn.Module):
     def __init__(self, width: int, span: int) -> None:
         super().__init__()
         if width % (2 * HEADS):
-            raise UsageError(
-                f"axial attention with {HEADS} heads needs a width divisible by {2 * HEADS}, got {width}"
-            )
+            raise UsageError(f"axial attention with {HEADS} heads needs a width divisible by {2 * HEADS}, got {width}")
         value = width // HEADS
         self.sizes = [value // 2, value // 2, value]  # features of q, k and v in each head
         self.span = span

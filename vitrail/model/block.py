@@ -136,6 +136,4 @@ def drop_path_rates(config: ViTConfig) -> list[float]:
 def build_blocks(config: ViTConfig, positions: Positions) -> nn.ModuleList:
     """Return the encoder's layers."""
     kind = AxialBlock if config.block == "axial" else Block
-    return nn.ModuleList(
-        kind(config, layer, positions, rate) for layer, rate in enumerate(drop_path_rates(config))
-    )
+    return nn.ModuleList(kind(config, layer, positions, rate) for layer, rate in enumerate(drop_path_rates(config)))

@@ -58,8 +58,13 @@ def build_pool(config: ViTConfig) -> nn.Module:
     return MAPHead(config) if config.pool == "map" else POOLS[config.pool]()
 
 
-class PreLogits(nn.Sequential):
+class PreLogits(nn.Module):
     """The tanh hidden layer of the pre-training head (section 3.1)."""
 
     def __init__(self, width: int, hidden: int) -> None:
-        super().__init__(Linear(width, hidden), nn.Tanh())
+        super().__init__()
+        self.hidden = Linear(width, hidden)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[batch, width] -> [batch, hidden]"""
+        return torch.tanh(self.hidden(features))

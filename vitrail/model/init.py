@@ -37,8 +37,8 @@ def init_weights(model: nn.Module) -> None:
     | norm.bias | zeros |
     | residual.gamma | config.layer_scale |
     | pool.probe | xavier_uniform |
-    | pre_logits.0.weight | lecun_normal |
-    | pre_logits.0.bias | zeros |
+    | pre_logits.hidden.weight | lecun_normal |
+    | pre_logits.hidden.bias | zeros |
     | head.weight | zeros |
     | head.bias | zeros |
 
@@ -85,8 +85,8 @@ def _init_module(module: nn.Module) -> None:
         for layer in (module.query, module.key_value, module.out):
             nn.init.zeros_(layer.bias)
     elif isinstance(module, PreLogits):
-        lecun_normal_(module[0].weight)
-        nn.init.zeros_(module[0].bias)
+        lecun_normal_(module.hidden.weight)
+        nn.init.zeros_(module.hidden.bias)
     elif isinstance(module, AxisAttention):
         lecun_normal_(module.qkv.weight)
         nn.init.normal_(module.relative, std=module.sizes[-1] ** -0.5)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type a matrix product with this tensor runs in, autocast included."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if autocast else x.dtype
 
 
 def on_onednn(x: Tensor, dtype: torch.dtype) -> bool:
@@ -75,9 +76,7 @@ class _Linear(torch.autograd.Function):
 
 class _GELULinear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, approximate: str
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, approximate: str) -> Tensor:
         x = x.to(dtype)
         ctx.save_for_backward(x, weight, bias)
         ctx.dtype, ctx.approximate = dtype, approximate

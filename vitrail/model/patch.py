@@ -48,7 +48,8 @@ class LinearStem(nn.Module):
         """See the class."""
         rows = images.shape[-2] // self.patch
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (c p q)", p=self.patch, q=self.patch)
-        weight, bias = self.weight, self.bias
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
         if images.dtype == torch.uint8:
             bias = bias + (weight * self.shift).sum((1, 2, 3))
             weight = weight * self.scale

@@ -110,9 +110,7 @@ class Relative(Positions):
         super().__init__(config)
         self.copies = 1 if config.place == "shared" else config.depth
         rows, columns = config.grid
-        self.embedding = nn.Parameter(
-            torch.empty(self.copies, 2 * rows * columns - 1, config.width // config.heads)
-        )
+        self.embedding = nn.Parameter(torch.empty(self.copies, 2 * rows * columns - 1, config.width // config.heads))
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor:
         """See `Positions.logits`."""

@@ -47,9 +47,7 @@ class HybridStem(nn.Module):
             width = ROOT_WIDTH * 2**stage
             first = HybridBottleneck(features, width, stride=1 if stage == 0 else 2)
             features = 4 * width
-            stages.append(
-                nn.Sequential(first, *(HybridBottleneck(features, width) for _ in range(units - 1)))
-            )
+            stages.append(nn.Sequential(first, *(HybridBottleneck(features, width) for _ in range(units - 1))))
         self.stages = nn.Sequential(*stages)
         cell = config.patch // ratio
         self.proj = nn.Conv2d(features, config.width, cell, cell)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.attention import Attention
-from vitrail.model.block import AxialBlock, Block
+from vitrail.model.block import AttentionBranch, AxialBlock, Block
 from vitrail.model.vit import ViT
 
 
@@ -44,6 +44,7 @@ def attentions(model: ViT) -> Iterator[tuple[int, int, str | None, Attention]]:
         for axis, part in parts:
             assert isinstance(part, Block)
             for branch, attention in enumerate(part.attentions):
+                assert isinstance(attention, AttentionBranch)
                 yield layer, branch, axis, attention.attention
 
 
@@ -70,7 +71,8 @@ def tap_attention(
             module: nn.Module, inputs: tuple[Any, ...], *, where: tuple[int, int, str | None] = (layer, branch, axis)
         ) -> None:
             assert isinstance(module, Attention)
-            receive(AttentionMap(*where, module.maps(*inputs, heads=chosen)))
+            x, bias = inputs
+            receive(AttentionMap(*where, module.maps(x, bias, chosen)))
 
         handles.append(attention.register_forward_pre_hook(hook))
     try:
@@ -85,7 +87,7 @@ def attention_maps(
 ) -> list[AttentionMap]:
     """Return the maps of these layers and heads for a batch of images, all of them held in memory."""
     found: list[AttentionMap] = []
-    with torch.inference_mode(), tap_attention(model, found.append, layers, heads):
+    with torch.no_grad(), tap_attention(model, found.append, layers, heads):
         model.features(images)
     return found
 
@@ -101,7 +103,7 @@ def block_outputs(model: ViT, images: Tensor, layers: Sequence[int] | None = Non
 
         handles.append(model.blocks[layer].register_forward_hook(hook))
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             model.features(images)
     finally:
         for handle in handles:

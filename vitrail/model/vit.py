@@ -1,9 +1,9 @@
 """The Vision Transformer, Eq. 1-4 of "An Image is Worth 16x16 Words". Read this first.
 
-    z_0  = [x_class; x_p^1 E; ...; x_p^N E] + E_pos         (1)  embed
-    z'_l = MSA(LN(z_{l-1})) + z_{l-1}                       (2)  block.Block, attention branch
-    z_l  = MLP(LN(z'_l)) + z'_l                             (3)  block.Block, MLP branch
-    y    = LN(z_L^0)                                        (4)  encode, pool
+z_0  = [x_class; x_p^1 E; ...; x_p^N E] + E_pos         (1)  embed
+z'_l = MSA(LN(z_{l-1})) + z_{l-1}                       (2)  block.Block, attention branch
+z_l  = MLP(LN(z'_l)) + z'_l                             (3)  block.Block, MLP branch
+y    = LN(z_L^0)                                        (4)  encode, pool
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class ViT(nn.Module):
         scale, shift = pixel_statistics(config.mean, config.std)
         self.register_buffer("pixel_scale", scale, persistent=False)
         self.register_buffer("pixel_shift", shift, persistent=False)
+        self.pixel_scale: Tensor
+        self.pixel_shift: Tensor
         init_weights(self)
 
     def forward(self, images: Tensor) -> Tensor:

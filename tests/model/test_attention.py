@@ -1,0 +1,194 @@
+"""Both ways of computing attention, the CPU layers under them, and looking inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitrail.errors import UsageError
+from vitrail.model.attention import Attention, attend, attention_path, fast_math, uses_explicit
+from vitrail.model.build import build
+from vitrail.model.config import ViTConfig
+from vitrail.model.layers import LayerNorm, Linear
+from vitrail.model.taps import attention_maps, block_outputs, tap_attention
+
+TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)
+
+
+def by_hand(qkv: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Appendix A, Eq. 5-8, one head of one image at a time, in float64."""
+    batch, tokens, _, heads, features = qkv.shape
+    out = torch.empty(batch, tokens, heads, features, dtype=torch.float64)
+    for b in range(batch):
+        for h in range(heads):
+            q, k, v = qkv[b, :, :, h].double().unbind(1)
+            logits = q @ k.T + (0 if bias is None else bias[b, h].double())
+            weights = logits.exp() / logits.exp().sum(1, keepdim=True)
+            out[b, :, h] = weights @ v
+    return out.flatten(2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    batch=st.integers(1, 3), tokens=st.integers(1, 9), heads=st.integers(1, 3), features=st.sampled_from([1, 4, 16]),
+    biased=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_fused_and_explicit_agree_with_the_formula_and_each_other(
+    batch: int, tokens: int, heads: int, features: int, biased: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    qkv = torch.randn(batch, tokens, 3, heads, features)
+    bias = torch.randn(batch, heads, tokens, tokens) if biased else None
+    weight = torch.randn(batch, tokens, heads * features)
+    results = []
+    for path in ("fused", "explicit"):
+        inputs = [qkv.clone().requires_grad_()] + ([bias.clone().requires_grad_()] if biased else [])
+        with attention_path(path):
+            out = attend(*inputs)
+        assert torch.allclose(out.double(), by_hand(qkv, bias), atol=1e-5)
+        (out * weight).sum().backward()
+        results.append([out.detach(), *(value.grad for value in inputs)])
+    for fused, explicit in zip(*results, strict=True):
+        assert torch.allclose(fused, explicit, atol=2e-5)
+
+
+def test_explicit_backward_against_finite_differences() -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(2, 4, 3, 2, 3, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(2, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    with attention_path("explicit"):
+        assert torch.autograd.gradcheck(attend, (qkv, bias))
+        assert torch.autograd.gradcheck(attend, (qkv,))
+
+
+def test_bfloat16_stays_close_to_float32_on_both_paths() -> None:
+    torch.manual_seed(0)
+    model = build(ViTConfig(**TINY))
+    torch.nn.init.normal_(model.head.weight)
+    images = torch.randn(4, 3, 32, 32)
+    exact = model(images)
+    for path in ("fused", "explicit"):
+        with attention_path(path), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert ((model(images).float() - exact).norm() / exact.norm()).item() < 0.02
+
+
+def test_the_rule_prefers_fused_on_a_gpu_and_for_long_sequences() -> None:
+    assert not uses_explicit(197, torch.device("cuda"))
+    assert not uses_explicit(5000, torch.device("cpu"))
+    with attention_path("explicit"):
+        assert uses_explicit(5000, torch.device("cuda"))
+    with attention_path("fused"):
+        assert not uses_explicit(10, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["linear", "gelu", "norm"])
+def test_cpu_layers_equal_torch_forward_and_backward(kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    ours = LayerNorm(24) if kind == "norm" else Linear(24, 40)
+    theirs = torch.nn.LayerNorm(24) if kind == "norm" else torch.nn.Linear(24, 40)
+    torch.nn.init.normal_(ours.weight)
+    torch.nn.init.normal_(ours.bias)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, 5, 24)
+    weight = torch.randn(3, 5, 24 if kind == "norm" else 40)
+    results = []
+    for layer in (ours, theirs):
+        inputs = x.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            if kind != "gelu":
+                out = layer(inputs)
+            elif layer is ours:
+                out = ours.after_gelu(inputs)
+            else:
+                out = theirs(torch.nn.functional.gelu(inputs))
+        (out.float() * weight).sum().backward()
+        results.append([out.float(), inputs.grad, layer.weight.grad, layer.bias.grad])
+        assert layer.weight.grad.dtype == torch.float32
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for a, b in zip(*results, strict=True):
+        assert ((a - b).norm() / b.norm()).item() < tolerance
+
+
+def test_frozen_weights_get_no_gradient_and_pass_it_on() -> None:
+    layer = Linear(8, 8)
+    layer.weight.requires_grad_(False)
+    layer.bias.requires_grad_(False)
+    x = torch.randn(2, 8, requires_grad=True)
+    layer(x).sum().backward()
+    assert layer.weight.grad is None and layer.bias.grad is None
+    assert torch.allclose(x.grad, layer.weight.sum(0).expand(2, 8), atol=1e-5)
+
+
+def test_fast_math_stays_float32() -> None:
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    try:
+        fast_math()
+        torch.manual_seed(0)
+        a, b = torch.randn(300, 500), torch.randn(500, 200)
+        exact = a.double() @ b.double()
+        assert ((a @ b - exact).norm() / exact.norm()).item() < 1e-6
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("path", ["fused", "explicit"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(positions="relative"),
+        dict(block="parallel", branches=2),
+        dict(registers=2),
+        dict(block="axial", pool="gap"),
+    ],
+)  # fmt: skip
+def test_taps_give_the_maps_the_network_used(options: dict, path: str) -> None:
+    """Independent check: the tapped map, applied to the values by hand, gives the module's own output."""
+    torch.manual_seed(0)
+    model = build(ViTConfig(**(TINY | options))).eval()
+    for parameter in model.parameters():
+        parameter.data += torch.randn_like(parameter) * 0.1
+    images = torch.randn(2, 3, 32, 32)
+    outputs: list[tuple[Attention, torch.Tensor, torch.Tensor]] = []
+    modules = [module for module in model.modules() if isinstance(module, Attention)]
+    handles = [
+        module.register_forward_hook(lambda m, args, out: outputs.append((m, args[0], out))) for module in modules
+    ]
+    with attention_path(path):
+        maps = attention_maps(model, images)
+    for handle in handles:
+        handle.remove()
+    assert len(maps) == len(outputs) == len(modules)
+    for tapped, (module, x, out) in zip(maps, outputs, strict=True):
+        assert torch.allclose(tapped.maps.sum(-1), torch.ones(()), atol=1e-5)
+        values = torch.nn.functional.linear(x, module.qkv.weight, module.qkv.bias)[..., 64:]
+        values = values.unflatten(-1, (2, 16)).transpose(1, 2)
+        by_map = module.out((tapped.maps @ values).transpose(1, 2).flatten(2))
+        assert ((by_map - out).norm() / out.norm()).item() < 1e-5
+
+
+def test_taps_hand_over_only_what_was_asked_for_and_leave_nothing_behind() -> None:
+    model = build(ViTConfig(**TINY)).eval()
+    images = torch.randn(2, 3, 32, 32)
+    full = attention_maps(model, images)
+    some = attention_maps(model, images, layers=[-1, 0], heads=[1])
+    assert [m.layer for m in some] == [0, 2]
+    assert torch.equal(some[1].maps, full[2].maps[:, [1]])
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    with pytest.raises(UsageError, match="no layer 3"), tap_attention(model, print, layers=[3]):
+        pass
+    with pytest.raises(UsageError, match="no head 2"), tap_attention(model, print, heads=[2]):
+        pass
+
+
+def test_block_outputs_lead_to_the_logits() -> None:
+    model = build(ViTConfig(**TINY)).eval()
+    torch.nn.init.normal_(model.head.weight)
+    images = torch.randn(2, 3, 32, 32)
+    outputs = block_outputs(model, images, layers=[-1])
+    assert list(outputs) == [2]
+    with torch.no_grad():
+        assert torch.allclose(model.head(model.norm(outputs[2])[:, 0]), model(images), atol=1e-6)
