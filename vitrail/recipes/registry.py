@@ -1,0 +1,40 @@
+"""Every recipe by name. Torch-free: a recipe is a function that returns a `Run`, and its docstring says what
+command runs it, what that costs and what to expect.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from vitrail.errors import UsageError, did_you_mean
+from vitrail.recipes.finetune import finetune
+from vitrail.recipes.small import digits, scratch_photos, scratch_small
+from vitrail.recipes.smoke import smoke
+from vitrail.train.run import Run
+
+RECIPES: dict[str, Callable[[], Run]] = {
+    "smoke": smoke,
+    "digits": digits,
+    "scratch-small": scratch_small,
+    "scratch-photos": scratch_photos,
+    "finetune": finetune,
+}
+
+BRING_DATA = ("smoke", "digits")
+"""Recipes that name their data themselves; every other one is told where the images are."""
+
+
+def recipe(name: str) -> Run:
+    """Return the run that the recipe `name` describes. Raises UsageError with the nearest valid name."""
+    if name not in RECIPES:
+        raise UsageError(
+            f"no recipe is named {name!r}.{did_you_mean(name, RECIPES)} Valid: {', '.join(RECIPES)}"
+        )
+    return RECIPES[name]()
+
+
+def description(name: str) -> str:
+    """Return what the recipe says of itself: what it does, its command, cost and expected number."""
+    recipe(name)
+    return inspect.getdoc(RECIPES[name]) or ""
