@@ -266,7 +266,7 @@ def timm_hybrid(units: tuple[int, ...]) -> nn.Module:
 def test_hybrid_is_timms(units: tuple[int, ...], patch: int) -> None:
     """Same weights, same maps.
 
-    timm adds 1e-8 to a kernel's variance where the official code adds 1e-5 to its deviation; with kernels this
+    timm adds 1e-8 to a kernel's variance where the official code adds 1e-5 to its deviation; with kernels so
     large neither counts, so what is left to differ is the architecture. Its GroupNorm gets flax's epsilon.
     """
     ours = build_stem(tiny("resnet", patch, stem_units=units, image_size=(patch, patch)))
