@@ -55,9 +55,7 @@ def saved(folder: Path, config: ViTConfig | ResNetConfig | None = None) -> nn.Mo
     ],
     ids=lambda config: f"{type(config).__name__}-{getattr(config, 'positions', '')}",
 )
-def test_a_loaded_model_computes_what_the_saved_one_did(
-    tmp_path: Path, config: ViTConfig | ResNetConfig
-) -> None:
+def test_a_loaded_model_computes_what_the_saved_one_did(tmp_path: Path, config: ViTConfig | ResNetConfig) -> None:
     model = saved(tmp_path / "m", config)
     images = torch.randint(0, 256, (2, 3, *config.image_size), dtype=torch.uint8)
     loaded = load_model(tmp_path / "m")
@@ -84,11 +82,16 @@ def test_the_card_is_also_there_to_read(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["card.json", "model.safetensors"]
 
 
+def test_any_name_a_folder_can_have_is_kept(tmp_path: Path) -> None:
+    names = [os.fsdecode(b"caf\xe9"), "\u8336 \u2764", '"\\\n']
+    save_model(tmp_path, fresh(tiny()), Card(tiny(), names))
+    assert load_model(tmp_path).card.class_names == names
+    assert json.loads((tmp_path / "card.json").read_text(encoding="utf-8"))["class_names"] == names
+
+
 @pytest.mark.parametrize("pre_logits", [None, 8])
 @pytest.mark.parametrize("classes", [3, 5, 0])
-def test_a_new_head_is_zero_and_everything_else_is_kept(
-    tmp_path: Path, classes: int, pre_logits: int | None
-) -> None:
+def test_a_new_head_is_zero_and_everything_else_is_kept(tmp_path: Path, classes: int, pre_logits: int | None) -> None:
     model = saved(tmp_path, tiny(pre_logits=pre_logits))
     loaded = load_model(tmp_path, classes=classes)
     assert loaded.config == tiny(classes=classes) == loaded.card.config
@@ -119,9 +122,7 @@ def test_positions_are_resampled_as_scipy_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["input", "every"])
 @pytest.mark.parametrize("positions", ["1d", "2d", "relative"])
-def test_resampling_at_load_equals_resampling_as_the_model_runs(
-    tmp_path: Path, positions: str, place: str
-) -> None:
+def test_resampling_at_load_equals_resampling_as_the_model_runs(tmp_path: Path, positions: str, place: str) -> None:
     model = saved(tmp_path, tiny(positions=positions, place=place))
     loaded = load_model(tmp_path, image_size=24)
     images = torch.randn(2, 3, 24, 24)
@@ -188,9 +189,7 @@ def test_a_broken_model_never_replaces_a_good_one(tmp_path: Path, value: float) 
     assert torch.equal(load_model(tmp_path).norm.weight, good.norm.weight)
 
 
-def test_a_model_with_values_that_are_not_finite_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_with_values_that_are_not_finite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitrail.weights import store
 
     bad = fresh(tiny())
@@ -241,9 +240,7 @@ def test_other_kinds_of_files_and_folders_are_named(tmp_path: Path) -> None:
         load_model(tmp_path / "odd.safetensors")
 
 
-def test_a_failed_save_leaves_the_old_model_and_no_rubbish(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_the_old_model_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitrail.weights import store
 
     old = saved(tmp_path)

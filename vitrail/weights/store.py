@@ -63,6 +63,8 @@ def save_model(folder: Path | str, model: nn.Module, card: Card) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     _check_finite(tensors, f"not saving to {folder}")
     text = json.dumps(card.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+    # a class named after a folder may hold bytes that are no text; their escapes are JSON's own
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     with _replacing(folder / WEIGHTS) as temporary:
         save_file(tensors, temporary, metadata={"card": text, "sha256": _checksum(tensors), "format": "pt"})
