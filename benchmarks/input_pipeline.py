@@ -109,8 +109,8 @@ def waiting(folder: Path, steps: int) -> float:
     case = train_step.CASES[1]
     loader = our_loader(folder, batch=case.batch, workers=1)
     feed = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
-    with compare.tuned("bf16"):
-        step = train_step.vitrail_step(peers.ours(case.architecture), case, feed)
+    with compare.tuned():
+        step = train_step.vitrail_step(peers.ours(case.architecture), case, "bf16", feed)
         step()
         start, before = time.perf_counter(), loader.wait_seconds
         for _ in range(steps):

@@ -30,7 +30,8 @@ from benchmarks import compare, peers, record
 from benchmarks.compare import Contender
 from benchmarks.peers import Architecture
 
-Step = Callable[[], Tensor]
+Step = Callable[[], float]
+"""Makes one optimiser step and returns its loss."""
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.05
 
 
@@ -71,8 +72,8 @@ def batches(case: Case, count: int = 3) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def vitrail_step(model: nn.Module, case: Case, data: Iterator[Any] | None = None) -> Step:
-    """Our step: the objective, the optimiser and the order of things that `vitrail.train.loop` uses.
+def vitrail_step(model: nn.Module, case: Case, precision: str, data: Iterator[Any] | None = None) -> Step:
+    """Our step, of the parts and in the order of `vitrail.train.loop`.
 
     It trains on `data`, batches of vitrail's loader, or else on random images.
     """
@@ -81,19 +82,20 @@ def vitrail_step(model: nn.Module, case: Case, data: Iterator[Any] | None = None
     from vitrail.objective.supervised import SupervisedObjective
     from vitrail.train.optim import build_optimizer
     from vitrail.train.run import Optim
+    from vitrail.train.step import backward, seed_step
 
     objective = SupervisedObjective(model.train(), Supervised(), Augment(), case.architecture.classes, seed=0)
     optimizer = build_optimizer(objective, Optim(lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY))
     feed = data or itertools.cycle([_batch(images, labels) for images, labels in batches(case)])
     steps = itertools.count()
 
-    def step() -> Tensor:
-        loss_sum, count, _ = objective(next(feed), step=next(steps))
-        loss = loss_sum / count
-        loss.backward()
+    def step() -> float:
+        number = next(steps)
+        seed_step(0, number, 0)
+        outcome = backward(objective, next(feed), step=number, parts=1, autocast=precision == "bf16")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        return outcome.loss
 
     return step
 
@@ -107,13 +109,13 @@ def peer_step(model: nn.Module, case: Case, optimizer: torch.optim.Optimizer) ->
     model.train()
     feed = itertools.cycle([((i.float() / 255 - 0.5) / 0.5, labels) for i, labels in batches(case)])
 
-    def step() -> Tensor:
+    def step() -> float:
         images, labels = next(feed)
         loss = F.cross_entropy(model(images).float(), labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        return loss.item()
 
     return step
 
@@ -137,14 +139,14 @@ def contenders(case: Case, precision: str, *, only: str | None = None, compiled:
     """Everybody, or the one named `only`."""
     architecture = case.architecture
     makers: dict[str, Callable[[], Step]] = {
-        record.OURS: lambda: vitrail_step(peers.ours(architecture), case),
+        record.OURS: lambda: vitrail_step(peers.ours(architecture), case, precision),
         "transformers": lambda: other_step(peers.transformers(architecture), case),
         "torchvision": lambda: other_step(peers.torchvision(architecture), case),
     }
     for name, (fused, compile_, fused_optimizer) in TIMM.items():
         if compiled or not compile_:
             makers[name] = partial(_make_timm, case, fused, compile_, fused_optimizer)
-    settings = {record.OURS: partial(compare.tuned, precision)}
+    settings = {record.OURS: compare.tuned}  # our step enters autocast itself
     return [
         Contender(name, make(), case.batch, settings.get(name, partial(compare.stock, precision)))
         for name, make in makers.items()
@@ -165,14 +167,14 @@ def same_losses(case: Case, precision: str, steps: int = 4) -> float:
     theirs = peers.timm(case.architecture)
     model = peers.ours(case.architecture)
     peers.load_timm(model, theirs)
-    our_step = vitrail_step(model, case)
+    our_step = vitrail_step(model, case, precision)
     their_step = timm_step(theirs, case, compiled=False, fused_optimizer=False)
     difference = 0.0
     for _ in range(steps):
-        with compare.tuned(precision):
-            a = our_step().item()
+        with compare.tuned():
+            a = our_step()
         with compare.stock(precision):
-            b = their_step().item()
+            b = their_step()
         difference = max(difference, abs(a - b) / abs(b))
     if difference > LOSS_TOLERANCE[precision]:
         raise SystemExit(f"{case.name}, {precision}: the losses differ by {difference:.1e}")
