@@ -1,0 +1,94 @@
+"""JPEG, the format nearly every photograph has: header, and a decode that refuses what it had to invent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import simplejpeg
+
+from vitrail.errors import DecodeError
+
+START_OF_SCAN = 0xDA
+# every frame header: baseline, extended, progressive, lossless, arithmetic; C4, C8 and CC are other segments
+START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# segments without a length: TEM, restart markers, start of image
+STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
+# libjpeg's warnings that mean wrong pixels
+DAMAGE = ("bad Huffman code", "bad arithmetic code", "instead of RST")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the segments before the first scan say. Sizes in pixels as stored, before EXIF turns them."""
+
+    height: int
+    width: int
+    components: int
+    precision: int
+    exif: bytes
+    scans: int
+
+    @property
+    def ordinary(self) -> bool:
+        """Is it 8-bit gray, colour or CMYK, which is what the fast decoder handles?"""
+        return self.precision == 8 and self.components in (1, 3, 4) and self.height > 0 and self.width > 0
+
+
+def read_header(data: bytes) -> Header | None:
+    """Read a JPEG's segments up to its first scan, in microseconds; None where they do not lead to one."""
+    frame: tuple[int, int, int, int] | None = None
+    exif = b""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill byte
+            at += 1
+            continue
+        if marker in STANDALONE:
+            at += 2
+            continue
+        length = int.from_bytes(data[at + 2 : at + 4], "big")
+        segment = data[at + 4 : at + 2 + length]
+        if marker in START_OF_FRAME and len(segment) >= 6:
+            height, width = int.from_bytes(segment[1:3], "big"), int.from_bytes(segment[3:5], "big")
+            frame = (height, width, segment[5], segment[0])
+        elif marker == 0xE1 and not exif and segment.startswith(b"Exif\0\0"):
+            exif = segment
+        elif marker == START_OF_SCAN:
+            return Header(*frame, exif, data.count(b"\xff\xda", at)) if frame else None
+        at += 2 + length
+    return None
+
+
+def decode_ordinary(data: bytes, header: Header, short_side: int | None) -> np.ndarray | None:
+    """Decode an `ordinary` JPEG to uint8 [H, W, 3] RGB, not yet turned; None hands it to the careful decoder.
+
+    With `short_side` the picture is halved up to three times inside the inverse DCT, as long as both sides stay
+    at least that long; other factors are slower than decoding it whole.
+
+    libjpeg fills what is missing with gray and only warns. Strict decoding turns the warning into an error,
+    which is raised here as DecodeError. Warnings about harmless things (stray bytes between segments, unknown
+    versions) give None.
+    """
+    colorspace = "CMYK" if header.components == 4 else "RGB"
+    limits = {} if short_side is None else {"min_height": short_side, "min_width": short_side, "min_factor": 2}
+    try:
+        image = simplejpeg.decode_jpeg(data, colorspace, **limits)
+    except ValueError as error:
+        message = str(error)
+        if "remature end" in message:
+            raise DecodeError(f"the JPEG is cut off: {message}", reason="truncated") from error
+        if any(sign in message for sign in DAMAGE):
+            raise DecodeError(f"the JPEG is damaged: {message}", reason="corrupt") from error
+        return None
+    return without_ink(image) if colorspace == "CMYK" else image
+
+
+def without_ink(paper: np.ndarray) -> np.ndarray:
+    """Turn a JPEG's CMYK [H, W, 4] into RGB [H, W, 3]: of each colour, what its ink and black let through.
+
+    JPEGs hold CMYK inverted, after Adobe: 255 is no ink, hence R = C K / 255.
+    """
+    black = paper[..., 3:].astype(np.uint16)
+    return ((paper[..., :3] * black + 127) // 255).astype(np.uint8)
