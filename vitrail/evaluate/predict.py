@@ -78,9 +78,11 @@ def _expanded(found: list[tuple[Path, list[Path]]]) -> Iterator[Path]:
         if not matches:
             yield path
         for match in matches:
+            named = match == path
             if match.is_dir():
-                yield from _below(match)
-            elif match == path or _is_wanted(match.name):
+                if named or not is_junk(match.name):
+                    yield from _below(match)
+            elif named or _is_wanted(match.name):
                 yield match
 
 
