@@ -11,7 +11,7 @@ class Supervised:
     """Learning from labels (`vitrail.objective.supervised`)."""
 
     loss: Literal["softmax", "sigmoid", "bce"] = "softmax"
-    """softmax: cross-entropy; sigmoid: cross-entropy per class, summed over classes (the paper's pre-training);
+    """softmax: cross-entropy; sigmoid: cross-entropy per class, summed over classes (paper, pre-training);
     bce: the same, averaged over classes (A2, DeiT-III)."""
     smoothing: float = 0.0
     """Label smoothing."""

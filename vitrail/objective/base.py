@@ -1,0 +1,90 @@
+"""What is learned: an `Objective` turns a batch into a loss, and owns the model and whatever else it trains.
+
+The training loop knows this and nothing more. An objective returns *sums*, with the count they are of: the loop
+divides by the count of all processes and micro-batches together, so that one process, many, and accumulation
+give the same gradient.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Batch(Protocol):
+    """What an objective reads of a batch (`vitrail.data.loader.Batch` is one)."""
+
+    @property
+    def images(self) -> Tensor:
+        """uint8 [batch, channels, height, width]."""
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 [batch]."""
+
+    @property
+    def index(self) -> Tensor:
+        """int64 [batch]: which images of the source these are."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch on the model's device with the randomness of its step drawn, ready to be cut into micro-batches."""
+
+    images: Tensor
+    labels: Tensor
+    """int64 [batch]: the class of each image before any mixing."""
+    index: Tensor
+    targets: Tensor
+    """What is to be predicted: for `Supervised`, int64 [batch] or float [batch, classes]."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def split(self, parts: int) -> list[Prepared]:
+        """Cut into at most `parts` micro-batches of nearly equal size, none of them empty."""
+        parts = min(parts, len(self))
+        columns = [tensor.tensor_split(parts) for tensor in (self.images, self.labels, self.index, self.targets)]
+        return [Prepared(*column) for column in zip(*columns, strict=True)]
+
+
+class Objective(nn.Module, ABC):
+    """A loss over a model. `objective(batch, step=step) -> (loss_sum, count, metrics)`.
+
+    loss_sum: scalar Tensor, the sum over examples; count: the number of examples it is a sum over; metrics:
+    name -> scalar Tensor, sums over the same examples.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch | Prepared, *, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """See the class; `step` is the optimiser step, of which all randomness here is a function."""
+        prepared = batch if isinstance(batch, Prepared) else self.prepare(batch, step=step)
+        return self.loss(prepared)
+
+    def prepare(self, batch: Batch, *, step: int) -> Prepared:
+        """Move a batch to the device and draw its randomness, for the whole batch at once.
+
+        Noise is a function of (seed, step, place in the batch) and drawn before the batch is cut, so that it
+        does not depend on how many micro-batches there are.
+        """
+        device = next(self.parameters()).device
+        images = batch.images.to(device, non_blocking=True)
+        labels = batch.labels.to(device, non_blocking=True)
+        prepared = Prepared(images, labels, batch.index, labels)
+        with torch.no_grad():
+            return self.draw(prepared, step)
+
+    def draw(self, prepared: Prepared, step: int) -> Prepared:
+        """Return the batch with the noise of this step applied; nothing is random by default."""
+        return prepared
+
+    @abstractmethod
+    def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """Return (loss_sum, count, metrics) of a prepared batch or a part of one."""

@@ -1,0 +1,87 @@
+"""Learning from labels: softmax cross-entropy, sigmoid cross-entropy, BCE, with smoothing and soft targets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.data.config import Augment
+from vitrail.data.mix import Mix
+from vitrail.errors import UsageError
+from vitrail.objective.base import Objective, Prepared
+from vitrail.objective.config import Supervised
+
+
+def soft_targets(targets: Tensor, classes: int, config: Supervised) -> Tensor:
+    """Return float32 targets [batch, classes]: one-hot or mixed, thresholded (bce), then smoothed.
+
+    Smoothing spreads `smoothing` evenly over all classes, the right one included: (1 - s) t + s / classes.
+    The threshold comes first: after smoothing every class would be above 0.
+    """
+    soft = targets.float() if targets.ndim == 2 else F.one_hot(targets, classes).float()
+    if config.loss == "bce" and config.bce_threshold is not None:
+        soft = (soft > config.bce_threshold).float()
+    if config.smoothing:
+        soft = soft * (1 - config.smoothing) + config.smoothing / classes
+    return soft
+
+
+def supervised_loss(logits: Tensor, targets: Tensor, config: Supervised) -> Tensor:
+    """Return the loss of each example, float32 [batch].
+
+    logits [batch, classes] in any precision; targets int64 [batch] or float [batch, classes].
+
+    * softmax: -sum_k t_k log softmax(z)_k
+    * sigmoid: sum_k -t_k log s(z_k) - (1 - t_k) log(1 - s(z_k))   (paper, B.1, after BiT)
+    * bce: the mean over classes of the same   (ResNet strikes back, A2; DeiT-III)
+    """
+    logits = logits.float()
+    if config.loss == "softmax" and targets.ndim == 1:  # the fast path: same value, no one-hot matrix
+        return F.cross_entropy(logits, targets, label_smoothing=config.smoothing, reduction="none")
+    soft = soft_targets(targets, logits.shape[1], config)
+    if config.loss == "softmax":
+        return -(soft * logits.log_softmax(-1)).sum(-1)
+    per_class = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")
+    return per_class.sum(-1) if config.loss == "sigmoid" else per_class.mean(-1)
+
+
+class SupervisedObjective(Objective):
+    """Predict the label of an image. Metrics: "top1", right answers (of the label before mixing).
+
+    `classes` is the number of outputs of `model`; `augment` says what to mix; `seed` makes the mixing a function
+    of (seed, step, place in the batch). Raises UsageError where the settings contradict each other.
+    """
+
+    def __init__(self, model: nn.Module, config: Supervised, augment: Augment, classes: int, seed: int) -> None:
+        super().__init__(model)
+        if not 0 <= config.smoothing < 1:
+            raise UsageError(f"objective.smoothing is {config.smoothing}; it must be at least 0 and below 1")
+        if config.bce_threshold is not None and config.loss != "bce":
+            raise UsageError(f"objective.bce_threshold needs objective.loss: bce, not {config.loss}")
+        self.config = config
+        self.mix = Mix(augment, classes, seed)
+        if config.head_bias:
+            _set_head_bias(model, config.head_bias)
+
+    def draw(self, prepared: Prepared, step: int) -> Prepared:
+        """Mix images and targets (mixup, CutMix)."""
+        images, targets = self.mix(prepared.images, prepared.labels, step)
+        return replace(prepared, images=images, targets=targets)
+
+    def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """See `Objective`."""
+        logits = self.model(prepared.images)
+        losses = supervised_loss(logits, prepared.targets, self.config)
+        right = (logits.detach().argmax(-1) == prepared.labels).sum()
+        return losses.sum(), len(prepared), {"top1": right}
+
+
+def _set_head_bias(model: nn.Module, value: float) -> None:
+    head = getattr(model, "head", None)
+    if not isinstance(head, nn.Linear) or head.bias is None:
+        raise UsageError("objective.head_bias needs a model with a linear classifier that has a bias")
+    with torch.no_grad():
+        head.bias.fill_(value)

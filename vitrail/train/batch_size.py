@@ -1,0 +1,144 @@
+"""How many images fit in memory at once, found before training; the batch itself stays what was asked for.
+
+The memory of a training step is weights, gradients and optimiser state, plus what the forward pass keeps for the
+backward pass, which grows with the number of images. The second is measured on a few images, so nothing has to
+run out of memory to find the limit. A batch that does not fit is cut into micro-batches: same gradient, same run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from vitrail import world
+from vitrail.errors import TrainingError
+from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.objective.base import Objective
+from vitrail.train.run import Run
+
+LARGEST = 512
+"""Images per step where nothing was asked for."""
+STEPS_PER_EPOCH = 20
+"""A small data set gets a smaller batch rather than fewer steps than this per epoch."""
+SMALLEST = 16
+SHARE = 0.8
+"""Of the memory that is free; the rest is for the caches and for other programs."""
+OVERHEAD = 1.6
+"""Gradients of activations and scratch space, as a factor on the activations that are kept (measured: 1.2-1.5)."""
+INPUT_SHARE = 1 / 8
+"""Of what a block keeps, the part that is its input (measured: 1/17 in float32, 1/10 in bfloat16)."""
+STATE_BYTES = 20
+"""Per trainable value: float32 gradient, two moments, averaged weights, and one passing copy of the weights."""
+
+
+def default_batch(images: int) -> int:
+    """Return the batch for a training set of `images`: the largest power of two with enough steps per epoch."""
+    wanted = min(LARGEST, max(images // STEPS_PER_EPOCH, SMALLEST))
+    return max(1, min(2 ** int(math.log2(wanted)), images))
+
+
+def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConfig) -> int:
+    """Return into how many micro-batches each process must cut its batch to fit in memory.
+
+    `objective` is on its device, in training mode and not yet wrapped by `vitrail.train.parallel.prepare`.
+    """
+    assert run.batch_size is not None
+    device = next(objective.parameters()).device
+    batch = run.batch_size // world.size()
+
+    def loss(images: int) -> Tensor:
+        pixels = torch.zeros(images, config.channels, *config.image_size, dtype=torch.uint8)
+        nothing = torch.zeros(images, dtype=torch.int64)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bf16"):
+            return objective(Blank(pixels, nothing, nothing), step=0)[0]
+
+    per_image = OVERHEAD * activation_bytes(objective, loss)
+    blocks = len(getattr(objective.model, "block_modules", ()))
+    if run.activation_checkpointing and blocks:  # the inputs of all blocks, and one block in full
+        per_image *= 1 / blocks + INPUT_SHARE
+    trainable = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
+    room = SHARE * free_memory(device) - STATE_BYTES * trainable
+    fitting = min(max(1, int(room / max(per_image, 1))), batch)
+    return max(world.gather(math.ceil(batch / fitting)))
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A batch to measure with."""
+
+    images: Tensor
+    labels: Tensor
+    index: Tensor
+
+
+def activation_bytes(objective: nn.Module, loss: Callable[[int], Tensor], images: int = 2) -> float:
+    """Return the bytes per image that a forward pass keeps for the backward pass.
+
+    Leaves the objective as it was: running statistics are put back, gradients are not touched.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
+    own = {parameter.untyped_storage().data_ptr() for parameter in objective.parameters()}
+
+    def measure(count: int) -> int:
+        kept: dict[int, Tensor] = {}  # by storage: views of one tensor are kept once
+
+        def pack(tensor: Tensor) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss(count)
+        return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
+
+    try:  # the difference leaves out what does not grow with the batch, such as weights cast to bf16
+        return (measure(2 * images) - measure(images)) / images
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that can still be allocated on `device`, within the limits of a container too."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    available = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such limit ("max"), or no control groups here
+        return available
+    used -= int(facts.get("inactive_file", 0))  # cached files make way
+    return max(min(available, limit - used), 0)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Is this what torch raises when an allocation fails, on any device?"""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+
+
+@contextmanager
+def explaining_memory(run: Run) -> Iterator[None]:
+    """Context in which running out of memory becomes a TrainingError that says what to do about it."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        parts = 2 * (run.accumulate or 1)
+        raise TrainingError(
+            f"out of memory: resume with accumulate: {parts} (the same batch of {run.batch_size}, in smaller pieces), "
+            "or with activation_checkpointing. Checkpoints in the run folder are untouched"
+        ) from error

@@ -1,0 +1,132 @@
+"""Looking at held-out images while training goes on: log, keep the best model, notice when it stops improving."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor, nn
+
+from vitrail import world
+from vitrail.data.item import role_of
+from vitrail.data.loader import Loader
+from vitrail.data.source import Splits
+from vitrail.errors import UsageError
+from vitrail.evaluate.classify import Classification, classify, predictor, save_classification
+from vitrail.train.average import Averager
+from vitrail.train.batches import evaluation_loader
+from vitrail.train.folder import RunFolder
+from vitrail.train.run import Run
+from vitrail.train.standing import Standing
+from vitrail.weights.card import Card
+from vitrail.weights.store import load_model, save_model
+
+
+@dataclass
+class Validation:
+    """Evaluates `model`, as averaged where there is an average, and keeps the best in the run folder.
+
+    `loader` holds the validation images; without one, the newest model counts as the best. Raises UsageError
+    where early stopping is asked for and there is nothing to decide it by.
+    """
+
+    model: nn.Module
+    average: Averager
+    loader: Loader | None
+    card: Card
+    run: Run
+
+    def __post_init__(self) -> None:
+        if self.run.early_stop is not None and (self.loader is None or self.run.early_stop < 1):
+            raise UsageError(
+                f"early_stop is {self.run.early_stop}: it counts evaluations, at least 1, and needs validation "
+                "images (data.validation, or data.holdout above 0)"
+            )
+
+    def __call__(self, standing: Standing, folder: RunFolder, check: Callable[[], None]) -> dict[str, float]:
+        """Evaluate after `standing.step` steps, log it, and bring `standing` up to date; returns the numbers.
+
+        `check` is called before every batch and may raise, to end an evaluation early; nothing has changed then.
+        """
+        with self.average.swapped():
+            found = None if self.loader is None else self._classify(self.model, self.loader, check)
+            numbers = {} if found is None else found.metrics()
+            improved = _is_better(numbers, standing.best, "top1")
+            if improved or _is_better(numbers, standing.best, "nll"):
+                standing.best = {"step": standing.step, **numbers}
+                self._keep_best(standing, folder, found)
+        standing.stale = 0 if improved else standing.stale + 1
+        standing.evaluated = standing.step
+        if world.is_main() and numbers:
+            folder.log("validation", standing.step, **numbers)
+        return numbers
+
+    def save_last(self, standing: Standing, folder: RunFolder) -> None:
+        """Keep the newest model, whether it is the best or not."""
+        if world.is_main():
+            with self.average.swapped(), folder.tolerating("the last model"):
+                save_model(folder.last, self.model, self._signed(standing, folder, {}))
+
+    def test(self, splits: Splits, folder: RunFolder, check: Callable[[], None]) -> dict[str, float] | None:
+        """Return the best model's numbers on the test images.
+
+        None where there are none, or where they already served as validation: they are not looked at twice.
+        """
+        if splits.test is None or role_of(str(splits.held_out.get("validation"))) == "test":
+            return None
+        with closing(evaluation_loader(self.run, splits.test)) as loader:
+            best = load_model(folder.path).to(next(self.model.parameters()).device)
+            return self._classify(best, loader, check).metrics()
+
+    def close(self) -> None:
+        """End the loader's threads."""
+        if self.loader is not None:
+            self.loader.close()
+
+    def _classify(self, model: nn.Module, loader: Loader, check: Callable[[], None]) -> Classification:
+        predict = predictor(model, precision="bf16" if self.run.precision == "bf16" else "float32")
+
+        def checked(images: Tensor) -> Tensor:
+            check()
+            return predict(images)
+
+        return classify(checked, loader, self.card.class_names)
+
+    @world.on_main
+    def _keep_best(self, standing: Standing, folder: RunFolder, found: Classification | None) -> None:
+        numbers = {f"validation {name}": value for name, value in standing.best.items() if name != "step"}
+        with folder.tolerating("the best model"):
+            save_model(folder.best, self.model, self._signed(standing, folder, numbers))
+            if found is not None:
+                partial = folder.path / ".evaluation.npz"
+                save_classification(partial, found)
+                partial.replace(folder.path / "evaluation.npz")
+
+    def _signed(self, standing: Standing, folder: RunFolder, metrics: dict[str, float]) -> Card:
+        """Return the card with how these weights came to be."""
+        provenance = {**self.card.provenance, "step": standing.step, "run": folder.path.name}
+        return replace(self.card, metrics=metrics, provenance=provenance)
+
+
+def describe(numbers: dict[str, float]) -> str:
+    """Write the numbers of an evaluation as one phrase."""
+    if not numbers:
+        return "no validation images"
+    return (
+        f"validation top-1 {numbers['top1']:.2%}, top-5 {numbers['top5']:.2%}, loss {numbers['nll']:.4f} "
+        f"on {numbers['count']:.0f} images"
+    )
+
+
+def _is_better(numbers: dict[str, float], best: dict[str, float], by: Literal["top1", "nll"]) -> bool:
+    """Is this evaluation better by top-1, or equal in it and better by loss? The first always is."""
+    if not all(math.isfinite(value) for value in numbers.values()):
+        return False
+    if not best or not numbers:
+        return True
+    if by == "top1":
+        return numbers["top1"] > best["top1"]
+    return numbers["top1"] == best["top1"] and numbers["nll"] < best["nll"]

@@ -1,0 +1,167 @@
+"""What keeps a run safe: signals as a flag, one writer per folder, and no step that is not finite."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail import world
+from vitrail.errors import TrainingError, UsageError, VitrailError
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Interrupted(VitrailError):
+    """A signal ended the run, after its state was saved.
+
+    `exit_code` is what the process should end with: 130 for Ctrl-C, 143 for SIGTERM (128 + the signal).
+    """
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.signum = signum
+        self.exit_code = 128 + signum
+
+    @classmethod
+    def after(cls, signum: int, folder: Path, step: int, saved: int | None) -> Interrupted:
+        """Return the error for a run that stopped at `step` with its newest checkpoint at step `saved`."""
+        name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        kept = f"saved at step {saved}" if saved == step else f"the newest checkpoint is that of step {saved}"
+        return cls(f"stopped by {name} after step {step}, {kept}: go on with --resume {folder}", signum)
+
+
+class Stop(Exception):
+    """Raised by `Signals.check` where a loop is not the training loop's own."""
+
+
+class Signals:
+    """Context in which SIGTERM, SIGINT and SIGHUP only set a flag.
+
+    Nothing is saved inside a handler: it would run between any two bytecodes, in the middle of a save too. The
+    loop asks `requested()` once per step. A second Ctrl-C raises KeyboardInterrupt at once. Outside the main
+    thread Python delivers no signals, and this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = self.received or number
+
+    def requested(self) -> int | None:
+        """Return the signal that any process of the run received, on every process alike; None if none did."""
+        if not world.any_(self.received is not None):
+            return None
+        return max(number or 0 for number in world.gather(self.received))
+
+    def check(self) -> None:
+        """Raise `Stop` if a signal has come, on every process alike."""
+        if self.requested() is not None:
+            raise Stop
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold the run folder for this process; the kernel lets go of it however the process ends.
+
+    Raises UsageError if another process is writing there. The lock is on `<folder>/.lock`.
+    """
+    with open(folder / ".lock", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise UsageError(
+                f"another process (pid {owner}) is writing {folder}: wait for it, stop it, or start a new run"
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+class FiniteGuard:
+    """Decides for each step whether its update may touch the weights.
+
+    A step whose loss or gradient norm is not finite is skipped: neither weights nor optimiser state see it, and
+    the running statistics that its forward pass has already moved (BatchNorm) are put back. After `limit` such
+    steps in a row `skip` raises TrainingError.
+    """
+
+    def __init__(self, module: nn.Module, limit: int) -> None:
+        self.limit = limit
+        self.in_a_row = 0
+        self._statistics = [
+            buffer
+            for part in module.modules()
+            if isinstance(part, nn.modules.batchnorm._BatchNorm)
+            for buffer in part.buffers(recurse=False)
+        ]
+        self._before: list[Tensor] = []
+
+    def before_step(self) -> None:
+        """Remember what a forward pass changes."""
+        self._before = [buffer.clone() for buffer in self._statistics]
+
+    def finite(self, loss: float, norm: float) -> bool:
+        """May this step's update be applied? `loss` and `norm` are those of all processes together."""
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.in_a_row = 0
+            return True
+        return False
+
+    def skip(self, step: int, loss: float, norm: float, images: list[str]) -> str:
+        """Undo what the step has changed and return the message for the log; `images` names its batch.
+
+        Raises TrainingError at the limit.
+        """
+        for buffer, before in zip(self._statistics, self._before, strict=True):
+            buffer.copy_(before)
+        self.in_a_row += 1
+        what = f"step {step} has loss {loss:g} and gradient norm {norm:g}; its images: {shorten(images)}"
+        if self.in_a_row < self.limit:
+            return f"warning: skipped an update that is not finite: {what}"
+        raise TrainingError(
+            f"{self.in_a_row} steps in a row were not finite and changed nothing, the last checkpoint is good: "
+            f"{what}. Resuming repeats them; start anew with a lower optim.lr, optim.clip set, or precision: float32"
+        )
+
+
+def shorten(names: list[str], limit: int = 8) -> str:
+    """Write the first few names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def require_finite(module: nn.Module) -> None:
+    """Raise TrainingError if a weight or statistic of `module` is not finite: such weights are never saved."""
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise TrainingError(
+                f"{name} holds values that are not finite, and was not saved: resume from the last checkpoint "
+                "with a lower optim.lr, optim.clip set, or precision: float32"
+            )

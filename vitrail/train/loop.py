@@ -1,0 +1,153 @@
+"""`fit(run)`: training, read top to bottom. Read this second, after `vitrail.model.vit`.
+
+The loop knows only `objective(batch)`; everything else that happens in a step has a name, and its own file.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import torch
+
+from vitrail import world
+from vitrail.config_yaml import from_yaml
+from vitrail.data.source import open_data
+from vitrail.model.attention import fast_math
+from vitrail.objective.supervised import SupervisedObjective
+from vitrail.train.average import Averager
+from vitrail.train.batch_size import explaining_memory
+from vitrail.train.batches import endless, evaluation_loader, training_loader
+from vitrail.train.evaluation import Validation, describe
+from vitrail.train.folder import RunFolder
+from vitrail.train.guard import FiniteGuard, Interrupted, Signals, Stop, run_lock
+from vitrail.train.optim import build_optimizer, clip_, set_learning_rate
+from vitrail.train.parallel import prepare
+from vitrail.train.plan import Plan
+from vitrail.train.progress import Progress
+from vitrail.train.record import record_batch, record_end, record_resume, record_start, recorded_result
+from vitrail.train.resolve import build_model, inherit, resolve
+from vitrail.train.run import Run
+from vitrail.train.saving import Checkpoints
+from vitrail.train.standing import Result, TrainingState, identity
+from vitrail.train.step import backward, seed_step
+
+
+def fit(run: Run, *, resume: Path | str | None = None) -> Result:
+    """Train as `run` says, in a new run folder, or go on in the folder `resume`.
+
+    Everything goes to the folder and, as progress, to stderr. A resumed run continues at the exact step, and on
+    a CPU ends with the same bits as one that was never interrupted; with a `time_limit` it cannot promise that.
+    A run that is over is not run again: its result is returned, with a message how to extend it.
+
+    Raises UsageError and DataError before anything is written; CheckpointError where `resume` holds no valid
+    checkpoint, or one of another run; TrainingError where training cannot go on; Interrupted after SIGTERM or
+    Ctrl-C, once the state is saved.
+    """
+    # 1. The data, and every decision that the run leaves open
+    folder = None if resume is None else RunFolder.open(resume)
+    if folder is not None:
+        run = inherit(run, from_yaml(folder.path / "config.yaml", Run()))
+    splits = open_data(run.data, seed=run.seed)
+    names = splits.class_names
+    resolved = resolve(run, splits.train, names)
+
+    # 2. The network, and what it is to learn
+    fast_math()
+    torch.manual_seed(run.seed)
+    model = build_model(resolved)
+    objective = SupervisedObjective(model, run.objective, run.augment, len(names), run.seed)
+    objective.to(resolved.device).train()
+    run = resolved.with_micro_batches(objective)
+    assert run.batch_size and run.accumulate  # decided by now
+    prepare(model, run)
+    optimizer = build_optimizer(objective, run.optim)
+
+    # 3. Batches, durations in steps, and the second set of weights
+    loader = training_loader(run, splits.train)
+    held_out = None if splits.validation is None else evaluation_loader(run, splits.validation)
+    plan = Plan.of(run, len(loader))
+    average = Averager(model, run.average, start=plan.average_start)
+    about = identity(run, resolved.config, names, splits.fingerprint)
+    state = TrainingState(objective, optimizer, average, about)
+
+    validation = Validation(model, average, held_out, resolved.card(names), run)
+
+    # 4. The run folder: a new one, or where an earlier process left off
+    folder = folder or RunFolder.create(run.out, run.name)
+    progress = Progress(plan.total, run.batch_size, resolved.device)
+    with (
+        run_lock(folder.path),
+        Signals() as signals,
+        closing(folder),
+        closing(loader),
+        closing(validation),
+        progress,
+        explaining_memory(run),
+    ):
+        checkpoints = Checkpoints(folder, run.keep, progress.say)
+        if resume is None:
+            record_start(folder, run, resolved.decisions, splits)
+        else:
+            checkpoints.restore(state)
+            if state.is_over(run) and (result := recorded_result(folder)):
+                return result
+            record_resume(folder, run, state.standing.step)
+        standing = state.standing
+        folder.open_board(standing.step)
+        progress.announce(folder.path, resolved.decisions)
+        began = time.monotonic() - standing.elapsed
+        guard = FiniteGuard(objective, run.max_nonfinite)
+        batches = endless(loader, standing.step)
+
+        # 5. Steps, and between them evaluations and checkpoints
+        while True:
+            step = standing.step
+            over = plan.over(step, standing.elapsed)
+            if standing.evaluated < step and (over or plan.evaluates(step)):
+                with suppress(Stop):
+                    numbers = validation(standing, folder, signals.check)
+                    progress.say(f"step {step}: {describe(numbers)}")
+                progress.reset()
+            if run.early_stop and standing.stale >= run.early_stop:
+                over = over or "early stop"
+            stop = signals.requested()
+            if over or stop or plan.saves(step):
+                state.mark(over, run)
+                checkpoints.save(state)
+                validation.save_last(standing, folder)
+            if stop:
+                raise Interrupted.after(stop, folder.path, step, checkpoints.saved)
+            if over:
+                break
+
+            guard.before_step()
+            seed_step(run.seed, step, world.rank())
+            rate = plan.learning_rate(step, standing.elapsed)
+            set_learning_rate(optimizer, rate)
+            batch = next(batches)
+            if step == 0:
+                record_batch(folder, objective.prepare(batch, step=0), names)
+            outcome = backward(objective, batch, step=step, parts=run.accumulate, autocast=resolved.autocast)
+            norm = float(clip_(objective.parameters(), run.optim.clip))
+            if guard.finite(outcome.loss, norm):
+                optimizer.step()
+                average.update(step)
+            else:
+                images = [splits.train.id(index) for index in batch.index.tolist()]
+                folder.log("skipped", step, loss=outcome.loss, norm=norm, images=images)
+                progress.say(guard.skip(step, outcome.loss, norm, images))
+            optimizer.zero_grad(set_to_none=True)
+
+            standing.step += 1
+            standing.elapsed = max(world.gather(time.monotonic() - began))
+            progress.update(standing.step, outcome, rate, loader.wait_seconds, plan.left(standing.elapsed))
+            if plan.logs(standing.step):
+                folder.log("train", standing.step, epoch=standing.step / len(loader), **progress.numbers())
+
+        # 6. The best model on the test images, if there are any to spare, and the result
+        test = validation.test(splits, folder, signals.check)
+        result = Result.of(standing, folder.path, len(loader), test)
+        record_end(folder, result)
+        return result

@@ -1,0 +1,94 @@
+"""What a run folder says about its run: written at the start, at each resume and at the end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from vitrail import world
+from vitrail.config_yaml import to_yaml
+from vitrail.data.source import Splits
+from vitrail.errors import CheckpointError
+from vitrail.objective.base import Prepared
+from vitrail.train.folder import RunFolder
+from vitrail.train.picture import batch_picture
+from vitrail.train.provenance import provenance
+from vitrail.train.run import Run
+from vitrail.train.standing import Result
+
+
+@world.on_main
+def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits: Splits) -> None:
+    """Write config.yaml, run.json, classes.json and split.json."""
+    folder.write_text("config.yaml", to_yaml(run))
+    folder.write_json("classes.json", splits.class_names)
+    folder.write_json("split.json", splits.held_out)
+    data = {
+        "path": run.data.path,
+        "fingerprint": splits.fingerprint,
+        "classes": len(splits.class_names),
+        "images": {
+            name: len(source)
+            for name in ("train", "validation", "test")
+            if (source := getattr(splits, name)) is not None
+        },
+        "notes": splits.report.lines(),
+    }
+    folder.write_json(
+        "run.json",
+        {
+            "name": folder.path.name,
+            "started": _now(),
+            **provenance(),
+            "seed": run.seed,
+            "data": data,
+            "decisions": decisions,
+        },
+    )
+
+
+@world.on_main
+def record_resume(folder: RunFolder, run: Run, step: int) -> None:
+    """Note in run.json where and how the run goes on; drop what was logged after `step`; write its new config.yaml."""
+    facts = folder.read_json("run.json")
+    facts.pop("ended", None)
+    facts.pop("result", None)
+    folder.rewind(step)
+    facts.setdefault("resumed", []).append({"at": _now(), "step": step, **provenance()})
+    folder.write_json("run.json", facts)
+    folder.write_text("config.yaml", to_yaml(run))
+
+
+@world.on_main
+def record_end(folder: RunFolder, result: Result) -> None:
+    """Add the result to run.json."""
+    values = {name: value for name, value in asdict(result).items() if name not in ("folder", "message")}
+    folder.write_json("run.json", {**folder.read_json("run.json"), "ended": _now(), "result": values})
+
+
+@world.on_main
+def record_batch(folder: RunFolder, batch: Prepared, class_names: list[str]) -> None:
+    """Write batch.png."""
+    captions = [class_names[label] for label in batch.labels.tolist()]
+    folder.write_bytes("batch.png", batch_picture(batch.images, captions))
+
+
+def recorded_result(folder: RunFolder) -> Result | None:
+    """Return the result of a run that is over; None while it is not."""
+    values: dict[str, Any] | None = folder.read_json("run.json").get("result")
+    if not values:
+        return None
+    try:
+        result = Result(folder=folder.path, **values)
+    except TypeError as error:
+        raise CheckpointError(f"{folder.path / 'run.json'} holds a result of another format: {error}") from error
+    message = (
+        f"{folder.path} is finished ({result.ended} after {result.steps} steps): nothing to do. To go on, resume it "
+        "with a longer duration, time_limit or early_stop; the learning rate then follows the longer schedule"
+    )
+    return replace(result, message=message)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

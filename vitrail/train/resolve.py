@@ -1,0 +1,245 @@
+"""From the run as asked for to the run as done: every None decided from the data, the weights and the machine.
+
+Each decision is a value in the returned `Run` and a sentence saying why, so that nothing is guessed silently and
+`config.yaml` replays the run.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import nn
+
+from vitrail import world
+from vitrail.data.config import Preprocess
+from vitrail.data.item import Listed
+from vitrail.errors import DataError, UsageError
+from vitrail.evaluate.classify import fast_bf16
+from vitrail.model.build import build
+from vitrail.model.config import ResNetConfig, ViTConfig, variant
+from vitrail.objective.base import Objective
+from vitrail.train.batch_size import default_batch, free_memory, micro_batches
+from vitrail.train.run import Run
+from vitrail.weights.card import Card
+from vitrail.weights.store import load_model, read_card
+
+SNIFFED = 64
+"""Training images whose size is looked at."""
+USUAL_SIDE = 224
+LARGEST_CACHED = 256
+"""Pixels of the longer side up to which an image counts as small."""
+WEIGHTLESS = ("dropout", "drop_path")
+"""Overrides of `Run.vit` that change no tensor, so they can be combined with weights from elsewhere."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A run without open questions, except the number of micro-batches, which needs the model."""
+
+    run: Run
+    config: ViTConfig | ResNetConfig
+    preprocess: Preprocess
+    device: torch.device
+    decisions: dict[str, str] = field(default_factory=dict)
+    """Setting: value and reason."""
+
+    def card(self, class_names: list[str]) -> Card:
+        """Return the card of the weights this run makes."""
+        provenance = {"recipe": self.run.name, "data": self.run.data.path, "from": self.run.weights}
+        return Card(self.config, list(class_names), self.preprocess, provenance=provenance)
+
+    @property
+    def autocast(self) -> bool:
+        """Are matrix products in bfloat16 (the weights stay float32)?"""
+        return self.run.precision == "bf16"
+
+    def with_micro_batches(self, objective: Objective) -> Run:
+        """Return the run with `accumulate` decided too, by measuring `objective` (see `batch_size`)."""
+        if self.run.accumulate is not None:
+            if self.run.accumulate < 1:
+                raise UsageError(f"accumulate is {self.run.accumulate}; it must be at least 1")
+            return self.run
+        parts = micro_batches(objective, self.run, self.config)
+        self.decisions["accumulate"] = f"{parts}: micro-batches that fit in memory"
+        return replace(self.run, accumulate=parts)
+
+
+def resolve(run: Run, train: Listed, class_names: list[str]) -> Resolved:
+    """Decide everything but `accumulate`. Raises UsageError or DataError where the settings cannot work."""
+    decisions: dict[str, str] = {}
+    sizes = image_sizes(train)
+    device = choose_device(run.device)
+    config = model_config(run, len(class_names), sizes, decisions)
+    preprocess = run.preprocess or _preprocess(config.image_size, sizes, decisions)
+    if preprocess.image_size != config.image_size:
+        raise UsageError(
+            f"preprocess.image_size is {preprocess.image_size} but the model takes {config.image_size} pixels: set "
+            "image_size, and leave preprocess.image_size at the same value"
+        )
+    if run.device is None:
+        decisions["device"] = f"{device}: the best there is"
+    precision = run.precision
+    if precision == "auto":
+        precision = "bf16" if fast_bf16(device) else "float32"
+        having = "has" if precision == "bf16" else "lacks"
+        decisions["precision"] = f"{precision}: this {device.type} {having} fast bfloat16"
+    batch = _batch_size(run, len(train), decisions)
+    workers = run.workers
+    if workers is None:
+        cores = available_cores()
+        workers = min(16, cores) if device.type == "cuda" else max(1, cores // 4)
+        decisions["workers"] = f"{workers}: of {cores} cores"
+    cache = run.cache
+    if cache == "auto":
+        cache = _cache(train, sizes, decisions)
+    run = replace(
+        run,
+        image_size=config.image_size[0] if len(set(config.image_size)) == 1 else run.image_size,
+        preprocess=preprocess,
+        precision=precision,
+        batch_size=batch,
+        workers=workers,
+        cache=cache,
+    )
+    return Resolved(run, config, preprocess, device, decisions)
+
+
+def inherit(run: Run, recorded: Run) -> Run:
+    """Return `run` with what it leaves open decided as in `recorded`: a resumed run decides nothing anew."""
+    automatic = ("image_size", "preprocess", "batch_size", "accumulate", "precision", "workers", "cache")
+    left_open = {name: getattr(recorded, name) for name in automatic if getattr(run, name) in (None, "auto")}
+    return replace(run, **left_open)
+
+
+def model_config(
+    run: Run, classes: int, sizes: list[tuple[int, int]], decisions: dict[str, str]
+) -> ViTConfig | ResNetConfig:
+    """Return the config of the network to train: the named variant, or that of the weights started from."""
+    overrides = {f.name: value for f in fields(run.vit) if (value := getattr(run.vit, f.name)) is not None}
+    if run.weights is not None:
+        if wrong := sorted(set(overrides) - set(WEIGHTLESS)):
+            raise UsageError(
+                f"vit.{wrong[0]} is fixed by the weights in {run.weights}: only {' and '.join(WEIGHTLESS)} "
+                "can be set with them"
+            )
+        base = read_card(run.weights).config
+        decisions["model"] = f"{base.__class__.__name__} of {run.weights}"
+        size = (run.image_size, run.image_size) if run.image_size else base.image_size
+        if run.image_size is None:
+            decisions["image_size"] = f"{size[0]} x {size[1]} px: that of the weights"
+        reset: dict[str, Any] = {"classes": classes, "image_size": size}
+        if isinstance(base, ViTConfig):
+            reset["pre_logits"] = None
+        return replace(base, **overrides, **reset)
+    patch = getattr(variant(run.model, **overrides), "patch", 32)
+    side = run.image_size or _side(sizes, patch, decisions)
+    config = variant(run.model, **overrides, classes=classes, image_size=(side, side))
+    tokens = (side // patch) ** 2
+    if isinstance(config, ViTConfig) and tokens < 16:
+        decisions["patch"] = (
+            f"{patch} px, as asked for: an image becomes only {tokens} tokens; a smaller patch (vit.patch) or a "
+            "larger image_size will learn more"
+        )
+    return config
+
+
+def build_model(resolved: Resolved) -> nn.Module:
+    """Return the network of a resolved run: fresh, or with weights and a new zero head (paper, section 3.2)."""
+    run = resolved.run
+    if run.weights is None:
+        return build(resolved.config)
+    loaded = load_model(run.weights, classes=resolved.config.classes, image_size=resolved.config.image_size)
+    resolved.decisions["weights"] = str(loaded.load_report)
+    if loaded.config == resolved.config:
+        return loaded
+    model = build(resolved.config)  # the same tensors, other dropout
+    model.load_state_dict(loaded.state_dict())
+    return model
+
+
+def image_sizes(source: Listed, count: int = SNIFFED) -> list[tuple[int, int]]:
+    """Return (height, width) of up to `count` images spread over the source, from their headers; [] if none opens."""
+    sizes = []
+    for i in range(min(count, len(source))):
+        try:
+            image = source[i * len(source) // min(count, len(source))].image
+            if isinstance(image, bytes):
+                with Image.open(io.BytesIO(image)) as opened:
+                    sizes.append((opened.height, opened.width))
+            else:
+                sizes.append(image.shape[:2])
+        except Exception:  # unreadable images are the loader's to report; here they only have no say
+            continue
+    return sizes
+
+
+def choose_device(name: str | None) -> torch.device:
+    """Return the device called `name`, or the best there is. Raises UsageError if it is not there."""
+    if name is None:
+        if torch.cuda.is_available():
+            name = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}"
+        else:
+            name = "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def available_cores() -> int:
+    """Return the number of processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -> int:
+    """Side of the square input for images like these: theirs where they are small, else 224; whole patches."""
+    shorter = int(statistics.median(min(size) for size in sizes)) if sizes else USUAL_SIDE
+    side = patch * (max(USUAL_SIDE // patch, 1) if shorter >= USUAL_SIDE else -(-shorter // patch))
+    decisions["image_size"] = f"{side} px: the images' shorter side is {shorter} px (median), the patch {patch} px"
+    return side
+
+
+def _preprocess(image_size: tuple[int, int], sizes: list[tuple[int, int]], decisions: dict[str, str]) -> Preprocess:
+    if len(set(sizes)) == 1:
+        decisions["preprocess"] = f"squash: all images are {sizes[0][0]} x {sizes[0][1]} px"
+        return Preprocess(image_size, resize="squash")
+    decisions["preprocess"] = "resize the short side, then take the central 87.5 %: images differ in size"
+    return Preprocess(image_size)
+
+
+def _batch_size(run: Run, images: int, decisions: dict[str, str]) -> int:
+    """Images per optimiser step over all processes."""
+    world_size = world.size()
+    if images < world_size:
+        raise DataError(f"{images} training images are too few for {world_size} processes")
+    batch = run.batch_size
+    if batch is None:
+        batch = max(default_batch(images) // world_size, 1) * world_size
+        decisions["batch_size"] = f"{batch}: for {images} training images"
+    if batch < 1 or batch % world_size:
+        raise UsageError(f"batch_size is {batch}; it must be a multiple of the number of processes, {world_size}")
+    if batch > images:
+        batch = images // world_size * world_size
+        decisions["batch_size"] = f"{batch}, not {run.batch_size}: there are only {images} training images"
+    return batch
+
+
+def _cache(train: Listed, sizes: list[tuple[int, int]], decisions: dict[str, str]) -> Literal["yes", "no"]:
+    """Keep decoded images if they are small and take at most a quarter of the free memory."""
+    if not sizes:
+        return "no"
+    each = statistics.mean(3 * height * width for height, width in sizes)
+    whole = each * len(train)
+    small = max(max(size) for size in sizes) <= LARGEST_CACHED
+    fits = whole <= free_memory(torch.device("cpu")) / 4
+    answer: Literal["yes", "no"] = "yes" if small and fits else "no"
+    decisions["cache"] = f"{answer}: decoded, the training images take about {whole / 2**30:.2f} GiB"
+    return answer

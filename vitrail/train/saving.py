@@ -1,0 +1,68 @@
+"""Checkpoints of a run: when one cannot be written the run goes on for a while, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from vitrail import world
+from vitrail.errors import CheckpointError, TrainingError
+from vitrail.train import checkpoint
+from vitrail.train.folder import RunFolder
+from vitrail.train.standing import TrainingState
+
+PATIENCE = 3
+"""Checkpoints in a row that may fail before training stops: more work is not put at risk."""
+
+
+class Checkpoints:
+    """Saves and restores a `TrainingState` in a run folder; `say` prints a line. Only the main process writes."""
+
+    def __init__(self, folder: RunFolder, keep: int, say: Callable[[str], None]) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.say = say
+        self.saved: int | None = None
+        """Step of the newest checkpoint."""
+        self._failed = 0
+        self._standing: dict[str, Any] = {}
+
+    def save(self, state: TrainingState) -> None:
+        """Write a checkpoint, unless there is one of this moment already; every process returns when it is done.
+
+        Raises TrainingError if weights are not finite, or if it was the third in a row that could not be written.
+        """
+        step = state.standing.step
+        standing = {**asdict(state.standing), "elapsed": 0.0}
+        if standing == self._standing:
+            return
+        saved = True
+        if world.is_main():
+            try:
+                checkpoint.save(self.folder.checkpoints, step, state.state_dict(), keep=self.keep)
+                self.saved, self._failed, self._standing = step, 0, standing
+            except CheckpointError as error:
+                saved = False
+                self._failed += 1
+                self.say(f"warning: no checkpoint at step {step}: {error}")
+        if world.any_(not saved and self._failed >= PATIENCE):
+            raise TrainingError(
+                f"the last {PATIENCE} checkpoints could not be written to {self.folder.checkpoints}: make room and "
+                "resume from the newest one there"
+            )
+
+    def restore(self, state: TrainingState) -> None:
+        """Load the newest whole checkpoint into `state`, and say which.
+
+        Raises CheckpointError where there is none, or it belongs to another run.
+        """
+        path = checkpoint.latest_valid(
+            self.folder.checkpoints,
+            on_reject=lambda bad: self.say(f"warning: passing over {bad.path.name}: {bad.reason}"),
+        )
+        if path is None:
+            raise CheckpointError(f"{self.folder.checkpoints} holds no checkpoint: the run ended before its first")
+        state.load_state_dict(checkpoint.load(path))
+        self.saved, self._standing = state.standing.step, {**asdict(state.standing), "elapsed": 0.0}
+        self.say(f"resuming from {path}")

@@ -1,0 +1,155 @@
+"""Everything a run is at one moment: what a checkpoint keeps, and what a resumed run must agree with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.config_yaml import plain
+from vitrail.errors import CheckpointError
+from vitrail.objective.base import Objective
+from vitrail.train.average import Averager
+from vitrail.train.guard import require_finite
+from vitrail.train.run import Run
+
+IDENTITY = ("objective", "augment", "schedule", "average", "optim", "batch_size", "seed")
+"""Settings that a resumed run must share with the one it continues. The rest may change: duration, time_limit,
+early_stop, how often to evaluate and save, and all about the machine (accumulate, precision, workers, cache,
+compile, activation_checkpointing, device); the bits are then the same as far as the arithmetic is."""
+
+
+@dataclass
+class Standing:
+    """Where a run stands, apart from tensors."""
+
+    step: int = 0
+    """Optimiser steps done."""
+    elapsed: float = 0.0
+    """Seconds of training, over all sittings."""
+    evaluated: int = 0
+    """Step of the newest evaluation."""
+    best: dict[str, float] = field(default_factory=dict)
+    """Step and validation numbers of the best model; empty before the first evaluation."""
+    stale: int = 0
+    """Evaluations since validation top-1 last improved."""
+    skipped: int = 0
+    """Steps whose update was not finite."""
+    ended: str = ""
+    """Why the run is over; "" while it is not."""
+    ended_by: dict[str, Any] = field(default_factory=dict)
+    """The settings that ended it: with others it goes on."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `fit` returns, and run.json keeps."""
+
+    folder: Path
+    steps: int
+    epochs: float
+    seconds: float
+    """Of training, over all sittings."""
+    ended: str
+    """Why: "all steps done", "time limit" or "early stop"."""
+    best: dict[str, float]
+    """Of the best model: its step, and top1, top5, nll and count on the validation images."""
+    test: dict[str, float] | None = None
+    """The best model's numbers on the test images, looked at once; None where there are none to spare."""
+    message: str = ""
+    """For the user, in a sentence or two."""
+
+    @classmethod
+    def of(cls, standing: Standing, folder: Path, per_epoch: int, test: dict[str, float] | None = None) -> Result:
+        """Return the result of a run that stands where `standing` says."""
+        top1 = f", validation top-1 {standing.best['top1']:.2%}" if "top1" in standing.best else ""
+        return cls(
+            folder,
+            standing.step,
+            standing.step / per_epoch,
+            round(standing.elapsed, 1),
+            standing.ended,
+            standing.best,
+            test,
+            f"{standing.ended} after {standing.step} steps{top1}; everything is in {folder}",
+        )
+
+
+@dataclass
+class TrainingState:
+    """The parts of a run that change, gathered."""
+
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    average: Averager
+    identity: dict[str, Any]
+    standing: Standing = field(default_factory=Standing)
+
+    def mark(self, ended: str, run: Run) -> None:
+        """Note that the run is over, because of what in `run`; "" while it is not."""
+        self.standing.ended = ended
+        self.standing.ended_by = _limits(run) if ended else {}
+
+    def is_over(self, run: Run) -> bool:
+        """Did this run end by itself, and is there nothing in `run` that would let it go on?"""
+        return bool(self.standing.ended) and self.standing.ended_by == _limits(run)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it all as nested dicts of tensors and JSON values. Raises TrainingError if not all is finite."""
+        require_finite(self.objective)
+        return {
+            "model": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.state_dict(),
+            "standing": asdict(self.standing),
+            "identity": self.identity,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where `state_dict` left off.
+
+        Raises CheckpointError, listing the differences, if it is of another run.
+        """
+        if differences := differing(state["identity"], self.identity):
+            raise CheckpointError(
+                "the checkpoint belongs to another run:\n  "
+                + "\n  ".join(differences)
+                + "\nresume with the data and settings it was made with, or start a new run from its weights (--from)"
+            )
+        self.objective.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.average.load_state_dict(state["average"])
+        self.standing = Standing(**state["standing"])
+
+
+def _limits(run: Run) -> dict[str, Any]:
+    return {name: plain(getattr(run, name)) for name in ("duration", "time_limit", "early_stop")}
+
+
+def identity(run: Run, config: Any, class_names: list[str], fingerprint: str) -> dict[str, Any]:
+    """Return what makes a run itself: data, classes, network and whatever shapes its gradient, as JSON values."""
+    return {
+        "data": fingerprint,
+        "splits": {name: getattr(run.data, name) for name in ("train", "validation", "holdout", "subset")},
+        "class_names": class_names,
+        "model": {"kind": type(config).__name__, **plain(config)},
+        **{name: plain(getattr(run, name)) for name in IDENTITY},
+    }
+
+
+def differing(was: Any, now: Any, where: str = "") -> list[str]:
+    """Return one line for each value that differs between two nested values."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        lines = []
+        for key in sorted({*was, *now}):
+            below = f"{where}.{key}" if where else str(key)
+            lines += differing(was.get(key), now.get(key), below)
+        return lines
+    if isinstance(was, list | tuple) and isinstance(now, list | tuple):
+        if len(was) == len(now):
+            places = enumerate(zip(was, now, strict=True))
+            return [line for i, (a, b) in places for line in differing(a, b, f"{where}[{i}]")]
+        return [f"{where}: {len(was)} entries there, {len(now)} here"]
+    return [] if was == now else [f"{where}: {was!r} there, {now!r} here"]
