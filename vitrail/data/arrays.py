@@ -1,0 +1,136 @@
+"""Arrays: an .npz of images and labels, and the handwritten digits that come with scikit-learn."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.item import Findings, Found, Item, Listed, View, order_classes
+from vitrail.data.split import hold_out
+from vitrail.errors import DataError
+
+_PAIRS = {
+    "train": (("x_train", "y_train"), ("train_images", "train_labels")),
+    "validation": (("x_val", "y_val"), ("x_valid", "y_valid"), ("val_images", "val_labels")),
+    "test": (("x_test", "y_test"), ("test_images", "test_labels")),
+    "": (("images", "labels"), ("x", "y"), ("X", "y"), ("data", "target")),
+}
+
+
+class ArraySource:
+    """Images that are rows of one uint8 array [N, H, W, 3] (or [N, H, W], grey, copied to three channels)."""
+
+    def __init__(self, name: str, images: np.ndarray, labels: np.ndarray, class_names: list[str]) -> None:
+        self._name = name
+        self._images = images
+        self.labels = labels
+        self.sizes = np.full(len(images), images[:1].nbytes, dtype=np.int64)
+        self.class_names = class_names
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        image = np.asarray(self._images[index])
+        if image.ndim == 2:
+            image = np.repeat(image[:, :, None], 3, axis=2)
+        return Item(np.ascontiguousarray(image), int(self.labels[index]), self.id(index))
+
+    def id(self, index: int) -> str:
+        """See `Listed.id`: the split and the row, counted from 0."""
+        return f"{self._name}[{index}]"
+
+
+def read_digits() -> Found:
+    """The 1,797 handwritten digits of scikit-learn (8x8, 16 grey levels), as uint8 [8, 8, 3] in 0..255.
+
+    The set has no official split: a stratified fifth, always the same one, is its test split.
+    """
+    from sklearn.datasets import load_digits  # a second to import, and only this data set needs it
+
+    digits = load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    source = ArraySource("digits", images, digits.target.astype(np.int64), [str(name) for name in digits.target_names])
+    train, test = hold_out(source, 0.2, seed=0)
+    return Found({"train": View(source, train), "test": View(source, test)}, Findings("digits"))
+
+
+def read_npz(path: Path) -> Found:
+    """Open an .npz with images/labels, x_train/y_train (and _val, _test) or train_images/train_labels.
+
+    Arrays stored uncompressed (`np.savez`) are memory-mapped; compressed ones are unpacked into memory.
+    Raises DataError for other names, a dtype other than uint8, or lengths that differ.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+            pairs = {split: next((p for p in pairs if set(p) <= set(members)), None) for split, pairs in _PAIRS.items()}
+            wanted = {split: pair for split, pair in pairs.items() if pair is not None}
+            if not wanted:
+                raise DataError(
+                    f"{path} holds {', '.join(members)}; expected images and labels, "
+                    "or x_train, y_train, x_test, y_test"
+                )
+            arrays = {name: _load(path, archive, members[name]) for pair in wanted.values() for name in pair}
+            checks = {name: archive.getinfo(members[name]).CRC for pair in wanted.values() for name in pair}
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise DataError(f"{path} is not a readable .npz: {error}") from error
+    return Found(_sources(path, wanted, arrays, checks), Findings("arrays"))
+
+
+def _sources(
+    path: Path, wanted: Mapping[str, tuple[str, str]], arrays: dict[str, np.ndarray], checks: dict[str, int]
+) -> dict[str, Listed]:
+    values = np.concatenate([arrays[labels].reshape(-1) for _, labels in wanted.values()])
+    if values.dtype.kind not in "iuU":
+        raise DataError(f"{path}: labels are {values.dtype}; valid are integers and text")
+    class_names = order_classes({str(value) for value in np.unique(values)})
+    position = {name: index for index, name in enumerate(class_names)}
+    sources: dict[str, Listed] = {}
+    for split, (x, y) in wanted.items():
+        images, labels = _channels_last(path, x, arrays[x]), arrays[y].reshape(-1)
+        if len(images) != len(labels):
+            raise DataError(f"{path}: {x} has {len(images)} images and {y} has {len(labels)} labels")
+        indices = np.array([position[str(label)] for label in labels.tolist()], dtype=np.int64)
+        # the checksum makes the id, and with it the fingerprint, speak of the pixels too
+        sources[split] = ArraySource(f"{split or path.stem}-{checks[x]:08x}", images, indices, class_names)
+    return sources
+
+
+def _channels_last(path: Path, name: str, images: np.ndarray) -> np.ndarray:
+    """Return a view [N, H, W] or [N, H, W, 3] of the usual layouts."""
+    if images.dtype != np.uint8:
+        raise DataError(f"{path}: {name} is {images.dtype}; images must be uint8 in 0..255")
+    if images.ndim == 3:
+        return images
+    if images.ndim == 4 and images.shape[-1] in (1, 3):
+        return images[..., 0] if images.shape[-1] == 1 else images
+    if images.ndim == 4 and images.shape[1] in (1, 3):
+        return images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
+    raise DataError(
+        f"{path}: {name} has shape {images.shape}; valid are [N, H, W], [N, H, W, 1 or 3] and [N, 1 or 3, H, W]"
+    )
+
+
+def _load(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
+    """Return one array of an .npz, through a memory map if it is stored uncompressed."""
+    info = archive.getinfo(member)
+    with archive.open(info) as stream:
+        if info.compress_type != zipfile.ZIP_STORED:
+            return np.lib.format.read_array(stream, allow_pickle=False)
+        version = np.lib.format.read_magic(stream)
+        if version > (2, 0):
+            return np.lib.format.read_array(archive.open(info), allow_pickle=False)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read_header(stream)
+        header = stream.tell()
+    with open(path, "rb") as file:  # the data follow a local header whose name and extra fields vary in length
+        file.seek(info.header_offset + 26)
+        name_length, extra_length = np.frombuffer(file.read(4), "<u2")
+    offset = info.header_offset + 30 + int(name_length) + int(extra_length) + header
+    if dtype.hasobject:
+        raise DataError(f"{path}: {member} holds Python objects, which are not read")
+    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")

@@ -1,0 +1,67 @@
+"""Where derived files go: never beside the user's data. `VITRAIL_CACHE`, else `~/.cache/vitrail`.
+
+A cached table is an Arrow file, read through a memory map: rows are paged in as they are asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from vitrail.errors import DataError
+
+
+def cache_folder() -> Path:
+    """Return the folder for derived files (it may not exist yet)."""
+    if chosen := os.environ.get("VITRAIL_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
+
+
+def cached_table(
+    files: Sequence[Path],
+    settings: dict[str, object],
+    schema: pa.Schema,
+    batches: Callable[[pa.RecordBatchWriter], None],
+) -> pa.Table:
+    """Return the table that `batches(writer)` writes, computed once per state of `files` and `settings`.
+
+    Raises DataError, naming the folder, where it cannot be written.
+    """
+    state = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = json.dumps([1, state, settings], sort_keys=True, default=str)
+    target = cache_folder() / "tables" / (hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + ".arrow")
+    try:
+        if not target.exists():
+            write_table(target, schema, batches)
+        return read_table(target)
+    except OSError as error:
+        raise DataError(
+            f"cannot keep an index of {files[0].parent} in {target.parent}: {error.strerror or error}; "
+            "set VITRAIL_CACHE to a folder with room for a copy of the data set"
+        ) from error
+
+
+def write_table(target: Path, schema: pa.Schema, batches: Callable[[pa.RecordBatchWriter], None]) -> None:
+    """Write an Arrow file under a temporary name, then rename: another process sees all of it or nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    os.close(handle)
+    try:
+        with pa.ipc.new_file(temporary, schema) as writer:
+            batches(writer)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_table(path: Path) -> pa.Table:
+    """Open an Arrow file through a memory map."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -1,0 +1,176 @@
+"""A full scan before training: every image decoded, every content compared.
+
+Nothing is changed: what is bad is listed, with the reason, for the user to act on.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vitrail.data.config import Data
+from vitrail.data.decode import decode
+from vitrail.data.item import Listed
+from vitrail.data.prefetch import Pool, ordered
+from vitrail.data.source import find
+from vitrail.data.stats import Look, Stats, Tally, describe, summarise
+from vitrail.errors import DecodeError
+
+Progress = Callable[[int, int], None]
+"""Called with (images done, images in all)."""
+
+SMALL = 8
+"""Pixels: an image with a shorter side is warned of."""
+LONG = 8
+"""An image this many times longer than wide is warned of."""
+
+
+class Bad(NamedTuple):
+    """One image that cannot be decoded."""
+
+    split: str
+    id: str
+    reason: str
+    """See `DecodeError.reason`."""
+    detail: str
+
+
+class Copy(NamedTuple):
+    """One of several images with the same bytes."""
+
+    split: str
+    id: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a full scan found."""
+
+    stats: Stats
+    bad: list[Bad]
+    duplicates: list[list[Copy]]
+    """Groups of images with equal contents."""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def leaks(self) -> list[list[Copy]]:
+        """The duplicates that lie in more than one split."""
+        return [group for group in self.duplicates if len({copy.split for copy in group}) > 1]
+
+    @property
+    def bad_share(self) -> float:
+        """Unreadable images as a share of all that are listed."""
+        return len(self.bad) / max(1, self.stats.count)
+
+    def rows(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yield the table of everything wrong: (split, id, reason, detail), header first."""
+        yield ("split", "id", "reason", "detail")
+        yield from self.bad
+        for item in self.stats.findings.dropped:
+            yield ("", item.id, "left-out", item.reason)
+        for group in self.duplicates:
+            for copy in group[1:]:
+                yield (copy.split, copy.id, "duplicate", f"of {group[0].split}:{group[0].id}")
+
+    def write_csv(self, path: str | Path) -> None:
+        """Write `rows` to a CSV file."""
+        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            csv.writer(file).writerows(self.rows())
+
+
+def check(data: Data | str | Path, *, workers: int = 0, progress: Progress | None = None) -> Report:
+    """Decode every image of every split and compare their contents. Raises as `find` does."""
+    data = data if isinstance(data, Data) else Data(path=str(data))
+    found = find(data.path, data.image_column, data.label_column)
+    total = sum(len(source) for source in found.splits.values())
+    tally, bad = Tally(total), list[Bad]()
+    pool = Pool(workers) if workers else None
+    try:
+        for name, source in found.splits.items():
+            scan = ordered(pool, partial(_look, source), range(len(source)), ahead=4 * max(1, workers))
+            for index, look in enumerate(scan):
+                tally.add(look)
+                if look.error is not None:
+                    bad.append(Bad(name, source.id(index), look.error.reason, str(look.error)))
+                if progress is not None:
+                    progress(tally.count, total)
+    finally:
+        if pool is not None:
+            pool.close()
+    duplicates = _duplicates(found.splits, tally)
+    report = Report(summarise(data.path, found, tally), bad, duplicates)
+    return replace(report, warnings=list(_warnings(report, found.splits, tally)))
+
+
+def _look(source: Listed, index: int) -> Look:
+    """Read and decode one image."""
+    try:
+        data = source[index].image
+        if isinstance(data, bytes):
+            image, (format, mode) = decode(data), describe(data)[1:]
+        else:
+            image, format, mode = data, "array", "RGB"
+    except DecodeError as error:
+        return Look(error=error)
+    contents = data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
+    digest = hashlib.blake2b(contents, digest_size=16).digest()
+    return Look((image.shape[0], image.shape[1]), format, mode, digest)
+
+
+def _duplicates(splits: dict[str, Listed], tally: Tally) -> list[list[Copy]]:
+    """Return the groups of images with equal contents, in the order of their first image."""
+    there = np.flatnonzero(tally.digests.any(axis=1))
+    digests = tally.digests[there]
+    order = np.lexsort((there, digests[:, 1], digests[:, 0]))
+    same = (digests[order][1:] == digests[order][:-1]).all(axis=1)
+    # runs of equal neighbours: a group begins where `same` turns true and ends where it turns false
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], same.astype(np.int8), [0]))))
+    groups = [there[order[begin : end + 1]] for begin, end in zip(edges[::2], edges[1::2], strict=True)]
+    return [[_copy(splits, int(place)) for place in group] for group in sorted(groups, key=lambda group: group[0])]
+
+
+def _copy(splits: dict[str, Listed], place: int) -> Copy:
+    for name, source in splits.items():
+        if place < len(source):
+            label = int(source.labels[place])
+            return Copy(name, source.id(place), source.class_names[label] if label >= 0 else "")
+        place -= len(source)
+    raise IndexError(place)
+
+
+def _warnings(report: Report, splits: dict[str, Listed], tally: Tally) -> Iterator[str]:
+    """Yield one line for everything a user should know before training."""
+    if report.bad:
+        yield f"{len(report.bad)} images ({report.bad_share:.2%}) cannot be decoded"
+    if report.leaks:
+        yield f"{len(report.leaks)} images are in more than one split: results on them are not to be trusted"
+    repeated = sum(len(group) - 1 for group in report.duplicates)
+    if repeated:
+        yield f"{repeated} images are exact copies of others"
+    torn = [group for group in report.duplicates if len({copy.label for copy in group if copy.label}) > 1]
+    if torn:
+        yield f"{len(torn)} images occur with different labels"
+    begin = 0
+    for name, source in splits.items():
+        good = tally.sizes[begin : begin + len(source), 0] > 0
+        begin += len(source)
+        for label in np.setdiff1d(source.labels, source.labels[good]).tolist():
+            if label >= 0:
+                yield f"no image of class {source.class_names[label]!r} in split {name!r} can be decoded"
+    shorter, longer = tally.sizes.min(axis=1), tally.sizes.max(axis=1)
+    if small := int(np.count_nonzero((shorter > 0) & (shorter < SMALL))):
+        yield f"{small} images have a side below {SMALL} pixels"
+    if thin := int(np.count_nonzero((shorter > 0) & (longer > LONG * shorter))):
+        yield f"{thin} images are more than {LONG} times longer than wide"
+    for split in report.stats.splits:
+        if split.imbalance >= 10:
+            times = f"{split.imbalance:.0f} times"
+            yield f"split {split.name!r} is imbalanced: the largest class has {times} the images of the smallest"

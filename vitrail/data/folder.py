@@ -1,0 +1,212 @@
+"""Class folders: `root/class/*.jpg`, or `root/split/class/*.jpg`. Files are listed once and read when asked
+for.
+
+A name is no proof of a split: `train` is also a class of CIFAR-100. A folder is a split if it holds class
+folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from vitrail.data.item import Findings, Found, Item, Listed, role_of
+from vitrail.errors import DataError, DecodeError
+
+SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
+                      ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm"))  # fmt: skip
+_JUNK = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
+
+EXPECTED = """expected is one folder per class, in split folders or not:
+    photos/cat/1.jpg           photos/train/cat/1.jpg
+    photos/cat/2.jpg           photos/train/dog/2.jpg
+    photos/dog/3.jpg           photos/val/cat/3.jpg"""
+
+
+class FileSource:
+    """Images in files of their own, named relative to `root`. Names are packed bytes: about 50 per image."""
+
+    def __init__(
+        self, root: Path, names: pa.Array, labels: np.ndarray, sizes: np.ndarray, class_names: list[str]
+    ) -> None:
+        self._root = os.fsencode(root)
+        self._names = names
+        self.labels = labels
+        self.sizes = sizes
+        self.class_names = class_names
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        name = self._names[index].as_py()
+        return Item(read_file(os.path.join(self._root, name)), int(self.labels[index]), os.fsdecode(name))
+
+    def id(self, index: int) -> str:
+        """See `Listed.id`: the path below the root."""
+        return os.fsdecode(self._names[index].as_py())
+
+    def path(self, index: int) -> Path:
+        """Where the image lies."""
+        return Path(os.fsdecode(self._root)) / self.id(index)
+
+
+def read_file(path: str | bytes | Path) -> bytes:
+    """Return the bytes of a file; a failed read is tried once more. Raises DecodeError("unreadable")."""
+    for attempt in range(2):
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except OSError as error:
+            # a missing file stays missing; a network file system may recover from an input/output error
+            if attempt or isinstance(error, FileNotFoundError | PermissionError):
+                raise DecodeError(f"{os.fsdecode(path)}: {error.strerror}", reason="unreadable") from error
+    raise AssertionError("unreachable")
+
+
+def is_junk(name: str) -> bool:
+    """Hidden and system files: .DS_Store, ._x.jpg, .ipynb_checkpoints, __MACOSX, Thumbs.db, desktop.ini."""
+    return name.startswith(".") or name.lower() in _JUNK
+
+
+def is_image_name(name: str) -> bool:
+    """Does the name end like an image's?"""
+    return os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def has_class_folders(path: Path) -> bool:
+    """Is there an image one or two levels below `path`?"""
+    return any(_layout(folder) != "empty" for folder in _folders(path))
+
+
+def read_folder(path: Path) -> Found:
+    """Open a tree of class folders. Raises DataError, with the tree that was expected, where there is
+    none."""
+    findings = Findings("folder")
+    folders = _folders(path)
+    splits = _split_folders(folders)
+    if splits:
+        for name in _entries(path):
+            if is_junk(name) or not (path / name).is_dir():
+                findings.ignore("hidden or system file" if is_junk(name) else "file beside the split folders")
+        for folder in folders:
+            if folder not in splits:
+                findings.warnings.append(f"folder {folder.name!r} is no split with class folders: left out")
+        return Found({folder.name: read_classes(folder, findings) for folder in splits}, findings)
+    direct = [folder.name for folder in folders if _layout(folder) == "images"]
+    if direct and all(role_of(name) for name in direct) and any(role_of(name) == "train" for name in direct):
+        names = " and ".join(f"{name}/" for name in direct)
+        raise DataError(f"{path}: {names} hold images but no class folders; {EXPECTED}")
+    if not any(_layout(folder) != "empty" for folder in folders):
+        loose = sum(is_image_name(name) and not is_junk(name) for name in _entries(path))
+        what = f"{loose} images and no class folder with images" if loose else "no images"
+        raise DataError(f"{path} holds {what}; {EXPECTED}")
+    return Found({"": read_classes(path, findings)}, findings)
+
+
+def read_classes(path: Path, findings: Findings) -> Listed:
+    """List `path/class/**/image`; classes are the sorted folder names. Empty class folders are warned of."""
+    names: list[pa.Array] = []
+    labels: list[np.ndarray] = []
+    sizes: list[np.ndarray] = []
+    class_names: list[str] = []
+    for name in _entries(path):
+        if is_junk(name) or not (path / name).is_dir():
+            findings.ignore("hidden or system file" if is_junk(name) else "file beside the class folders")
+            continue
+        files = list(_images(path / name, name, findings))
+        if not files:
+            findings.warnings.append(f"class folder {name!r} in {path} holds no images: left out")
+            continue
+        names.append(pa.array([os.fsencode(file) for file, _ in files], pa.large_binary()))
+        labels.append(np.full(len(files), len(class_names), dtype=np.int64))
+        sizes.append(np.array([size for _, size in files], dtype=np.int64))
+        class_names.append(name)
+    if not class_names:
+        raise DataError(f"{path} holds no images; {EXPECTED}")
+    return FileSource(path, pa.concat_arrays(names), np.concatenate(labels), np.concatenate(sizes), class_names)
+
+
+def _split_folders(folders: list[Path]) -> list[Path]:
+    """The folders that are splits: named like one and holding class folders, not images."""
+    splits = [folder for folder in folders if role_of(folder.name) and _layout(folder) == "classes"]
+    classes_beside = any(_layout(folder) == "images" and not role_of(folder.name) for folder in folders)
+    # one such folder among class folders is a class with sub-folders; two of them are splits
+    return splits if len(splits) > 1 or not classes_beside else []
+
+
+def _layout(folder: Path) -> str:
+    """Does a folder hold "images", "classes" (folders that hold images), or is it "empty"?"""
+    if _has_image(folder):
+        return "images"
+    return "classes" if any(_has_image(child) for child in _folders(folder)) else "empty"
+
+
+def _has_image(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:  # stops at the first image: a class may hold millions
+            return any(is_image_name(entry.name) and not is_junk(entry.name) for entry in entries)
+    except OSError:
+        return False
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _folders(path: Path) -> list[Path]:
+    return [path / name for name in _entries(path) if not is_junk(name) and (path / name).is_dir()]
+
+
+def _images(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[str, int]]:
+    """Yield (name below the split, size in bytes) of every image in a class folder, in a fixed order."""
+    pending: list[tuple[Path, str, tuple[tuple[int, int], ...]]] = [(folder, prefix, ())]
+    while pending:
+        directory, below, above = pending.pop()
+        try:
+            status = directory.stat()
+            here = (status.st_dev, status.st_ino)
+            if here in above:
+                findings.drop(below, "symbolic link to a folder it lies in")
+                continue
+            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+        except OSError as error:
+            findings.drop(below, f"unreadable folder: {error.strerror}")
+            continue
+        for entry in entries:
+            name = f"{below}/{entry.name}"
+            if is_junk(entry.name):
+                findings.ignore("hidden or system file")
+            elif _is_dir(entry) and not is_image_name(entry.name):
+                pending.append((directory / entry.name, name, (*above, here)))
+            elif not is_image_name(entry.name):
+                findings.ignore(f"not an image ({os.path.splitext(entry.name)[1].lower() or 'no extension'})")
+            else:
+                size = _file_size(entry, name, findings)
+                if size is not None:
+                    yield name, size
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that points at itself
+        return False
+
+
+def _file_size(entry: os.DirEntry[str], name: str, findings: Findings) -> int | None:
+    """Return the size of a regular file; anything else with an image's name is listed as dropped."""
+    try:
+        if entry.is_file():
+            return entry.stat().st_size
+        reason = "a folder" if entry.is_dir() else "dangling link" if entry.is_symlink() else "not a regular file"
+    except OSError as error:
+        reason = error.strerror or "unreadable"
+    findings.drop(name, reason)
+    return None

@@ -1,0 +1,161 @@
+"""What every reader of data hands over: one image at a time, and what was found on the way to it.
+
+A reader (`folder`, `table`, `arrow`, `shards`, `arrays`) turns a place into `Found`: its splits, each a
+`Listed` source, and `Findings`, which say what was left out and why. `source` chooses and joins the splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from vitrail.errors import DataError
+
+UNKNOWN = -1
+"""Label of an image whose class is not known."""
+
+ROLES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid", "dev"),
+    "test": ("test", "testing"),
+}
+"""What a split is for -> the names it goes by."""
+
+
+class Item(NamedTuple):
+    """One image as it is stored, with its label (index into `class_names`, or UNKNOWN) and its id."""
+
+    image: bytes | np.ndarray
+    """The bytes of an image file, or uint8 [H, W, 3]."""
+    label: int
+    id: str
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Images by index. Reading may be done by several threads at once.
+
+    `source[i]` raises `DecodeError` (reason "unreadable") where the bytes cannot be had.
+    """
+
+    class_names: list[str]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Item: ...
+
+
+@runtime_checkable
+class Listed(Source, Protocol):
+    """A source that knows labels, sizes and ids of all its images without reading them."""
+
+    labels: np.ndarray
+    """int64 [N]."""
+    sizes: np.ndarray
+    """Stored bytes of each image, int64 [N]."""
+
+    def id(self, index: int) -> str:
+        """Return the name of an image, unique in its split and independent of where the data lie."""
+        ...
+
+
+class Rejected(NamedTuple):
+    """Something that looks like an image but was left out when the data were opened."""
+
+    id: str
+    reason: str
+
+
+@dataclass
+class Findings:
+    """What was met while opening data: nothing is left out silently."""
+
+    kind: str
+    """folder, csv, parquet, hub, shards, packed, arrays, digits."""
+    ignored: dict[str, int] = field(default_factory=dict)
+    """Reason -> number of files that are no images and were passed over."""
+    dropped: list[Rejected] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def ignore(self, reason: str) -> None:
+        """Count one more file passed over for this reason."""
+        self.ignored[reason] = self.ignored.get(reason, 0) + 1
+
+    def drop(self, id: str, reason: str) -> None:
+        """List an image (or what claims to be one) that was left out."""
+        self.dropped.append(Rejected(id, reason))
+
+    def lines(self) -> list[str]:
+        """The findings as lines for a terminal; empty if there is nothing to say."""
+        lines = list(self.warnings)
+        lines += [f"ignored {count} x {reason}" for reason, count in sorted(self.ignored.items())]
+        lines += [f"left out {item.id}: {item.reason}" for item in self.dropped]
+        return lines
+
+
+@dataclass
+class Found:
+    """The splits of a place, by the names they have there; one split named "" where there are none."""
+
+    splits: dict[str, Listed]
+    findings: Findings
+
+
+class View:
+    """Part of a source, with labels counted in another list of class names; a `Listed` source itself."""
+
+    def __init__(
+        self, source: Listed, indices: np.ndarray | None = None, class_names: Sequence[str] | None = None
+    ) -> None:
+        self._source = source
+        self._indices = np.arange(len(source)) if indices is None else np.asarray(indices, dtype=np.int64)
+        self.class_names = list(source.class_names if class_names is None else class_names)
+        self.labels = _translate(source, self.class_names)[self._indices]
+        self.sizes = source.sizes[self._indices]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Item:
+        item = self._source[int(self._indices[index])]
+        return Item(item.image, int(self.labels[index]), item.id)
+
+    def id(self, index: int) -> str:
+        """See `Listed.id`."""
+        return self._source.id(int(self._indices[index]))
+
+
+def _translate(source: Listed, class_names: list[str]) -> np.ndarray:
+    """Return the labels of `source` as indices into `class_names`; raises DataError for a class not there."""
+    if source.class_names == class_names:
+        return source.labels
+    position = {name: index for index, name in enumerate(class_names)}
+    counts = np.bincount(source.labels[source.labels >= 0], minlength=len(source.class_names))
+    extra = [name for name, count in zip(source.class_names, counts, strict=True) if count and name not in position]
+    if extra:
+        raise DataError(
+            f"classes that are not among the {len(class_names)} known ones: {_listing(extra)}; "
+            f"known are {_listing(class_names)}"
+        )
+    table = np.array([position.get(name, UNKNOWN) for name in source.class_names] + [UNKNOWN], dtype=np.int64)
+    return table[source.labels]  # UNKNOWN = -1 picks the last entry
+
+
+def _listing(names: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name) for name in names[:most]) + more
+
+
+def role_of(name: str) -> str | None:
+    """Return "train", "validation" or "test" for a usual name of such a split, else None."""
+    return next((role for role, names in ROLES.items() if name.lower() in names), None)
+
+
+def order_classes(names: set[str]) -> list[str]:
+    """Sort class names: by value if all are integers, else by code point."""
+    if all(name.lstrip("-").isdecimal() for name in names):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)

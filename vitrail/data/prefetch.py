@@ -1,0 +1,113 @@
+"""Threads that work ahead, and results that come in order.
+
+Threads, because decoders drop the interpreter lock; daemons, so that one hung in a read cannot keep the
+process alive."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+Task = tuple["Future[Any]", Callable[..., Any], Any]
+
+
+class Pool:
+    """A fixed number of threads; `close` ends them after the task each is at."""
+
+    def __init__(self, threads: int) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=_work, args=(self._tasks,), daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
+        self._end = weakref.finalize(self, _stop, self._tasks, threads)
+
+    @property
+    def size(self) -> int:
+        """Number of threads."""
+        return len(self._threads)
+
+    def submit(self, function: Callable[[T], R], argument: T) -> Future[R]:
+        """Queue one call."""
+        future: Future[R] = Future()
+        self._tasks.put((future, function, argument))
+        return future
+
+    def close(self, patience: float = 5.0) -> None:
+        """End the threads and wait, up to `patience` seconds, until they are gone; may be called twice."""
+        self._end()
+        for thread in self._threads:
+            thread.join(patience)
+
+
+def _stop(tasks: queue.SimpleQueue[Task | None], threads: int) -> None:
+    try:
+        while True:  # what nobody started is not wanted any more
+            if task := tasks.get_nowait():
+                task[0].cancel()
+    except queue.Empty:
+        pass
+    for _ in range(threads):
+        tasks.put(None)
+
+
+def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
+    while task := tasks.get():
+        future, function, argument = task
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(function(argument))
+        except BaseException as error:
+            future.set_exception(error)
+        del task, future, argument  # an idle thread must not keep the last result alive
+
+
+def ordered(
+    pool: Pool | None,
+    function: Callable[[T], R],
+    arguments: Iterable[T],
+    *,
+    ahead: int,
+    timeout: float | None = None,
+    hung: Callable[[T], Exception | None] | None = None,
+) -> Generator[R]:
+    """Yield `function(argument)` for each argument, in order, with up to `ahead` calls in the pool.
+
+    Without a pool the calls are made here, one at a time. An exception of a call is raised in its place. A
+    result that has not come after `timeout` seconds of waiting raises what `hung(argument)` returns; None
+    means to wait as long again. Ending the iteration early cancels what has not begun."""
+    if pool is None:
+        yield from map(function, arguments)
+        return
+    waiting: deque[tuple[T, Future[R]]] = deque()
+    source = iter(arguments)
+    try:
+        while True:
+            while len(waiting) < ahead:
+                following = next(source, _END)
+                if following is _END:
+                    break
+                waiting.append((following, pool.submit(function, following)))
+            if not waiting:
+                return
+            argument, future = waiting.popleft()
+            while not wait([future], timeout).done:
+                if hung is not None and (error := hung(argument)) is not None:
+                    future.cancel()
+                    raise error
+            result = future.result()
+            del argument, future  # while the caller works with the result, it is the caller's alone
+            yield result
+    finally:
+        for _, future in waiting:
+            future.cancel()
+
+
+_END: Any = object()

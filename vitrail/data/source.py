@@ -1,0 +1,267 @@
+"""One argument for all data: `open_data` looks at what is there and opens it.
+
+Classes are matched by name, never by position, and everything that was left out is in `Splits.report`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data import folder, table
+from vitrail.data.arrays import read_digits, read_npz
+from vitrail.data.arrow import read_hub, read_parquet
+from vitrail.data.catalog import CATALOG
+from vitrail.data.config import Data
+from vitrail.data.item import ROLES, Findings, Found, Item, Listed, Source, View, role_of
+from vitrail.data.shards import packed_folders, read_packed, read_shards
+from vitrail.data.split import fingerprint, hold_out, subset
+from vitrail.errors import DataError, UsageError, did_you_mean
+
+__all__ = ["Item", "Listed", "Source", "Splits", "find", "open_data", "open_split"]
+
+_HUB = "hf://datasets/"
+_KINDS = (
+    "a folder of class folders, a CSV, parquet files, tar shards, packed shards, an .npz, "
+    "a hub data set on disk "
+    f"or {_HUB}owner/name, 'digits', "
+    f"or one of {', '.join(CATALOG)}"
+)
+
+
+@dataclass
+class Splits:
+    """Data opened for training: labels of all splits count in `class_names`."""
+
+    train: Listed
+    validation: Listed | None
+    test: Listed | None
+    class_names: list[str]
+    report: Findings
+    fingerprint: str
+    held_out: dict[str, Any] = field(default_factory=dict)
+    """How validation came about: {"validation": split name} where it was given, else
+    {"seed", "share", "from", "ids": [...]} of the images held out."""
+
+
+def open_data(data: Data | str | Path, *, seed: int = 0) -> Splits:
+    """Open `data.path`, whatever it is, and split it for training; `seed` draws the held-out images.
+
+    Raises DataError (missing, empty, one class only, labels unknown, classes that training does not have) and
+    UsageError (no such split or column).
+    """
+    if not isinstance(data, Data):
+        data = Data(path=str(data))
+    found = find(data.path, data.image_column, data.label_column)
+    findings = found.findings
+    name = _training_split(found, data)
+    train = found.splits[name]
+    class_names = train.class_names
+    if len(class_names) < 2:
+        tree = f"; {folder.EXPECTED}" if findings.kind == "folder" else ""
+        raise DataError(f"{data.path} has one class only, {class_names[0]!r}: nothing can be told apart{tree}")
+    unlabelled = int(np.count_nonzero(train.labels < 0))
+    if unlabelled:
+        raise DataError(f"{unlabelled} of {len(train)} images of split {name!r} of {data.path} have no label")
+    mark = fingerprint(found.splits)
+    chosen = _validation_split(found, data, name)
+    others = {
+        split: _matched(found, split, class_names, required=split == chosen) for split in found.splits if split != name
+    }
+    test = next((others[s] for s in _of_role(found, "test") if s in others), None)
+    if chosen is not None:
+        validation, held = others[chosen], dict[str, Any](validation=chosen)
+    elif data.holdout > 0:
+        kept, out = hold_out(train, data.holdout, seed)
+        ids = [train.id(int(index)) for index in out]
+        held = {"seed": seed, "share": data.holdout, "from": name, "ids": ids}
+        train, validation = View(train, kept), View(train, out)
+    else:
+        validation, held = None, {}
+    if data.subset is not None:
+        train = View(train, subset(train, data.subset, seed))
+    return Splits(train, validation, test, list(class_names), findings, mark, held)
+
+
+def open_split(
+    path: str | Path,
+    split: str | None = None,
+    class_names: list[str] | None = None,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> Listed:
+    """Open one split for evaluation, its labels counted in `class_names` (a model's), matched by name.
+
+    Without `split`: test if there is one, else validation, else the only split there is. Raises DataError,
+    listing them, for classes that `class_names` lacks, and UsageError for a split that is not there."""
+    found = find(str(path), image_column, label_column)
+    if split is not None:
+        name = _named(found, split, str(path))
+    else:
+        named = [*_of_role(found, "test"), *_of_role(found, "validation"), *found.splits]
+        name = next(name for name in named if len(named) == 1 or np.any(found.splits[name].labels >= 0))
+    return found.splits[name] if class_names is None else View(found.splits[name], class_names=class_names)
+
+
+def find(path: str, image_column: str | None = None, label_column: str | None = None) -> Found:
+    """Return everything at `path`, unjoined: its splits by their own names and what was left out.
+
+    Raises DataError, saying what was looked for and what would be valid, where nothing is or can be read.
+    """
+    if path == "digits":
+        return read_digits()
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return _find_in_folder(place, image_column, label_column)
+    if place.is_file():
+        return _find_file(place, image_column, label_column)
+    if path in CATALOG:
+        entry = CATALOG[path]
+        if entry.hub is None:
+            raise DataError(f"{path} is not on the hub: give the folder you have it in")
+        return _open_hub(entry.hub, image_column or entry.image_column, label_column or entry.label_column)
+    if path.startswith(_HUB):
+        return _open_hub(path.removeprefix(_HUB), image_column, label_column)
+    if _hub_cached(path):
+        return _open_hub(path, image_column, label_column)
+    raise _missing(path, place)
+
+
+def _missing(path: str, place: Path) -> DataError:
+    """Say how far the path exists and what is near; decided without the network, so it comes at once."""
+    parent = next((p for p in place.absolute().parents if p.is_dir()), Path("/"))
+    try:
+        missing = place.absolute().relative_to(parent).parts[0]
+        near = did_you_mean(missing, [*os.listdir(parent), *CATALOG, "digits"])
+    except OSError:
+        near = ""
+    hub = f" For a data set of the hub write {_HUB}{path}." if path.count("/") == 1 and path[0] not in "./~" else ""
+    return DataError(
+        f"no data at {path!r}: looked for {place.absolute()} (the path exists up to {parent})."
+        f"{near}{hub} Valid are {_KINDS}"
+    )
+
+
+def _find_file(path: Path, image_column: str | None, label_column: str | None) -> Found:
+    suffix = path.suffix.lower()
+    if suffix in table.SUFFIXES:
+        return table.read_tables(path, [path], image_column, label_column)
+    if suffix == ".parquet":
+        return read_parquet(path, [path], image_column, label_column)
+    if suffix == ".npz":
+        return read_npz(path)
+    if suffix == ".tar":
+        return read_shards(path, [path])
+    raise DataError(f"{path} is a file of no known kind; valid are {_KINDS}")
+
+
+def _find_in_folder(path: Path, image_column: str | None, label_column: str | None) -> Found:
+    """Look for the most particular layout first."""
+    if packed_folders(path):
+        return read_packed(path)
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return _open_saved(path, image_column, label_column)
+    for suffix in ("parquet", "tar"):
+        files = sorted(
+            file
+            for pattern in (f"*.{suffix}", f"*/*.{suffix}")
+            for file in path.glob(pattern)
+            if not folder.is_junk(file.name) and not folder.is_junk(file.parent.name)
+        )
+        if files and suffix == "parquet":
+            return read_parquet(path, files, image_column, label_column)
+        if files:
+            return read_shards(path, files)
+    tables = [file for file in sorted(path.iterdir()) if file.suffix.lower() in table.SUFFIXES]
+    if tables and not folder.has_class_folders(path):
+        return table.read_tables(path, tables, image_column, label_column)
+    return folder.read_folder(path)
+
+
+def _open_saved(path: Path, image_column: str | None, label_column: str | None) -> Found:
+    import datasets  # seconds to import
+
+    saved = datasets.load_from_disk(str(path))
+    splits = saved if isinstance(saved, datasets.DatasetDict) else {"": saved}
+    return read_hub(dict(splits), path, image_column, label_column)
+
+
+def _open_hub(name: str, image_column: str | None, label_column: str | None) -> Found:
+    """Open a hub data set by name: from its cache, or downloaded once. Never runs code of the data set."""
+    import datasets  # seconds to import
+
+    try:
+        loaded = datasets.load_dataset(name)
+    except Exception as error:  # the library raises a dozen kinds, down to plain ValueError
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(
+            f"hub data set {name!r} is not in the cache {datasets.config.HF_DATASETS_CACHE} "
+            f"and could not be loaded: {reason}. With a network once: hf download --repo-type dataset {name}; "
+            "or give the folder that holds its parquet files"
+        ) from error
+    return read_hub(dict(loaded), Path(str(datasets.config.HF_DATASETS_CACHE)), image_column, label_column)
+
+
+def _hub_cached(name: str) -> bool:
+    """Is a data set `owner/name` in the hub's cache on this machine?"""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
+        return False
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets") / name.replace("/", "___")
+    fetched = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"datasets--{name.replace('/', '--')}"
+    return prepared.is_dir() or fetched.is_dir()
+
+
+def _of_role(found: Found, role: str) -> list[str]:
+    """Names of the splits that serve as `role`, the usual name first."""
+    lowered = {name.lower(): name for name in found.splits}
+    return [lowered[name] for name in ROLES[role] if name in lowered]
+
+
+def _named(found: Found, wanted: str, path: str) -> str:
+    """Return the split called `wanted`, or a usual other name of it. Raises UsageError with the splits there
+    are."""
+    if wanted in found.splits:
+        return wanted
+    role = role_of(wanted)
+    if role and (names := _of_role(found, role)):
+        return names[0]
+    there = [repr(name) for name in found.splits if name]
+    listing = f"its splits are {', '.join(there)}" if there else "it is not split"
+    raise UsageError(f"{path} has no split {wanted!r}: {listing}.{did_you_mean(wanted, list(found.splits))}")
+
+
+def _training_split(found: Found, data: Data) -> str:
+    if list(found.splits) == [""] and role_of(data.train) == "train":
+        return ""
+    return _named(found, data.train, data.path)
+
+
+def _validation_split(found: Found, data: Data, train: str) -> str | None:
+    """Return the split to choose by: the one named, else validation or test where its classes are known."""
+    if data.validation is not None:
+        return _named(found, data.validation, data.path)
+    for name in (*_of_role(found, "validation"), *_of_role(found, "test")):
+        if name == train:
+            continue
+        if np.all(found.splits[name].labels >= 0):
+            return name
+        found.findings.warnings.append(f"split {name!r} has images without a label: not used for validation")
+    return None
+
+
+def _matched(found: Found, split: str, class_names: list[str], *, required: bool) -> Listed | None:
+    """Return a split with its labels in `class_names`; one that is not required and does not fit is left
+    out."""
+    try:
+        return View(found.splits[split], class_names=class_names)
+    except DataError as error:
+        if required:
+            raise DataError(f"split {split!r} has {error}") from error
+        found.findings.warnings.append(f"split {split!r} left out: it has {error}")
+        return None

@@ -1,0 +1,82 @@
+"""Splits that are stratified, seeded and stable: an image is held out because of its id, not its position.
+
+Every image gets a pseudo-random rank, a hash of (seed, purpose, id). Adding images moves few others across
+the split, and a smaller share or subset is part of a larger one."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from vitrail.data.item import Listed
+from vitrail.errors import UsageError
+
+
+def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (indices kept, indices held out), int64, each ascending.
+
+    Of every class with two images or more, round(share * n) but at least one is held out and at least one
+    kept. Raises UsageError unless 0 < share < 1."""
+    if not 0 < share < 1:
+        raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}")
+    position, count = _within_class(source, seed, "hold-out")
+    held = np.clip(np.rint(share * count), 1, count - 1)
+    out = position < held
+    return np.flatnonzero(~out), np.flatnonzero(out)
+
+
+def subset(source: Listed, count: int, seed: int) -> np.ndarray:
+    """Return the ascending indices of `count` images, classes in proportion; smaller subsets lie in larger
+    ones.
+
+    Raises UsageError unless 1 <= count <= len(source).
+    """
+    if not 1 <= count <= len(source):
+        raise UsageError(f"a subset of {count} images: valid are 1..{len(source)}")
+    position, size = _within_class(source, seed, "subset")
+    # the k-th image of a class of n stands at (k + 1/2) / n of the way: any prefix has all classes in
+    # proportion
+    order = np.lexsort((_ranks(source, seed, "tie"), (position + 0.5) / size))
+    return np.sort(order[:count])
+
+
+def _within_class(source: Listed, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return (place of each image in its class by rank, number of images of its class)."""
+    _, inverse, counts = np.unique(source.labels, return_inverse=True, return_counts=True)
+    order = np.lexsort((_ranks(source, seed, purpose), inverse))
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    position = np.empty(len(order), dtype=np.int64)
+    position[order] = np.arange(len(order)) - starts
+    return position, counts[inverse]
+
+
+def _ranks(source: Listed, seed: int, purpose: str) -> np.ndarray:
+    """Return one pseudo-random uint64 per image, a function of (seed, purpose, id)."""
+    prefix = f"{seed}/{purpose}/".encode()
+    hashes = b"".join(
+        hashlib.blake2b(prefix + source.id(index).encode("utf-8", "surrogateescape"), digest_size=8).digest()
+        for index in range(len(source))
+    )
+    return np.frombuffer(hashes, dtype="<u8")
+
+
+def fingerprint(splits: dict[str, Listed]) -> str:
+    """Return a hash of names, sizes and classes of all images, whatever their order; 16 hex digits.
+
+    Dates and the place of the data do not matter; contents matter as far as they change a file's length.
+    """
+    total = hashlib.blake2b(digest_size=8)
+    for name in sorted(splits):
+        source = splits[name]
+        names = [*source.class_names, ""]
+        rows = sorted(
+            hashlib.blake2b(
+                f"{source.id(i)}\0{source.sizes[i]}\0{names[source.labels[i]]}".encode("utf-8", "surrogateescape"),
+                digest_size=8,
+            ).digest()
+            for i in range(len(source))
+        )
+        total.update(f"{name}\0{len(rows)}\0".encode())
+        total.update(b"".join(rows))
+    return total.hexdigest()

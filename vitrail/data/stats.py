@@ -1,0 +1,162 @@
+"""Count a data set: images, classes, sizes, formats; no image is decoded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vitrail.data.config import Data
+from vitrail.data.decode import FORMATS
+from vitrail.data.item import Findings, Found, Listed
+from vitrail.data.source import find
+from vitrail.data.split import fingerprint
+from vitrail.errors import DecodeError
+
+_SAMPLE = 300
+
+
+@dataclass(frozen=True)
+class SplitStats:
+    """One split, counted without reading its images."""
+
+    name: str
+    """"" where the data are not split."""
+    count: int
+    bytes: int
+    classes: dict[str, int]
+    """Class name -> number of images."""
+    unlabelled: int
+
+    @property
+    def imbalance(self) -> float:
+        """Images of the largest class per image of the smallest one."""
+        counts = [count for count in self.classes.values() if count]
+        return max(counts) / min(counts) if counts else 1.0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a data set holds. Sizes, formats and modes are those of `looked_at` images: a sample in `stats`,
+    all in `check`."""
+
+    path: str
+    kind: str
+    fingerprint: str
+    class_names: list[str]
+    splits: list[SplitStats]
+    findings: Findings
+    looked_at: int
+    heights: tuple[int, int, int]
+    """Smallest, median and largest height in pixels; zeros if no image could be looked at."""
+    widths: tuple[int, int, int]
+    formats: dict[str, int]
+    """JPEG, PNG ... "array" for arrays -> images."""
+    modes: dict[str, int]
+    """Pillow's names: RGB, L, CMYK, P ... -> images."""
+
+    @property
+    def count(self) -> int:
+        """Images in all splits."""
+        return sum(split.count for split in self.splits)
+
+
+class Look(NamedTuple):
+    """What one image showed."""
+
+    size: tuple[int, int] = (0, 0)
+    format: str = ""
+    mode: str = ""
+    digest: bytes = b""
+    error: DecodeError | None = None
+
+
+class Tally:
+    """What many images showed, in 40 bytes each."""
+
+    def __init__(self, count: int) -> None:
+        self.count = 0
+        self.sizes = np.zeros((count, 2), dtype=np.int32)
+        self.digests = np.zeros((count, 2), dtype=np.uint64)
+        """Zeros for an image that could not be decoded."""
+        self.formats: Counter[str] = Counter()
+        self.modes: Counter[str] = Counter()
+
+    def add(self, look: Look) -> None:
+        """Count one more image."""
+        if look.error is None:
+            self.sizes[self.count] = look.size
+            self.formats[look.format] += 1
+            self.modes[look.mode] += 1
+            if look.digest:
+                self.digests[self.count] = np.frombuffer(look.digest, dtype=np.uint64)
+        self.count += 1
+
+
+def stats(data: Data | str | Path) -> Stats:
+    """Count a data set's images and classes and look at the headers of a sample. Raises as `find` does."""
+    data = data if isinstance(data, Data) else Data(path=str(data))
+    found = find(data.path, data.image_column, data.label_column)
+    tally = Tally(_SAMPLE * len(found.splits))
+    for source in found.splits.values():
+        for index in np.unique(np.linspace(0, len(source) - 1, min(_SAMPLE, len(source))).astype(int)):
+            tally.add(_glance(source, int(index)))
+    return summarise(data.path, found, tally)
+
+
+def _glance(source: Listed, index: int) -> Look:
+    """Read one image's header."""
+    try:
+        data = source[index].image
+    except DecodeError as error:
+        return Look(error=error)
+    if isinstance(data, bytes):
+        return Look(*describe(data))
+    return Look((data.shape[0], data.shape[1]), "array", "RGB")
+
+
+def describe(data: bytes) -> tuple[tuple[int, int], str, str]:
+    """Return ((height, width) as stored, format, mode) by the header alone."""
+    format = next((format for format in FORMATS if format.magic.match(data[:512])), None)
+    if format is None or format.reader is None:
+        return (0, 0), format.name if format else "unknown", "unknown"
+    try:
+        with format.reader(BytesIO(data)) as image:
+            return (image.height, image.width), format.name, image.mode
+    except Exception:  # a damaged header raises anything; decoding says what is wrong
+        return (0, 0), format.name, "unknown"
+
+
+def summarise(path: str, found: Found, tally: Tally) -> Stats:
+    """Join what is known of all images with what those looked at showed."""
+    sizes = tally.sizes[tally.sizes[:, 0] > 0]
+    sizes = sizes if len(sizes) else np.zeros((1, 2), dtype=np.int32)
+    names = dict.fromkeys(name for source in found.splits.values() for name in source.class_names)
+    return Stats(
+        path=path,
+        kind=found.findings.kind,
+        fingerprint=fingerprint(found.splits),
+        class_names=list(names),
+        splits=[_split_stats(name, source) for name, source in found.splits.items()],
+        findings=found.findings,
+        looked_at=tally.count,
+        heights=_range(sizes[:, 0]),
+        widths=_range(sizes[:, 1]),
+        formats=dict(tally.formats.most_common()),
+        modes=dict(tally.modes.most_common()),
+    )
+
+
+def _split_stats(name: str, source: Listed) -> SplitStats:
+    known = source.labels[source.labels >= 0]
+    counts = np.bincount(known, minlength=len(source.class_names))
+    classes = dict(zip(source.class_names, counts.tolist(), strict=True))
+    return SplitStats(name, len(source), int(source.sizes.sum()), classes, len(source) - len(known))
+
+
+def _range(values: np.ndarray) -> tuple[int, int, int]:
+    return int(values.min()), int(np.median(values)), int(values.max())
