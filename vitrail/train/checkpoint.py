@@ -122,8 +122,9 @@ def load(path: Path) -> dict[str, Any]:
     if reason is not None:
         raise CheckpointError(f"{path} cannot be used: {reason}")
     try:
-        tensors = {f"model/{name}": value for name, value in load_file(path / MODEL).items()}
-        tensors |= load_file(path / STATE)
+        # copies: the library maps the file into memory, and a run would hold on to a checkpoint long purged
+        tensors = {f"model/{name}": value.clone() for name, value in load_file(path / MODEL).items()}
+        tensors |= {name: value.clone() for name, value in load_file(path / STATE).items()}
         return restore(json.loads((path / STRUCTURE).read_bytes()), tensors)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
