@@ -1,0 +1,153 @@
+"""vitrail: the Vision Transformer as one working system. `vitrail --help`, and the same verbs here.
+
+```python
+result = vitrail.train("photos/", epochs=50)
+vitrail.evaluate(result.folder, "photos/test")
+model = vitrail.load(result.folder)
+```
+
+Names are imported when they are used, so that importing this takes no time. `vitrail.train` and
+`vitrail.evaluate` are packages too: calling the package calls the verb.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from vitrail.version import __version__
+
+if TYPE_CHECKING:
+    from vitrail.config import Duration, Epochs, Examples, Percent, Steps
+    from vitrail.config_yaml import from_yaml, to_yaml
+    from vitrail.data.config import Augment, Data, Preprocess
+    from vitrail.errors import (
+        CheckpointError,
+        DataError,
+        DecodeError,
+        TrainingError,
+        UsageError,
+        VitrailError,
+        WeightsError,
+    )
+    from vitrail.model.build import create
+    from vitrail.model.config import ResNetConfig, ViTConfig, variant
+    from vitrail.objective.config import Supervised
+    from vitrail.recipes.registry import recipe
+    from vitrail.train.loop import fit
+    from vitrail.train.run import Average, Model, Optim, Run, Schedule
+    from vitrail.verbs.demo import demo
+    from vitrail.verbs.doctor import doctor
+    from vitrail.verbs.evaluate import evaluate
+    from vitrail.verbs.finetune import finetune
+    from vitrail.verbs.predict import predict
+    from vitrail.verbs.train import train
+    from vitrail.weights.store import load_model as load
+
+_HOMES = {
+    "vitrail.config": ("Duration", "Epochs", "Examples", "Percent", "Steps"),
+    "vitrail.config_yaml": ("from_yaml", "to_yaml"),
+    "vitrail.data.config": ("Augment", "Data", "Preprocess"),
+    "vitrail.errors": (
+        *("CheckpointError", "DataError", "DecodeError", "TrainingError", "UsageError", "VitrailError"),
+        "WeightsError",
+    ),
+    "vitrail.model.build": ("create",),
+    "vitrail.model.config": ("ResNetConfig", "ViTConfig", "variant"),
+    "vitrail.objective.config": ("Supervised",),
+    "vitrail.recipes.registry": ("recipe",),
+    "vitrail.train.loop": ("fit",),
+    "vitrail.train.run": ("Average", "Model", "Optim", "Run", "Schedule"),
+    "vitrail.verbs.demo": ("demo",),
+    "vitrail.verbs.doctor": ("doctor",),
+    "vitrail.verbs.evaluate": ("evaluate",),
+    "vitrail.verbs.finetune": ("finetune",),
+    "vitrail.verbs.predict": ("predict",),
+    "vitrail.verbs.train": ("train",),
+    "vitrail.weights.store": ("load",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_RENAMED = {"load": "load_model"}
+_PACKAGES = ("train", "evaluate")
+
+__all__ = [
+    "Augment",
+    "Average",
+    "CheckpointError",
+    "Data",
+    "DataError",
+    "DecodeError",
+    "Duration",
+    "Epochs",
+    "Examples",
+    "Model",
+    "Optim",
+    "Percent",
+    "Preprocess",
+    "ResNetConfig",
+    "Run",
+    "Schedule",
+    "Steps",
+    "Supervised",
+    "TrainingError",
+    "UsageError",
+    "ViTConfig",
+    "VitrailError",
+    "WeightsError",
+    "__version__",
+    "create",
+    "demo",
+    "doctor",
+    "evaluate",
+    "finetune",
+    "fit",
+    "from_yaml",
+    "load",
+    "predict",
+    "recipe",
+    "to_yaml",
+    "train",
+    "variant",
+]
+
+
+def _named(name: str) -> Any:
+    return getattr(importlib.import_module(_HOME[name]), _RENAMED.get(name, name))
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"vitrail.{name}")
+    if name in _HOME:
+        return _named(name)
+    raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Verb(ModuleType):
+    """A package that is also a verb: `vitrail.train.run` is a module, `vitrail.train(...)` trains."""
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return _named(self.__name__.rpartition(".")[2])(*args, **keywords)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(_named(self.__name__.rpartition(".")[2]))
+
+
+class _Face(ModuleType):
+    """This module. Python sets a package as an attribute of its parent when it is first imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _PACKAGES and isinstance(value, ModuleType):
+            value.__class__ = _Verb
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face

@@ -1,0 +1,176 @@
+"""`vitrail VERB ...`: finds the verb, hands it its flags, prints what it returns.
+
+Results go to stdout, everything else to stderr. Exit codes: 0; 1 the input is at fault; 2 the command is; 130
+interrupted; 143 terminated. A verb's module is imported when the verb is called, so help never waits for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitrail.errors import UsageError, VitrailError, did_you_mean
+from vitrail.version import __version__
+
+GLOBAL = ("--json", "--quiet", "-q", "--verbose", "-v", "--traceback", "--version")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """Where a verb is, as module:function, and what it is for."""
+
+    target: str
+    summary: str
+
+    def load(self) -> tuple[Any, Any]:
+        """Return its module and its function."""
+        module = importlib.import_module(self.target.partition(":")[0])
+        return module, getattr(module, self.target.partition(":")[2])
+
+
+VERBS: dict[str, Verb] = {
+    "demo": Verb("vitrail.verbs.demo:demo", "train on the embedded digits, in about a minute"),
+    "train": Verb("vitrail.verbs.train:train", "train a network on a folder of images"),
+    "finetune": Verb("vitrail.verbs.finetune:finetune", "fit a trained network to other images"),
+    "evaluate": Verb("vitrail.verbs.evaluate:evaluate", "measure a network: top-1, top-5, classes, confusion"),
+    "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
+    "data check": Verb("vitrail.verbs.data:check", "read every image; list bad files, duplicates, imbalance"),
+    "data stats": Verb("vitrail.verbs.data:stats", "count splits, classes and image sizes"),
+    "data pack": Verb("vitrail.verbs.data:pack", "write images to shards, for fast reading"),
+    "recipes list": Verb("vitrail.verbs.recipes:list_recipes", "list the recipes"),
+    "recipes show": Verb("vitrail.verbs.recipes:show_recipe", "show a recipe, or its settings"),
+    "recipes cp": Verb("vitrail.verbs.recipes:copy_recipe", "copy a recipe to a YAML file, to change it"),
+    "doctor": Verb("vitrail.verbs.doctor:doctor", "describe this installation, for a bug report"),
+}
+
+
+EXAMPLES = """\
+vitrail demo
+vitrail train photos/
+vitrail finetune photos/ --from runs/train-1 --image-size 224
+vitrail evaluate runs/train-1 photos/test
+vitrail predict runs/train-1 holiday/ 'scans/*.png' --out classes.csv
+vitrail train photos/ --recipe scratch-small --epochs 50 --optim.lr 5e-4
+vitrail train --resume"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (without the program's name) and return the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    tell_all = "--traceback" in argv or os.environ.get("VITRAIL_TRACEBACK", "0") != "0"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a class name must not end a run in a terminal without UTF-8
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        _run(argv)
+        sys.stdout.flush()
+        return 0
+    except SystemExit as error:  # tyro has printed help, or what is wrong with the flags
+        return error.code if isinstance(error.code, int) else 1
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (VitrailError, KeyboardInterrupt) as error:
+        if tell_all:
+            traceback.print_exc()
+        print(f"vitrail: {str(error) or 'interrupted'}", file=sys.stderr)
+        return error.exit_code if isinstance(error, VitrailError) else 130
+
+
+def _run(argv: list[str]) -> None:
+    before, words = _split(argv)
+    if not words:
+        if "--version" in before:
+            print(f"vitrail {__version__}")
+            return
+        if unknown := [flag for flag in before if flag not in ("-h", "--help", *GLOBAL)]:
+            raise UsageError(f"no flag {unknown[0]!r} without a verb.{did_you_mean(unknown[0], GLOBAL)}")
+        print(_help(VERBS))
+        return
+    name, rest = _find(words, "-h" in before or "--help" in before)
+    if name not in VERBS:
+        print(_help({verb: about for verb, about in VERBS.items() if verb.startswith(f"{name} ")}))
+        return
+    _call(name, [*rest, *before])
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Flags in front of the verb (`vitrail --json doctor`), and the rest."""
+    first = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
+    return argv[:first], argv[first:]
+
+
+def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:
+    """Return the verb that `words` begin with, or the group if its help is wanted, and what follows."""
+    group = [verb for verb in VERBS if verb.startswith(f"{words[0]} ")]
+    if " ".join(words[:2]) in group:
+        return " ".join(words[:2]), words[2:]
+    second = next(iter(words[1:]), "")
+    if words[0] in VERBS:
+        return words[0], words[1:]
+    if not group:
+        verbs = sorted({verb.partition(" ")[0] for verb in VERBS})
+        raise UsageError(f"no verb {words[0]!r}.{did_you_mean(words[0], verbs)} Verbs: {', '.join(verbs)}")
+    if help_wanted or second in ("-h", "--help"):
+        return words[0], []
+    after = [verb.partition(" ")[2] for verb in group]
+    if "list" in after and (not second or second.startswith("-")):
+        return f"{words[0]} list", words[1:]
+    what = f"cannot {second!r}" if second else "needs one more word"
+    raise UsageError(f"vitrail {words[0]} {what}.{did_you_mean(second, after)} Valid: {', '.join(after)}")
+
+
+def _call(name: str, argv: list[str]) -> None:
+    """Parse the flags of a verb, call it, print its result."""
+    from vitrail.verbs.flags import parse
+
+    module, function = VERBS[name].load()
+    arguments, keywords = parse(function, _with_latest(argv), f"vitrail {name}")
+    chosen = {flag: bool(keywords.pop(flag, False)) for flag in ("json", "quiet", "verbose", "traceback")}
+    _set_up_log(chosen["quiet"], chosen["verbose"])
+    result = function(*arguments, **keywords)
+    if chosen["json"]:
+        from vitrail.train.folder import plain
+
+        value = module.as_json(result) if hasattr(module, "as_json") else result
+        print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+        return
+    text = module.show(result)
+    if isinstance(text, str):
+        print(text)
+    else:
+        from rich.console import Console
+
+        Console().print(text)
+
+
+def _with_latest(argv: list[str]) -> list[str]:
+    """Give `--resume` its value where it stands alone."""
+    words: list[str] = []
+    for word, following in zip(argv, [*argv, "-"][1:], strict=True):
+        words += [word, "latest"] if word == "--resume" and following.startswith("-") else [word]
+    return words
+
+
+def _set_up_log(quiet: bool, verbose: bool) -> None:
+    log = logging.getLogger("vitrail")
+    log.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
+    log.handlers = [logging.StreamHandler(sys.stderr)]
+    log.propagate = False
+
+
+def _help(verbs: dict[str, Verb]) -> str:
+    width = max(map(len, verbs))
+    lines = [f"  {name:{width}}  {verb.summary}" for name, verb in verbs.items()]
+    examples = [f"  {line}" for line in EXAMPLES.splitlines()] if verbs is VERBS else []
+    parts = ["usage: vitrail VERB ...", "", *lines, ""]
+    parts += ["examples:", *examples, ""] if examples else []
+    return "\n".join([*parts, "vitrail VERB --help tells all about a verb; vitrail --version the version."])

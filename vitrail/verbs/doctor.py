@@ -1,0 +1,106 @@
+"""`vitrail doctor`: what this machine and this installation are, to paste into a bug report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+NEEDED = (
+    *("vitrail", "torch", "torchvision", "numpy", "pillow", "simplejpeg", "pyarrow", "datasets", "safetensors"),
+    *("huggingface_hub", "tyro", "PyYAML", "rich", "matplotlib", "scikit-learn", "psutil", "tensorboard"),
+)
+OPTIONAL = ("timm", "transformers", "onnx", "onnxruntime", "openvino", "fastapi", "uvicorn", "wandb", "mlflow")
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "avx_vnni", "asimd", "bf16")
+"""What decides which matrix products are fast."""
+VARIABLES = re.compile(r"(OMP|MKL|KMP|CUDA|TORCH|PYTORCH|HF|VITRAIL)_\w+")
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+
+
+def doctor() -> dict[str, Any]:
+    """Describe this installation and this machine, to paste into a bug report.
+
+    The home folder is written as ~ and secrets are left out.
+    """
+    import psutil
+    import torch
+
+    memory = psutil.virtual_memory()
+    disk = shutil.disk_usage(Path.cwd())
+    facts = {
+        "vitrail": {name: _version(name) for name in NEEDED},
+        "optional": {name: _version(name) for name in OPTIONAL},
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "system": {"platform": platform.platform(), "terminal": sys.stderr.isatty()},
+        "cpu": {
+            "model": _cpu("model name") or platform.processor() or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "has": " ".join(flag for flag in CPU_FLAGS if flag in _cpu("flags|Features").split()),
+            "onednn": torch.backends.mkldnn.is_available(),
+        },
+        "memory": {"total": _gib(memory.total), "available": _gib(memory.available)},
+        "disk": {"folder": str(Path.cwd()), "free": _gib(disk.free)},
+        "accelerators": _accelerators(torch),
+        "environment": {k: _hide(k, v) for k, v in sorted(os.environ.items()) if VARIABLES.fullmatch(k)},
+    }
+    return dict(_without_home(facts))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu(field: str) -> str:
+    """The first value of a field of /proc/cpuinfo, "" where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    match = re.search(rf"^(?:{field})\s*: (.*)$", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _accelerators(torch: Any) -> dict[str, str]:
+    found = {}
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(number)
+            found[f"cuda:{number}"] = f"{about.name}, {_gib(about.total_memory)}, cuda {torch.version.cuda}"
+    if torch.backends.mps.is_available():
+        found["mps"] = platform.processor()
+    return found
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def _hide(name: str, value: str) -> str:
+    return "(hidden)" if SECRET.search(name) else re.sub(r"//[^/@\s]+@", "//(hidden)@", value)
+
+
+def _without_home(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_home(item) for name, item in value.items()}
+    home = str(Path("~").expanduser())
+    return re.sub(rf"{re.escape(home)}(?=/|$)", "~", value) if isinstance(value, str) and len(home) > 1 else value
+
+
+def show(result: dict[str, Any]) -> str:
+    """Return the result as text for a terminal."""
+    lines = []
+    for title, facts in result.items():
+        there = {name: value for name, value in facts.items() if value not in (None, "")}
+        lines += [title, *(f"  {name}: {value}" for name, value in there.items() or [("none", "")])]
+        missing = [name for name in facts if facts[name] is None]
+        lines += [f"  not installed: {', '.join(missing)}"] * bool(missing)
+    return "\n".join(line.rstrip(": ") for line in lines)

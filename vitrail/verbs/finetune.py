@@ -1,0 +1,74 @@
+"""`vitrail finetune`: from a trained network and other images to a network for those images."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import UsageError
+from vitrail.recipes.choose import look
+from vitrail.recipes.registry import recipe as named
+from vitrail.train.run import Run
+from vitrail.transfer.finetune import finetune_run
+from vitrail.verbs import train as training
+from vitrail.verbs.settings import Asked, resumed
+
+if TYPE_CHECKING:
+    from vitrail.train.standing import Result
+
+log = logging.getLogger("vitrail")
+show, as_json = training.show, training.as_json
+
+
+def finetune(
+    path: str | None = None,
+    *,
+    weights: str | None = None,
+    recipe: str | None = None,
+    config: tuple[str, ...] = (),
+    epochs: float | None = None,
+    lr: float | None = None,
+    resume: str | None = None,
+    print_config: bool = False,
+    dry_run: bool = False,
+    **settings: Any,
+) -> Result | training.Preview:
+    """Fine-tune a trained network on a folder of images.
+
+    The classifier is replaced by a zero linear layer and the positions are resampled to --image-size (paper,
+    section 3.2). Length and warmup follow the paper for so many images; recipe finetune holds the rest.
+
+    Args:
+        path: The images, as for `vitrail train`.
+        weights: The run folder or model folder to start from.
+        recipe: Where the settings start from, in place of `finetune` and its length for so many images.
+        config: A YAML file of settings, such as the config.yaml of a run; may be repeated.
+        epochs: Passes over the images: short for --duration 'N epochs'.
+        lr: Peak learning rate: short for --optim.lr. The paper tries 0.003, 0.01, 0.03 and 0.06.
+        resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run.
+        print_config: Print every resolved setting as YAML, and stop.
+        dry_run: Try data, model, memory and one batch, and stop.
+        settings: Any field of `Run`; a section as a dict, `optim={"momentum": 0.8}`.
+    """
+    asked = Asked(path, recipe, training.files(config), epochs, lr, weights, settings)
+    if resume is not None:
+        run, folder = resumed(asked, resume)
+        log.info("going on with %s", folder)
+        return training.start(run, folder, print_config=print_config, dry_run=dry_run)
+    if weights is None and not config:
+        raise UsageError("fine-tune which network? vitrail finetune DIR --from RUN (to start from none: train)")
+    if path is None and not config:
+        raise UsageError("fine-tune on which images? vitrail finetune DIR --from RUN")
+    if recipe is not None:
+        return training.start(asked.over(named(recipe)), print_config=print_config, dry_run=dry_run)
+    return training.start(_for_so_many_images(asked), print_config=print_config, dry_run=dry_run)
+
+
+def _for_so_many_images(asked: Asked) -> Run:
+    run = asked.over(named("finetune"))
+    if run.weights is None:
+        raise UsageError(f"fine-tune which network? {', '.join(asked.config)} names no weights: add --from RUN")
+    facts = look(run.data, run.seed)
+    base = finetune_run(named("finetune"), run.weights, facts.images)
+    log.info("recipe finetune: %s for %s images", base.duration, f"{facts.images:,}")
+    return asked.over(base)

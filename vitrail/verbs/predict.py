@@ -1,0 +1,110 @@
+"""`vitrail predict`: what is on these images?"""
+
+from __future__ import annotations
+
+import io
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import UsageError
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.predict import Kind, Prediction, Unreadable
+
+log = logging.getLogger("vitrail")
+KINDS: dict[str, Kind] = {".csv": "csv", ".json": "jsonl", ".jsonl": "jsonl"}
+
+
+@dataclass
+class Predictions:
+    """The answers, unless they went to a file, and the files that could not be read."""
+
+    rows: list[Prediction]
+    unreadable: list[Unreadable]
+    summary: str
+    out: str | None = None
+
+
+def predict(
+    model: str,
+    *images: str,
+    top: int = 5,
+    out: str | None = None,
+    batch_size: int = 32,
+    workers: int | None = None,
+    device: str | None = None,
+    precision: str = "auto",
+) -> Predictions:
+    """Name the classes of images, the likeliest first.
+
+    Goes on past files that cannot be read, and lists them (with --out FILE in FILE.errors.csv).
+
+    Args:
+        model: A run folder (its best model) or a model folder.
+        images: Files, folders, and patterns such as 'photos/**/*.jpg', in any number.
+        top: Classes named of each image.
+        out: Write to this .csv or .jsonl file as the answers come; left out: CSV on stdout.
+        batch_size: Images at once.
+        workers: Threads that decode; left out: from the machine.
+        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
+        precision: auto, bf16 or float32.
+    """
+    if not images:
+        raise UsageError(f"predict which images? vitrail predict {model} FILE|FOLDER|PATTERN ...")
+    if precision not in ("auto", "bf16", "float32"):
+        raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
+    if out is not None and Path(out).suffix.lower() not in KINDS:
+        raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}")
+    from vitrail.evaluate.predict import Prediction, Summary, Unreadable, predict_files, write_predictions
+    from vitrail.model.attention import fast_math
+    from vitrail.train.resolve import available_cores, choose_device
+    from vitrail.weights.store import load_model
+
+    network = load_model(model)
+    fast_math()
+    rows = predict_files(
+        network,
+        images,
+        top=top,
+        batch_size=batch_size,
+        workers=available_cores() // 2 if workers is None else workers,
+        device=choose_device(device),
+        precision=precision,  # type: ignore[arg-type]
+    )
+    if out is not None:
+        written = write_predictions(rows, Path(out), kind=KINDS[Path(out).suffix.lower()])
+        return Predictions([], written.unreadable, str(written), out)
+    found = list(rows)
+    bad = [row for row in found if isinstance(row, Unreadable)]
+    for row in bad:
+        log.warning("left out: %s", row.message)
+    good = [row for row in found if isinstance(row, Prediction)]
+    return Predictions(good, bad, str(Summary(len(good), bad)))
+
+
+def show(result: Predictions) -> str:
+    """Return the result as CSV, or where it was written."""
+    from vitrail.evaluate.predict import write_predictions
+
+    if result.out is not None:
+        return f"{result.summary}; written to {result.out}"
+    text = io.StringIO()
+    write_predictions(result.rows, text)
+    return text.getvalue().rstrip("\n")
+
+
+def as_json(result: Predictions) -> Any:
+    """Return the result as JSON values."""
+    rows = [
+        {
+            "path": row.path,
+            "class": row.classes[0],
+            "probability": row.probabilities[0],
+            "top": [{"class": c, "probability": p} for c, p in zip(row.classes, row.probabilities, strict=True)],
+        }
+        for row in result.rows
+    ]
+    bad = [row._asdict() for row in result.unreadable]
+    return {"images": rows, "unreadable": bad, "summary": result.summary, "out": result.out}

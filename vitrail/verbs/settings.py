@@ -1,0 +1,93 @@
+"""From what was asked to a `Run`: defaults < recipe < configuration files in their order < flags and keywords."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.config import Epochs
+from vitrail.config_yaml import from_yaml, merge
+from vitrail.errors import CheckpointError, UsageError
+from vitrail.recipes.choose import choose, look
+from vitrail.recipes.registry import BRING_DATA, recipe
+from vitrail.train.run import Run
+
+LATEST = "latest"
+"""What `--resume` without a folder means."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments that `train` and `finetune` have in common."""
+
+    path: str | None = None
+    recipe: str | None = None
+    config: tuple[str, ...] = ()
+    epochs: float | None = None
+    lr: float | None = None
+    weights: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def over(self, base: Run) -> Run:
+        """Return `base` changed by the configuration files, then by the flags. Raises UsageError."""
+        for file in self.config:
+            base = from_yaml(Path(file), base)
+        if self.epochs is not None and "duration" in self.settings:
+            raise UsageError("epochs and duration both say how long the run is: give one of them")
+        run = merge(base, self.settings)
+        if self.epochs is not None:
+            run = replace(run, duration=Epochs(self.epochs))
+        if self.lr is not None:
+            run = merge(run, {"optim": {"lr": self.lr}})
+        if self.weights is not None:
+            run = replace(run, weights=self.weights)
+        return run if self.path is None else merge(run, {"data": {"path": self.path}})
+
+
+def plan(asked: Asked) -> tuple[Run, str]:
+    """Return the run for training from scratch, and one sentence on where it came from.
+
+    Without a recipe and without a configuration file, the recipe is chosen by a look at the data. Raises
+    UsageError and DataError.
+    """
+    if asked.path is None and asked.recipe not in BRING_DATA and not asked.config:
+        raise UsageError("which images? Say where they are: vitrail train DIR (or vitrail demo, to try it out)")
+    if asked.recipe is not None:
+        return asked.over(recipe(asked.recipe)), f"recipe {asked.recipe}"
+    run = asked.over(Run())
+    if asked.config:
+        return run, f"configuration {', '.join(asked.config)}"
+    name, why = choose(look(run.data, run.seed))
+    return asked.over(recipe(name)), f"recipe {name}, because of {why}"
+
+
+def resumed(asked: Asked, where: str) -> tuple[Run, Path]:
+    """Return the recorded run to go on with, changed by files and flags, and its folder.
+
+    `where` is a run folder, or "latest": the folder below the `out` asked for whose valid checkpoint is newest.
+    Raises CheckpointError where there is none.
+    """
+    if asked.recipe is not None:
+        raise UsageError("a resumed run goes on with its own settings: leave --recipe out, or start a new run")
+    folder = newest(Path(asked.over(Run()).out)) if where == LATEST else Path(where)
+    written = folder / "config.yaml"
+    if not written.is_file():
+        raise CheckpointError(f"{folder} is no run folder: there is no {written}")
+    return asked.over(from_yaml(written, Run())), folder
+
+
+def newest(out: Path) -> Path:
+    """Return the run folder in `out` with the newest valid checkpoint. Raises CheckpointError."""
+    from vitrail.train.checkpoint import latest_valid
+
+    found = [(os.path.getmtime(path), path.parent) for path in out.glob("*/checkpoints")]
+    for _, folder in sorted(found, reverse=True):
+        if latest_valid(folder / "checkpoints") is not None:
+            return folder
+    raise CheckpointError(
+        f"no run in {out.resolve()} has a valid checkpoint to resume from: say which run with --resume RUN, or "
+        "where the runs are with --out DIR"
+    )

@@ -1,0 +1,108 @@
+"""`vitrail train`: from images to a trained network and a report."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.config_yaml import to_yaml
+from vitrail.train.run import Run
+from vitrail.verbs.settings import Asked, plan, resumed
+
+if TYPE_CHECKING:
+    from vitrail.train.standing import Result
+
+log = logging.getLogger("vitrail")
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What would be trained, where `print_config` or `dry_run` asked not to train yet."""
+
+    run: Run
+    checked: dict[str, str] = field(default_factory=dict)
+    """`dry_run` only: what was tried, and what came of it."""
+
+
+def train(
+    path: str | None = None,
+    *,
+    recipe: str | None = None,
+    config: tuple[str, ...] = (),
+    epochs: float | None = None,
+    lr: float | None = None,
+    resume: str | None = None,
+    print_config: bool = False,
+    dry_run: bool = False,
+    **settings: Any,
+) -> Result | Preview:
+    """Train a Vision Transformer on a folder of images.
+
+    Without a recipe, one is chosen by a look at the images. Defaults < recipe < --config files in order < flags;
+    the defaults below are those of no recipe (`vitrail recipes show NAME` prints a recipe's). Everything the run
+    leaves behind is in runs/NAME-N/, report.html for reading.
+
+    Args:
+        path: A folder with one folder per class (in split folders or not), a CSV or parquet file, tar shards, an
+            .npz, a data set of the hub, or 'digits'.
+        recipe: Where the settings start from; `vitrail recipes` lists them.
+        config: A YAML file of settings, such as the config.yaml of a run; may be repeated.
+        epochs: Passes over the images: short for --duration 'N epochs'.
+        lr: Peak learning rate: short for --optim.lr.
+        resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run.
+        print_config: Print every resolved setting as YAML, and stop.
+        dry_run: Try data, model, memory and one batch, and stop.
+        settings: Any field of `Run`; a section as a dict, `optim={"momentum": 0.8}`.
+    """
+    weights = settings.pop("weights", None)
+    asked = Asked(path, recipe, files(config), epochs, lr, weights, settings)
+    folder = None
+    if resume is not None:
+        run, folder = resumed(asked, resume)
+        log.info("going on with %s", folder)
+    else:
+        run, why = plan(asked)
+        log.info("%s", why)
+    return start(run, folder, print_config=print_config, dry_run=dry_run)
+
+
+def start(
+    run: Run, folder: Path | None = None, *, print_config: bool = False, dry_run: bool = False
+) -> Result | Preview:
+    """Train `run`, in the run folder `folder` where it goes on, and write the report."""
+    if print_config:
+        return Preview(run)
+    if dry_run:
+        from vitrail.verbs.dry_run import check
+
+        return Preview(run, check(run))
+    from vitrail.report.page import write_report
+    from vitrail.train.loop import fit
+
+    result = fit(run, resume=folder)
+    write_report(result.folder)
+    return result
+
+
+def files(config: tuple[str, ...] | str) -> tuple[str, ...]:
+    """Return configuration files as a tuple, where one was given by itself."""
+    return (config,) if isinstance(config, str) else tuple(config)
+
+
+def show(result: Result | Preview) -> str:
+    """Return the result as text for a terminal."""
+    if isinstance(result, Preview):
+        lines = [f"{name}: {what}" for name, what in result.checked.items()]
+        return "\n".join(lines) if lines else to_yaml(result.run).rstrip()
+    return f"{result.message}\nreport: {result.folder / 'report.html'}"
+
+
+def as_json(result: Result | Preview) -> Any:
+    """Return the result as JSON values."""
+    from vitrail.config_yaml import plain
+
+    if isinstance(result, Preview):
+        return {"run": plain(result.run), "checked": result.checked}
+    return {**plain(result), "report": str(result.folder / "report.html")}
