@@ -1,0 +1,89 @@
+"""PAPER.md keeps its promise: every part of both papers has a row, and what a row calls built is there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from documents import ROOT, code, refused, resolve, tables
+
+VIT, THREE = tables(ROOT / "PAPER.md")
+ROWS = [*VIT, *THREE]
+BUILT = [row for row in ROWS if row["status"] == "built"]
+
+# the papers' own tables of contents: sections, then how many equations, tables and figures
+VIT_PARTS = [
+    *("§1", "§2", "§3", "§3.1", "§3.2", "§4", "§4.1", "§4.2", "§4.3", "§4.4", "§4.5", "§4.6", "§5"),
+    *("§A", "§B", "§B.1", "§B.1.1", "§B.1.2", "§C", *(f"§D.{n}" for n in range(1, 11))),
+    *(f"Eq. {n}" for n in range(1, 9)),
+    *(f"Table {n}" for n in range(1, 10)),
+    *(f"Figure {n}" for n in range(1, 15)),
+]
+THREE_PARTS = [
+    *("§1", "§2", "§2.1", "§2.2", "§2.3", "§3", "§3.1", "§3.2", "§3.3", "§4", "§5", "§6", "§A", "§B", "§C"),
+    *(f"Table {n}" for n in range(1, 10)),
+    *(f"Figure {n}" for n in range(1, 7)),
+]
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(VIT, VIT_PARTS), (THREE, THREE_PARTS)], ids=["vit", "three"])
+def test_every_part_of_the_paper_has_exactly_one_row(rows: list[dict[str, str]], parts: list[str]) -> None:
+    listed = [row["where"] for row in rows]
+    assert len(set(listed)) == len(listed)
+    assert [part for part in parts if part not in listed] == []
+    # what is finer than a part ("§4.1, metrics") belongs to one
+    assert [where for where in listed if where.partition(",")[0] not in parts] == []
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(VIT, VIT_PARTS), (THREE, THREE_PARTS)], ids=["vit", "three"])
+def test_sections_stand_in_the_papers_order(rows: list[dict[str, str]], parts: list[str]) -> None:
+    sections = [parts.index(row["where"].partition(",")[0]) for row in rows if row["where"].startswith("§")]
+    assert sections == sorted(sections)
+
+
+def test_every_status_is_one_of_three() -> None:
+    assert {row["status"] for row in ROWS} == {"built", "planned", "text"}
+
+
+@pytest.mark.parametrize("row", BUILT, ids=lambda row: row["where"])
+def test_what_is_built_is_there(row: dict[str, str]) -> None:
+    assert code(row["code"]) and code(row["command"]), "a row that is built names its code and a command"
+    for reference in code(row["code"]):
+        assert ":" in reference
+        resolve(reference)
+    for command in code(row["command"]):
+        assert refused(command.split()) == ""
+
+
+def test_what_is_only_text_has_no_code() -> None:
+    assert [row["where"] for row in ROWS if row["status"] == "text" and (row["code"] or row["command"])] == []
+
+
+def test_a_missing_symbol_is_noticed() -> None:
+    resolve("vitrail/model/vit.py:ViT.embed")
+    with pytest.raises(AttributeError):
+        resolve("vitrail/model/vit.py:ViT.no_such_method")
+    with pytest.raises(ImportError):
+        resolve("vitrail/model/no_such_file.py:ViT")
+
+
+def test_expected_numbers_are_the_published_ones() -> None:
+    published = ROOT.parent / "shared" / "paper" / "tables.json"
+    if not published.exists():
+        pytest.skip(f"the published tables are not at {published}")
+    numbers = json.loads(published.read_text())
+    expected = {row["where"]: row["expected"] for row in VIT}
+    top = [cell.partition("±")[0] for cell in numbers["table2_state_of_the_art"]["rows"]["ImageNet"][:3]]
+    vtab = [cell.partition("±")[0] for cell in numbers["table2_state_of_the_art"]["rows"]["VTAB (19 tasks)"][:3]]
+    assert expected["Table 2"] == f"ImageNet {', '.join(top)}; VTAB {', '.join(vtab)}"
+    means = [row[-1] for row in numbers["table9_vtab"]["rows"].values()]
+    assert expected["Table 9"] == f"means {', '.join(map(str, means))}"
+    assert expected["Table 7"].startswith(
+        "averages " + ", ".join(map(str, numbers["table7_adam_vs_sgd"]["rows"][-1][1:]))
+    )
+    millions = [f"{row['params_millions']} M" for row in numbers["table1_variants"]]
+    assert expected["Table 1"] == f"{', '.join(millions)} parameters"
+    assert (
+        f"{numbers['objectnet']['top5']}" in expected["§D.9"] and f"{numbers['objectnet']['top1']}" in expected["§D.9"]
+    )
+    assert f"{numbers['self_supervision']['imagenet_top1']} %" in expected["§4.6"]
