@@ -30,7 +30,7 @@ def soft_targets(targets: Tensor, classes: int, config: Supervised) -> Tensor:
 
 
 def supervised_loss(logits: Tensor, targets: Tensor, config: Supervised) -> Tensor:
-    """Return the loss of each example, float32 [batch].
+    """Return the loss of each example [batch], in float32 or better.
 
     logits [batch, classes] in any precision; targets int64 [batch] or float [batch, classes].
 
@@ -38,10 +38,10 @@ def supervised_loss(logits: Tensor, targets: Tensor, config: Supervised) -> Tens
     * sigmoid: sum_k -t_k log s(z_k) - (1 - t_k) log(1 - s(z_k))   (paper, B.1, after BiT)
     * bce: the mean over classes of the same   (ResNet strikes back, A2; DeiT-III)
     """
-    logits = logits.float()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if config.loss == "softmax" and targets.ndim == 1:  # the fast path: same value, no one-hot matrix
         return F.cross_entropy(logits, targets, label_smoothing=config.smoothing, reduction="none")
-    soft = soft_targets(targets, logits.shape[1], config)
+    soft = soft_targets(targets, logits.shape[1], config).to(logits.dtype)
     if config.loss == "softmax":
         return -(soft * logits.log_softmax(-1)).sum(-1)
     per_class = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from vitrail.data.config import Augment
+from vitrail.errors import UsageError
+from vitrail.objective.config import Supervised
+from vitrail.objective.supervised import SupervisedObjective, soft_targets, supervised_loss
+
+PLAIN = Augment(crop="center", flip=False)
+
+
+@dataclass
+class Images:
+    images: Tensor
+    labels: Tensor
+    index: Tensor
+
+
+class Tiny(nn.Module):
+    """Mean colour -> logits; enough to have a gradient."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(images.float().mean((2, 3)) / 255)
+
+
+def batch(count: int, classes: int, seed: int = 0) -> Images:
+    rng = torch.Generator().manual_seed(seed)
+    return Images(
+        torch.randint(0, 256, (count, 3, 4, 4), generator=rng, dtype=torch.uint8),
+        torch.randint(0, classes, (count,), generator=rng),
+        torch.arange(count),
+    )
+
+
+def objective(classes: int = 5, augment: Augment = PLAIN, **settings: object) -> SupervisedObjective:
+    torch.manual_seed(0)
+    return SupervisedObjective(Tiny(classes), Supervised(**settings), augment, classes, seed=3)  # type: ignore[arg-type]
+
+
+def random_case(seed: int, soft: bool) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(7, 6, generator=rng, dtype=torch.float64)
+    if soft:
+        return logits, torch.rand(7, 6, generator=rng, dtype=torch.float64).softmax(-1)
+    return logits, torch.randint(0, 6, (7,), generator=rng)
+
+
+def one_hot(targets: Tensor, classes: int) -> np.ndarray:
+    return np.eye(classes)[targets.numpy()] if targets.ndim == 1 else targets.numpy()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.floats(0, 0.9))
+def test_softmax_is_minus_the_targets_log_probability(seed: int, soft: bool, smoothing: float) -> None:
+    logits, targets = random_case(seed, soft)
+    z, t = logits.numpy(), one_hot(targets, 6)
+    t = (1 - smoothing) * t + smoothing / 6
+    expected = (t * (np.log(np.exp(z).sum(1, keepdims=True)) - z)).sum(1)
+    ours = supervised_loss(logits, targets, Supervised(smoothing=smoothing))
+    np.testing.assert_allclose(ours.numpy(), expected, rtol=2e-5, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.floats(0, 0.9))
+def test_sigmoid_sums_and_bce_averages_over_classes(seed: int, soft: bool, smoothing: float) -> None:
+    logits, targets = random_case(seed, soft)
+    z, t = logits.numpy(), one_hot(targets, 6)
+    t = (1 - smoothing) * t + smoothing / 6
+    s = 1 / (1 + np.exp(-z))
+    expected = -(t * np.log(s) + (1 - t) * np.log1p(-s)).sum(1)
+    sigmoid = supervised_loss(logits, targets, Supervised(loss="sigmoid", smoothing=smoothing))
+    bce = supervised_loss(logits, targets, Supervised(loss="bce", smoothing=smoothing))
+    np.testing.assert_allclose(sigmoid.numpy(), expected, rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(bce.numpy(), expected / 6, rtol=2e-5, atol=1e-5)
+
+
+def test_smoothing_agrees_with_torch() -> None:
+    logits, targets = random_case(1, soft=False)
+    theirs = F.cross_entropy(logits, targets, label_smoothing=0.1, reduction="none")
+    torch.testing.assert_close(supervised_loss(logits, targets, Supervised(smoothing=0.1)).double(), theirs)
+
+
+def test_threshold_comes_before_smoothing() -> None:
+    mixed = torch.tensor([[0.7, 0.3, 0.0], [0.0, 0.1, 0.9]])
+    config = Supervised(loss="bce", bce_threshold=0.2, smoothing=0.3)
+    expected = torch.tensor([[0.8, 0.8, 0.1], [0.1, 0.1, 0.8]])
+    torch.testing.assert_close(soft_targets(mixed, 3, config), expected)
+
+
+def test_losses_of_reduced_precision_logits_are_computed_in_float32() -> None:
+    logits, targets = random_case(2, soft=False)
+    rounded = logits.bfloat16()
+    for config in (Supervised(), Supervised(loss="sigmoid"), Supervised(loss="bce")):
+        ours = supervised_loss(rounded, targets, config)
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, supervised_loss(rounded.float(), targets, config), rtol=0, atol=0)
+
+
+def test_the_initial_loss_of_a_head_bias_has_a_closed_form() -> None:
+    classes, bias = 21, -10.0
+    task = objective(classes, loss="sigmoid", head_bias=bias)
+    nn.init.zeros_(task.model.head.weight)
+    total, count, _ = task(batch(9, classes), step=0)
+    # one class should be on, at logit -10; the others should be off, and nearly are
+    each = np.log1p(np.exp(-bias)) + (classes - 1) * np.log1p(np.exp(bias))
+    assert count == 9
+    assert total.item() == pytest.approx(9 * each, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid", "bce"])
+@pytest.mark.parametrize("mixing", [Augment(), Augment(mixup=0.8, cutmix=1.0)])
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_parts_of_a_batch_sum_to_the_whole(loss: str, mixing: Augment, parts: int) -> None:
+    task = objective(augment=mixing, loss=loss, smoothing=0.1)
+    data = batch(7, 5)
+    whole, count, metrics = task(data, step=4)
+    pieces = [task(part, step=4) for part in task.prepare(data, step=4).split(parts)]
+    assert sum(n for _, n, _ in pieces) == count == 7
+    assert sum(value.item() for value, _, _ in pieces) == pytest.approx(whole.item(), rel=1e-6)
+    assert sum(int(m["top1"]) for _, _, m in pieces) == int(metrics["top1"])
+
+
+def test_split_never_makes_an_empty_part() -> None:
+    prepared = objective().prepare(batch(3, 5), step=0)
+    assert [len(part) for part in prepared.split(8)] == [1, 1, 1]
+
+
+def test_top1_counts_the_label_before_mixing() -> None:
+    task = objective(augment=Augment(mixup=1.0))
+    data = batch(64, 5)
+    prepared = task.prepare(data, step=0)
+    assert prepared.targets.shape == (64, 5) and not torch.equal(prepared.images, data.images)
+    _, _, metrics = task(prepared, step=0)
+    expected = (task.model(prepared.images).argmax(-1) == data.labels).sum()
+    assert metrics["top1"] == expected
+
+
+def test_mixing_is_a_function_of_seed_and_step() -> None:
+    task = objective(augment=Augment(mixup=1.0, cutmix=1.0))
+    data = batch(8, 5)
+    first, again, later = (task.prepare(data, step=step) for step in (5, 5, 6))
+    assert torch.equal(first.images, again.images) and torch.equal(first.targets, again.targets)
+    assert not torch.equal(first.targets, later.targets)
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"bce_threshold needs objective\.loss: bce, not softmax"):
+        objective(bce_threshold=0.0)
+    with pytest.raises(UsageError, match="smoothing is 1"):
+        objective(smoothing=1.0)
+    with pytest.raises(UsageError, match="linear classifier"):
+        SupervisedObjective(nn.Flatten(), Supervised(head_bias=-1.0), PLAIN, 2, 0)
