@@ -3,7 +3,7 @@
 | input | result |
 |---|---|
 | 8-bit gray or RGB of any format | its values; gray three times |
-| JPEG, gray, YCbCr or RGB | libjpeg-turbo's exact decode; halved, quartered ... with `short_side` |
+| JPEG, gray, YCbCr or RGB | libjpeg-turbo's exact decode; a half or less with `short_side` |
 | CMYK, YCCK | R = (255 - C)(255 - K) / 255, likewise G and B; the inverted inks of JPEGs undone |
 | any embedded colour profile | not applied: the numbers are taken as sRGB |
 | Lab TIFF | converted to sRGB (D50 white) |
@@ -102,8 +102,8 @@ READABLE = ", ".join(format.name for format in FORMATS if format.reader)
 def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None = None) -> np.ndarray:
     """Decode an image file's bytes to uint8 [H, W, 3] RGB, upright, contiguous and writable (table above).
 
-    `short_side` (pixels) allows a JPEG to be decoded at a half, a quarter or an eighth of its size as long as
-    its shorter side stays at least that long: faster where the picture is going to be shrunk anyway, at other
+    `short_side` (pixels) allows a JPEG to be decoded at 1/2, 3/8, 1/4 or 1/8 of its size as long as its shorter
+    side stays at least that long: faster where the picture is going to be shrunk anyway, at slightly other
     pixel values than shrinking the whole picture gives. Raises DecodeError, and nothing else, for every input;
     its `reason` is one of those in the table. Releases the interpreter lock while decoding.
     """
@@ -193,7 +193,7 @@ def _to_rgb(image: ImageFile, data: bytes) -> np.ndarray:
     rgb = np.array(image.convert("RGB"))
     if key is not None:
         bits = data[24] if data.startswith(b"\x89PNG") and mode != "1" else 8
-        levels = np.asarray(key) * 255 // ((1 << bits) - 1)
+        levels = np.asarray(key) >> 8 if bits == 16 else np.asarray(key) * 255 // ((1 << bits) - 1)
         rgb[(rgb == levels).all(-1)] = BACKGROUND
     return rgb
 

@@ -64,8 +64,8 @@ def read_header(data: bytes) -> Header | None:
 def decode_ordinary(data: bytes, header: Header, short_side: int | None) -> np.ndarray | None:
     """Decode an `ordinary` JPEG to uint8 [H, W, 3] RGB, not yet turned; None hands it to the careful decoder.
 
-    With `short_side` the picture is halved up to three times inside the inverse DCT, as long as both sides stay
-    at least that long; other factors are slower than decoding it whole.
+    With `short_side` the picture is shrunk to 1/2, 3/8, 1/4 or 1/8 inside the inverse DCT, the least that keeps
+    both sides at least that long; larger factors are slower than decoding it whole.
 
     libjpeg fills what is missing with gray and only warns. Strict decoding turns the warning into an error,
     which is raised here as DecodeError. Warnings about harmless things (stray bytes between segments, unknown
