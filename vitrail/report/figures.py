@@ -1,0 +1,184 @@
+"""The pictures of a report: curves and confusion matrix as inline SVG, images as data URIs.
+
+Colours are those of Okabe and Ito and the map cividis, which stay apart under every kind of colour blindness.
+Text and axes take the page's own colour, so the same picture reads on a light and on a dark page.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from PIL import Image
+
+INK = "#010203"
+"""Stands for the page's text colour while matplotlib draws."""
+SERIES = ("#0072b2", "#d55e00")
+"""Blue and vermilion; style.css lightens them on a dark page."""
+TRAINING, VALIDATION = 0, 1
+MOST_POINTS = 500
+FEW = 60
+"""Points of a running mean."""
+SMOOTH = 128
+"""Pixels on the longer side of an image under attention, at least."""
+NAMED_CLASSES = 30
+"""Up to this many classes, the confusion matrix writes their names and counts."""
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text: searchable, and in the page's fonts
+    "svg.hashsalt": "vitrail",  # the same run gives the same bytes
+    "text.parse_math": False,  # a class named "$x$" is a name
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+}
+
+Curve = tuple[np.ndarray, np.ndarray]
+"""Steps and values."""
+
+
+def curves(title: str, label: str, lines: Mapping[str, Curve], *, percent: bool = False, describe: str) -> str:
+    """Return an SVG of values over steps; `label` is the y axis with its unit, `describe` the alternative text.
+
+    A line has its colour by its name: the same in all figures. Many points are drawn faintly, under their
+    running mean.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+        axes = figure.add_subplot()
+        for name, (steps, values) in lines.items():
+            color = SERIES[VALIDATION if name == "validation" else TRAINING]
+            if len(steps) > FEW:
+                axes.plot(*thinned(steps, values, MOST_POINTS), color=color, alpha=0.3, linewidth=0.8)
+                steps, values = thinned(steps, values, FEW)
+            axes.plot(steps, values, color=color, marker="o" if len(steps) <= 30 else "", markersize=4, label=name)
+        axes.set_title(title)
+        axes.set_xlabel("optimiser step")
+        axes.set_ylabel(label)
+        axes.grid(True)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        if percent:
+            axes.set_ylim(0, 1)
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        if len(lines) > 1:
+            axes.legend(frameon=False, fontsize=10)
+        return _svg(figure, describe)
+
+
+def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> Curve:
+    """Return at most `most` points, each the mean over a stretch of equal length."""
+    if len(steps) <= most:
+        return steps, values
+    parts = np.array_split(np.arange(len(steps)), most)
+    return np.array([steps[part].mean() for part in parts]), np.array([values[part].mean() for part in parts])
+
+
+def confusion(counts: np.ndarray, class_names: Sequence[str]) -> str:
+    """Return an SVG of a confusion matrix [K, K]: rows are true classes, each row sums to 100 %."""
+    classes = len(counts)
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    named = classes <= NAMED_CLASSES
+    side = min(3.2 + 0.34 * classes, 9.0) if named else 6.5
+    with matplotlib.rc_context({**_STYLE, "axes.spines.top": True, "axes.spines.right": True}):
+        figure = Figure(figsize=(side + 0.9, side), layout="constrained")
+        axes = figure.add_subplot()
+        image = axes.imshow(share, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_title("Where each class's images went")
+        axes.set_xlabel("answered class" if named else "answered class (number)")
+        axes.set_ylabel("true class" if named else "true class (number)")
+        if named:
+            short = [name if len(name) <= 18 else name[:17] + "…" for name in class_names]
+            axes.set_xticks(range(classes), short, rotation=90)
+            axes.set_yticks(range(classes), short)
+            _write_counts(axes, counts, share)
+        bar = figure.colorbar(image, ax=axes, shrink=0.7, format=PercentFormatter(1, decimals=0))
+        bar.set_label("share of the true class's images")
+        best, total = int(np.trace(counts)), int(counts.sum())
+        return _svg(
+            figure,
+            f"Confusion matrix of {classes} classes: {best} of {total} images are on the diagonal, "
+            "where the answer is the true class. The tables below list the largest confusions.",
+        )
+
+
+def _write_counts(axes: Axes, counts: np.ndarray, share: np.ndarray) -> None:
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        color = "#000000" if share[row, column] > 0.5 else "#ffffff"
+        axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=9)
+
+
+def _svg(figure: Figure, describe: str) -> str:
+    """The figure as an <svg> element that takes its width from the page and its ink from the text colour."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # glyphs matplotlib cannot measure, the browser can draw
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = text.replace(INK, "currentColor")
+    for number, color in enumerate(SERIES):
+        text = text.replace(color, f"var(--series-{number})")
+    head, drawing = text.split(">", 1)
+    box = re.search(r'viewBox="([^"]+)"', head)
+    assert box is not None  # matplotlib always writes one
+    width = box[1].split()[2]
+    return (
+        f'<svg role="img" aria-label="{escape(describe)}" viewBox="{box[1]}" style="width: {width}pt" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink">{drawing}'
+    )
+
+
+def picture(image: np.ndarray, *, side: int = 176) -> str:
+    """Return uint8 [H, W, 3] as a data URI no larger than `side` pixels; small images stay lossless."""
+    shown = Image.fromarray(image)
+    buffer = io.BytesIO()
+    if max(shown.size) <= 64:
+        shown.save(buffer, "PNG", optimize=True)
+        kind = "png"
+    else:
+        shown.thumbnail((side, side), Image.Resampling.LANCZOS)
+        shown.save(buffer, "JPEG", quality=85)
+        kind = "jpeg"
+    return uri(buffer.getvalue(), kind)
+
+
+def uri(data: bytes, kind: str) -> str:
+    """Return an image file's bytes as a data URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def under_attention(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Return uint8 [H', W', 3]: the image in grey, tinted by attention rollout [rows, columns].
+
+    Blue is the least attended place of this image, yellow the most attended one. Small images are enlarged,
+    so that the map can be smooth.
+    """
+    factor = max(1, -(-SMOOTH // max(image.shape[:2])))
+    grey = np.asarray(Image.fromarray(image).convert("L")).repeat(factor, 0).repeat(factor, 1)
+    span = float(shares.max() - shares.min())
+    relative = (shares - shares.min()) / span if span > 0 else np.zeros_like(shares)
+    size = (grey.shape[1], grey.shape[0])
+    smooth = np.asarray(Image.fromarray(relative.astype(np.float32)).resize(size, Image.Resampling.BILINEAR))
+    tint = matplotlib.colormaps["cividis"](smooth)[:, :, :3] * 255
+    return (0.35 * grey[:, :, None] + 0.65 * tint).astype(np.uint8)
