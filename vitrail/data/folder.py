@@ -77,9 +77,11 @@ def is_image_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def has_class_folders(path: Path) -> bool:
-    """Is there an image one or two levels below `path`?"""
-    return any(_layout(folder) != "empty" for folder in _folders(path))
+def is_class_tree(path: Path) -> bool:
+    """Are there two folders with images, or a split folder? One folder alone may be where a table's images
+    lie."""
+    folders = _folders(path)
+    return bool(_split_folders(folders)) or sum(_layout(folder) != "empty" for folder in folders) > 1
 
 
 def read_folder(path: Path) -> Found:

@@ -59,14 +59,17 @@ def _stop(tasks: queue.SimpleQueue[Task | None], threads: int) -> None:
 
 def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
     while task := tasks.get():
-        future, function, argument = task
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(function(argument))
-        except BaseException as error:
-            future.set_exception(error)
-        del task, future, argument  # an idle thread must not keep the last result alive
+        _run(*task)
+        del task  # an idle thread must keep neither the last result alive nor, through it, the pool
+
+
+def _run(future: Future[Any], function: Callable[..., Any], argument: Any) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function(argument))
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def ordered(

@@ -116,7 +116,7 @@ def find(path: str, image_column: str | None = None, label_column: str | None = 
     if path == "digits":
         return read_digits()
     place = Path(path).expanduser()
-    if place.is_dir():
+    if path and place.is_dir():
         return _find_in_folder(place, image_column, label_column)
     if place.is_file():
         return _find_file(place, image_column, label_column)
@@ -178,7 +178,7 @@ def _find_in_folder(path: Path, image_column: str | None, label_column: str | No
         if files:
             return read_shards(path, files)
     tables = [file for file in sorted(path.iterdir()) if file.suffix.lower() in table.SUFFIXES]
-    if tables and not folder.has_class_folders(path):
+    if tables and not folder.is_class_tree(path):
         return table.read_tables(path, tables, image_column, label_column)
     return folder.read_folder(path)
 
