@@ -55,19 +55,28 @@ Curve = tuple[np.ndarray, np.ndarray]
 """Steps and values."""
 
 
-def curves(title: str, label: str, lines: Mapping[str, Curve], *, percent: bool = False, describe: str) -> str:
+def curves(
+    title: str,
+    label: str,
+    lines: Mapping[str, Curve],
+    *,
+    describe: str,
+    percent: bool = False,
+    running_mean: bool = False,
+) -> str:
     """Return an SVG of values over steps; `label` is the y axis with its unit, `describe` the alternative text.
 
-    A line has its colour by its name: the same in all figures. Many points are drawn faintly, under their
-    running mean.
+    A line has its colour by its name, the same in all figures. With `running_mean`, lines of many points are
+    drawn faintly under their mean.
     """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.6, 3.1), layout="constrained")
         axes = figure.add_subplot()
         for name, (steps, values) in lines.items():
             color = SERIES[VALIDATION if name == "validation" else TRAINING]
-            if len(steps) > FEW:
-                axes.plot(*thinned(steps, values, MOST_POINTS), color=color, alpha=0.3, linewidth=0.8)
+            steps, values = thinned(steps, values, MOST_POINTS)
+            if running_mean and len(steps) > FEW:
+                axes.plot(steps, values, color=color, alpha=0.3, linewidth=0.8)
                 steps, values = thinned(steps, values, FEW)
             axes.plot(steps, values, color=color, marker="o" if len(steps) <= 30 else "", markersize=4, label=name)
         axes.set_title(title)

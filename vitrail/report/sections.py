@@ -92,7 +92,8 @@ def progress(contents: Contents) -> str:
     if len(train[0]) or len(seen[0]):
         lines = {"training": train, "validation": seen}
         ends = "; ".join(f"{name} ends at {line[1][-1]:.3f}" for name, line in lines.items() if len(line[1]))
-        drawn.append(curves("Loss", "loss per image (nats)", _full(lines), describe=f"Loss over steps: {ends}."))
+        text = f"Loss over steps: {ends}."
+        drawn.append(curves("Loss", "loss per image (nats)", _full(lines), describe=text, running_mean=True))
     if len(accuracy[0]):
         best = f"the best is {percent(float(accuracy[1].max()))}"
         text = f"Validation accuracy over steps: {best}, the last {percent(float(accuracy[1][-1]))}."
@@ -170,11 +171,10 @@ def gallery(title: str, about: str, shown: Iterable[Exhibit], answers: Classific
 def _exhibit(exhibit: Exhibit, answers: Classification) -> str:
     label, row = int(answers.label[exhibit.row]), exhibit.row
     true = safe(answers.class_names[label], 60) if label >= 0 else "not known"
-    pairs = zip(answers.top[row].tolist(), answers.probability[row].tolist(), strict=True)
-    said = [
-        f'<span class="{"right" if k == label else "wrong"}">{safe(answers.class_names[k], 60)} ({percent(p, 0)})</span>'
-        for k, p in list(pairs)[:3]
-    ]
+    said = []
+    for k, p in zip(answers.top[row, :3].tolist(), answers.probability[row, :3].tolist(), strict=True):
+        name = safe(answers.class_names[k], 60)
+        said.append(f'<span class="{"right" if k == label else "wrong"}">{name}</span> ({percent(p, 0)})')
     name = safe(exhibit.id, 80)
     small = ' class="pixels"' if max(exhibit.image.shape) <= 64 else ""
     images = f'<img src="{picture(exhibit.image)}" alt="{name}: an image of class {true}"{small}>'
@@ -226,9 +226,7 @@ def particulars(contents: Contents) -> str:
     """Data, machine and versions, and what could not be read."""
     known = contents.facts
     data, machine = known.get("data", {}), known.get("machine", {})
-    rows: list[tuple[str, Any]] = [
-        (name, known[key]) for name, key in (("started", "started"), ("ended", "ended")) if known.get(key)
-    ]
+    rows: list[tuple[str, Any]] = [(name, known[name]) for name in ("started", "ended") if known.get(name)]
     rows += [("resumed", f"{one.get('at')} at step {one.get('step')}") for one in known.get("resumed", [])]
     rows += [(f"{name} images", f"{count:,}") for name, count in data.get("images", {}).items()]
     rows += [("data fingerprint", data["fingerprint"])] if data.get("fingerprint") else []
