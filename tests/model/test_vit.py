@@ -237,7 +237,7 @@ def test_parallel_costs_what_the_same_depth_in_a_row_costs() -> None:
     counts, flops = [], []
     for depth, branches in ((6, 1), (3, 2), (2, 3)):
         block = "parallel" if branches > 1 else "sequential"
-        model = build(ViTConfig(**(TINY | dict(depth=depth, block=block, branches=branches))))
+        model = build(ViTConfig(**(TINY | dict(depth=depth, block=block, branches=branches, pool="gap"))))
         counts.append(sum(p.numel() for p in model.parameters()))
         with FlopCounterMode(display=False) as counter, attention_path("explicit"), torch.no_grad():
             model.to("meta")(torch.empty(1, 3, 32, 32, device="meta"))
@@ -323,6 +323,24 @@ def test_encoding_a_subset_equals_encoding_a_shorter_sequence() -> None:
         assert out.shape == (2, 4, 32)
         shuffled = model.encode(tokens, keep=keep[:, [2, 0, 1]])
         assert torch.allclose(shuffled[:, 1:], out[:, [3, 1, 2]], atol=1e-5)  # a set, but for the positions
+
+
+@pytest.mark.parametrize("options", [dict(), dict(registers=2), dict(positions="relative"), dict(place="every")])
+@pytest.mark.parametrize("block", [dict(), dict(block="parallel", branches=2)])
+def test_sparing_the_last_layer_what_nobody_reads_changes_nothing(options: dict, block: dict) -> None:
+    model = build(ViTConfig(**(TINY | options | block)))
+    randomise(model)
+    images = torch.randn(2, 3, 32, 32)
+    everything = model.encode(model.embed(images))
+    expected = model.head(everything[:, 0])
+    expected.square().sum().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    logits = model(images)
+    logits.square().sum().backward()
+    assert error(logits, expected) < 1e-6
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad - grads[name]).norm() <= 1e-5 * grads[name].norm() + 1e-7, name
 
 
 def test_reset_head_is_zero_and_drops_pre_logits() -> None:

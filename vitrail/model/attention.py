@@ -110,20 +110,38 @@ class Attention(nn.Module):
         self.qkv = Linear(width, 3 * width)
         self.out = Linear(width, width)
 
-    def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values [batch, tokens, 3, heads, features], the queries scaled by 1/sqrt(features)."""
-        # Scaling the query rows of the weight, not the queries, costs nothing per token; exact for 64 features.
-        width = x.shape[-1]
-        scale = (width // self.heads) ** -0.5
-        rows = self.qkv.weight.new_ones(3 * width)
-        rows[:width] = scale
-        qkv = linear(x, self.qkv.weight * rows[:, None], self.qkv.bias * rows)
-        return qkv.unflatten(-1, (3, self.heads, -1))
+    def scaled(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the projection, the queries' part times 1/sqrt(features).
 
-    def forward(self, x: Tensor, bias: Bias | None = None) -> Tensor:
-        """See the class; `bias` computes what is added to the logits from the scaled queries."""
+        Scaling the weight costs nothing per token; for 64 features it is exact.
+        """
+        width = self.qkv.in_features
+        rows = self.qkv.weight.new_ones(3 * width)
+        rows[:width] = (width // self.heads) ** -0.5
+        return self.qkv.weight * rows[:, None], self.qkv.bias * rows
+
+    def project(self, x: Tensor) -> Tensor:
+        """Scaled queries, keys and values [batch, tokens, 3, heads, features]."""
+        return linear(x, *self.scaled()).unflatten(-1, (3, self.heads, -1))
+
+    def forward(self, x: Tensor, bias: Bias | None = None, read: int | None = None) -> Tensor:
+        """See the class; `bias` computes what is added to the logits from the scaled queries.
+
+        `read` computes the output of the first so many tokens only, which must be tokens in front of the grid:
+        they have no place there and so no bias. All tokens are still attended to.
+        """
+        if read is not None:
+            return self.out(self._first(x, read))
         qkv = self.project(x)
         return self.out(attend(qkv, bias(qkv[:, :, 0].transpose(1, 2)) if bias else None))
+
+    def _first(self, x: Tensor, read: int) -> Tensor:
+        weight, offset = self.scaled()
+        width = x.shape[-1]
+        query = linear(x[:, :read], weight[:width], offset[:width])
+        key, value = linear(x, weight[width:], offset[width:]).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query = query.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return F.scaled_dot_product_attention(query, key, value, scale=1.0).transpose(1, 2).flatten(2)
 
     def maps(self, x: Tensor, bias: Bias | None = None, heads: list[int] | None = None) -> Tensor:
         """The attention maps themselves [batch, heads, tokens, tokens] in float32, for the heads asked for."""

@@ -64,9 +64,9 @@ class AttentionBranch(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.residual = Residual(config, drop_path)
 
-    def forward(self, x: Tensor, bias: Bias | None = None) -> Tensor:
-        """[batch, tokens, width] -> what is added to it."""
-        return self.residual(self.dropout(self.attention(self.norm(x), bias)))
+    def forward(self, x: Tensor, bias: Bias | None = None, read: int | None = None) -> Tensor:
+        """[batch, tokens, width] -> what is added to it, or to the first `read` tokens."""
+        return self.residual(self.dropout(self.attention(self.norm(x), bias, read)))
 
 
 class MLPBranch(nn.Module):
@@ -101,10 +101,14 @@ class Block(nn.Module):
         """What this layer adds to attention logits, as a function of the queries."""
         return partial(self._positions[0].logits, self.layer, places=places, grid=grid)
 
-    def forward(self, x: Tensor, places: Tensor, grid: Grid) -> Tensor:
-        """x [batch, prefix + tokens, width], places: raster index of the grid's tokens."""
+    def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
+        """x [batch, prefix + tokens, width], places: raster index of the grid's tokens.
+
+        With `read`, only the first so many tokens come out (they attend to all): what the last layer owes to
+        a class token.
+        """
         bias = self.bias(places, grid)
-        x = sum((branch(x, bias) for branch in self.attentions), start=x)
+        x = sum((branch(x, bias, read) for branch in self.attentions), start=x[:, :read])
         return sum((branch(x) for branch in self.mlps), start=x)
 
 
@@ -116,8 +120,8 @@ class AxialBlock(nn.Module):
         self.row = Block(config, layer, positions, drop_path)
         self.column = Block(config, layer, positions, drop_path)
 
-    def forward(self, x: Tensor, places: Tensor, grid: Grid) -> Tensor:
-        """x [batch, rows * columns, width]: all tokens of the grid, in raster order."""
+    def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
+        """x [batch, rows * columns, width]: all tokens of the grid, in raster order; `read` must be None."""
         rows, columns = grid
         x = rearrange(x, "b (h w) d -> (b h) w d", h=rows)
         x = self.row(x, places[:columns], grid)

@@ -11,7 +11,9 @@ from vitrail.model.layers import LayerNorm, Linear
 
 
 class ClassToken(nn.Module):
-    """The class token's output (Eq. 4); it comes first."""
+    """The class token's output (Eq. 4); it comes first, and no other token is read."""
+
+    reads: int | None = 1
 
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
         """[batch, prefix + n, width] -> [batch, width]"""
@@ -21,6 +23,8 @@ class ClassToken(nn.Module):
 class AveragePool(nn.Module):
     """Mean over the grid's tokens (D.3)."""
 
+    reads: int | None = None
+
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
         """[batch, prefix + n, width] -> [batch, width]"""
         return tokens[:, prefix:].mean(dim=1)
@@ -28,6 +32,8 @@ class AveragePool(nn.Module):
 
 class MAPHead(nn.Module):
     """Multi-head attention pooling (Scaling Vision Transformers): a learned probe attends to the grid's tokens."""
+
+    reads: int | None = None
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -50,12 +56,11 @@ class MAPHead(nn.Module):
         return pooled + self.mlp(self.norm(pooled))
 
 
-POOLS: dict[str, type[nn.Module]] = {"cls": ClassToken, "gap": AveragePool, "map": MAPHead}
-
-
-def build_pool(config: ViTConfig) -> nn.Module:
-    """Return the pooling a config asks for: (tokens, prefix) -> features."""
-    return MAPHead(config) if config.pool == "map" else POOLS[config.pool]()
+def build_pool(config: ViTConfig) -> ClassToken | AveragePool | MAPHead:
+    """Return the pooling a config asks for: (tokens, prefix) -> features; `reads` is how many tokens it looks at."""
+    if config.pool == "map":
+        return MAPHead(config)
+    return ClassToken() if config.pool == "cls" else AveragePool()
 
 
 class PreLogits(nn.Module):

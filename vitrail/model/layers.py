@@ -5,8 +5,8 @@ On a GPU and under `torch.compile` these are exactly `nn.Linear` and `nn.LayerNo
 * matrix products go to oneDNN with the bias fused (torch adds it in a pass of its own, and sends float32 to
   MKL, half as fast on AMD), and the two products of the backward pass are laid out the way oneDNN likes;
 * LayerNorm under autocast writes bfloat16 at once instead of float32 that the next layer casts;
-* the GELU before a dense layer is computed again in the backward pass instead of being kept: a quarter of a
-  block's activation memory for 2 % of its time.
+* in float32, the GELU before a dense layer is computed again in the backward pass instead of being kept: a
+  quarter of a block's activation memory for 2 % of its time, which pays for the attention maps that are kept.
 
 Same parameters, same names, same results to rounding (tests/model/test_layers.py).
 """
@@ -78,15 +78,17 @@ class _GELULinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, approximate: str) -> Tensor:
         x = x.to(dtype)
-        ctx.save_for_backward(x, weight, bias)
+        active = F.gelu(x, approximate=approximate)
+        ctx.save_for_backward(x, weight, bias, active if dtype == torch.bfloat16 else None)
         ctx.dtype, ctx.approximate = dtype, approximate
-        return _product(F.gelu(x, approximate=approximate), weight.to(dtype), bias.to(dtype))
+        return _product(active, weight.to(dtype), bias.to(dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
+        x, weight, bias, active = ctx.saved_tensors
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2])
-        active = F.gelu(x, approximate=ctx.approximate) if needs[1] else x
+        if active is None:
+            active = F.gelu(x, approximate=ctx.approximate) if needs[1] else x
         grad, grad_weight, grad_bias = _backward(active, weight.to(ctx.dtype), grads[0].contiguous(), needs)
         if grad is not None:
             grad = torch.ops.aten.gelu_backward(grad, x, approximate=ctx.approximate)
@@ -113,7 +115,7 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
     def after_gelu(self, x: Tensor, approximate: str = "none") -> Tensor:
-        """The layer applied to GELU(x), whose value is not kept for the backward pass."""
+        """The layer applied to GELU(x)."""
         dtype = compute_dtype(x)
         if on_onednn(x, dtype):
             return _GELULinear.apply(x, self.weight, self.bias, dtype, approximate)

@@ -71,7 +71,7 @@ def tap_attention(
             module: nn.Module, inputs: tuple[Any, ...], *, where: tuple[int, int, str | None] = (layer, branch, axis)
         ) -> None:
             assert isinstance(module, Attention)
-            x, bias = inputs
+            x, bias, _ = inputs
             receive(AttentionMap(*where, module.maps(x, bias, chosen)))
 
         handles.append(attention.register_forward_pre_hook(hook))
@@ -104,7 +104,7 @@ def block_outputs(model: ViT, images: Tensor, layers: Sequence[int] | None = Non
         handles.append(model.blocks[layer].register_forward_hook(hook))
     try:
         with torch.no_grad():
-            model.features(images)
+            model.encode(model.embed(images), model.grid(images))  # all tokens of the last layer too
     finally:
         for handle in handles:
             handle.remove()
