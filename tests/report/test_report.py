@@ -177,7 +177,7 @@ def test_writing_again_gives_the_same_page(digits: Path, page: Page) -> None:
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    for number, name in enumerate(HOSTILE):
+    for number in range(len(HOSTILE)):
         folder = root / f"class{number}"
         folder.mkdir(parents=True)
         for i in range(20):
