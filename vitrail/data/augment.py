@@ -41,7 +41,7 @@ OPERATIONS: dict[str, Change] = {
     "autocontrast": lambda image, level: ImageOps.autocontrast(image),
     "equalize": lambda image, level: ImageOps.equalize(image),
     "invert": lambda image, level: ImageOps.invert(image),
-    "posterize": lambda image, level: ImageOps.posterize(image, 4 - int(4 * abs(level))),
+    "posterize": lambda image, level: ImageOps.posterize(image, max(1, 4 - int(4 * abs(level)))),
     "solarize": lambda image, level: ImageOps.solarize(image, 256 - int(256 * abs(level))),
     "solarize_add": _solarize_add,
     "color": lambda image, level: ImageEnhance.Color(image).enhance(1 + 0.9 * level),

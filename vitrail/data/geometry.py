@@ -43,13 +43,15 @@ class Op(ABC):
 
 
 def resize(image: np.ndarray, height: int, width: int, interpolation: Interpolation = "bilinear") -> np.ndarray:
-    """Resize uint8 [H, W, 3] to [height, width, 3] with antialiasing: Pillow's result within one level.
+    """Resize uint8 [H, W, 3] to [height, width, 3] with antialiasing: Pillow's result within a rounding.
 
+    The two directions are resized one after the other, width first; Pillow takes the cheaper one first, which
+    where bicubic overshoots the range of uint8 in between can show in single pixels of a noisy picture.
     torch's kernel for uint8 in channels-last order takes a fraction of Pillow's time, runs on the calling
     thread alone and releases the interpreter lock, so that threads may resize beside a training step.
     """
     if image.shape[:2] == (height, width):
-        return image
+        return np.ascontiguousarray(image)
     image = np.require(image, requirements=("C", "W"))
     # the batch dimension comes before the permutation: made after, its stride hides the channels-last order
     pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
@@ -58,6 +60,8 @@ def resize(image: np.ndarray, height: int, width: int, interpolation: Interpolat
 
 
 def _central(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    if image.shape[:2] == (height, width):
+        return image
     top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
     return image[top : top + height, left : left + width]
 

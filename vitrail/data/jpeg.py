@@ -12,6 +12,7 @@ from vitrail.errors import DecodeError
 START_OF_SCAN = 0xDA
 # every frame header: baseline, extended, progressive, lossless, arithmetic; C4, C8 and CC are other segments
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 # segments without a length: TEM, restart markers, start of image
 STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 # libjpeg's warnings that mean wrong pixels
@@ -28,6 +29,7 @@ class Header:
     precision: int
     exif: bytes
     scans: int
+    """How often the decoder goes over the picture."""
 
     @property
     def ordinary(self) -> bool:
@@ -38,7 +40,7 @@ class Header:
 def read_header(data: bytes) -> Header | None:
     """Read a JPEG's segments up to its first scan, in microseconds; None where they do not lead to one."""
     frame: tuple[int, int, int, int] | None = None
-    exif = b""
+    exif, progressive = b"", False
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
@@ -52,11 +54,15 @@ def read_header(data: bytes) -> Header | None:
         segment = data[at + 4 : at + 2 + length]
         if marker in START_OF_FRAME and len(segment) >= 6:
             height, width = int.from_bytes(segment[1:3], "big"), int.from_bytes(segment[3:5], "big")
-            frame = (height, width, segment[5], segment[0])
+            frame, progressive = (height, width, segment[5], segment[0]), marker in PROGRESSIVE
         elif marker == 0xE1 and not exif and segment.startswith(b"Exif\0\0"):
             exif = segment
         elif marker == START_OF_SCAN:
-            return Header(*frame, exif, data.count(b"\xff\xda", at)) if frame else None
+            if frame is None or not segment:
+                return None
+            # a sequential scan of all components is the only one; counting takes as long as reading the file
+            single = not progressive and segment[0] == frame[2]
+            return Header(*frame, exif, 1 if single else data.count(b"\xff\xda", at))
         at += 2 + length
     return None
 

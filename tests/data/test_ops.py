@@ -1,0 +1,421 @@
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy import stats
+from timm.data import auto_augment as timm_augment
+from torchvision.transforms import v2
+
+from vitrail.data.augment import OPERATIONS
+from vitrail.data.config import Augment, Preprocess
+from vitrail.data.decode import decode
+from vitrail.data.ops import (
+    CentralCrop,
+    ColorJitter,
+    Compose,
+    Flip,
+    InceptionCrop,
+    Op,
+    PadShift,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    ResizeSmall,
+    Squash,
+    ThreeAugment,
+    eval_transform,
+    resize,
+    train_transform,
+    transform_batch,
+)
+from vitrail.data.stream import stream
+from vitrail.errors import UsageError
+
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+SMALL = Preprocess(image_size=(32, 32), crop=1.0)
+EVERYTHING = Augment(
+    randaugment=(2, 9), three_augment=True, color_jitter=0.3, erasing=0.5, crop="inception", scale=(0.3, 1.0)
+)
+
+
+def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """Noise over a gradient: sharp edges and smooth parts."""
+    noise = np.random.default_rng(seed).integers(0, 120, (height, width, 3))
+    y, x = np.mgrid[:height, :width]
+    smooth = np.stack([x * 135 // width, y * 135 // height, (x + y) * 135 // (height + width)], -1)
+    return (noise + smooth).astype(np.uint8)
+
+
+def pillow_resized(image: np.ndarray, height: int, width: int, interpolation: str) -> np.ndarray:
+    return np.asarray(Image.fromarray(image).resize((width, height), RESAMPLING[interpolation])).astype(int)
+
+
+# ---------------------------------------------------------------- resizing and the transform of evaluation
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    source=st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    target=st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    interpolation=st.sampled_from(["bilinear", "bicubic"]),
+)
+def test_resizing_is_pillows_within_a_rounding(source, target, interpolation):
+    image = picture(*source)
+    result = resize(image, *target, interpolation)
+    assert result.shape == (*target, 3) and result.dtype == np.uint8 and result.flags.c_contiguous
+    width_first = pillow_resized(image, source[0], target[1], interpolation).astype(np.uint8)
+    expected = pillow_resized(width_first, *target, interpolation)
+    assert abs(result - expected).max() <= (1 if interpolation == "bilinear" else 2)
+
+
+def test_resizing_a_photograph_is_pillows_within_one_level(shared_data):
+    photograph = decode(next((shared_data / "imagenet-samples").glob("*.JPEG")).read_bytes())
+    for interpolation, target in itertools.product(RESAMPLING, [(224, 224), (96, 160), (700, 640)]):
+        expected = pillow_resized(photograph, *target, interpolation)
+        assert abs(resize(photograph, *target, interpolation) - expected).max() <= 1
+
+
+def test_resizing_takes_any_memory_layout_without_a_word():
+    image = picture(40, 50)
+    expected = resize(np.ascontiguousarray(image[3:30, 45:5:-1]), 20, 20)
+    frozen = image.copy()
+    frozen.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns about memory it could write to but must not
+        assert (resize(frozen[3:30, 45:5:-1], 20, 20) == expected).all()
+        assert (resize(frozen, 20, 20) == resize(image, 20, 20)).all()
+    part = image[3:23, 5:25]
+    assert resize(part, 20, 20).flags.c_contiguous and (resize(part, 20, 20) == part).all()
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("shape", [(375, 500), (500, 333), (100, 80)])
+def test_resize_small_and_central_crop(shape, interpolation):
+    image = picture(*shape)
+    height, width = shape
+    short = min(shape)
+    resized = pillow_resized(image, round(height * 256 / short), round(width * 256 / short), interpolation)
+    top, left = (resized.shape[0] - 224) // 2, (resized.shape[1] - 224) // 2
+    transform = eval_transform(Preprocess(image_size=(224, 224), crop=0.875, interpolation=interpolation))
+    result = transform(image, None)
+    assert abs(result - resized[top : top + 224, left : left + 224]).max() <= 1
+
+
+def test_squash():
+    image = picture(100, 150)
+    result = eval_transform(Preprocess(image_size=(64, 48), resize="squash"))(image, None)
+    assert abs(result - pillow_resized(image, 64, 48, "bilinear")).max() <= 1
+
+
+def test_resize_small_for_a_size_that_is_no_square():
+    result = ResizeSmall((64, 128))(picture(100, 100), None)
+    assert result.shape == (128, 128, 3)
+    assert ResizeSmall((64, 128))(picture(50, 200), None).shape == (64, 256, 3)
+
+
+@pytest.mark.parametrize("resize_mode", ["squash", "small"])
+def test_an_image_of_the_final_size_is_passed_through(resize_mode):
+    image = picture(32, 32)
+    assert eval_transform(replace(SMALL, resize=resize_mode))(image, None) is image
+    images = image[None]
+    assert transform_batch(eval_transform(replace(SMALL, resize=resize_mode)), images, [None]) is images
+    assert train_transform(Augment(crop="center", flip=False), SMALL)(image, None) is image
+
+
+# ---------------------------------------------------------------- what every operation owes
+
+OPS = [
+    InceptionCrop((24, 24)),
+    ResizeSmall((24, 24)),
+    CentralCrop((24, 24)),
+    Squash((24, 24)),
+    RandomCrop((24, 24)),
+    PadShift(4),
+    Flip(),
+    RandAugment(4, 9, probability=1.0),
+    ThreeAugment(),
+    ColorJitter(0.4),
+    RandomErasing(1.0),
+    train_transform(EVERYTHING, SMALL),
+]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
+def test_an_operation_is_a_function_of_image_and_stream_and_leaves_the_image_alone(op):
+    image = picture(40, 56)
+    before = image.copy()
+    results = [op(image, stream(0, 0, index)) for index in range(12)]
+    assert (image == before).all()
+    for index, result in enumerate(results):
+        assert result.dtype == np.uint8 and result.ndim == 3 and result.flags.c_contiguous
+        np.random.seed(index)
+        random.seed(index)
+        torch.manual_seed(index)
+        assert (op(image, stream(0, 0, index)) == result).all()
+    deterministic = isinstance(op, ResizeSmall | CentralCrop | Squash)
+    assert (len({result.tobytes() for result in results}) == 1) == deterministic
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_batch_is_bit_equal_to_one_by_one(op, count):
+    images = np.stack([picture(32, 36, seed) for seed in range(count)])
+    before = images.copy()
+    result = transform_batch(op, images, [stream(1, 2, index) for index in range(count)])
+    expected = np.stack([op(image, stream(1, 2, index)) for index, image in enumerate(images)])
+    assert (result == expected).all() and (images == before).all()
+
+
+def test_the_fast_batch_of_small_images_never_loops_over_operations(monkeypatch):
+    """Shift and flip of cached small images: whole-array arithmetic, no call per image."""
+    transform = train_transform(Augment(crop="pad", pad=3), SMALL)
+    images = np.stack([picture(32, 32, seed) for seed in range(50)])
+    expected = np.stack([transform(image, stream(0, 0, index)) for index, image in enumerate(images)])
+    for kind in (Compose, Flip, PadShift, ResizeSmall, CentralCrop):
+        monkeypatch.setattr(kind, "__call__", None)
+    result = transform_batch(transform, images, [stream(0, 0, index) for index in range(50)])
+    assert (result == expected).all() and (result != images).any(axis=(1, 2, 3)).mean() > 0.8
+
+
+CROPS = ("inception", "random", "pad", "center")
+
+
+@pytest.mark.parametrize("crop, resize_mode", itertools.product(CROPS, ("squash", "small")))
+@pytest.mark.parametrize("shape", [(1, 1), (5000, 1), (1, 5000), (7, 400), (24, 20), (30, 20), (100, 90)])
+def test_transforms_give_exactly_the_size_asked_for_whatever_comes_in(crop, resize_mode, shape):
+    preprocess = Preprocess(image_size=(24, 20), resize=resize_mode)
+    image = picture(*shape)
+    assert eval_transform(preprocess)(image, None).shape == (24, 20, 3)
+    transform = train_transform(replace(EVERYTHING, crop=crop), preprocess)
+    assert transform(image, stream(0, 0, 0)).shape == (24, 20, 3)
+
+
+# ---------------------------------------------------------------- crops and flips
+
+
+def test_inception_crop_draws_like_torchvision():
+    crop = InceptionCrop((8, 8), scale=(0.08, 1.0))
+    ours = np.array([crop.box(300, 400, stream(0, 0, index)) for index in range(3000)], dtype=float)
+    torch.manual_seed(0)
+    blank = torch.zeros(3, 300, 400)
+    theirs = v2.RandomResizedCrop(8, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), antialias=True)
+    params = [theirs.make_params([blank]) for _ in range(3000)]
+    theirs_boxes = np.array([[p["top"], p["left"], p["height"], p["width"]] for p in params], dtype=float)
+    for statistic in (lambda b: b[:, 2] * b[:, 3], lambda b: b[:, 3] / b[:, 2], lambda b: b[:, 0], lambda b: b[:, 1]):
+        assert stats.ks_2samp(statistic(ours), statistic(theirs_boxes)).pvalue > 1e-3
+
+
+@given(
+    st.integers(1, 60), st.integers(1, 60), st.integers(0, 1000), st.sampled_from([(0.05, 1.0), (0.9, 1.0), (1.0, 1.0)])
+)
+def test_inception_boxes_lie_inside(height, width, index, scale):
+    top, left, h, w = InceptionCrop((8, 8), scale=scale).box(height, width, stream(0, 0, index))
+    assert 0 <= top <= top + h <= height and 0 <= left <= left + w <= width and h > 0 and w > 0
+
+
+def test_inception_crop_shows_the_box_it_drew():
+    image = picture(60, 80)
+    crop = InceptionCrop((16, 16), interpolation="bicubic")
+    top, left, height, width = crop.box(60, 80, stream(0, 0, 5))
+    expected = pillow_resized(image[top : top + height, left : left + width], 16, 16, "bicubic")
+    assert abs(crop(image, stream(0, 0, 5)) - expected).max() <= 1
+
+
+def test_random_crop_reaches_every_place_equally():
+    image = np.arange(4 * 5, dtype=np.uint8).reshape(4, 5, 1).repeat(3, 2)
+    corners = [int(RandomCrop((2, 3))(image, stream(0, 0, i))[0, 0, 0]) for i in range(1800)]
+    counts = [corners.count(5 * top + left) for top in range(3) for left in range(3)]
+    assert sum(counts) == 1800 and stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_pad_shift_is_a_window_of_the_reflected_picture():
+    image = picture(6, 7)
+    reflected = np.pad(image, ((2, 2), (2, 2), (0, 0)), mode="reflect")
+    windows = {reflected[t : t + 6, s : s + 7].tobytes(): (t, s) for t in range(5) for s in range(5)}
+    places = [windows[PadShift(2)(image, stream(0, 0, i)).tobytes()] for i in range(2500)]
+    assert stats.chisquare([places.count(place) for place in windows.values()]).pvalue > 1e-3
+
+
+def test_flip_mirrors_as_often_as_asked():
+    image = picture(5, 6)
+    results = [Flip(0.3)(image, stream(0, 0, i)) for i in range(2000)]
+    mirrored = [(r == np.fliplr(image)).all() for r in results]
+    assert all(m or r is image for m, r in zip(mirrored, results, strict=True))
+    assert stats.binomtest(sum(mirrored), 2000, 0.3).pvalue > 1e-3
+
+
+# ---------------------------------------------------------------- colours, bending, erasing
+
+TIMM_NAMES = {
+    "autocontrast": "AutoContrast",
+    "equalize": "Equalize",
+    "invert": "Invert",
+    "rotate": "Rotate",
+    "posterize": "PosterizeIncreasing",
+    "solarize": "SolarizeIncreasing",
+    "solarize_add": "SolarizeAdd",
+    "color": "ColorIncreasing",
+    "contrast": "ContrastIncreasing",
+    "brightness": "BrightnessIncreasing",
+    "sharpness": "SharpnessIncreasing",
+    "shear_x": "ShearX",
+    "shear_y": "ShearY",
+    "translate_x": "TranslateXRel",
+    "translate_y": "TranslateYRel",
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("magnitude", [0, 3.3, 9, 9.9])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_randaugments_operations_are_timms(name, magnitude, sign, monkeypatch):
+    monkeypatch.setattr(timm_augment.random, "random", lambda: 0.75 if sign < 0 else 0.25)
+    hparams = {"img_mean": (128, 128, 128), "interpolation": Image.Resampling.BILINEAR}
+    theirs = timm_augment.AugmentOp(TIMM_NAMES[name], prob=1.0, magnitude=magnitude, hparams=hparams)
+    image = Image.fromarray(picture(33, 45))
+    assert (np.asarray(OPERATIONS[name](image, sign * magnitude / 10)) == np.asarray(theirs(image))).all()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_survives_the_ends_of_its_range(name):
+    image = Image.fromarray(picture(33, 45))
+    for level in (-1.0, 0.0, 1.0):
+        result = OPERATIONS[name](image, level)
+        assert result.size == image.size and result.mode == "RGB"
+
+
+def test_randaugment_has_exactly_timms_increasing_operations():
+    assert {TIMM_NAMES[name] for name in OPERATIONS} == set(timm_augment._RAND_INCREASING_TRANSFORMS)
+
+
+def test_randaugment_applies_as_many_operations_as_asked(monkeypatch):
+    calls: list[tuple[str, float]] = []
+
+    def recorder(name: str):
+        return lambda image, level: calls.append((name, level)) or image
+
+    for name in OPERATIONS:
+        monkeypatch.setitem(OPERATIONS, name, recorder(name))
+    image = picture(8, 8)
+    for index in range(3000):
+        RandAugment(2, 9)(image, stream(0, 0, index))
+    assert stats.binomtest(len(calls), 6000, 0.5).pvalue > 1e-3
+    assert stats.chisquare([sum(n == name for n, _ in calls) for name in OPERATIONS]).pvalue > 1e-3
+    assert stats.binomtest(sum(level > 0 for _, level in calls), len(calls), 0.5).pvalue > 1e-3
+    magnitudes = np.array([abs(level) * 10 for _, level in calls])
+    assert magnitudes.max() <= 10
+    inside = magnitudes[magnitudes < 10]  # the noise is cut off at two standard deviations above
+    normal = stats.truncnorm(-18, 2, loc=9, scale=0.5)
+    assert stats.kstest(inside, normal.cdf).pvalue > 1e-3
+    assert RandAugment(2, 9, probability=0)(image, stream(0, 0, 0)) is image
+
+
+def test_three_augment_takes_one_of_three_equally():
+    image = picture(20, 20)
+    solarised = np.where(image < 128, image, 255 - image)
+    kinds = []
+    for index in range(900):
+        result = ThreeAugment()(image, stream(0, 0, index))
+        if (result == solarised).all():
+            kinds.append("solarise")
+        elif (result == result[..., :1]).all():
+            assert abs(result[..., 0] - image @ [0.299, 0.587, 0.114]).max() <= 1
+            kinds.append("gray")
+        else:
+            # a blur keeps the mean and takes out what is sharp
+            assert abs(result.mean() - image.mean()) < 2 and result.std() <= image.std() + 0.01
+            kinds.append("blur")
+    assert stats.chisquare([kinds.count(k) for k in ("solarise", "gray", "blur")]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_color_jitter_is_torchvisions_with_the_same_draws(index):
+    """torchvision's tensor kernels compute the same formulas without Pillow."""
+    image = picture(20, 30)
+    rng = stream(0, 0, index)
+    factors = 1 + 0.4 * (2 * rng.random(3) - 1)
+    pixels = torch.from_numpy(image).permute(2, 0, 1)
+    adjust = (v2.functional.adjust_brightness, v2.functional.adjust_contrast, v2.functional.adjust_saturation)
+    for which in rng.permutation(3):
+        pixels = adjust[which](pixels, factors[which])
+    result = ColorJitter(0.4)(image, stream(0, 0, index)).astype(int)
+    assert abs(result - pixels.permute(1, 2, 0).numpy()).max() <= 3  # three roundings
+
+
+def test_random_erasing_overwrites_one_rectangle():
+    image = np.full((40, 50, 3), 77, np.uint8)
+    shares = []
+    for index in range(600):
+        result = RandomErasing(0.5)(image, stream(0, 0, index))
+        changed = (result != image).any(2)
+        if not changed.any():
+            continue
+        rows, columns = np.flatnonzero(changed.any(1)), np.flatnonzero(changed.any(0))
+        height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+        assert changed.sum() >= 0.95 * height * width - 3  # a random pixel may happen to be 77, 77, 77
+        assert 0.25 < height / width < 4
+        shares.append(height * width / changed.size)
+    assert stats.binomtest(len(shares), 600, 0.5).pvalue > 1e-3
+    assert min(shares) > 0.015 and max(shares) < 0.36
+    filled = RandomErasing(1.0, scale=(0.3, 0.3), ratio=(1, 1))(np.zeros((200, 200, 3), np.uint8), stream(0, 0, 0))
+    values = filled[filled.any(2)]
+    assert stats.kstest(values.ravel() / 255, "uniform").statistic < 0.02
+    assert RandomErasing(0.0)(image, stream(0, 0, 0)) is image
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_the_order_of_operations():
+    kinds = [type(op) for op in train_transform(EVERYTHING, SMALL).ops]
+    assert kinds == [InceptionCrop, Flip, ThreeAugment, RandAugment, ColorJitter, RandomErasing]
+    plain = train_transform(Augment(flip=False), Preprocess(image_size=(24, 24), interpolation="bicubic"))
+    assert plain.ops == (InceptionCrop((24, 24), (0.05, 1.0), (3 / 4, 4 / 3), "bicubic"),)
+
+
+def test_random_crop_is_taken_from_the_size_that_evaluation_resizes_to():
+    """big_vision's resize_small(448)|random_crop(384), evaluated with resize_small(448)|central_crop(384)."""
+    transform = train_transform(Augment(crop="random", flip=False), Preprocess((384, 384), crop=384 / 448))
+    assert transform.ops == (ResizeSmall((448, 448)), RandomCrop((384, 384)))
+
+
+@pytest.mark.parametrize(
+    "augment, preprocess, named",
+    [
+        (Augment(scale=(0.0, 1.0)), SMALL, "scale"),
+        (Augment(scale=(0.5, 0.2)), SMALL, "scale"),
+        (Augment(ratio=(0.0, 1.0)), SMALL, "ratio"),
+        (Augment(crop="pad", pad=-1), SMALL, "pad"),
+        (Augment(randaugment=(2, 11)), SMALL, "randaugment"),
+        (Augment(randaugment=(-1, 5)), SMALL, "randaugment"),
+        (Augment(color_jitter=2), SMALL, "color_jitter"),
+        (Augment(erasing=1.5), SMALL, "erasing"),
+        (Augment(), replace(SMALL, crop=0.0), "preprocess.crop"),
+        (Augment(), replace(SMALL, crop=1.1), "preprocess.crop"),
+        (Augment(), replace(SMALL, image_size=(0, 32)), "image_size"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(augment, preprocess, named):
+    with pytest.raises(UsageError, match=named):
+        train_transform(augment, preprocess)
+
+
+@pytest.mark.parametrize("op", [CentralCrop((24, 24)), RandomCrop((24, 24)), PadShift(10)])
+def test_an_image_too_small_for_an_operation_is_refused(op: Op):
+    with pytest.raises(UsageError, match="10 x 50"):
+        op(picture(10, 50), stream(0, 0, 0))
+
+
+def test_a_strip_is_cut_before_it_grows():
+    tall = ResizeSmall((256, 256))(picture(5000, 1), None)
+    assert tall.shape == (2048, 256, 3) and math.prod(tall.shape) < 2e6
