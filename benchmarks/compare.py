@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 import torch
@@ -153,12 +154,13 @@ def _own_seconds() -> float:
 @contextmanager
 def products(kind: str) -> Iterator[None]:
     """Set how float32 products are computed on the CPU ("none" is torch's default), and put it back."""
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = kind
+    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    matmul.fp32_precision = kind
     try:
         yield
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
+        matmul.fp32_precision = before
 
 
 @contextmanager

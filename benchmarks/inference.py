@@ -76,7 +76,7 @@ def same_logits(architecture: Architecture, precision: str) -> float:
     """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     theirs, model = peers.timm(architecture), peers.ours(architecture)
-    nn.init.normal_(theirs.head.weight, std=0.02)
+    theirs.get_submodule("head").reset_parameters()  # type: ignore[operator]
     peers.load_timm(model, theirs)
     (pixels,) = images(2, architecture.image_size, count=1)
     with compare.tuned():

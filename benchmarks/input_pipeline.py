@@ -80,9 +80,9 @@ def their_epochs(loader: Any) -> Callable[[], int]:
 
 def pack(folder: Path, target: Path) -> None:
     """Pack a folder into shards whose images have a short side of `SHORT_SIDE`."""
-    from vitrail.data.pack import pack as write
+    from vitrail.data.pack import pack_data
 
-    write(folder, target, short_side=SHORT_SIDE)
+    pack_data(str(folder), target, short_side=SHORT_SIDE)
 
 
 def one_core(options: argparse.Namespace, folder: Path, packed: Path, count: int) -> list[compare.Measurement]:

@@ -91,7 +91,7 @@ def transformers(a: Architecture) -> nn.Module:
         intermediate_size=4 * a.width,
         patch_size=a.patch,
         image_size=a.image_size,
-        num_labels=a.classes,
+        num_labels=a.classes,  # type: ignore[call-arg]
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )

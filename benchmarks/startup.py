@@ -48,7 +48,7 @@ def slowest_imports(count: int = 8) -> list[dict[str, Any]]:
     """The modules that `vitrail --help` spends most time importing, each with what it imports in turn."""
     command = (HELP[0], "-X", "importtime", *HELP[1:])
     done = subprocess.run(command, cwd=record.ROOT, check=True, capture_output=True, text=True)
-    found = []
+    found: list[dict[str, Any]] = []
     for line in done.stderr.splitlines():
         fields = line.removeprefix("import time:").split("|")
         if len(fields) == 3 and fields[1].strip().isdigit():

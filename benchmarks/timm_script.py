@@ -108,7 +108,7 @@ def train_loader(images: Images, size: int, classes: int, s: Settings, workers: 
             mixup_alpha=s.mixup, cutmix_alpha=s.cutmix, label_smoothing=s.smoothing, num_classes=classes
         )
     return create_loader(
-        images,
+        images,  # type: ignore[arg-type]
         input_size=(3, size, size),
         batch_size=s.batch_size,
         is_training=True,

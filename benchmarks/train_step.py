@@ -104,9 +104,8 @@ def _batch(images: Tensor, labels: Tensor) -> SimpleNamespace:
     return SimpleNamespace(images=images, labels=labels, index=torch.arange(len(labels)))
 
 
-def peer_step(model: nn.Module, case: Case, optimizer: torch.optim.Optimizer) -> Step:
-    """The step a plain training script makes."""
-    model.train()
+def peer_step(model: Any, case: Case, optimizer: torch.optim.Optimizer) -> Step:
+    """The step a plain training script makes with a model in training mode, compiled or not."""
     feed = itertools.cycle([((i.float() / 255 - 0.5) / 0.5, labels) for i, labels in batches(case)])
 
     def step() -> float:
@@ -124,7 +123,7 @@ def timm_step(model: nn.Module, case: Case, *, compiled: bool, fused_optimizer: 
     """timm's model with the optimiser timm's factory builds."""
     from timm.optim import create_optimizer_v2
 
-    more = {"fused": True} if fused_optimizer else {}
+    more: dict[str, Any] = {"fused": True} if fused_optimizer else {}
     optimizer = create_optimizer_v2(model, "adamw", lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, **more)
     return peer_step(torch.compile(model) if compiled else model, case, optimizer)
 
