@@ -154,9 +154,7 @@ def test_logits_that_are_not_finite_are_wrong_whatever_the_label() -> None:
     ],
 )
 def test_data_that_do_not_fit_are_refused(labels: list[int], classes: int, message: str) -> None:
-    loader = Fake(
-        torch.zeros(len(labels), 3), torch.tensor(labels, dtype=torch.int64), bad=[("a.jpg", "empty")]
-    )
+    loader = Fake(torch.zeros(len(labels), 3), torch.tensor(labels, dtype=torch.int64), bad=[("a.jpg", "empty")])
     with pytest.raises(DataError, match=message):
         classify(identity, loader, names(classes))
 
@@ -194,11 +192,7 @@ def test_torn_answers_are_refused(tmp_path: Path) -> None:
 
 def tiny() -> ViT:
     torch.manual_seed(0)
-    model = ViT(
-        ViTConfig(
-            width=32, depth=2, heads=2, mlp_dim=64, patch=4, image_size=(16, 16), classes=5, dropout=0.5
-        )
-    )
+    model = ViT(ViTConfig(width=32, depth=2, heads=2, mlp_dim=64, patch=4, image_size=(16, 16), classes=5, dropout=0.5))
     torch.nn.init.normal_(model.head.weight, std=0.3)  # type: ignore[union-attr]
     return model
 

@@ -14,9 +14,7 @@ from vitrail.model.vit import ViT
 
 def tiny(**changes: object) -> ViT:
     torch.manual_seed(0)
-    values: dict[str, object] = dict(
-        width=16, depth=3, heads=2, mlp_dim=32, patch=4, image_size=(12, 16), classes=3
-    )
+    values: dict[str, object] = dict(width=16, depth=3, heads=2, mlp_dim=32, patch=4, image_size=(12, 16), classes=3)
     model = ViT(ViTConfig(**{**values, **changes}))  # type: ignore[arg-type]
     for parameter in model.parameters():  # far from uniform maps
         torch.nn.init.normal_(parameter, std=0.5)

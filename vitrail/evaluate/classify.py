@@ -151,9 +151,7 @@ def classify(predict: Predict, loader: Batches, class_names: Sequence[str]) -> C
             raise DataError(f"the model has {logits.shape[1]} outputs, the data {classes} classes")
         largest = int(batch.labels.max())
         if largest >= classes:
-            raise DataError(
-                f"label {largest} in the data; with {classes} classes they go from 0 to {classes - 1}"
-            )
+            raise DataError(f"label {largest} in the data; with {classes} classes they go from 0 to {classes - 1}")
         rows.append((batch.index, batch.labels, *_answers(logits, batch.labels.to(logits.device))))
     mine = [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
     gathered = world.gather((mine, [(str(item[0]), str(item[1])) for item in loader.bad]))
@@ -164,9 +162,7 @@ def classify(predict: Predict, loader: Batches, class_names: Sequence[str]) -> C
     index, label, top, probability, loss = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     index, first = np.unique(index, return_index=True)
     if not (label >= 0).any():
-        raise DataError(
-            f"none of the {len(index)} images has a known class: there is nothing to compare with"
-        )
+        raise DataError(f"none of the {len(index)} images has a known class: there is nothing to compare with")
     return Classification(
         list(class_names), index, label[first], top[first], probability[first], loss[first], sorted(set(bad))
     )
@@ -187,9 +183,7 @@ def _answers(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return top, values.exp(), loss.double() if loss.device.type != "mps" else loss
 
 
-def predictor(
-    model: nn.Module, device: torch.device | str | None = None, precision: Precision = "auto"
-) -> Predict:
+def predictor(model: nn.Module, device: torch.device | str | None = None, precision: Precision = "auto") -> Predict:
     """Return images -> float32 logits of `model` in eval mode, on `device` (None: where the model is).
 
     Images may come from anywhere; uint8 crosses to the device as uint8. In bf16, weights stay float32 and

@@ -17,6 +17,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
@@ -109,7 +110,8 @@ def confusion(counts: np.ndarray, class_names: Sequence[str]) -> str:
     with matplotlib.rc_context({**_STYLE, "axes.spines.top": True, "axes.spines.right": True}):
         figure = Figure(figsize=(side + 0.9, side), layout="constrained")
         axes = figure.add_subplot()
-        image = axes.imshow(share, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+        scale = PowerNorm(0.5, 0, 1)  # a few percent of mistakes are what one looks for
+        image = axes.imshow(share, cmap="cividis", norm=scale, interpolation="nearest")
         axes.set_title("Where each class's images went")
         axes.set_xlabel("answered class" if named else "answered class (number)")
         axes.set_ylabel("true class" if named else "true class (number)")
@@ -117,8 +119,9 @@ def confusion(counts: np.ndarray, class_names: Sequence[str]) -> str:
             short = [name if len(name) <= 18 else name[:17] + "…" for name in class_names]
             axes.set_xticks(range(classes), short, rotation=90)
             axes.set_yticks(range(classes), short)
-            _write_counts(axes, counts, share)
+            _write_counts(axes, counts, scale(share))
         bar = figure.colorbar(image, ax=axes, shrink=0.7, format=PercentFormatter(1, decimals=0))
+        bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
         bar.set_label("share of the true class's images")
         best, total = int(np.trace(counts)), int(counts.sum())
         return _svg(
@@ -128,9 +131,9 @@ def confusion(counts: np.ndarray, class_names: Sequence[str]) -> str:
         )
 
 
-def _write_counts(axes: Axes, counts: np.ndarray, share: np.ndarray) -> None:
+def _write_counts(axes: Axes, counts: np.ndarray, brightness: np.ndarray) -> None:
     for row, column in zip(*np.nonzero(counts), strict=True):
-        color = "#000000" if share[row, column] > 0.5 else "#ffffff"
+        color = "#000000" if brightness[row, column] > 0.5 else "#ffffff"
         axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=9)
 
 

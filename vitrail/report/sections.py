@@ -42,7 +42,8 @@ def verdict(contents: Contents) -> str:
         note += " The run has not ended: these are the best numbers so far."
     return (
         f'<p class="verdict">{who} on {on}{where}{long} gets <strong>{percent(answers.top1)}</strong> of '
-        f"{answers.count:,} validation images right (95 % confidence: {percent(low)} to {percent(high)}).</p>"
+        f"{answers.count:,} validation images right "
+        f"({percent(0.95, 0)} confidence: {percent(low)} to {percent(high)}).</p>"
         f'<p class="why">The confidence interval is about the choice of images alone. {note}</p>'
     )
 
