@@ -121,8 +121,8 @@ def test_functions_fit_on_a_screen() -> None:
 
 def test_functions_are_short_on_the_whole() -> None:
     lengths = [lines(d) for d in ALL if isinstance(d.node, Function) and d.path.startswith("vitrail/")]
-    assert statistics.median(lengths) <= 12
-    assert statistics.quantiles(lengths, n=10)[-1] <= 36
+    assert statistics.median(lengths) <= 10
+    assert statistics.quantiles(lengths, n=10)[-1] <= 35
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: p.relative_to(ROOT).as_posix())
