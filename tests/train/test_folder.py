@@ -25,9 +25,7 @@ def test_every_run_gets_the_next_number(tmp_path: Path) -> None:
 
 def test_runs_that_start_together_get_folders_of_their_own(tmp_path: Path) -> None:
     made: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: made.append(RunFolder.create(tmp_path, "r").path)) for _ in range(16)
-    ]
+    threads = [threading.Thread(target=lambda: made.append(RunFolder.create(tmp_path, "r").path)) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:

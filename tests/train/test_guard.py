@@ -17,9 +17,7 @@ from vitrail.train.guard import FiniteGuard, Interrupted, Signals, Stop, require
 NAN = float("nan")
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_only_sets_a_flag(number: signal.Signals, code: int) -> None:
     before = signal.getsignal(number)
     with Signals() as signals:
