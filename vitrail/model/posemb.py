@@ -96,7 +96,7 @@ class SinCos(Positions):
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
-        return sincos_2d(grid, self.config.width)[None].to(self.where.device)
+        return sincos_2d(grid, self.config.width)[None].to(self.where)
 
 
 class Relative(Positions):
