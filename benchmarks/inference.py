@@ -1,8 +1,8 @@
 """Predicting with ViT-B/16 at 224 px on the CPU: ours against timm, transformers, torchvision; torch alone.
 
 Everybody eager, in inference mode, at the same threads, batch and precision. "bf16" is bfloat16 weights; the
-rows marked autocast keep float32 weights, as most scripts do. vitrail is handed uint8 images, the others
-images already normalised. Before the race ours must return timm's logits for timm's weights.
+rows marked autocast keep float32 weights, as most scripts do. vitrail predicts with the frozen copy that its
+verbs use, from uint8 images; the others are handed images already normalised. Before the race ours must return timm's logits for timm's weights.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from benchmarks import compare, peers, record
 from benchmarks.compare import Contender
 from benchmarks.peers import Architecture
+from vitrail.model.frozen import freeze
 
 BATCHES = (1, 8)
 PRECISIONS = ("float32", "bf16")
@@ -57,7 +58,7 @@ def contenders(architecture: Architecture, batch: int, precision: str) -> list[C
     normalised = [(image.float() / 255 - 0.5) / 0.5 for image in pixels]
     ready = [image.to(dtype) for image in normalised]
     field = [
-        Contender(record.OURS, predictor(peers.ours(architecture).to(dtype), pixels), batch, compare.tuned),
+        Contender(record.OURS, predictor(freeze(peers.ours(architecture), dtype), pixels), batch, compare.tuned),
         *(
             Contender(name, predictor(make(architecture).to(dtype), ready), batch, compare.stock)
             for name, make in PEERS.items()
@@ -80,7 +81,7 @@ def same_logits(architecture: Architecture, precision: str) -> float:
     peers.load_timm(model, theirs)
     (pixels,) = images(2, architecture.image_size, count=1)
     with compare.tuned():
-        logits = predictor(model.to(dtype), [pixels])().float()
+        logits = predictor(freeze(model, dtype), [pixels])().float()
     with compare.stock():
         expected = predictor(theirs, [(pixels.float() / 255 - 0.5) / 0.5])()
     difference = ((logits - expected).norm() / expected.norm()).item()

@@ -10,6 +10,12 @@ import pytest
 SHARED = Path(os.environ.get("VITRAIL_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Indexes of data sets go to a folder of this session, not to the user's cache."""
+    os.environ["VITRAIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real images that tests use where it is present."""

@@ -125,11 +125,11 @@ def test_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
     theirs = load_digits()
-    splits = open_data("digits")
+    splits = open_data(Data("digits", holdout=0.0))
     assert len(splits.train) + len(splits.test or ()) == len(theirs.images) == 1797
     assert splits.class_names == [str(digit) for digit in range(10)]
-    assert splits.validation is not None and splits.held_out == {"validation": "test"}
-    for source in (splits.train, splits.validation):
+    assert splits.test is not None and splits.validation is None  # a test split is not there to choose by
+    for source in (splits.train, splits.test):
         for index in range(0, len(source), 50):
             item = source[index]
             row = int(item.id[len("digits[") : -1])
@@ -137,10 +137,10 @@ def test_digits_are_those_of_scikit_learn() -> None:
             np.testing.assert_array_equal(item.image[..., 0], np.rint(theirs.images[row] / 16 * 255))
             assert (item.image == item.image[..., :1]).all()
             assert item.label == theirs.target[row]
-    counts = np.bincount(splits.validation.labels) / np.bincount(theirs.target)
+    counts = np.bincount(splits.test.labels) / np.bincount(theirs.target)
     assert (abs(counts - 0.2) < 0.01).all()
     assert {splits.train.id(i) for i in range(len(splits.train))}.isdisjoint(
-        splits.validation.id(i) for i in range(len(splits.validation))
+        splits.test.id(i) for i in range(len(splits.test))
     )
 
 
@@ -156,7 +156,7 @@ def test_npz_in_every_layout(tmp_path: Path, save, layout: str) -> None:
     }[layout]
     labels = np.array([[10], [2], [10], [2], [10], [2]])
     save(tmp_path / "a.npz", x_train=stored, y_train=labels, x_test=stored[:2], y_test=labels[:2])
-    splits = open_data(str(tmp_path / "a.npz"))
+    splits = open_data(Data(str(tmp_path / "a.npz"), holdout=0.0))
     assert splits.class_names == ["2", "10"]  # by value, not as text
     assert splits.train.labels.tolist() == [1, 0, 1, 0, 1, 0]
     for index in range(6):
@@ -164,7 +164,7 @@ def test_npz_in_every_layout(tmp_path: Path, save, layout: str) -> None:
         expected = images[index] if layout in ("nhwc", "nchw") else np.repeat(images[index][..., :1], 3, 2)
         np.testing.assert_array_equal(image, expected)
         assert image.flags.c_contiguous
-    assert splits.validation is not None and len(splits.validation) == 2
+    assert splits.test is not None and len(splits.test) == 2
 
 
 def test_uncompressed_arrays_are_not_read_into_memory(tmp_path: Path) -> None:
@@ -323,23 +323,23 @@ def test_cifar100_from_the_hub_layout(shared_data: Path, tmp_path: Path, monkeyp
     import datasets
 
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
-    splits = open_data(str(shared_data / "cifar100"))
-    assert (len(splits.train), len(splits.validation)) == (50_000, 10_000)
+    splits = open_data(Data(str(shared_data / "cifar100"), holdout=0.0))
+    assert (len(splits.train), len(splits.test)) == (50_000, 10_000)
     assert len(splits.class_names) == 100 and splits.class_names == sorted(splits.class_names)
     assert "train" in splits.class_names
     assert np.bincount(splits.train.labels).tolist() == [500] * 100
     theirs = datasets.Dataset.from_parquet(
         str(shared_data / "cifar100" / "data" / "test-00000-of-00001.parquet"), cache_dir=str(tmp_path / "hf")
     ).cast_column("img", datasets.Image(decode=False))
-    assert theirs["fine_label"][:] == splits.validation.labels.tolist()
+    assert theirs["fine_label"][:] == splits.test.labels.tolist()
     for index in (0, 1, 511, 512, 9_999):
-        assert splits.validation[index].image == theirs[index]["img"]["bytes"]
-        assert splits.validation.sizes[index] == len(theirs[index]["img"]["bytes"])
+        assert splits.test[index].image == theirs[index]["img"]["bytes"]
+        assert splits.test.sizes[index] == len(theirs[index]["img"]["bytes"])
 
 
 def test_cifar100_as_folders_has_a_class_called_train(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "d", {"train/train": 3, "train/bus": 3, "test/train": 1, "test/bus": 1})
-    splits = open_data(str(root))
+    splits = open_data(Data(str(root), holdout=0.0))
     assert splits.class_names == ["bus", "train"] and len(splits.train) == 6
     flat = open_data(Data(str(root / "train"), holdout=0.4))
     assert flat.class_names == ["bus", "train"]

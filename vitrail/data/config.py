@@ -15,7 +15,8 @@ class Data:
     train: str = "train"
     """Split to train on."""
     validation: str | None = None
-    """Split to choose by; None takes validation | val | dev | test if there is one, else holds part of train out."""
+    """Split to choose by; None takes validation | val | dev if there is one, else holds part of train out. The test
+    split is measured once, at the end."""
     holdout: float = 0.1
     """Share held out, stratified and seeded, where there is no validation split."""
     image_column: str | None = None

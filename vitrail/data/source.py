@@ -243,10 +243,13 @@ def _training_split(found: Found, data: Data) -> str:
 
 
 def _validation_split(found: Found, data: Data, train: str) -> str | None:
-    """Return the split to choose by: the one named, else validation or test where its classes are known."""
+    """Return the split to choose by: the one named, else the validation split, if its classes are known.
+
+    Never the test split unless it is named: a model chosen on it would look better than it is.
+    """
     if data.validation is not None:
         return _named(found, data.validation, data.path)
-    for name in (*_of_role(found, "validation"), *_of_role(found, "test")):
+    for name in _of_role(found, "validation"):
         if name == train:
             continue
         if np.all(found.splits[name].labels >= 0):

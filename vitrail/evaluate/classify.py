@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.errors import DataError
+from vitrail.model.frozen import freeze
 
 Predict = Callable[[Tensor], Tensor]
 """images [batch, channels, height, width] -> logits [batch, classes]; any engine, any weights"""
@@ -184,26 +185,34 @@ def _answers(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def predictor(model: nn.Module, device: torch.device | str | None = None, precision: Precision = "auto") -> Predict:
-    """Return images -> float32 logits of `model` in eval mode, on `device` (None: where the model is).
+    """Return images -> float32 logits of `model` as it is now, on `device` (None: where the model is).
 
-    Images may come from anywhere; uint8 crosses to the device as uint8. In bf16, weights stay float32 and
-    autocast rounds what the matrix products see. Training or not, the model is left as it was.
+    Images may come from anywhere; uint8 crosses to the device as uint8. On a CPU a frozen copy answers
+    (`vitrail.model.frozen`); elsewhere the model itself does, in eval mode, its weights float32 and rounded by
+    autocast. Training or not, the model is left as it was.
     """
     place = torch.device(device) if device is not None else next(model.parameters()).device
-    model = model.to(place)
     reduced = precision == "bf16" or (precision == "auto" and fast_bf16(place))
+    if place.type == "cpu":
+        frozen = freeze(model.to(place), torch.bfloat16 if reduced else torch.float32)
+
+        @torch.inference_mode()
+        def answer(images: Tensor) -> Tensor:
+            images = images if images.dtype == torch.uint8 else images.to(torch.bfloat16 if reduced else torch.float32)
+            return frozen(images.to(place)).float()
+
+        return answer
+    model = model.to(place)
 
     @torch.inference_mode()
     def predict(images: Tensor) -> Tensor:
         training = model.training
-        if training:
-            model.eval()
+        model.eval()
         try:
             with torch.autocast(place.type, dtype=torch.bfloat16, enabled=reduced):
                 return model(images.to(place, non_blocking=True)).float()
         finally:
-            if training:
-                model.train()
+            model.train(training)
 
     return predict
 
