@@ -44,7 +44,7 @@ def test_names_and_places_that_cannot_be_are_refused(tmp_path: Path) -> None:
 def test_opening_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         RunFolder.open(tmp_path / "typo")
-    with pytest.raises(CheckpointError, match="holds no run.json"):
+    with pytest.raises(CheckpointError, match=r"holds no run\.json"):
         RunFolder.open(tmp_path)
 
 

@@ -69,9 +69,8 @@ def test_the_interruption_says_what_was_saved_and_how_to_go_on(tmp_path: Path) -
 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
-    with run_lock(tmp_path):
-        with pytest.raises(UsageError, match=f"pid {os.getpid()}"), run_lock(tmp_path):
-            pass
+    with run_lock(tmp_path), pytest.raises(UsageError, match=f"pid {os.getpid()}"), run_lock(tmp_path):
+        pass
     with run_lock(tmp_path):  # free again
         pass
 

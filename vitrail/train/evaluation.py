@@ -77,6 +77,7 @@ class Validation:
         """
         if splits.test is None or role_of(str(splits.held_out.get("validation"))) == "test":
             return None
+        world.barrier()  # the main process may still be writing the model
         with closing(evaluation_loader(self.run, splits.test)) as loader:
             best = load_model(folder.path).to(next(self.model.parameters()).device)
             return self._classify(best, loader, check).metrics()

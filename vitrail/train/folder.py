@@ -30,13 +30,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from vitrail import world
 from vitrail.errors import CheckpointError, UsageError
 
 
 class RunFolder:
     """Paths and writers of one run. `RunFolder.create` makes a new one, `RunFolder.open` finds an old one.
 
-    Writers replace files atomically; a disk that is full costs a log line and a warning, never the run.
+    Only the main process writes. Writers replace files atomically; a disk that is full costs a log line and a
+    warning, never the run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,8 +52,15 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: str | Path, name: str) -> RunFolder:
-        """Make `out`/`name`-<n> with the next free number. Raises UsageError where that cannot be written."""
-        out = Path(out)
+        """Make `out`/`name`-<n> with the next free number, the same one for all processes of the run.
+
+        Raises UsageError where that cannot be written.
+        """
+        return cls(world.gather(cls._make(Path(out), name))[0])
+
+    @staticmethod
+    @world.on_main
+    def _make(out: Path, name: str) -> Path:
         if not name or re.search(r"[/\\\0]", name):
             raise UsageError(f"a run cannot be named {name!r}: it becomes the name of a folder")
         try:
@@ -67,7 +76,7 @@ class RunFolder:
                     number += 1
         except OSError as error:
             raise UsageError(f"cannot write a run folder in {out.resolve()}: {error.strerror or error}") from error
-        return cls(out / f"{name}-{number}")
+        return out / f"{name}-{number}"
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -94,6 +103,7 @@ class RunFolder:
         """Replace file `name`, atomically."""
         self.write_bytes(name, text.encode("utf-8"))
 
+    @world.on_main
     def write_bytes(self, name: str, data: bytes) -> None:
         """Replace file `name`, atomically."""
         target = self.path / name
@@ -105,6 +115,7 @@ class RunFolder:
             partial.unlink(missing_ok=True)
             self._lost(name, error)
 
+    @world.on_main
     def log(self, kind: str, step: int, **values: Any) -> None:
         """Append one line to metrics.jsonl, and its numbers to TensorBoard under "<kind>/<name>"."""
         line = {"kind": kind, "step": step, **values, "time": round(time.time(), 3)}
@@ -122,6 +133,7 @@ class RunFolder:
                 self._lost("TensorBoard events", error)
                 self._board = None
 
+    @world.on_main
     def open_board(self, step: int) -> None:
         """Start TensorBoard events, hiding what an earlier process wrote from `step` on; optional."""
         try:

@@ -89,6 +89,9 @@ def run_lock(folder: Path) -> Iterator[None]:
 
     Raises UsageError if another process is writing there. The lock is on `<folder>/.lock`.
     """
+    if not world.is_main():  # the other processes of a run write nothing
+        yield
+        return
     with open(folder / ".lock", "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,21 +17,27 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail import world
+from vitrail.model.vit import ViT
 from vitrail.train.run import Run
 
 
 def prepare(model: nn.Module, run: Run) -> None:
     """Apply activation checkpointing and compilation to `model`, in place, as `run` says.
 
-    A model without `block_modules` (a ResNet) is treated as one block.
+    A network without encoder blocks (a ResNet) is treated as one block.
     """
-    blocks = list(getattr(model, "block_modules", None) or [model])
+    blocks = checkpointed_parts(model)
     if run.activation_checkpointing:
         for block in blocks:
             block.forward = partial(_checkpointed, block.forward)  # type: ignore[method-assign]
     if run.compile:
         for block in blocks:
             block.compile()
+
+
+def checkpointed_parts(model: nn.Module) -> list[nn.Module]:
+    """Return the parts that are wrapped one by one: the encoder blocks of a ViT, else the network as a whole."""
+    return list(model.blocks) if isinstance(model, ViT) else [model]
 
 
 def _checkpointed(forward, *inputs, **options):  # type: ignore[no-untyped-def]

@@ -1,0 +1,217 @@
+"""The gradient of a step, whatever the micro-batches, wrappers and processes; and the plan of a run."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vitrail.config import Epochs, Examples, Percent, Steps
+from vitrail.data.config import Augment
+from vitrail.errors import UsageError
+from vitrail.model.build import build
+from vitrail.model.config import ViTConfig
+from vitrail.objective.config import Supervised
+from vitrail.objective.supervised import SupervisedObjective
+from vitrail.train.parallel import prepare
+from vitrail.train.plan import Plan
+from vitrail.train.progress import clock
+from vitrail.train.run import Average, Optim, Run, Schedule
+from vitrail.train.step import backward, seed_step
+
+CONFIG = ViTConfig(width=16, depth=3, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=5)
+
+
+@dataclass
+class Images:
+    images: Tensor
+    labels: Tensor
+    index: Tensor
+
+    def part(self, rank: int, world: int) -> Images:
+        return Images(self.images[rank::world], self.labels[rank::world], self.index[rank::world])
+
+
+def data(count: int = 12) -> Images:
+    rng = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (count, 3, 16, 16), generator=rng, dtype=torch.uint8)
+    return Images(pixels, torch.randint(0, 5, (count,), generator=rng), torch.arange(count))
+
+
+def make(augment: Augment | None = None, **changes: object) -> SupervisedObjective:
+    torch.manual_seed(0)
+    model = build(replace(CONFIG, **changes))
+    torch.nn.init.normal_(model.head.weight)
+    return SupervisedObjective(model, Supervised(), augment or Augment(), 5, 0).train()
+
+
+def gradients(objective: SupervisedObjective, batch: Images, parts: int = 1) -> dict[str, Tensor]:
+    objective.zero_grad(set_to_none=True)
+    backward(objective, batch, step=3, parts=parts, autocast=False)
+    return {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("parts", [2, 5, 12, 50])
+@pytest.mark.parametrize("mixing", [Augment(), Augment(mixup=1.0, cutmix=1.0)])
+def test_accumulation_gives_the_gradient_of_the_whole_batch(parts: int, mixing: Augment) -> None:
+    objective = make(mixing)
+    whole, cut = gradients(objective, data()), gradients(objective, data(), parts)
+    for name, value in whole.items():
+        torch.testing.assert_close(cut[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_gradient_is_that_of_the_mean() -> None:
+    objective = make()
+    ours = gradients(objective, data(), parts=3)
+    objective.zero_grad(set_to_none=True)
+    batch = data()
+    torch.nn.functional.cross_entropy(objective.model(batch.images), batch.labels).backward()
+    for name, parameter in objective.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_outcomes_are_sums_and_means_over_all_parts() -> None:
+    objective = make()
+    batch = data()
+    outcome = backward(objective, batch, step=0, parts=5, autocast=False)
+    logits = objective.model(batch.images)
+    assert outcome.count == 12
+    assert outcome.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, batch.labels).item(), rel=1e-5)
+    assert outcome.metrics == {"top1": float((logits.argmax(1) == batch.labels).sum())}
+
+
+def test_reduced_precision_is_near_and_leaves_float32_gradients() -> None:
+    objective = make()
+    exact = gradients(objective, data())
+    objective.zero_grad(set_to_none=True)
+    backward(objective, data(), step=3, parts=1, autocast=True)
+    for name, parameter in objective.named_parameters():
+        assert parameter.grad is not None and parameter.grad.dtype == torch.float32
+        difference = torch.linalg.vector_norm(parameter.grad - exact[name])
+        assert difference < 0.05 * torch.linalg.vector_norm(exact[name]) + 1e-4, name
+
+
+def test_randomness_is_a_function_of_seed_step_and_rank() -> None:
+    def draw(*words: int) -> float:
+        seed_step(*words)
+        return float(torch.rand(()))
+
+    assert draw(0, 5, 0) == draw(0, 5, 0)
+    assert len({draw(s, t, r) for s in (0, 1, -1) for t in range(3) for r in range(2)}) == 18
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.2])
+def test_activation_checkpointing_changes_neither_gradients_nor_names(drop: float) -> None:
+    plain, wrapped = make(dropout=drop, drop_path=drop), make(dropout=drop, drop_path=drop)
+    prepare(wrapped.model, Run(activation_checkpointing=True))
+    assert wrapped.state_dict().keys() == plain.state_dict().keys()
+    assert all("forward" in vars(block) for block in wrapped.model.blocks)  # each on its own
+    seed_step(0, 0, 0)
+    expected = gradients(plain, data())
+    seed_step(0, 0, 0)
+    for name, value in gradients(wrapped, data()).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_activation_checkpointing_keeps_less() -> None:
+    def kept(run: Run) -> int:
+        objective, total = make(), 0
+        prepare(objective.model, run)
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal total
+            total += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            objective(data(), step=0)
+        return total
+
+    assert kept(Run(activation_checkpointing=True)) < 0.3 * kept(Run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compilation_changes_neither_results_nor_names(checkpointing: bool) -> None:
+    plain, compiled = make(), make()
+    prepare(compiled.model, Run(compile=True, activation_checkpointing=checkpointing))
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    expected = gradients(plain, data())
+    for name, value in gradients(compiled, data()).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def _process(rank: int, size: int, port: int, out: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    objective = make()
+    found = gradients(objective, data().part(rank, size), parts=2)
+    torch.save(found, f"{out}/{rank}.pt")
+    dist.barrier()
+    os._exit(0)  # gloo may abort a process that leaves the orderly way
+
+
+@pytest.mark.slow
+def test_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(_process, args=(2, port, str(tmp_path)), nprocs=2)
+    expected = gradients(make(), data())
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+# the plan
+
+
+def plan(**changes: object) -> Plan:
+    run = Run(
+        duration=Epochs(10),
+        batch_size=100,
+        optim=Optim(lr=1.0),
+        schedule=Schedule(warmup=Percent(10)),
+        average=Average(start=Percent(75)),
+    )
+    return Plan.of(replace(run, **changes), per_epoch=20)
+
+
+def test_durations_become_steps_once() -> None:
+    found = plan(evaluate_every=Examples(500), checkpoint_every=Epochs(0.5))
+    assert (found.total, found.warmup, found.average_start) == (200, 20, 150)
+    assert (found.evaluate_every, found.checkpoint_every) == (5, 10)
+    assert [step for step in range(31) if found.saves(step)] == [10, 20, 30]
+    assert found.over(199, 1e9) == "" and found.over(200, 0.0) == "all steps done"
+
+
+def test_a_time_limit_stretches_the_schedule_over_the_time() -> None:
+    free, limited = plan(), plan(time_limit=1.0)
+    for share in (0.0, 0.05, 0.1, 0.5, 0.99):
+        assert limited.learning_rate(0, 60 * share) == pytest.approx(free.learning_rate(round(200 * share), 0.0))
+    assert limited.learning_rate(100, 1.0) == free.learning_rate(100, 1e9)  # ahead of its time: by steps
+    assert limited.learning_rate(100, 60.0) == pytest.approx(0.0, abs=1e-12)
+    assert limited.over(10, 60.0) == "time limit" and limited.left(45.0) == 15.0
+
+
+def test_impossible_plans_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least one step"):
+        plan(duration=Steps(0))
+    with pytest.raises(UsageError, match="warmup"):
+        plan(schedule=Schedule(warmup=Steps(201)))
+    with pytest.raises(UsageError, match="percentage"):
+        plan(duration=Percent(5))
+    with pytest.raises(UsageError, match="time_limit"):
+        plan(time_limit=0.0)
+
+
+def test_time_spans_read_well() -> None:
+    assert [clock(s) for s in (0.4, 59.4, 185, 7385)] == ["0 s", "59 s", "3:05", "2:03:05"]
