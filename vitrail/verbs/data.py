@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ LINES = 20
 """Of a kind on a terminal; --json and --out have them all."""
 
 
-def check(path: str, *, out: str | None = None, workers: int | None = None) -> Report:
+def check(path: str | Path, *, out: str | Path | None = None, workers: int | None = None) -> Report:
     """Decode every image, and list what is bad, what is there twice, and what is in more than one split.
 
     Args:
@@ -32,7 +33,7 @@ def check(path: str, *, out: str | None = None, workers: int | None = None) -> R
     return report
 
 
-def stats(path: str) -> Stats:
+def stats(path: str | Path) -> Stats:
     """Count the images of every split and class, and look at the sizes of a sample.
 
     Args:
@@ -44,8 +45,8 @@ def stats(path: str) -> Stats:
 
 
 def pack(
-    path: str,
-    folder: str,
+    path: str | Path,
+    folder: str | Path,
     *,
     short_side: int = 256,
     quality: int = 90,
@@ -67,7 +68,7 @@ def pack(
     from vitrail.data.pack import pack_data
 
     choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20)
-    return pack_data(path, folder, **choices, workers=_workers(workers), progress=_Line("packed"))
+    return pack_data(str(path), folder, **choices, workers=_workers(workers), progress=_Line("packed"))
 
 
 def _workers(asked: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.verbs import train as training
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 as_json = training.as_json
 
 
-def demo(*, out: str = "runs", seed: int = 0) -> Result:
+def demo(*, out: str | Path = "runs", seed: int = 0) -> Result:
     """Train a small Vision Transformer on the embedded handwritten digits, in about a minute.
 
     Ends with the accuracy on digits it has never seen, and the place of report.html.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.config_yaml import from_yaml
 from vitrail.errors import UsageError
@@ -28,15 +28,15 @@ class Evaluation:
 
 
 def evaluate(
-    model: str,
-    data: str | None = None,
+    model: str | Path,
+    data: str | Path | None = None,
     *,
     split: str | None = None,
     batch_size: int = 64,
     workers: int | None = None,
     device: str | None = None,
-    precision: str = "auto",
-    out: str | None = None,
+    precision: Literal["auto", "bf16", "float32"] = "auto",
+    out: str | Path | None = None,
 ) -> Evaluation:
     """Measure a trained network: top-1, top-5, every class, and what is taken for what.
 
@@ -45,7 +45,7 @@ def evaluate(
 
     Args:
         model: A run folder (its best model) or a model folder.
-        data: The images, as for `vitrail train`; left out: those the run was validated on.
+        data: The images, as for `vitrail train`; left out: the run's own test images, else its validation images.
         split: Which split of the images; left out: test, else validation, else all there is.
         batch_size: Images at once; it does not change the numbers.
         workers: Threads that decode; left out: from the machine.
@@ -76,7 +76,7 @@ def evaluate(
         workers=available_cores() // 2 if workers is None else workers,
     )
     try:
-        predict = predictor(network, choose_device(device), precision)  # type: ignore[arg-type]
+        predict = predictor(network, choose_device(device), precision)
         found = classify(predict, loader, card.class_names)
     finally:
         loader.close()
@@ -85,7 +85,9 @@ def evaluate(
     return Evaluation(str(model), name, found)
 
 
-def _source(model: str, data: str | None, split: str | None, class_names: list[str]) -> tuple[Listed, str]:
+def _source(
+    model: str | Path, data: str | Path | None, split: str | None, class_names: list[str]
+) -> tuple[Listed, str]:
     """Open the images to evaluate, and name them."""
     from vitrail.data.source import open_data, open_split
 
@@ -97,10 +99,12 @@ def _source(model: str, data: str | None, split: str | None, class_names: list[s
     run = from_yaml(written, Run())
     if split is not None:
         return open_split(run.data.path, split, class_names), f"{run.data.path}, split {split}"
-    held = open_data(run.data, seed=run.seed).validation
-    if held is None:
-        raise UsageError(f"{model} was trained without validation images: vitrail evaluate {model} DIR")
-    return held, f"the validation images of {run.data.path}"
+    splits = open_data(run.data, seed=run.seed)
+    if splits.test is not None:
+        return splits.test, f"the test images of {run.data.path}"
+    if splits.validation is not None:
+        return splits.validation, f"the validation images of {run.data.path}"
+    raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
 
 
 def show(result: Evaluation) -> Any:

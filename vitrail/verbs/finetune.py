@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import UsageError
@@ -21,14 +22,14 @@ show, as_json = training.show, training.as_json
 
 
 def finetune(
-    path: str | None = None,
+    path: str | Path | None = None,
     *,
-    weights: str | None = None,
+    weights: str | Path | None = None,
     recipe: str | None = None,
-    config: tuple[str, ...] = (),
+    config: tuple[str | Path, ...] = (),
     epochs: float | None = None,
     lr: float | None = None,
-    resume: str | None = None,
+    resume: str | Path | None = None,
     print_config: bool = False,
     dry_run: bool = False,
     **settings: Any,

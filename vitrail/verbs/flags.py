@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Required, TypedDict, Union, get_args, get_origin, get_type_hints
 
@@ -92,23 +93,34 @@ def _schema(function: Callable[..., Any]) -> type:
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
-    """One entry for each parameter; None is what leaving it out means, so it is no value to type."""
+    """One entry for each parameter.
+
+    None is what leaving it out means, so it is no value to type; and a path is typed as text.
+    """
     hints, docs = _hints(function), _argument_docs(function)
     keys: dict[str, Any] = {}
     for name, p in inspect.signature(function).parameters.items():
-        arms = [arm for arm in _arms(hints[name]) if arm is not NoneType]
-        hint, text = Union[tuple(arms)], docs.get(name, "")  # noqa: UP007
+        hint = _typed(hints[name])
+        text = docs.get(name, "")
         if p.kind is p.VAR_POSITIONAL:
             many = _described(tuple[hint, ...], text, None, metavar=f"[{name.upper()} ...]")  # type: ignore
             keys[name] = Required[Positional[many]]  # type: ignore
         elif p.kind is p.POSITIONAL_OR_KEYWORD:
-            subject = Positional[_described(hint, text, p.default, metavar=name.upper())]  # type: ignore
-            keys[name] = Required[subject] if p.default is p.empty else subject
+            required = p.default is p.empty
+            metavar = name.upper() if required else f"[{name.upper()}]"
+            subject = Positional[_described(hint, text, p.default, metavar=metavar)]  # type: ignore
+            keys[name] = Required[subject] if required else subject
         elif p.kind is p.KEYWORD_ONLY:
             flag = _described(hint, text, p.default, aliases=ALIASES.get(name))
             repeatable = get_args(hint)[1:] == (Ellipsis,)
             keys[name] = UseAppendAction[flag] if repeatable else FlagCreatePairsOff[flag]  # type: ignore
     return keys
+
+
+def _typed(hint: Any) -> Any:
+    if get_args(hint)[1:] == (Ellipsis,):
+        return tuple[_typed(get_args(hint)[0]), ...]  # type: ignore
+    return Union[tuple(arm for arm in _arms(hint) if arm not in (NoneType, Path))]  # noqa: UP007
 
 
 def _settings(section: type, prefix: str = "") -> dict[str, Any]:

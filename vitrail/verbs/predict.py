@@ -6,7 +6,7 @@ import io
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import UsageError
 
@@ -28,14 +28,14 @@ class Predictions:
 
 
 def predict(
-    model: str,
-    *images: str,
+    model: str | Path,
+    *images: str | Path,
     top: int = 5,
-    out: str | None = None,
+    out: str | Path | None = None,
     batch_size: int = 32,
     workers: int | None = None,
     device: str | None = None,
-    precision: str = "auto",
+    precision: Literal["auto", "bf16", "float32"] = "auto",
 ) -> Predictions:
     """Name the classes of images, the likeliest first.
 
@@ -71,11 +71,11 @@ def predict(
         batch_size=batch_size,
         workers=available_cores() // 2 if workers is None else workers,
         device=choose_device(device),
-        precision=precision,  # type: ignore[arg-type]
+        precision=precision,
     )
     if out is not None:
         written = write_predictions(rows, Path(out), kind=KINDS[Path(out).suffix.lower()])
-        return Predictions([], written.unreadable, str(written), out)
+        return Predictions([], written.unreadable, str(written), str(out))
     found = list(rows)
     bad = [row for row in found if isinstance(row, Unreadable)]
     for row in bad:

@@ -24,7 +24,7 @@ def show_recipe(name: str, *, yaml: bool = False) -> str:
     return to_yaml(recipe(name)).rstrip() if yaml else f"{name}\n\n{description(name)}"
 
 
-def copy_recipe(name: str, file: str) -> Path:
+def copy_recipe(name: str, file: str | Path) -> Path:
     """Write a recipe to a YAML file, to change it and train with --config FILE.
 
     Args:

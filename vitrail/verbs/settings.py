@@ -23,12 +23,12 @@ LATEST = "latest"
 class Asked:
     """The arguments that `train` and `finetune` have in common."""
 
-    path: str | None = None
+    path: str | Path | None = None
     recipe: str | None = None
     config: tuple[str, ...] = ()
     epochs: float | None = None
     lr: float | None = None
-    weights: str | None = None
+    weights: str | Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def over(self, base: Run) -> Run:
@@ -43,8 +43,16 @@ class Asked:
         if self.lr is not None:
             run = merge(run, {"optim": {"lr": self.lr}})
         if self.weights is not None:
-            run = replace(run, weights=self.weights)
-        return run if self.path is None else merge(run, {"data": {"path": self.path}})
+            run = merge(run, {"weights": self.weights})
+        if run.preprocess is not None and run.image_size is not None and not self._names_input_size():
+            size = (run.image_size, run.image_size)
+            run = replace(run, preprocess=replace(run.preprocess, image_size=size))
+        return run if self.path is None else merge(run, {"data": {"path": str(self.path)}})
+
+    def _names_input_size(self) -> bool:
+        """Is the size of the network's input given twice, so that a contradiction must be told, not mended?"""
+        preprocess = self.settings.get("preprocess")
+        return preprocess is not None and (not isinstance(preprocess, Mapping) or "image_size" in preprocess)
 
 
 def plan(asked: Asked) -> tuple[Run, str]:
@@ -64,7 +72,7 @@ def plan(asked: Asked) -> tuple[Run, str]:
     return asked.over(recipe(name)), f"recipe {name}, because of {why}"
 
 
-def resumed(asked: Asked, where: str) -> tuple[Run, Path]:
+def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path]:
     """Return the recorded run to go on with, changed by files and flags, and its folder.
 
     `where` is a run folder, or "latest": the folder below the `out` asked for whose valid checkpoint is newest.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.config_yaml import to_yaml
+from vitrail.errors import VitrailError
 from vitrail.train.run import Run
 from vitrail.verbs.settings import Asked, plan, resumed
 
@@ -27,13 +28,13 @@ class Preview:
 
 
 def train(
-    path: str | None = None,
+    path: str | Path | None = None,
     *,
     recipe: str | None = None,
-    config: tuple[str, ...] = (),
+    config: tuple[str | Path, ...] = (),
     epochs: float | None = None,
     lr: float | None = None,
-    resume: str | None = None,
+    resume: str | Path | None = None,
     print_config: bool = False,
     dry_run: bool = False,
     **settings: Any,
@@ -78,17 +79,22 @@ def start(
         from vitrail.verbs.dry_run import check
 
         return Preview(run, check(run))
+    from vitrail import world
     from vitrail.report.page import write_report
     from vitrail.train.loop import fit
 
     result = fit(run, resume=folder)
-    write_report(result.folder)
+    if world.is_main():
+        try:
+            write_report(result.folder)
+        except (VitrailError, OSError) as error:  # a page that cannot be written must not cost a trained network
+            log.warning("no report: %s", error)
     return result
 
 
-def files(config: tuple[str, ...] | str) -> tuple[str, ...]:
-    """Return configuration files as a tuple, where one was given by itself."""
-    return (config,) if isinstance(config, str) else tuple(config)
+def files(config: tuple[str | Path, ...] | str | Path) -> tuple[str, ...]:
+    """Return configuration files as a tuple, where one was given by itself, too."""
+    return (str(config),) if isinstance(config, str | Path) else tuple(map(str, config))
 
 
 def show(result: Result | Preview) -> str:
@@ -96,7 +102,8 @@ def show(result: Result | Preview) -> str:
     if isinstance(result, Preview):
         lines = [f"{name}: {what}" for name, what in result.checked.items()]
         return "\n".join(lines) if lines else to_yaml(result.run).rstrip()
-    return f"{result.message}\nreport: {result.folder / 'report.html'}"
+    report = result.folder / "report.html"
+    return f"{result.message}\nreport: {report}" if report.is_file() else result.message
 
 
 def as_json(result: Result | Preview) -> Any:
