@@ -2,7 +2,8 @@
 
 Everybody eager, in inference mode, at the same threads, batch and precision. "bf16" is bfloat16 weights; the
 rows marked autocast keep float32 weights, as most scripts do. vitrail predicts with the frozen copy that its
-verbs use, from uint8 images; the others are handed images already normalised. Before the race ours must return timm's logits for timm's weights.
+verbs use, from uint8 images; the others are handed images already normalised. Before the race ours must return
+timm's logits for timm's weights.
 """
 
 from __future__ import annotations

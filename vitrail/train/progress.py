@@ -67,6 +67,8 @@ class Progress:
         self._shown = time.monotonic()
         self._lr = self._waited = 0.0
         self._left: float | None = None
+        self._logged: Window
+        self._visible: Window
         self.reset()
 
     def __enter__(self) -> Progress:
