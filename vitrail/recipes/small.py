@@ -41,7 +41,7 @@ def scratch_small() -> Run:
     """From scratch on a few thousand to 100,000 small images (CIFAR and its kin, up to about 96 pixels).
 
     Command: `vitrail train DIR --recipe scratch-small`
-    Cost: ten minutes on two cores for 50,000 images of 32 pixels; `--time-limit` sets the minutes.
+    Cost: 30 passes over the images, or the minutes given with --time-limit.
     """
     return Run(
         name="scratch-small",
@@ -62,7 +62,7 @@ def scratch_photos() -> Run:
     Where there are weights to start from, `vitrail finetune` is better.
 
     Command: `vitrail train DIR --recipe scratch-photos`
-    Cost: an hour on two cores for 10,000 photographs.
+    Cost: 60 passes over the images, or the minutes given with --time-limit.
     """
     return replace(
         scratch_small(),

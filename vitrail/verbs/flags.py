@@ -22,7 +22,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from vitrail.config import Duration, parse_duration
-from vitrail.errors import UsageError
+from vitrail.errors import UsageError, did_you_mean
 from vitrail.train.run import Run
 
 ALIASES = {"weights": ("--from",), "verbose": ("-v",), "quiet": ("-q",)}
@@ -48,18 +48,21 @@ GLOBAL = tuple(inspect.signature(everywhere).parameters)
 def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments and keywords to call `function` with; settings of a section come as a dict.
 
-    The keywords of `everywhere` are among them where given. Prints help and exits 0 for --help; prints what
-    is wrong, with the nearest flag, and exits 2.
+    The keywords of `everywhere` are among them where given. Prints help and exits 0 for --help, prints what is
+    wrong with a value and exits 2; raises UsageError, with the nearest flag, for one that is not there.
     """
     absent = _absent(everywhere) | _absent(function)
-    given: dict[str, Any] = tyro.cli(
+    given, unknown = tyro.cli(
         _schema(function),  # type: ignore[arg-type]
         prog=prog,
         args=list(argv),
         description=_summary(function),
         default=absent,
+        return_unknown_args=True,
         config=(),
     )
+    if unknown:
+        raise UsageError(_unknown(unknown, function, prog))
     given = {k: v for k, v in given.items() if v != {} and not (k in absent and v == absent[k])}
     parameters = inspect.signature(function).parameters.values()
     many = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
@@ -67,6 +70,20 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
         return [], given
     first = [given.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     return [*first, *given.pop(many, ())], given
+
+
+def _unknown(words: list[str], function: Callable[..., Any], prog: str) -> str:
+    """Say which words mean nothing, and which flag is near; "--weight-decay" is near "--optim.weight-decay"."""
+    flags = {f"--{name.replace('_', '-')}" for name in flag_names(function)}
+    flags |= {alias for name in flag_names(function) for alias in ALIASES.get(name, ())}
+    wrong = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+    if wrong is None:
+        return f"{prog} does not know what to do with {' '.join(words)!r}: see {prog} --help"
+    last = {f"--{flag.rpartition('.')[2].lstrip('-')}": flag for flag in sorted(flags)}
+    near = did_you_mean(wrong.replace("_", "-"), flags | last.keys())
+    for short, flag in last.items():
+        near = near.replace(f"'{short}'", f"'{flag}'") if short not in flags else near
+    return f"{prog} has no flag {wrong!r}.{near} All are in {prog} --help"
 
 
 def flag_names(function: Callable[..., Any]) -> list[str]:

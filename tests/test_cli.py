@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitrail import cli
+from vitrail.config import Epochs, Percent, Steps
+from vitrail.errors import DataError, UsageError, WeightsError
+from vitrail.verbs import doctor as doctor_module
+from vitrail.verbs.flags import field_docs, parse
+from vitrail.verbs.train import train
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def log_as_before():
+    log = logging.getLogger("vitrail")
+    before = log.level, list(log.handlers), log.propagate
+    yield
+    log.level, log.handlers, log.propagate = before
+
+
+def failing_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `vitrail doctor` raise."""
+
+    def fail() -> None:
+        """Fail."""
+        raise error
+
+    monkeypatch.setattr(doctor_module, "doctor", fail)
+
+
+@pytest.mark.parametrize("argv", [["--help"], [], ["-h"], ["data", "--help"], ["--help", "data"]])
+def test_help_lists_the_verbs(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 0
+    out = capsys.readouterr().out
+    for verb, about in cli.VERBS.items():
+        assert (verb in out and about.summary in out) == (verb.startswith("data ") or "data" not in argv)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*verb.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"usage: vitrail {verb}" in out
+    _, function = cli.VERBS[verb].load()
+    assert " ".join((function.__doc__ or "").split("\n")[0].split()) in out
+    assert "--traceback" in out
+
+
+@pytest.mark.parametrize("verb", ["", *cli.VERBS])
+def test_help_needs_no_torch(verb: str) -> None:
+    code = (
+        "import sys; from vitrail.cli import main\n"
+        f"assert main({[*verb.split(), '--help']!r}) == 0\n"
+        "sys.exit(sorted(sys.modules.keys() & {'torch', 'matplotlib', 'sklearn', 'datasets', 'pyarrow'}).__str__()"
+        " if sys.modules.keys() & {'torch', 'matplotlib', 'sklearn', 'datasets', 'pyarrow'} else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from vitrail import __version__
+
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"vitrail {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["trian"], "Did you mean 'train'?"),
+        (["data"], "Valid: check, stats, pack"),
+        (["data", "chekc", "x"], "Did you mean 'check'?"),
+        (["--jsn"], "Did you mean '--json'?"),
+        (["--jsn", "doctor"], "Did you mean '--json'?"),
+        (["train"], "vitrail train DIR"),
+        (["train", "x", "--optim.lrr", "1"], "Did you mean '--optim.lr'?"),
+        (["train", "x", "--optim.momentun=1"], "Did you mean '--optim.momentum'?"),
+        (["train", "x", "--wieght_decay", "1"], "Did you mean '--optim.weight-decay'?"),
+        (["train", "x", "--epoch", "1"], "Did you mean '--epochs'?"),
+        (["train", "--lrr", "3", "x"], "Did you mean '--lr'?"),
+        (["finetune", "x", "--form", "y"], "Did you mean '--from'?"),
+        (["train", "x", "y"], "'y'"),
+        (["train", "x", "--seed", "one"], "--seed"),
+        (["train", "x", "--optim.name", "adam"], "adamw"),
+        (["train", "x", "--duration", "5 years"], "30 epochs"),
+        (["train", "x", "--recipe", "digit"], "Did you mean 'digits'?"),
+        (["train", "x", "--recipe", "digits", "--epochs", "3", "--duration", "3"], "give one of them"),
+        (["train", "x", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["finetune", "x"], "--from RUN"),
+        (["predict", "runs/x"], "FILE"),
+        (["evaluate"], "MODEL"),
+        (["recipes", "show"], "NAME"),
+    ],
+)
+def test_wrong_commands_end_with_2_and_say_what_is_right(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("no such thing"), 2),
+        (DataError("no such data"), 1),
+        (WeightsError("no such weights"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_are_one_message(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_with(error, monkeypatch)
+    assert cli.main(["doctor"]) == code
+    assert capsys.readouterr() == ("", f"vitrail: {str(error) or 'interrupted'}\n")
+
+
+def test_a_signal_during_training_decides_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vitrail.train.guard import Interrupted
+
+    failing_with(Interrupted("saved at step 5", 15), monkeypatch)
+    assert cli.main(["doctor"]) == 143
+    assert capsys.readouterr().err == "vitrail: saved at step 5\n"
+
+
+@pytest.mark.parametrize("by", ["flag", "flag in front", "variable"])
+def test_a_traceback_where_it_is_asked_for(
+    by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_with(DataError("no such data"), monkeypatch)
+    if by == "variable":
+        monkeypatch.setenv("VITRAIL_TRACEBACK", "1")
+    argv = {"flag": ["doctor", "--traceback"], "flag in front": ["--traceback", "doctor"]}.get(by, ["doctor"])
+    assert cli.main(argv) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err and err.endswith("vitrail: no such data\n")
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_with(ZeroDivisionError(), monkeypatch)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["doctor"])
+
+
+@pytest.mark.parametrize("argv", [["recipes", "list", "--json"], ["--json", "recipes", "list"], ["recipes", "--json"]])
+def test_json_is_all_there_is_on_stdout(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 0
+    out, err = capsys.readouterr()
+    assert "digits" in json.loads(out)
+    assert err == ""
+
+
+def test_json_knows_no_nan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def odd() -> dict[str, object]:
+        """Odd values."""
+        return {"loss": float("nan"), "path": Path("a")}
+
+    monkeypatch.setattr(doctor_module, "doctor", odd)
+    assert cli.main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "path": "a"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"), [([], ["warning", "info"]), (["-q"], ["warning"]), (["-v"], ["debug", "warning", "info"])]
+)
+def test_quiet_and_verbose(
+    flags: list[str], shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def speak() -> dict[str, object]:
+        """Say something at every level."""
+        for level in ("debug", "info", "warning"):
+            getattr(logging.getLogger("vitrail"), level)(level)
+        return {}
+
+    monkeypatch.setattr(doctor_module, "doctor", speak)
+    assert cli.main(["doctor", *flags]) == 0
+    assert sorted(capsys.readouterr().err.split()) == sorted(shown)
+
+
+def test_only_what_was_given_is_passed_on() -> None:
+    assert parse(train, [], "train") == ([], {})
+    argv = (
+        "photos --optim.lr 1e-3 --optim.betas .9 .95 --augment.no-flip --augment.randaugment 2 9 --compile "
+        "--schedule.warmup 5% --duration 1e6ex --optim.clip None --preprocess.resize squash --config a --config b "
+        "--from runs/x --epochs 3 --vit.positions none --dry-run -q"
+    )
+    arguments, given = parse(train, argv.split(), "train")
+    assert arguments == []
+    assert given == {
+        "path": "photos",
+        "optim": {"lr": 1e-3, "betas": (0.9, 0.95), "clip": None},
+        "augment": {"flip": False, "randaugment": (2, 9.0)},
+        "compile": True,
+        "schedule": {"warmup": Percent(5)},
+        "duration": given["duration"],
+        "preprocess": {"resize": "squash"},
+        "config": ("a", "b"),
+        "weights": "runs/x",
+        "epochs": 3.0,
+        "vit": {"positions": "none"},
+        "dry_run": True,
+        "quiet": True,
+    }
+    assert str(given["duration"]) == "1000000 examples"
+
+
+@pytest.mark.parametrize(("word", "value"), [("500", Steps(500)), ("1.5 epochs", Epochs(1.5))])
+def test_durations_on_the_command_line(word: str, value: object) -> None:
+    assert parse(train, ["--duration", word], "train")[1] == {"duration": value}
+
+
+@pytest.mark.parametrize(
+    ("argv", "resume"),
+    [
+        (["--resume"], "latest"),
+        (["--resume", "runs/x"], "runs/x"),
+        (["--resume", "--out", "o"], "latest"),
+        (["photos", "--resume"], "latest"),
+    ],
+)
+def test_resume_with_and_without_a_run(argv: list[str], resume: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, object] = {}
+
+    def stub(path: str | None = None, *, out: str = "runs", resume: str | None = None) -> dict[str, object]:
+        """Remember what it is called with."""
+        seen.update(resume=resume)
+        return seen
+
+    monkeypatch.setattr(doctor_module, "doctor", stub)
+    assert cli.main(["doctor", *argv, "--json"]) == 0
+    assert seen["resume"] == resume
+
+
+def test_field_docs_are_those_in_the_source() -> None:
+    from vitrail.train.run import Run
+
+    docs = field_docs(Run)
+    assert docs["model"] == "A name `vitrail.model.config.variant` reads."
+    assert "image_size" in docs and docs["workers"].startswith("Threads that decode images")
+
+
+def test_module_and_pipe(tmp_path: Path) -> None:
+    # `vitrail doctor | head`: the reader that goes away is no error
+    command = [sys.executable, "-m", "vitrail", "recipes", "show", "digits", "--yaml"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
+def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "vitrail", "recipes", "show", "ziffern-ü"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "\\xfc" in done.stderr and "Traceback" not in done.stderr
