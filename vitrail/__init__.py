@@ -134,11 +134,19 @@ class _Verb(ModuleType):
     """A package that is also a verb: `vitrail.train.run` is a module, `vitrail.train(...)` trains."""
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        return _named(self.__name__.rpartition(".")[2])(*args, **keywords)
+        return self._verb(*args, **keywords)
+
+    @property
+    def _verb(self) -> Any:
+        return _named(self.__name__.rpartition(".")[2])
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(_named(self.__name__.rpartition(".")[2]))
+        return inspect.signature(self._verb)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return str(self._verb.__doc__)
 
 
 class _Face(ModuleType):

@@ -28,9 +28,7 @@ BRING_DATA = ("smoke", "digits")
 def recipe(name: str) -> Run:
     """Return the run that the recipe `name` describes. Raises UsageError with the nearest valid name."""
     if name not in RECIPES:
-        raise UsageError(
-            f"no recipe is named {name!r}.{did_you_mean(name, RECIPES)} Valid: {', '.join(RECIPES)}"
-        )
+        raise UsageError(f"no recipe is named {name!r}.{did_you_mean(name, RECIPES)} Valid: {', '.join(RECIPES)}")
     return RECIPES[name]()
 
 

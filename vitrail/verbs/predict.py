@@ -79,7 +79,7 @@ def predict(
     found = list(rows)
     bad = [row for row in found if isinstance(row, Unreadable)]
     for row in bad:
-        log.warning("left out: %s", row.message)
+        log.warning("left out %s: %s", row.path, row.message)
     good = [row for row in found if isinstance(row, Prediction)]
     return Predictions(good, bad, str(Summary(len(good), bad)))
 

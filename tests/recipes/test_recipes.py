@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from vitrail import cli
+from vitrail.config_yaml import from_yaml, to_yaml
+from vitrail.data.config import Data
+from vitrail.errors import UsageError
+from vitrail.model.config import variant
+from vitrail.recipes.choose import Facts, choose, look
+from vitrail.recipes.registry import BRING_DATA, RECIPES, description, recipe
+from vitrail.train.run import Run
+from vitrail.verbs.flags import parse
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_its_command_and_its_cost(name: str) -> None:
+    text = description(name)
+    assert re.search(r"^Command: `vitrail ", text, re.MULTILINE)
+    assert re.search(r"^Cost: \w", text, re.MULTILINE)
+    assert not inspect.signature(RECIPES[name]).parameters
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_commands_of_a_recipe_are_accepted(name: str) -> None:
+    commands = re.findall(r"`(vitrail [^`]+)`", description(name))
+    assert commands
+    for command in commands:
+        verb, *flags = shlex.split(command)[1:]
+        _, function = cli.VERBS[verb].load()
+        parse(function, flags, verb)
+        if "--recipe" in flags:
+            assert flags[flags.index("--recipe") + 1] == name
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_a_run_that_can_be_written_and_built(name: str) -> None:
+    run = recipe(name)
+    assert from_yaml(to_yaml(run), Run()) == run
+    assert run.name == name
+    overrides = {key: value for key, value in vars(run.vit).items() if value is not None}
+    side = run.image_size or 224
+    config = variant(run.model, **overrides, image_size=side // 32 * 32 or side)
+    assert config.classes == 1000
+    assert (run.data.path == "digits") == (name in BRING_DATA or run.data == Data())
+
+
+def test_recipes_are_made_anew_each_time() -> None:
+    assert recipe("digits") == recipe("digits")
+    assert recipe("digits") is not recipe("digits")
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"'scratch-smal'\. Did you mean 'scratch-small'\?"):
+        recipe("scratch-smal")
+
+
+@pytest.mark.parametrize(
+    ("side", "name"), [(8, "digits"), (28, "scratch-small"), (32, "scratch-small"), (64, "scratch-small")]
+)
+def test_the_choice_for_small_images(side: int, name: str) -> None:
+    assert choose(Facts(images=10_000, side=side))[0] == name
+
+
+def test_the_choice_for_photographs_says_what_would_be_better() -> None:
+    name, why = choose(Facts(images=1_234, side=500))
+    assert name == "scratch-photos"
+    assert "1,234 training images of about 500 pixels" in why and "finetune" in why
+
+
+def test_a_look_at_the_digits() -> None:
+    facts = look(Data(path="digits"))
+    assert facts.side == 8
+    assert 1000 < facts.images < 1797
+
+
+def test_recipes_need_no_torch() -> None:
+    code = "import sys, vitrail.recipes.registry, vitrail.recipes.choose; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_fine_tuning_is_the_papers() -> None:
+    # section 4.1 and appendix B.1.1: SGD with momentum 0.9, batch 512, cosine, clip 1, no weight decay
+    run = recipe("finetune")
+    assert (run.optim.name, run.optim.momentum, run.optim.clip, run.optim.weight_decay) == ("sgd", 0.9, 1.0, 0.0)
+    assert (run.batch_size, run.schedule.shape, run.optim.lr) == (512, "cosine", 0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_digits_are_learned(seed: int, tmp_path) -> None:
+    import vitrail
+
+    result = vitrail.train(recipe="digits", out=str(tmp_path), seed=seed)
+    assert result.test["count"] > 300
+    assert result.test["top1"] >= 0.97

@@ -1,0 +1,117 @@
+"""The public face: names, flags and exit codes that other people's scripts rely on."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import vitrail
+from vitrail import cli
+from vitrail.verbs.flags import flag_names
+
+ROOT = Path(__file__).resolve().parents[1]
+
+NAMES = """
+Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples Model Optim Percent Preprocess
+ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError WeightsError __version__
+create demo doctor evaluate finetune fit from_yaml load predict recipe to_yaml train variant
+"""
+
+RUN = """
+accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
+augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
+average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout data.image_column
+data.label_column data.max_bad data.subset data.train data.validation device duration early_stop evaluate_every
+image_size keep max_nonfinite model name objective.bce_threshold objective.head_bias objective.loss
+objective.smoothing optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out
+precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize schedule.end
+schedule.shape schedule.timescale schedule.warmup seed time_limit vit.depth vit.dropout vit.drop_path vit.heads
+vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
+vit.stem_norm vit.width weights workers
+"""
+TRAINING = f"path recipe config epochs lr resume print_config dry_run {RUN}"
+
+FLAGS = {
+    "demo": "out seed",
+    "train": TRAINING,
+    "finetune": TRAINING,
+    "evaluate": "model data split batch_size workers device precision out",
+    "predict": "model images top out batch_size workers device precision",
+    "data check": "path out workers",
+    "data stats": "path",
+    "data pack": "path folder short_side quality shard_mb workers",
+    "recipes list": "",
+    "recipes show": "name yaml",
+    "recipes cp": "name file",
+    "doctor": "",
+}
+"""The flags of every verb, and its subjects: taking one away breaks somebody's script."""
+
+
+def test_all_is_what_was_promised() -> None:
+    assert sorted(vitrail.__all__) == sorted(NAMES.split())
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    value = getattr(vitrail, name)
+    assert isinstance(value, str) or inspect.getdoc(value)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="trian"):
+        vitrail.trian  # noqa: B018
+    assert set(vitrail.__all__) <= set(dir(vitrail))
+
+
+def test_importing_takes_no_time() -> None:
+    code = "import sys, vitrail; vitrail.Run; sys.exit(bool(sys.modules.keys() & {'torch', 'tyro', 'numpy'}))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate"])
+def test_a_package_that_is_a_verb_can_be_called_and_imported(name: str) -> None:
+    code = f"""
+import vitrail
+assert callable(vitrail.{name})  # before anything of it is imported
+import vitrail.{name}
+from vitrail.{name} import __name__ as package
+assert package == "vitrail.{name}" and callable(vitrail.{name})
+import inspect
+assert list(inspect.signature(vitrail.{name}).parameters)[0] in ("path", "model")
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_one_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = project.get("version") or vitrail.__version__  # setuptools may read it from here instead
+    assert vitrail.__version__ == declared
+    assert "version" in project or project["dynamic"] == ["version"]
+    assert project["scripts"] == {"vitrail": "vitrail.cli:main"}
+
+
+def test_the_verbs() -> None:
+    assert list(cli.VERBS) == list(FLAGS)
+
+
+@pytest.mark.parametrize("verb", FLAGS)
+def test_the_flags_of_a_verb(verb: str) -> None:
+    _, function = cli.VERBS[verb].load()
+    everywhere = "json quiet verbose traceback"
+    assert flag_names(function) == sorted({*FLAGS[verb].split(), *everywhere.split()})
+
+
+@pytest.mark.parametrize("verb", ["demo", "train", "finetune", "evaluate", "predict", "doctor"])
+def test_keywords_are_the_flags(verb: str) -> None:
+    _, function = cli.VERBS[verb].load()
+    public = getattr(vitrail, verb)
+    assert inspect.signature(public) == inspect.signature(function)
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    own = {name for name in flag_names(function) if "." not in name}
+    assert {p.name for p in parameters} <= own
