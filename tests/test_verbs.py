@@ -170,6 +170,16 @@ def test_training_leaves_a_run_folder_with_a_report(trained: Any) -> None:
     assert model.card.class_names == ["blue", "red"]
 
 
+def test_quiet_training_says_only_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["train", "--recipe", "smoke", "--duration", "2 steps", "--out", str(tmp_path), "--quiet"]
+    assert cli.main(argv) == 0
+    out, err = capsys.readouterr()
+    assert str(tmp_path / "smoke-1" / "report.html") in out
+    assert err == ""
+    assert cli.main(argv[:-1]) == 0
+    assert "step 2" in capsys.readouterr().err
+
+
 def test_a_report_that_fails_costs_nothing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

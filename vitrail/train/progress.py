@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -63,6 +64,7 @@ class Progress:
         self.device = device
         self.step = 0
         self.console = Console(stderr=True, highlight=False)
+        self.quiet = logging.getLogger("vitrail").level > logging.INFO  # --quiet: warnings alone
         self._live: Live | None = None
         self._shown = time.monotonic()
         self._lr = self._waited = 0.0
@@ -72,7 +74,7 @@ class Progress:
         self.reset()
 
     def __enter__(self) -> Progress:
-        if world.is_main() and self.console.is_terminal:
+        if world.is_main() and self.console.is_terminal and not self.quiet:
             self._live = Live(console=self.console, transient=True, auto_refresh=False)
             self._live.start()
         return self
@@ -129,7 +131,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        if world.is_main():
+        if world.is_main() and (not self.quiet or text.startswith("warning")):
             self.console.print(Text(text), soft_wrap=True)
 
     def _show(self, text: str) -> None:
