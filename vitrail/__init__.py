@@ -13,8 +13,8 @@ Names are imported when they are used, so that importing this takes no time. `vi
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
+from inspect import Signature, signature  # by name: `vitrail.inspect` is a package of ours
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -141,8 +141,8 @@ class _Verb(ModuleType):
         return _named(self.__name__.rpartition(".")[2])
 
     @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._verb)
+    def __signature__(self) -> Signature:
+        return signature(self._verb)
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]

@@ -39,7 +39,7 @@ def choose(facts: Facts) -> tuple[str, str]:
     """Return the name of the recipe for training from scratch on such data, and the reason in a sentence."""
     seen = f"{facts.images:,} training images of about {facts.side} pixels"
     if facts.side <= TINY:
-        return "digits", f"{seen}: small enough for a token per 2x2 pixels"
+        return "digits", f"{seen}: a token for every 2x2 of them"
     if facts.side <= SMALL:
         return "scratch-small", f"{seen}: trained on as they are"
     better = "`vitrail finetune DIR --from RUN` does better where there are weights to start from"

@@ -15,7 +15,7 @@ from vitrail.train.run import Model, Optim, Run, Schedule
 
 
 def digits() -> Run:
-    """A tiny ViT on the 1,797 embedded handwritten digits of 8x8 pixels, a token for every 2x2.
+    """A tiny ViT on the 1,797 embedded handwritten digits of 8x8 pixels, a token for every 2x2 of them.
 
     Command: `vitrail train --recipe digits` (and `vitrail demo`)
     Cost: about a minute on two cores.
@@ -24,15 +24,16 @@ def digits() -> Run:
     return Run(
         name="digits",
         data=Data(path="digits"),
-        model="Ti/2",
+        model="Ti/4",
         vit=Model(width=96, depth=4, heads=3, mlp_dim=192),
+        image_size=16,  # twice their size, so that crops can move and stretch them by parts of a pixel
         objective=Supervised(smoothing=0.1),
-        augment=Augment(crop="pad", pad=1, flip=False),  # a mirrored digit is another one, or none
+        augment=Augment(scale=(0.75, 1.0), flip=False),  # a mirrored digit is another one, or none
         optim=Optim(lr=2e-3),
         schedule=Schedule(warmup=Percent(10)),
-        duration=Epochs(60),
+        duration=Epochs(80),
         batch_size=64,
-        evaluate_every=Epochs(5),
+        evaluate_every=Epochs(10),
         checkpoint_every=Epochs(20),
     )
 

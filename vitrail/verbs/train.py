@@ -102,8 +102,12 @@ def show(result: Result | Preview) -> str:
     if isinstance(result, Preview):
         lines = [f"{name}: {what}" for name, what in result.checked.items()]
         return "\n".join(lines) if lines else to_yaml(result.run).rstrip()
+    lines = [result.message]
+    if result.test and "top1" in result.test:
+        unseen = f"{result.test['count']:,.0f} test images, which had no part in training or in choosing the model"
+        lines.append(f"top-1 {result.test['top1']:.2%} on {unseen}")
     report = result.folder / "report.html"
-    return f"{result.message}\nreport: {report}" if report.is_file() else result.message
+    return "\n".join([*lines, f"report: {report}"] if report.is_file() else lines)
 
 
 def as_json(result: Result | Preview) -> Any:
