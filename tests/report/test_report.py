@@ -120,7 +120,11 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     splits = open_data(data)
     assert splits.validation is not None
     found = answers(splits.class_names, len(splits.validation), labels=splits.validation.labels)
-    mark = {"path": "digits", "fingerprint": splits.fingerprint, "images": {"train": len(splits.train), "validation": len(splits.validation)}}
+    mark = {
+        "path": "digits",
+        "fingerprint": splits.fingerprint,
+        "images": {"train": len(splits.train), "validation": len(splits.validation)},
+    }
     return run_folder(tmp_path_factory.mktemp("runs") / "digits-1", data, found, data=mark)
 
 
