@@ -71,5 +71,6 @@ def _for_so_many_images(asked: Asked) -> Run:
         raise UsageError(f"fine-tune which network? {', '.join(asked.config)} names no weights: add --from RUN")
     facts = look(run.data, run.seed)
     base = finetune_run(named("finetune"), run.weights, facts.images)
-    log.info("recipe finetune: %s for %s images", base.duration, f"{facts.images:,}")
-    return asked.over(base)
+    run = asked.over(base)
+    log.info("recipe finetune for %s images: %s", f"{facts.images:,}", run.duration)
+    return run
