@@ -3,12 +3,12 @@
 On a GPU and under `torch.compile` these are exactly `nn.Linear` and `nn.LayerNorm`. In eager mode on a CPU
 
 * matrix products go to oneDNN with the bias fused (torch adds it in a pass of its own, and sends float32 to
-  MKL, half as fast on AMD), and the two products of the backward pass are laid out the way oneDNN likes;
+  MKL, half as fast on AMD);
 * LayerNorm under autocast writes bfloat16 at once instead of float32 that the next layer casts;
 * in float32, the GELU before a dense layer is computed again in the backward pass instead of being kept: a
   quarter of a block's activation memory for 2 % of its time, which pays for the attention maps that are kept.
 
-Same parameters, same names, same results to rounding (tests/model/test_layers.py).
+Same parameters, same names, same results to rounding (tests/model/test_attention.py).
 """
 
 from __future__ import annotations
@@ -42,68 +42,45 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def _backward(x: Tensor, weight: Tensor, grad: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    """Gradients of `_product` for its three inputs, each only where needed."""
-    grad_x = _product(grad, weight.t()) if needs[0] else None
-    rows, grad_rows = x.flatten(0, -2), grad.flatten(0, -2)
-    grad_weight = (rows.t() @ grad_rows).t() if needs[1] else None
-    grad_bias = None
-    if needs[2]:  # a product with ones sums the rows twice as fast as sum() in bfloat16, and adds in float32
-        grad_bias = (grad_rows.new_ones(1, len(grad_rows)) @ grad_rows)[0]
-    return grad_x, grad_weight, grad_bias
-
-
 class _Linear(torch.autograd.Function):
+    """x [..., in], weight [out, in], bias [out]; `gelu` puts a GELU of that kind in front of the product."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        x = x.to(dtype)
-        ctx.save_for_backward(x, weight)
-        ctx.dtypes = dtype, None if bias is None else bias.dtype
-        return _product(x, weight.to(dtype), None if bias is None else bias.to(dtype))
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, gelu: str | None
+    ) -> Tensor:
+        x, cast = x.to(dtype), weight.to(dtype)
+        active = x if gelu is None else F.gelu(x, approximate=gelu)
+        keep = gelu is not None and dtype == torch.bfloat16
+        ctx.save_for_backward(x, cast, active if keep else None)
+        ctx.dtypes, ctx.gelu = (weight.dtype, None if bias is None else bias.dtype), gelu
+        return _product(active, cast, None if bias is None else bias.to(dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        dtype, bias_dtype = ctx.dtypes
-        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2])
-        grad_x, grad_weight, grad_bias = _backward(x, weight.to(dtype), grads[0].contiguous(), needs)
-        if grad_weight is not None:
-            grad_weight = grad_weight.to(weight.dtype)
-        if grad_bias is not None:
-            grad_bias = grad_bias.to(bias_dtype)
-        return grad_x, grad_weight, grad_bias, None
-
-
-class _GELULinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, approximate: str) -> Tensor:
-        x = x.to(dtype)
-        active = F.gelu(x, approximate=approximate)
-        ctx.save_for_backward(x, weight, bias, active if dtype == torch.bfloat16 else None)
-        ctx.dtype, ctx.approximate = dtype, approximate
-        return _product(active, weight.to(dtype), bias.to(dtype))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, active = ctx.saved_tensors
-        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2])
-        if active is None:
-            active = F.gelu(x, approximate=ctx.approximate) if needs[1] else x
-        grad, grad_weight, grad_bias = _backward(active, weight.to(ctx.dtype), grads[0].contiguous(), needs)
-        if grad is not None:
-            grad = torch.ops.aten.gelu_backward(grad, x, approximate=ctx.approximate)
-        if grad_weight is not None:
-            grad_weight = grad_weight.to(weight.dtype)
-        if grad_bias is not None:
-            grad_bias = grad_bias.to(bias.dtype)
-        return grad, grad_weight, grad_bias, None, None
+        x, weight, active = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad = grads[0].contiguous()
+        rows = grad.flatten(0, -2)
+        grad_x = grad_weight = grad_bias = None
+        if needs_x:
+            grad_x = _product(grad, weight.t())
+            if ctx.gelu is not None:
+                grad_x = torch.ops.aten.gelu_backward(grad_x, x, approximate=ctx.gelu)
+        if needs_weight:
+            if active is None:
+                active = x if ctx.gelu is None else F.gelu(x, approximate=ctx.gelu)
+            grad_weight = (rows.t() @ active.flatten(0, -2)).to(ctx.dtypes[0])
+        if needs_bias:  # a product with ones sums rows of bfloat16 twice as fast as sum(), and adds in float32
+            grad_bias = (rows.new_ones(1, len(rows)) @ rows)[0].to(ctx.dtypes[1])
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`: x [..., in], weight [out, in], bias [out] -> [..., out]."""
     dtype = compute_dtype(x)
     if on_onednn(x, dtype):
-        return _Linear.apply(x, weight, bias, dtype)
+        return _Linear.apply(x, weight, bias, dtype, None)
     return F.linear(x, weight, bias)
 
 
@@ -118,7 +95,7 @@ class Linear(nn.Linear):
         """The layer applied to GELU(x)."""
         dtype = compute_dtype(x)
         if on_onednn(x, dtype):
-            return _GELULinear.apply(x, self.weight, self.bias, dtype, approximate)
+            return _Linear.apply(x, self.weight, self.bias, dtype, approximate)
         return F.linear(F.gelu(x, approximate=approximate), self.weight, self.bias)
 
 
