@@ -64,9 +64,7 @@ def test_a_duration_reads_back_as_itself(duration: Duration) -> None:
 
 
 @given(st.fractions(0, 1000, max_denominator=100), st.integers(1, 5000), st.integers(1, 100_000))
-def test_durations_in_steps_are_exact_fractions_rounded_up(
-    value: Fraction, per_epoch: int, total: int
-) -> None:
+def test_durations_in_steps_are_exact_fractions_rounded_up(value: Fraction, per_epoch: int, total: int) -> None:
     lengths = dict(per_epoch=per_epoch, batch_size=per_epoch, total=total)
     number = float(value)
     assert Steps(number).steps(**lengths) == math.ceil(value)
@@ -91,9 +89,7 @@ def test_durations_as_people_write_them(text: str | int, duration: Duration) -> 
     assert parse_duration(text) == duration
 
 
-@pytest.mark.parametrize(
-    "text", ["", "epochs", "1.2.3 epochs", "-5 steps", "5 lightyears", "1e999 steps", "٣"]
-)
+@pytest.mark.parametrize("text", ["", "epochs", "1.2.3 epochs", "-5 steps", "5 lightyears", "1e999 steps", "٣"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(UsageError, match="duration"):
         parse_duration(text)

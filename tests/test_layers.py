@@ -90,9 +90,7 @@ def violations(root: Path) -> list[str]:
     wrong = []
     for name, path in known.items():
         if part(name) not in LAYER:
-            wrong.append(
-                f"{name} belongs to no layer: put {part(name)!r} into LAYER, and into DESIGN's order"
-            )
+            wrong.append(f"{name} belongs to no layer: put {part(name)!r} into LAYER, and into DESIGN's order")
             continue
         for target in sorted(imports(name, path, known)):
             if target.split(".")[0] != "vitrail" or part(target) == part(name):

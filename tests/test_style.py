@@ -102,20 +102,14 @@ def test_every_public_argument_has_a_type() -> None:
 
 def test_files_fit_in_a_head() -> None:
     long = {
-        p.relative_to(ROOT).as_posix(): n
-        for p in EVERYTHING
-        if (n := len(p.read_text().splitlines())) > FILE_LINES
+        p.relative_to(ROOT).as_posix(): n for p in EVERYTHING if (n := len(p.read_text().splitlines())) > FILE_LINES
     }
     assert long == {}
 
 
 def test_functions_fit_on_a_screen() -> None:
     functions = [d for d in ALL if isinstance(d.node, Function)]
-    long = {
-        str(d): n
-        for d in functions
-        if (n := lines(d)) > FUNCTION_LINES_OF.get((d.path, d.name), FUNCTION_LINES)
-    }
+    long = {str(d): n for d in functions if (n := lines(d)) > FUNCTION_LINES_OF.get((d.path, d.name), FUNCTION_LINES)}
     assert long == {}
 
 
@@ -132,9 +126,7 @@ def test_every_file_is_named_after_its_job(path: Path) -> None:
 
 def test_package_inits_are_empty() -> None:
     inits = [p for p in PRODUCT if p.name == "__init__.py" and p.parent != ROOT / "vitrail"]
-    assert [
-        str(p) for p in inits if any(not isinstance(n, ast.Expr) for n in ast.parse(p.read_text()).body)
-    ] == []
+    assert [str(p) for p in inits if any(not isinstance(n, ast.Expr) for n in ast.parse(p.read_text()).body)] == []
 
 
 @pytest.mark.parametrize(

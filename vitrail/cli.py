@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     tell_all = "--traceback" in argv or os.environ.get("VITRAIL_TRACEBACK", "0") != "0"
-    # threads that wait for each other give their core away at once: alone it costs nothing, and beside another
-    # busy program training is five times as fast; read when torch is first imported
+    # threads that wait for each other give their core away soon: alone it costs nothing, and beside another
+    # busy program training is half as fast again; read when torch is first imported
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a class name must not end a run in a terminal without UTF-8

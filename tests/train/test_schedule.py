@@ -62,9 +62,7 @@ def test_starts_at_zero_peaks_at_base_ends_at_end(shape, total, fraction):
 def test_bounded_and_rising_then_falling(shape, total, fraction, one, other, end):
     warmup = fraction * total
     early, late = sorted((one * total, other * total))
-    first, second = (
-        learning_rate(s, total, 1e-3, shape=shape, warmup=warmup, end=end) for s in (early, late)
-    )
+    first, second = (learning_rate(s, total, 1e-3, shape=shape, warmup=warmup, end=end) for s in (early, late))
     assert 0 <= first <= 1e-3 * (1 + 1e-12) and 0 <= second <= 1e-3 * (1 + 1e-12)
     if late <= warmup:
         assert first <= second * (1 + 1e-12)

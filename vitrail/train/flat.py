@@ -62,9 +62,7 @@ class _Flattener:
             return {"$tuple": self._encode_items(value, path)}
         if isinstance(value, Mapping):
             plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
-            items = [
-                [self._key(key, path), self.encode(item, (*path, str(key)))] for key, item in value.items()
-            ]
+            items = [[self._key(key, path), self.encode(item, (*path, str(key)))] for key, item in value.items()]
             return dict(items) if plain else {"$dict": items}
         raise TypeError(f"{'/'.join(path)} is a {type(value).__name__}, which a checkpoint cannot store")
 
@@ -74,9 +72,7 @@ class _Flattener:
     def _key(self, key: Any, path: tuple[str, ...]) -> Any:
         if key is None or isinstance(key, bool | int | float | str):
             return self.encode(key, path)
-        raise TypeError(
-            f"{'/'.join(path)} has a {type(key).__name__} as a key, which a checkpoint cannot store"
-        )
+        raise TypeError(f"{'/'.join(path)} has a {type(key).__name__} as a key, which a checkpoint cannot store")
 
     def _name(self, tensor: Tensor, path: tuple[str, ...]) -> str:
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided:

@@ -26,6 +26,7 @@ from vitrail.train.optim import build_optimizer, clip_, set_learning_rate
 from vitrail.train.parallel import prepare
 from vitrail.train.plan import Plan
 from vitrail.train.progress import Progress
+from vitrail.train.progressive import Sizes
 from vitrail.train.record import record_batch, record_end, record_resume, record_start, recorded_result
 from vitrail.train.resolve import build_model, inherit, resolve
 from vitrail.train.run import Run
@@ -68,6 +69,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     loader = training_loader(run, splits.train)
     held_out = None if splits.validation is None else evaluation_loader(run, splits.validation)
     plan = Plan.of(run, len(loader))
+    sized = Sizes(run.progressive, resolved.config)
     average = Averager(model, run.average, start=plan.average_start)
     about = identity(run, resolved.config, names, splits.fingerprint)
     state = TrainingState(objective, optimizer, average, about)
@@ -126,7 +128,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
             seed_step(run.seed, step, world.rank())
             rate = plan.learning_rate(step, standing.elapsed)
             set_learning_rate(optimizer, rate)
-            batch = next(batches)
+            batch = sized(next(batches), plan.growth(step, standing.elapsed))
             if step == 0:
                 record_batch(folder, objective.prepare(batch, step=0), names)
             outcome = backward(objective, batch, step=step, parts=run.accumulate, autocast=resolved.autocast)

@@ -28,6 +28,8 @@ class Plan:
     evaluate_every: int
     checkpoint_every: int
     average_start: int
+    grown: int
+    """Images have their full size from here on."""
     limit: float | None
     """Seconds of training (evaluations on the way included, the last one not)."""
     peak: float
@@ -51,6 +53,7 @@ class Plan:
             evaluate_every=max(run.evaluate_every.steps(**units, total=total), 1),
             checkpoint_every=max(run.checkpoint_every.steps(**units, total=total), 1),
             average_start=run.average.start.steps(**units, total=total),
+            grown=max(run.progressive.until.steps(**units, total=total), 1),
             limit=None if run.time_limit is None else 60 * run.time_limit,
             peak=run.optim.lr,
             schedule=run.schedule,
@@ -75,6 +78,10 @@ class Plan:
             end=self.schedule.end,
             timescale=self.timescale,
         )
+
+    def growth(self, step: int, elapsed: float) -> float:
+        """Return how far images have grown to their full size, 0 to 1."""
+        return min(self.done(step, elapsed) * self.total / self.grown, 1.0)
 
     def left(self, elapsed: float) -> float | None:
         """Return the seconds a time limit leaves; None without one."""

@@ -74,6 +74,16 @@ class Average:
 
 
 @dataclass(frozen=True)
+class Progressive:
+    """Progressive resizing: small images first. They are fewer tokens, so the same time holds more passes."""
+
+    start: float = 1.0
+    """Side of the first images as a share of the full side; 1 switches it off."""
+    until: Duration = Percent(80)
+    """When the full side is reached."""
+
+
+@dataclass(frozen=True)
 class Run:
     """One training run, complete."""
 
@@ -95,6 +105,7 @@ class Run:
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
     average: Average = field(default_factory=Average)
+    progressive: Progressive = field(default_factory=Progressive)
     duration: Duration = Epochs(30)
     time_limit: float | None = None
     """Minutes of training after which the schedule is made to end; None: no limit."""

@@ -15,7 +15,7 @@ from vitrail.train.average import Averager
 from vitrail.train.guard import require_finite
 from vitrail.train.run import Run
 
-IDENTITY = ("objective", "augment", "schedule", "average", "optim", "batch_size", "seed")
+IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed")
 """Settings that a resumed run must share with the one it continues. The rest may change: duration, time_limit,
 early_stop, how often to evaluate and save, and all about the machine (accumulate, precision, workers, cache,
 compile, activation_checkpointing, device); the bits are then the same as far as the arithmetic is."""
