@@ -30,7 +30,8 @@ data.label_column data.max_bad data.subset data.train data.validation device dur
 image_size keep max_nonfinite model name objective.bce_threshold objective.head_bias objective.loss
 objective.smoothing optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out
 precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize progressive.start
-progressive.until schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit vit.depth vit.dropout vit.drop_path vit.heads
+progressive.until schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit vit.depth
+vit.dropout vit.drop_path vit.heads
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
 vit.stem_norm vit.width weights workers
 """

@@ -11,7 +11,7 @@ from dataclasses import replace
 from vitrail.config import Epochs, Percent
 from vitrail.data.config import Augment, Data
 from vitrail.objective.config import Supervised
-from vitrail.train.run import Model, Optim, Run, Schedule
+from vitrail.train.run import Model, Optim, Progressive, Run, Schedule
 
 
 def digits() -> Run:
@@ -41,17 +41,21 @@ def digits() -> Run:
 def scratch_small() -> Run:
     """From scratch on a few thousand to 100,000 small images (CIFAR and its kin, up to about 96 pixels).
 
+    A convolutional stem and patches of 4 pixels, in a network narrow enough for many passes; the first images
+    have half the side, a quarter of the tokens. Chosen on images held out of CIFAR-100's training set.
+
     Command: `vitrail train DIR --recipe scratch-small`
     Cost: 30 passes over the images, or the minutes given with --time-limit.
     """
     return Run(
         name="scratch-small",
         model="Ti/4",
-        vit=Model(width=192, depth=6, heads=3, mlp_dim=768),
+        vit=Model(width=128, depth=6, heads=4, mlp_dim=512, stem="early", pool="gap"),
         objective=Supervised(smoothing=0.1),
-        augment=Augment(crop="inception", scale=(0.6, 1.0)),
-        optim=Optim(lr=1e-3, weight_decay=0.05),
+        augment=Augment(crop="pad"),
+        optim=Optim(lr=1.5e-3, weight_decay=0.05),
         schedule=Schedule(warmup=Percent(5)),
+        progressive=Progressive(start=0.5, until=Percent(80)),
         duration=Epochs(30),
         batch_size=128,
     )
