@@ -74,6 +74,7 @@ def scratch_photos() -> Run:
         name="scratch-photos",
         model="Ti/8",
         image_size=96,
+        augment=Augment(crop="inception", scale=(0.3, 1.0)),
         batch_size=None,
         duration=Epochs(60),
     )
