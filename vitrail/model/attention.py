@@ -1,7 +1,7 @@
 """Multi-head self-attention (paper, appendix A) and the two ways it is computed.
 
 * fused: torch's scaled_dot_product_attention, the right one on a GPU.
-* explicit: three matrix products and a softmax. On a CPU without AMX it is 3 to 8 times faster in training,
+* explicit: three matrix products and a softmax. On a CPU without AMX it is 2.5 to 8 times faster in training,
   because its products go to oneDNN while the fused kernel's small tiles do not
   (`python -m benchmarks.attention` measures both).
 

@@ -93,7 +93,7 @@ def scaled(layer: nn.Linear, gamma: Tensor | None) -> tuple[Tensor, Tensor]:
 def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a copy of a model for inference in `dtype`: images -> logits in that type.
 
-    The same outputs to rounding; on a CPU 1.1 to 1.3 times as fast (`python -m benchmarks.inference`). It cannot
+    The same outputs to rounding; on a CPU 1.1 to 1.2 times as fast (B/16, batch 1 and 8). It cannot
     be trained, saved or tapped. ViTs with parallel or axial blocks, and ResNets, gain only the type.
     """
     frozen = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
