@@ -77,9 +77,9 @@ def run_vitrail(train: Path, test: Path, options: argparse.Namespace, out: Path)
     started = time.perf_counter()
     command = ["train", str(train), "--recipe=scratch-small", f"--time-limit={options.minutes}"]
     command += [f"--seed={options.seed}", f"--out={out}", f"--data.holdout={HOLDOUT}", *options.overrides]
-    trained = _vitrail(command)
+    trained = vitrail_verb(command)
     wall = time.perf_counter() - started
-    evaluated = _vitrail(["evaluate", trained["folder"], str(test)])
+    evaluated = vitrail_verb(["evaluate", trained["folder"], str(test)])
     folder = Path(trained["folder"])
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     return {
@@ -100,7 +100,8 @@ def _parameters(folder: Path) -> int:
     return sum(parameter.numel() for parameter in load_model(folder).parameters())
 
 
-def _vitrail(words: list[str]) -> Any:
+def vitrail_verb(words: list[str]) -> Any:
+    """What `vitrail WORDS --json` prints, from a process of its own."""
     return _json([sys.executable, "-m", "vitrail", *words, "--json"])
 
 
@@ -119,7 +120,8 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
             torch.set_num_threads(options.threads)
         with compare.foreign_load() as foreign:
             if options.side == "vitrail":
-                result = run_vitrail(train, test, options, Path(scratch) / "runs")
+                out = options.keep or Path(scratch) / "runs"
+                result = run_vitrail(train, test, options, out)
             else:
                 from benchmarks import timm_script
 
@@ -131,16 +133,27 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def race(options: argparse.Namespace, sides: list[str]) -> list[dict[str, Any]]:
-    """All sides and seeds, one process after another, sides taking turns."""
+    """All sides and seeds, one process after another, sides taking turns.
+
+    What `options.log` holds already is not run again.
+    """
     passed = [f"--minutes={options.minutes}", f"--split={options.split}", f"--data={options.data}"]
     passed += ["--quick"] if options.quick else []
     passed += [f"--threads={options.threads}"] if options.threads else []
-    results = []
+    passed += [f"--keep={options.keep}"] if options.keep else []
+    log = options.log
+    results = [json.loads(line) for line in log.read_text().splitlines()] if log and log.exists() else []
+    done = {(row["side"], row["seed"]) for row in results}
     for seed in options.seeds:
         for side in sides:
+            if (side, seed) in done:
+                continue
             command = [sys.executable, "-m", "benchmarks.learn", "--one", f"--side={side}", f"--seed={seed}"]
             results.append(_json([*command, *passed, *options.overrides]))
             print({k: v for k, v in results[-1].items() if not isinstance(v, dict)}, file=sys.stderr, flush=True)
+            if log:
+                with log.open("a") as file:
+                    file.write(json.dumps(results[-1]) + "\n")
     return results
 
 
@@ -168,6 +181,8 @@ def main() -> None:
     parser.add_argument("--split", choices=("dev", "test"), default="test")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--data", type=Path, default=DATA, help="CIFAR-100 in the hub's layout")
+    parser.add_argument("--log", type=Path, help="finished runs are kept here, so that a race that was cut goes on")
+    parser.add_argument("--keep", type=Path, help="a folder where our runs stay, for benchmarks.transfer")
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options, overrides = parser.parse_known_args()

@@ -25,7 +25,7 @@ from vitrail.config_yaml import from_yaml
 from vitrail.data.config import Augment, Data
 from vitrail.data.ops import eval_transform
 from vitrail.data.source import open_data
-from vitrail.errors import CheckpointError, TrainingError, UsageError
+from vitrail.errors import CheckpointError, DataError, TrainingError, UsageError
 from vitrail.train import checkpoint, evaluation, loop, saving
 from vitrail.train.guard import Interrupted, run_lock
 from vitrail.train.run import Average, Model, Optim, Run, Schedule
@@ -568,3 +568,36 @@ def test_errors_come_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="warmup"):
         loop.fit(tiny(tmp_path / "runs", schedule=Schedule(warmup=Steps(100))))
     assert not (tmp_path / "runs").exists()
+
+
+def photographs(folder: Path, broken: int) -> Path:
+    """40 training images of two classes, the first few of them no images, and 4 to validate on."""
+    from PIL import Image
+
+    noise = np.random.default_rng(0)
+    for split, count in (("train", 40), ("val", 4)):
+        for number in range(count):
+            place = folder / split / "ab"[number % 2] / f"{number:02}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(noise.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place)
+    for number in range(broken):
+        (folder / "train" / "ab"[number % 2] / f"{number:02}.png").write_bytes(b"no image")
+    return folder
+
+
+def test_an_unreadable_image_is_told_once_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Data(path=str(photographs(tmp_path / "data", broken=1)))
+    result = loop.fit(tiny(tmp_path / "runs", data=data, augment=Augment(), batch_size=8))
+    assert capsys.readouterr().err.count("00.png") == 1
+    lines = [json.loads(text) for text in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    (line,) = [line for line in lines if line["kind"] == "unreadable"]
+    assert line["image"].endswith("00.png") and line["reason"]
+
+
+def test_many_unreadable_images_end_the_run(tmp_path: Path) -> None:
+    data = Data(path=str(photographs(tmp_path / "data", broken=4)))  # 10 %
+    run = tiny(tmp_path / "runs", data=data, augment=Augment(), batch_size=8)
+    with pytest.raises(DataError, match=r"of 40 training images cannot be read, more than the 5.0% of data.max_bad"):
+        loop.fit(run)
+    result = loop.fit(replace(run, data=replace(data, max_bad=0.2)))
+    assert result.ended == "all steps done"

@@ -118,6 +118,7 @@ class Loader:
         self._batch_size = batch_size
         self._evaluation = not shuffle and not drop_last
         self._timeout = timeout
+        self._world = world
         self._order = Order(
             len(source),
             batch_size,
@@ -135,6 +136,11 @@ class Loader:
     def __len__(self) -> int:
         """Batches in an epoch of this process."""
         return len(self._order)
+
+    @property
+    def share(self) -> int:
+        """Images of the source per process, rounded up."""
+        return -(-len(self.source) // self._world)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of an epoch from number `start` on."""

@@ -42,10 +42,11 @@ def scratch_small() -> Run:
     """From scratch on a few thousand to 100,000 small images (CIFAR and its kin, up to about 96 pixels).
 
     A convolutional stem and patches of 4 pixels, in a network narrow enough for many passes; the first images
-    have three eighths of the side, a seventh of the tokens. Chosen on images held out of CIFAR-100's training set.
+    have a quarter of the side, a sixteenth of the tokens. Chosen on images held out of CIFAR-100's training set.
 
     Command: `vitrail train DIR --recipe scratch-small`
     Cost: 30 passes over the images, or the minutes given with --time-limit.
+    Expected: CIFAR-100 in 10 minutes on two cores: 47.2 % of the test images, three seeds (benchmarks.learn).
     """
     return Run(
         name="scratch-small",
@@ -55,7 +56,7 @@ def scratch_small() -> Run:
         augment=Augment(crop="pad"),
         optim=Optim(lr=1.5e-3, weight_decay=0.05),
         schedule=Schedule(warmup=Percent(5)),
-        progressive=Progressive(start=0.375, until=Percent(80)),
+        progressive=Progressive(start=0.25, until=Percent(80)),
         duration=Epochs(30),
         batch_size=128,
     )

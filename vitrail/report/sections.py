@@ -236,6 +236,8 @@ def particulars(contents: Contents) -> str:
     rows += [(name.replace("_gib", " (GiB)"), value) for name, value in machine.items()]
     rows += [(name, version) for name, version in known.get("versions", {}).items() if version]
     left_out = [str(note) for note in data.get("notes", [])]
+    unreadable = {line["image"]: line["reason"] for line in contents.metrics if line.get("kind") == "unreadable"}
+    left_out += [f"training image {name}: {reason}" for name, reason in unreadable.items()]
     if contents.answers is not None:
         left_out += [f"validation image {name}: {reason}" for name, reason in contents.answers.bad]
     listed = "".join(f"<li>{safe(note, 400)}</li>" for note in left_out[:MOST_LISTED])

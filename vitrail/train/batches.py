@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from vitrail import world
 from vitrail.data.item import Listed
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.ops import eval_transform, train_transform
+from vitrail.errors import DataError
 from vitrail.train.run import Run
 
 
@@ -38,13 +39,36 @@ def evaluation_loader(run: Run, source: Listed) -> Loader:
     )
 
 
-def endless(loader: Loader, step: int) -> Iterator[Batch]:
-    """Yield the batches of a run from step number `step` on, epoch after epoch."""
+def endless(
+    loader: Loader, step: int, *, max_bad: float = 1.0, tell: Callable[[str, str], None] | None = None
+) -> Iterator[Batch]:
+    """Yield the batches of a run from step number `step` on, epoch after epoch.
+
+    `tell(image, reason)` hears of each unreadable image once. Raises DataError when their share of the images
+    passes `max_bad`.
+    """
+    told = 0
     while True:
         epoch, start = divmod(step, len(loader))
         for batch in loader.epoch(epoch, start):
+            for image, reason in loader.bad[told:]:
+                if tell is not None:
+                    tell(image, reason)
+            if told < len(loader.bad):
+                told = len(loader.bad)
+                _refuse_if_many(loader, max_bad)
             yield batch
             step += 1
+
+
+def _refuse_if_many(loader: Loader, max_bad: float) -> None:
+    bad, images = len(loader.bad), loader.share
+    if bad > max_bad * images:
+        name, reason = loader.bad[0]
+        raise DataError(
+            f"{bad} of {images:,} training images cannot be read, more than the {max_bad:.1%} of data.max_bad; the "
+            f"first is {name} ({reason}). `vitrail data check` lists them all; --data.max-bad goes on without them"
+        )
 
 
 def _common(run: Run) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +28,14 @@ from vitrail.train.parallel import prepare
 from vitrail.train.plan import Plan
 from vitrail.train.progress import Progress
 from vitrail.train.progressive import Sizes
-from vitrail.train.record import record_batch, record_end, record_resume, record_start, recorded_result
+from vitrail.train.record import (
+    record_batch,
+    record_end,
+    record_resume,
+    record_start,
+    record_unreadable,
+    recorded_result,
+)
 from vitrail.train.resolve import build_model, inherit, resolve
 from vitrail.train.run import Run
 from vitrail.train.saving import Checkpoints
@@ -101,7 +109,8 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
         progress.announce(folder.path, resolved.decisions)
         began = time.monotonic() - standing.elapsed
         guard = FiniteGuard(objective, run.max_nonfinite)
-        batches = endless(loader, standing.step)
+        unreadable = partial(record_unreadable, folder, standing, progress.say)
+        batches = endless(loader, standing.step, max_bad=run.data.max_bad, tell=unreadable)
 
         # 5. Steps, and between them evaluations and checkpoints
         while True:

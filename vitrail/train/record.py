@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,7 @@ from vitrail.train.folder import RunFolder
 from vitrail.train.picture import batch_picture
 from vitrail.train.provenance import provenance
 from vitrail.train.run import Run
-from vitrail.train.standing import Result
+from vitrail.train.standing import Result, Standing
 
 
 @world.on_main
@@ -72,6 +73,14 @@ def record_batch(folder: RunFolder, batch: Prepared, class_names: list[str]) -> 
     """Write batch.png."""
     captions = [class_names[label] for label in batch.labels.tolist()]
     folder.write_bytes("batch.png", batch_picture(batch.images, captions))
+
+
+def record_unreadable(
+    folder: RunFolder, standing: Standing, say: Callable[[str], None], image: str, reason: str
+) -> None:
+    """Tell of a training image that another one takes the place of, and log it."""
+    say(f"left out, unreadable: {image} ({reason})")
+    folder.log("unreadable", standing.step, image=image, reason=reason)
 
 
 def recorded_result(folder: RunFolder) -> Result | None:
