@@ -1,0 +1,183 @@
+"""torchvision's ViTs: a bare `state_dict()`, which says neither the number of heads nor the preprocessing.
+
+| theirs | ours |
+|---|---|
+| `conv_proj`, `class_token`, `encoder.pos_embedding` | stem, class token, positions |
+| `encoder.layers.encoder_layer_I.{ln_1, self_attention, ln_2, mlp}` | the branches of block I |
+| `encoder.ln`, `heads.pre_logits`, `heads.head` | norm, pre-logits, head |
+
+Files written before 2022 have `mlp.linear_1` and `mlp.linear_2` for `mlp.0` and `mlp.3`; torchvision reads both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from vitrail.data.config import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.model.config import ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.card import Card
+from vitrail.weights.formats import Found
+from vitrail.weights.mapping import Entry, same, same_pair
+from vitrail.weights.shapes import rows, shape_of, square_side, stem_sizes, usual_heads
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+POSITIONS = "encoder.pos_embedding"
+NEW, OLD = ("0", "3"), ("linear_1", "linear_2")
+"""Names of the two dense layers of an MLP."""
+
+# width, patch, image size: size before the crop, where it is not 256
+_RESIZED = {(1024, 16, 224): 242, (1280, 14, 224): 224}
+
+
+@dataclass(frozen=True)
+class Torchvision:
+    """The format of torchvision's `VisionTransformer`."""
+
+    name: str = "torchvision"
+
+    def recognises(self, archive: Archive) -> bool:
+        """By its class token and its positions, which no other library names so."""
+        return {"class_token", POSITIONS} <= archive.names
+
+    def find(self, archive: Archive) -> Found:
+        """See `Format.find`."""
+        old = f"{_layer(0)}.mlp.{OLD[0]}.weight" in archive
+        config, notes = _config(archive, OLD if old else NEW)
+        preprocess, note = _preprocess(config)
+        origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), mlp=list(OLD if old else NEW))
+        card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
+        return Found(card, entries(config, OLD if old else NEW), assumptions=[*notes, note])
+
+    def write(self, model: nn.Module, card: Card, path: Path) -> None:
+        """Write a state dict with `torch.save`, or a safetensors file where `path` ends so. Raises WeightsError."""
+        config = model.config
+        if reason := _refusal(config):
+            raise WeightsError(f"format 'torchvision' has no place for this model: {reason}")
+        assert isinstance(config, ViTConfig)
+        if path.is_dir():
+            raise WeightsError(
+                f"{path} is a folder; this format is one file: give its name, such as {path / 'vit.pth'}"
+            )
+        origin = card.provenance.get("origin") or {}
+        first, second = origin["mlp"] if origin.get("format") == self.name else NEW
+        state = {ours: tensor.detach().cpu() for ours, tensor in model.state_dict().items()}
+        tensors: dict[str, Tensor] = {}
+        for entry in entries(config, (first, second)):
+            tensors |= zip(entry.theirs, entry.write(state.pop(entry.ours)), strict=True)
+        if state:
+            raise WeightsError(f"format 'torchvision' has no place for the tensor {min(state)!r}")
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        if path.suffix == ".safetensors":
+            save_file(tensors, path, metadata={"format": "pt"})
+        else:
+            torch.save(tensors, path)
+
+
+FORMAT = Torchvision()
+
+
+def entries(config: ViTConfig, mlp: tuple[str, str] = NEW) -> list[Entry]:
+    """Every tensor of a model and its name in torchvision; `mlp` names the dense layers."""
+    found = [
+        *same_pair("stem", "conv_proj"),
+        same("cls", "class_token"),
+        same("positions.embedding", POSITIONS),
+        *same_pair("norm", "encoder.ln"),
+    ]
+    for layer in range(config.depth):
+        theirs, attention, dense = _layer(layer), f"blocks.{layer}.attentions.0", f"blocks.{layer}.mlps.0"
+        found += [
+            *same_pair(f"{attention}.norm", f"{theirs}.ln_1"),
+            same(f"{attention}.attention.qkv.weight", f"{theirs}.self_attention.in_proj_weight"),
+            same(f"{attention}.attention.qkv.bias", f"{theirs}.self_attention.in_proj_bias"),
+            *same_pair(f"{attention}.attention.out", f"{theirs}.self_attention.out_proj"),
+            *same_pair(f"{dense}.norm", f"{theirs}.ln_2"),
+            *same_pair(f"{dense}.mlp.fc1", f"{theirs}.mlp.{mlp[0]}"),
+            *same_pair(f"{dense}.mlp.fc2", f"{theirs}.mlp.{mlp[1]}"),
+        ]
+    if config.pre_logits:
+        found += same_pair("pre_logits.hidden", "heads.pre_logits")
+    return found + (same_pair("head", "heads.head") if config.classes else [])
+
+
+def _layer(index: int) -> str:
+    return f"encoder.layers.encoder_layer_{index}"
+
+
+def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str]]:
+    """The model a file is of, and what had to be assumed."""
+    if "conv_proj.conv_last.weight" in archive:
+        raise WeightsError(
+            f"{archive.path} has torchvision's convolutional stem ('conv_proj.conv_last.weight'), whose strides no "
+            "tensor tells: only the linear stem of its published models is read"
+        )
+    width, channels, patch = stem_sizes(archive, "conv_proj.weight")
+    side = square_side(archive, POSITIONS, shape_of(archive, POSITIONS, 3)[1] - 1) * patch
+    heads, sentence = usual_heads(archive, width)
+    depth = 0
+    while f"{_layer(depth)}.ln_1.weight" in archive:
+        depth += 1
+    values: dict[str, Any] = dict(mean=MEAN, std=STD) if channels == 3 else {}
+    config = ViTConfig(
+        width=width,
+        depth=depth,
+        heads=heads,
+        mlp_dim=shape_of(archive, f"{_layer(0)}.mlp.{mlp[0]}.weight", 2)[0],
+        patch=patch,
+        image_size=(side, side),
+        channels=channels,
+        classes=rows(archive, "heads.head.weight"),
+        pre_logits=rows(archive, "heads.pre_logits.weight") or None,
+        resize_mode="torchvision",
+        norm_eps=1e-6,
+        gelu="erf",
+        **values,
+    )
+    return config, [sentence]
+
+
+def _preprocess(config: ViTConfig) -> tuple[Preprocess, str]:
+    """How torchvision prepares images for its published weights of this size, and the sentence that says so."""
+    size = config.image_size[0]
+    end_to_end = size > 224  # SWAG's, fine-tuned at 384, 512 or 518 px without a crop
+    resized = size if end_to_end else _RESIZED.get((config.width, config.patch, size), round(size / 0.875))
+    bicubic = end_to_end or resized == size
+    preprocess = Preprocess((size, size), "small", size / resized, "bicubic" if bicubic else "bilinear")
+    note = (
+        f"short side to {resized}, centre of {size}, {preprocess.interpolation}, ImageNet's mean and std, as "
+        "torchvision's published weights of this size: the file does not say"
+    )
+    return preprocess, note
+
+
+def _refusal(config: object) -> str:
+    """Why torchvision has no model like this; "" where it has one."""
+    if not isinstance(config, ViTConfig):
+        return "it is a ResNet"
+    height, width = config.image_size
+    reasons = {
+        f"stem {config.stem!r}": config.stem != "linear",
+        f"{config.channels} channels: its models take 3": config.channels != 3,
+        f"{config.block} blocks": config.block != "sequential",
+        f"positions {config.positions!r} at place {config.place!r}": (config.positions, config.place)
+        != ("1d", "input"),
+        "a class token without a position": not config.cls_position,
+        f"pool {config.pool!r}": config.pool != "cls",
+        "a distillation token": config.distilled,
+        "registers": bool(config.registers),
+        "LayerScale": config.layer_scale is not None,
+        f"an MLP with {config.mlp}": config.mlp != "gelu",
+        f"GELU of kind {config.gelu!r}: its models have erf": config.gelu != "erf",
+        f"LayerNorm epsilon {config.norm_eps:g}: its models have 1e-06": config.norm_eps != 1e-6,
+        f"images of {height} x {width} pixels, which are not square": height != width,
+        "a pre-logits layer without a classifier": bool(config.pre_logits and not config.classes),
+    }
+    return next((reason for reason, there in reasons.items() if there), "")
