@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hub_server import REPOSITORY, FakeHub, serving, use
+from torch import nn
+
+from vitrail.data.config import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.model.build import build
+from vitrail.model.config import ViTConfig
+from vitrail.weights.architecture import architecture
+from vitrail.weights.card import Card
+from vitrail.weights.load import load
+from vitrail.weights.publish import prepare, push, readme
+
+CLASSES = ["tabby *cat*", "<script>alert(1)</script>", "a|b"]
+CONFIG = ViTConfig(
+    width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 24), classes=3, mean=(0.1, 0.2, 0.3)
+)
+
+
+def made(**card: Any) -> Any:
+    torch.manual_seed(0)
+    model: Any = build(CONFIG)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    preprocess = Preprocess((16, 24), crop=0.9, interpolation="bicubic")
+    values = dict(class_names=CLASSES, preprocess=preprocess, metrics={"validation top1": 0.93210}, licence="mit")
+    model.card = Card(CONFIG, **{**values, **card})
+    return model.eval()
+
+
+def header(text: str) -> dict[str, Any]:
+    _, top, _ = text.split("---\n", 2)
+    return yaml.safe_load(top)
+
+
+def test_the_folder_is_a_model_with_a_readme(tmp_path: Path) -> None:
+    model = made()
+    files = prepare(model, tmp_path, "owner/name")
+    assert sorted(files) == ["README.md", "card.json", "model.safetensors"]
+    assert files == {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    loaded = load(tmp_path)
+    images = torch.randn(1, 3, 16, 24)
+    with torch.inference_mode():
+        assert torch.equal(loaded(images), model(images))
+    assert loaded.card.reference
+
+
+def test_the_readme_says_accuracy_preprocessing_classes_and_licence(tmp_path: Path) -> None:
+    prepare(made(), tmp_path, "owner/name")
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert header(text)["license"] == "mit"
+    assert header(text)["pipeline_tag"] == "image-classification"
+    for part in ("validation top1 | 0.9321", "16 x 24 pixels", "central 0.9", "bicubic", "0.1, 0.2, 0.3", "owner/name"):
+        assert part in text
+    assert "0. tabby \\*cat\\*" in text and "a\\|b" in text
+    assert "<script>" not in text
+
+
+def test_a_licence_can_be_given_and_its_lack_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prepare(made(licence=""), tmp_path / "a", "owner/name")
+    assert "--licence" in caplog.text
+    text = (tmp_path / "a" / "README.md").read_text()
+    assert "license" not in header(text) and "Not stated" in text
+    prepare(made(licence=""), tmp_path / "b", "owner/name", licence="apache-2.0")
+    assert header((tmp_path / "b" / "README.md").read_text())["license"] == "apache-2.0"
+    assert load(tmp_path / "b").card.licence == "apache-2.0"
+
+
+def test_the_home_folder_stays_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "somebody"))
+    provenance = {"data": str(tmp_path / "somebody" / "photos"), "from": [str(tmp_path / "somebody")], "step": 3}
+    prepare(made(provenance=provenance), tmp_path / "m", "owner/name")
+    assert load(tmp_path / "m").card.provenance == {"data": "~/photos", "from": ["~"], "step": 3}
+    assert "somebody" not in (tmp_path / "m" / "card.json").read_text()
+
+
+def test_what_is_not_known_is_said() -> None:
+    text = readme(Card(CONFIG), 10, "owner/name")
+    for part in ("Not measured", "3, whose names are not known", "Not stated"):
+        assert part in text
+    many = readme(Card(ViTConfig(classes=1500), [f"class-{n}" for n in range(1500)]), 10, "owner/name")
+    assert "999. class-999" in many and "1000. " not in many and "500 more: see card.json" in many
+
+
+def test_an_architecture_in_a_sentence() -> None:
+    assert architecture(ViTConfig()) == (
+        "ViT B/16 (width 768, depth 12, 12 heads, MLP 3072, patch 16), 224 x 224 pixels, 1000 classes"
+    )
+    text = architecture(CONFIG)
+    assert text.startswith("ViT (width 16, depth 2, 2 heads, MLP 32, patch 4), 16 x 24 pixels, 3 classes")
+    assert "pool gap" in architecture(ViTConfig(pool="gap"))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with serving(FakeHub()) as fake:
+        use(monkeypatch, fake.endpoint, tmp_path / "cache")
+        monkeypatch.setenv("HF_TOKEN", "hf_of_this_test")
+        yield fake
+
+
+def test_push_uploads_the_folder_as_it_is(tmp_path: Path, hub: FakeHub) -> None:
+    prepare(made(), tmp_path / "m", REPOSITORY)
+    assert push(tmp_path / "m", REPOSITORY) == f"{hub.endpoint}/{REPOSITORY}"
+    assert hub.committed == {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"), [((401, ""), "hf auth login"), ((403, ""), "refuses access"), ((500, ""), "was not written")]
+)
+def test_what_the_hub_refuses_is_said_in_words(
+    tmp_path: Path, hub: FakeHub, refused: tuple[int, str], said: str
+) -> None:
+    prepare(made(), tmp_path / "m", REPOSITORY)
+    hub.refuse = refused
+    with pytest.raises(WeightsError, match=said):
+        push(tmp_path / "m", REPOSITORY)
+
+
+def test_without_a_network_nothing_is_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(made(), tmp_path / "m", REPOSITORY)
+    use(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache", offline=True)
+    with pytest.raises(WeightsError, match="cannot be reached"):
+        push(tmp_path / "m", REPOSITORY)

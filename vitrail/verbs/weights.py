@@ -1,0 +1,236 @@
+"""`vitrail weights convert | info | verify | push`: any weights, to anywhere, with proof that they are right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitrail.errors import UsageError, WeightsError
+
+if TYPE_CHECKING:
+    from vitrail.weights.card import Card
+    from vitrail.weights.report import LoadReport
+    from vitrail.weights.save import Saved
+    from vitrail.weights.verify import Verification
+
+Format = Literal["vitrail", "google", "big_vision", "bit", "timm", "hf", "torchvision", "deit"]
+SHOWN = 10
+"""Class names shown on a terminal; --json has them all."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was read, and what was written."""
+
+    report: LoadReport
+    saved: Saved
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One row of the table of tensors."""
+
+    name: str
+    shape: tuple[int, ...]
+    mean: float
+    std: float
+    largest: float
+    """Absolute value."""
+
+
+@dataclass(frozen=True)
+class Info:
+    """Everything there is to know about weights without running them."""
+
+    report: LoadReport
+    architecture: str
+    parameters: int
+    card: Card
+    tensors: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What goes to the hub, and where it is; `url` is None for a dry run."""
+
+    repository: str
+    files: dict[str, int]
+    readme: str
+    url: str | None = None
+
+
+def convert(
+    source: str | Path, target: str | Path, *, format: Format = "vitrail", overwrite: bool = False
+) -> Converted:
+    """Write weights in another library's format, so that they open there; refused where it cannot express them.
+
+    What was written is read again and must compute the same.
+
+    Args:
+        source: A run, a model folder, a weight file of any known library, or a name on the hub.
+        target: The folder (vitrail, hf, timm) or file to write.
+        format: vitrail, google, big_vision, bit, timm, hf, torchvision or deit.
+        overwrite: Replace what is there.
+    """
+    from vitrail.weights.load import load
+    from vitrail.weights.save import save
+
+    model: Any = load(source)
+    saved = save(model, target, format, overwrite=overwrite)
+    return Converted(model.load_report, saved)
+
+
+def info(source: str | Path, *, tensors: bool = False) -> Info:
+    """Show what weights are: architecture, parameters, preprocessing, classes, origin, and what loading them does.
+
+    Args:
+        source: A run, a model folder, a weight file of any known library, or a name on the hub.
+        tensors: Also list every tensor, with its shape and its values in short.
+    """
+    from vitrail.weights.architecture import architecture, parameters
+    from vitrail.weights.load import load
+
+    model: Any = load(source)
+    rows = [_row(name, tensor) for name, tensor in model.state_dict().items()] if tensors else []
+    return Info(model.load_report, architecture(model.config), parameters(model), model.card, rows)
+
+
+def verify(source: str | Path) -> Verification:
+    """Run a fixed image through weights, and compare with what their card remembers and with their own library.
+
+    The library (timm, transformers, torchvision) runs the same weights where it is installed; the errors are the
+    largest at every layer, relative to the layer's largest value. Exit code 1 where they are too large.
+
+    Args:
+        source: A run, a model folder, a weight file of any known library, or a name on the hub.
+    """
+    from vitrail.weights.verify import verify
+
+    found = verify(source)
+    if found.compared and not found.passed:
+        raise WeightsError(f"{found.path} does not compute what it should\n{_verified(found)}")
+    return found
+
+
+def push(
+    source: str | Path,
+    repository: str,
+    *,
+    licence: str | None = None,
+    private: bool = False,
+    dry_run: bool = False,
+) -> Pushed:
+    """Upload weights to the hub, with a model card: accuracy, preprocessing, class names, licence.
+
+    Args:
+        source: A run, a model folder, a weight file of any known library, or a name on the hub.
+        repository: owner/name; made if it is not there.
+        licence: Of the weights, such as apache-2.0; left out: what their card says.
+        private: Make a new repository private.
+        dry_run: Show what would be uploaded, and stop.
+    """
+    from tempfile import TemporaryDirectory
+
+    from vitrail.weights.load import load
+    from vitrail.weights.publish import README, prepare
+    from vitrail.weights.publish import push as upload
+
+    if repository.count("/") != 1:
+        raise UsageError(f"push to which repository? {repository!r} is not owner/name")
+    model: Any = load(source)
+    with TemporaryDirectory() as folder:
+        files = prepare(model, folder, repository, licence)
+        text = (Path(folder) / README).read_text(encoding="utf-8")
+        url = None if dry_run else upload(folder, repository, private=private)
+    return Pushed(repository, files, text, url)
+
+
+def _row(name: str, tensor: Any) -> Tensor:
+    values = tensor.double()
+    if not values.numel():
+        return Tensor(name, tuple(tensor.shape), 0.0, 0.0, 0.0)
+    std = float(values.std(correction=0))
+    return Tensor(name, tuple(tensor.shape), float(values.mean()), std, float(values.abs().max()))
+
+
+def show(result: Converted | Info | Verification | Pushed) -> Any:
+    """Return the result of any of these verbs as text or tables for a terminal."""
+    if isinstance(result, Converted):
+        return f"{result.report}\n{result.saved}"
+    if isinstance(result, Pushed):
+        return _pushed(result)
+    if not isinstance(result, Info):
+        return _verified(result)
+    from rich.console import Group
+    from rich.text import Text
+
+    table = _tensor_table(result.tensors)
+    return Group(Text("\n".join(_facts(result))), *([table] if result.tensors else []))
+
+
+def _facts(info: Info) -> list[str]:
+    card = info.card
+    how = card.preprocess
+    crop = f"short side, then the central {how.crop:.4g}" if how.resize == "small" else "squash"
+    names = ", ".join(card.class_names[:SHOWN]) or "no names"
+    more = f" and {len(card.class_names) - SHOWN} more" if len(card.class_names) > SHOWN else ""
+    facts = {
+        "architecture": info.architecture,
+        "parameters": f"{info.parameters:,}",
+        "format": info.report.format,
+        "origin": card.source,
+        "input": f"{how.image_size[0]} x {how.image_size[1]} pixels, {crop}, {how.interpolation}",
+        "mean, std": f"{_short(card.config.mean)}, {_short(card.config.std)}",
+        "classes": f"{card.config.classes}: {names}{more}",
+        "licence": card.licence or "not known",
+        "metrics": ", ".join(f"{name} {value}" for name, value in card.metrics.items()) or "none",
+        "reference": "kept" if card.reference else "none",
+        "loading": str(info.report),
+    }
+    return [f"{name:13} {value}" for name, value in facts.items()]
+
+
+def _short(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.4g}" for value in (values[:1] if len(set(values)) == 1 else values))
+
+
+def _tensor_table(tensors: list[Tensor]) -> Any:
+    from rich.table import Table
+
+    table = Table("tensor", "shape", "mean", "std", "largest")
+    for row in tensors:
+        shape = " x ".join(map(str, row.shape)) or "one number"
+        table.add_row(row.name, shape, *(f"{value:.3g}" for value in (row.mean, row.std, row.largest)))
+    return table
+
+
+def _verified(result: Verification) -> str:
+    lines = [f"{result.path} ({result.format})"]
+    for name, error in (result.reference or {}).items():
+        lines.append(f"{name} against the card's: relative error {error:.1e}")
+    lines += [f"against {result.library}, largest relative error of"] if result.library else []
+    lines += [f"  {name:10} {error:.1e}" for name, error in result.layers.items()]
+    lines += result.notes
+    verdict = f"largest relative error {result.worst:.1e}, where up to {result.tolerance:.0e} is rounding"
+    return "\n".join([*lines, verdict if result.compared else "nothing to compare with: not verified"])
+
+
+def _pushed(result: Pushed) -> str:
+    lines = [f"  {name}, {size / 2**20:.2f} MiB" for name, size in result.files.items()]
+    if result.url is not None:
+        return "\n".join([f"pushed to {result.url}", *lines])
+    return "\n".join([f"would push to {result.repository}", *lines, "", result.readme.rstrip("\n")])
+
+
+def as_json(result: Converted | Info | Verification | Pushed) -> Any:
+    """Return the result of any of these verbs as JSON values."""
+    from vitrail.config_yaml import plain
+
+    if isinstance(result, Info):
+        values = {name: plain(getattr(result, name)) for name in ("report", "architecture", "parameters", "tensors")}
+        return {**values, "card": result.card.to_dict()}
+    fields = plain(result)
+    if not isinstance(result, Converted | Pushed):
+        fields |= {"worst": result.worst, "verified": result.passed if result.compared else None}
+    return fields

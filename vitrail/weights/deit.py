@@ -1,0 +1,236 @@
+"""The DeiT repository's own files: `{"model": state_dict}` of DeiT-III and of "Three things" (`models_v2.py`).
+
+DeiT's first models have timm's names and are timm's to read. This format is for what the later ones changed:
+
+| theirs | ours |
+|---|---|
+| `blocks.I.gamma_1`, `gamma_2` | LayerScale of the attention and of the MLP |
+| `blocks.I.{norm1,attn}`, `{norm11,attn1}`, `{norm2,mlp}`, `{norm21,mlp1}` | two branches side by side |
+| `patch_embed.proj.{0,1,3,4,6,7}` | the hMLP stem: convolutions and (Sync)BatchNorms |
+| `pos_embed` [1, patches, width] | positions that the class token has no part in |
+
+A file says neither the number of heads nor how images are prepared: the report says what was assumed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from vitrail.data.config import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.stem import hmlp_stages
+from vitrail.weights.archive import Archive
+from vitrail.weights.card import Card
+from vitrail.weights.formats import Found
+from vitrail.weights.mapping import Entry, same, same_pair
+from vitrail.weights.npz_write import foreign_tensors
+from vitrail.weights.shapes import rows, shape_of, stem_sizes, usual_heads
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+STEM_CONVS, STEM_NORMS = (0, 3, 6), (1, 4, 7)
+"""Places in the hMLP stem's sequence, the same in both; GELU is at 2 and 5."""
+
+# ours (branch of a block, what in it): theirs, for the first and for the second branch
+_ATTENTIONS = (("norm1", "attn", "gamma_1"), ("norm11", "attn1", "gamma_1_1"))
+_MLPS = (("norm2", "mlp", "gamma_2"), ("norm21", "mlp1", "gamma_2_1"))
+
+
+@dataclass(frozen=True)
+class DeiT:
+    """The format of `facebookresearch/deit`."""
+
+    name: str = "deit"
+
+    def recognises(self, archive: Archive) -> bool:
+        """Flat LayerScale, a second branch or the hMLP stem; BEiT has the first too, with relative positions."""
+        needed = {"cls_token", "blocks.0.norm1.weight", "blocks.0.attn.qkv.weight"}
+        own = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"}
+        beit = any(name.endswith(("relative_position_bias_table", ".q_bias", ".v_bias")) for name in archive.names)
+        return needed <= archive.names and bool(own & archive.names) and not beit
+
+    def find(self, archive: Archive) -> Found:
+        """See `Format.find`. The preprocessing is that of DeiT's evaluation."""
+        config, assumptions = _config(archive)
+        crop = 0.875 if config.cls_position else 1.0  # main.py's default, and what DeiT-III's commands pass
+        preprocess = Preprocess(config.image_size, resize="small", crop=crop, interpolation="bicubic")
+        assumptions.append(f"preprocessing of the DeiT repository: ImageNet's mean and std, bicubic, crop {crop}")
+        origin = {"format": self.name, "file": str(archive.path)}
+        card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
+        return Found(card, entries(config), assumptions=assumptions)
+
+    def write(self, model: nn.Module, card: Card, path: Path) -> None:
+        """Write `{"model": state_dict}`, or a safetensors file where `path` ends so. Raises WeightsError."""
+        config = card.config
+        if reason := _refusal(config):
+            raise WeightsError(f"the DeiT repository's format has no place for this model: {reason}")
+        assert isinstance(config, ViTConfig)
+        if path.is_dir():
+            raise WeightsError(
+                f"{path} is a folder; this format is one file: give its name, such as {path / 'deit.pth'}"
+            )
+        found = foreign_tensors(model, entries(config), self.name)
+        tensors = {name: tensor.contiguous() for name, tensor in found.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        try:  # tensors may be mapped from the file that is replaced
+            if path.suffix == ".safetensors":
+                save_file(tensors, temporary, metadata={"format": "pt"})
+            else:
+                torch.save({"model": tensors}, temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+FORMAT = DeiT()
+
+
+def entries(config: ViTConfig) -> list[Entry]:
+    """Every tensor of a model and its name in DeiT's files."""
+    found = [same("cls", "cls_token"), same("positions.embedding", "pos_embed")]
+    found += [same("dist", "dist_token")] if config.distilled else []
+    if config.stem == "linear":
+        found += same_pair("stem", "patch_embed.proj")
+    else:
+        for place in STEM_CONVS:
+            found += same_pair(f"stem.proj.{place}", f"patch_embed.proj.{place}")
+        for place in STEM_NORMS:
+            found += [same(f"stem.proj.{place}.{part}", f"patch_embed.proj.{place}.{part}") for part in BATCH_NORM]
+    for layer in range(config.depth):
+        for branch in range(config.branches):
+            found += _branches(f"blocks.{layer}", branch, scaled=config.layer_scale is not None)
+    found += same_pair("norm", "norm")
+    heads = ("head", "head_dist") if config.distilled else ("head",)
+    return found + [entry for head in heads if config.classes for entry in same_pair(head, head)]
+
+
+def _branches(block: str, branch: int, *, scaled: bool) -> list[Entry]:
+    """One attention branch and one MLP branch of a block."""
+    norm, inner, gamma = _ATTENTIONS[branch]
+    ours = f"{block}.attentions.{branch}"
+    found = [
+        *same_pair(f"{ours}.norm", f"{block}.{norm}"),
+        *same_pair(f"{ours}.attention.qkv", f"{block}.{inner}.qkv"),
+        *same_pair(f"{ours}.attention.out", f"{block}.{inner}.proj"),
+    ]
+    found += [same(f"{ours}.residual.gamma", f"{block}.{gamma}")] if scaled else []
+    norm, inner, gamma = _MLPS[branch]
+    ours = f"{block}.mlps.{branch}"
+    found += [
+        *same_pair(f"{ours}.norm", f"{block}.{norm}"),
+        *same_pair(f"{ours}.mlp.fc1", f"{block}.{inner}.fc1"),
+        *same_pair(f"{ours}.mlp.fc2", f"{block}.{inner}.fc2"),
+    ]
+    return found + ([same(f"{ours}.residual.gamma", f"{block}.{gamma}")] if scaled else [])
+
+
+def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
+    """The model a file is of, and what had to be assumed."""
+    hmlp = "patch_embed.proj.0.weight" in archive
+    parallel = "blocks.0.norm11.weight" in archive
+    depth = 1 + max(int(match[1]) for name in archive.names if (match := re.match(r"blocks\.(\d+)\.", name)))
+    if hmlp:
+        width, channels, patch = _hmlp_stem(archive)
+    else:
+        width, channels, patch = stem_sizes(archive, "patch_embed.proj.weight")
+    distilled = "dist_token" in archive
+    side, has_row = _square(archive, front=1 + distilled)
+    heads, sentence = usual_heads(archive, width)
+    config = ViTConfig(
+        width=width,
+        depth=depth,
+        heads=heads,
+        mlp_dim=shape_of(archive, "blocks.0.mlp.fc1.weight", 2)[0],
+        patch=patch,
+        image_size=(side * patch, side * patch),
+        channels=channels,
+        classes=rows(archive, "head.weight"),
+        stem="hmlp" if hmlp else "linear",
+        stem_norm="batch",
+        block="parallel" if parallel else "sequential",
+        branches=2 if parallel else 1,
+        resize_mode="deit",
+        cls_position=has_row,
+        distilled=distilled,
+        drop_path_shape="constant",
+        layer_scale=1e-4 if "blocks.0.gamma_1" in archive else None,
+        norm_eps=1e-6,
+        gelu="erf",
+        **_statistics(channels),
+    )
+    return config, [sentence]
+
+
+def _statistics(channels: int) -> dict[str, Any]:
+    """ImageNet's mean and std; for other than three channels there are none, and ViTConfig's are kept."""
+    return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} if channels == 3 else {}
+
+
+def _hmlp_stem(archive: Archive) -> tuple[int, int, int]:
+    """Width, channels and patch of an hMLP stem. Raises WeightsError for one with other stages or norms than DeiT's."""
+    shapes = [shape_of(archive, f"patch_embed.proj.{place}.weight", 4) for place in STEM_CONVS]
+    kernels = tuple(shape[2] for shape in shapes)
+    if kernels != hmlp_stages(math.prod(kernels)):
+        raise WeightsError(
+            f"{archive.path} has an hMLP stem of kernels {kernels}; known is {hmlp_stages(16)}, for patches of 16"
+        )
+    for place in STEM_NORMS:
+        if f"patch_embed.proj.{place}.running_mean" not in archive:
+            raise WeightsError(
+                f"{archive.path} lacks 'patch_embed.proj.{place}.running_mean': DeiT's hMLP stem has BatchNorms, and "
+                "which other norm this one has the file does not say"
+            )
+    return shapes[-1][0], shapes[0][1], math.prod(kernels)
+
+
+def _square(archive: Archive, front: int) -> tuple[int, bool]:
+    """Side of the grid, and whether the tokens in front have rows among the positions."""
+    count = shape_of(archive, "pos_embed", 3)[1]
+    for tokens, has_row in ((count, False), (count - front, True)):
+        if tokens > 0 and math.isqrt(tokens) ** 2 == tokens:
+            return math.isqrt(tokens), has_row
+    raise WeightsError(
+        f"{archive.path} has {count} positions in 'pos_embed', which is no square grid, with or without {front} "
+        "for the tokens in front: the file does not say which grid it is"
+    )
+
+
+def _refusal(config: ViTConfig | ResNetConfig) -> str:
+    """Why the DeiT repository has no model like this; "" where it has one."""
+    if not isinstance(config, ViTConfig):
+        return "it is a ResNet"
+    height, width = config.image_size
+    later = config.layer_scale is not None or config.branches > 1 or config.stem == "hmlp"
+    front = "a class token" + (" and a distillation token" if config.distilled else "")
+    placed = config.positions, config.place
+    reasons = {
+        f"stem {config.stem!r}": config.stem not in ("linear", "hmlp"),
+        f"{config.stem_norm} norms in the hMLP stem": config.stem == "hmlp" and config.stem_norm != "batch",
+        f"an hMLP stem for patches of {config.patch}, not 16": config.stem == "hmlp" and config.patch != 16,
+        f"{config.block} blocks of {config.branches} branches": config.block == "axial" or config.branches > 2,
+        f"positions {config.positions!r} at place {config.place!r}": placed != ("1d", "input"),
+        f"pool {config.pool!r}": config.pool != "cls",
+        f"{config.registers} registers": bool(config.registers),
+        "a pre-logits layer": config.pre_logits is not None,
+        f"final_norm {config.final_norm!r}": config.final_norm != "tokens",
+        f"an MLP with {config.mlp}": config.mlp != "gelu",
+        f"GELU of kind {config.gelu!r}": config.gelu != "erf",
+        f"norm_eps {config.norm_eps}": config.norm_eps != 1e-6,
+        f"images of {height} x {width} pixels, which are not square": height != width,
+        f"positions for {front} beside LayerScale, branches or an hMLP stem": later and config.cls_position,
+        "a distillation token beside LayerScale, branches or an hMLP stem": later and config.distilled,
+        "a distillation token without a position": config.distilled and not config.cls_position,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")

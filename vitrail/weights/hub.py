@@ -1,0 +1,261 @@
+"""Weights on the Hugging Face hub: a name becomes a folder of the hub's own cache, every file checked on arrival.
+
+The cache is the one that all libraries share, so nothing is downloaded twice. Large files are downloaded here
+rather than by `snapshot_download`, which starts a file anew when the process before it was killed: an unfinished
+file is kept under the checksum it should get, goes on where it stopped, and takes its place when the checksum is
+right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import WeightsError
+from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES
+
+log = logging.getLogger("vitrail")
+BESIDE = ("config.json", "preprocessor_config.json", "card.json", "README.md")
+"""What is fetched together with the weights, where a repository has it."""
+TIMEOUT = 10.0
+"""Seconds to wait for an answer of the hub before looking into the cache."""
+
+_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[^@\s]+))?")
+
+
+def is_name(source: str | Path) -> bool:
+    """Can `source` be a name on the hub, "owner/name" or "owner/name@revision", rather than a path?
+
+    What is there on this disk, or would be a file in a folder that is there, is a path.
+    """
+    match = _NAME.fullmatch(str(source))
+    if match is None or Path(source).exists() or Path(source).suffix in SUFFIXES:
+        return False
+    return not Path(match["repository"]).parent.is_dir()
+
+
+def resolve(name: str) -> Path:
+    """Return the folder with the weights of "owner/name" or "owner/name@revision", downloaded if need be.
+
+    Raises WeightsError, within seconds where there is no network: what is missing, where the cache is and how
+    to fill it; and for repositories that are not there, not open, or hold no weights, and files whose checksum
+    is wrong.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise _no_name(name)
+    repository, revision = match["repository"], match["revision"] or "main"
+    if constants.HF_HUB_OFFLINE:
+        return _cached(repository, revision, "HF_HUB_OFFLINE keeps it from the network")
+    try:
+        with _bars():
+            return _downloaded(repository, revision)
+    except HfHubHTTPError as error:
+        told = refusal(repository, revision, error)
+        try:
+            return _cached(repository, revision, told or f"{constants.ENDPOINT} answers {_first_line(error)}")
+        except WeightsError as missing:
+            raise (WeightsError(told) if told else missing) from error
+    except unreachable() as error:
+        if _is_local(error):
+            raise WeightsError(
+                f"{repository} cannot be written to {constants.HF_HUB_CACHE}: {_first_line(error)}; make room, or say "
+                "with HF_HOME where the cache should be"
+            ) from error
+        return _cached(repository, revision, f"{constants.ENDPOINT} cannot be reached ({_first_line(error)})")
+    except HFValidationError as error:
+        raise WeightsError(f"{name!r} is no name on the hub: {_first_line(error)}") from error
+    except ValueError as error:  # a page of some other server, in place of JSON
+        return _cached(repository, revision, f"{constants.ENDPOINT} gives no answer of a hub ({_first_line(error)})")
+
+
+def unreachable() -> tuple[type[BaseException], ...]:
+    """Return the exceptions that mean no network: httpx's, or those of requests in older versions, OSErrors."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return HfHubHTTPError.__bases__[0], OSError
+
+
+def refusal(repository: str, revision: str, error: Any) -> str:
+    """Return what an HTTP error of the hub means for the user; "" where the hub itself is at fault."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    log_in = "log in with `hf auth login` or set HF_TOKEN"
+    page = f"{constants.ENDPOINT}/{repository}"
+    status = getattr(error.response, "status_code", 0)
+    if isinstance(error, GatedRepoError):
+        return f"{repository} is gated: accept its conditions at {page}, then {log_in}"
+    if isinstance(error, RevisionNotFoundError):
+        return f"{repository} has no revision {revision!r}: its branches and tags are listed at {page}/tree/main"
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            f"there is no repository {repository!r} at {constants.ENDPOINT}, or it is private, and no file or "
+            f"folder of that name here: check the name; if it is private, {log_in}"
+        )
+    if status in (401, 403):
+        return f"{constants.ENDPOINT} refuses access to {repository}: {log_in}, with a token that may do this"
+    return ""
+
+
+def _no_name(name: str) -> WeightsError:
+    if "://" in name:
+        url = re.sub(r"^gs://", "https://storage.googleapis.com/", name)
+        file = url.rstrip("/").rpartition("/")[2]
+        return WeightsError(f"{name} is an address, not a file: download it first (curl -LO '{url}'), then give {file}")
+    return WeightsError(f"{name!r} is no name on the hub: those are owner/name, or owner/name@revision")
+
+
+def _downloaded(repository: str, revision: str) -> Path:
+    """The snapshot of a repository, with what of it was missing fetched and checked."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.file_download import repo_folder_name
+
+    info = HfApi(library_name="vitrail").model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
+    files = {sibling.rfilename: sibling for sibling in info.siblings or []}
+    wanted = [*weight_files(files, repository), *(name for name in BESIDE if name in files)]
+    storage = Path(constants.HF_HUB_CACHE).expanduser() / repo_folder_name(repo_id=repository, repo_type="model")
+    missing = [name for name in wanted if not (storage / "snapshots" / str(info.sha) / name).exists()]
+    for name in missing:
+        if files[name].lfs is not None:
+            _fetch(repository, str(info.sha), files[name], storage)
+    folder = Path(snapshot_download(repository, revision=revision, allow_patterns=wanted, etag_timeout=TIMEOUT))
+    for name in missing:
+        if files[name].lfs is None and files[name].blob_id is not None:
+            _check_small(folder / name, str(files[name].blob_id), repository)
+    return folder
+
+
+def weight_files(names: Collection[str], repository: str) -> list[str]:
+    """Return which of a repository's files are its weights, as `open_archive` takes them from a folder.
+
+    Raises WeightsError where there are none, or several models.
+    """
+    for name in SINGLE:
+        if name in names:
+            return [name]
+    for name in INDEX:
+        if name in names:
+            stem, _, suffix = name.removesuffix(".index.json").rpartition(".")
+            return [name, *(file for file in names if fnmatch(file, f"{stem}-*.{suffix}"))]
+    found = sorted(name for name in names if "/" not in name and Path(name).suffix in SUFFIXES)
+    if len(found) == 1:
+        return found
+    if found:
+        raise WeightsError(
+            f"{repository} holds {len(found)} weight files ({', '.join(found[:5])}): download the one that is meant, "
+            f"hf download {repository} {found[0]}, and give its path"
+        )
+    raise WeightsError(f"{repository} holds no weights in a known kind of file ({', '.join(SUFFIXES)})")
+
+
+def _fetch(repository: str, commit: str, file: Any, storage: Path) -> None:
+    """Put one large file into `storage`, the repository's part of the cache, going on where an attempt stopped."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import WeakFileLock, build_hf_headers
+
+    sha256, size = file.lfs.sha256, file.lfs.size
+    if not re.fullmatch("[0-9a-f]{64}", sha256):  # it becomes the name of a file
+        raise WeightsError(f"the hub gives no checksum for {file.rfilename} of {repository}, but {sha256!r}")
+    whole = storage / "blobs" / sha256
+    partial = whole.with_name(f"{sha256}.vitrail-incomplete")
+    lock = storage.parent / ".locks" / storage.name / f"{sha256}.lock"  # the hub's own lock for this file
+    for path in (whole, lock):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        if whole.exists():
+            return
+        with partial.open("ab") as stream:
+            if stream.tell() > size:
+                stream.truncate(0)
+                stream.seek(0)
+            begun = f", {stream.tell() / 2**20:.1f} MiB of it are here" if stream.tell() else ""
+            log.info("downloading %s of %s, %.1f MiB%s", file.rfilename, repository, size / 2**20, begun)
+            http_get(
+                hf_hub_url(repository, file.rfilename, revision=commit),
+                stream,
+                resume_size=stream.tell(),
+                headers=build_hf_headers(library_name="vitrail"),
+                expected_size=size,
+                displayed_filename=file.rfilename,
+            )
+        with partial.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if found != sha256:
+            partial.unlink()
+            raise _damaged(file.rfilename, repository, f"sha256 {found}", sha256)
+        os.replace(partial, whole)
+
+
+def _check_small(path: Path, expected: str, repository: str) -> None:
+    """Compare a file that git itself keeps with its git checksum; a wrong one leaves the cache."""
+    content = path.read_bytes()
+    found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    if found != expected:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        raise _damaged(path.name, repository, f"git checksum {found}", expected)
+
+
+def _damaged(name: str, repository: str, found: str, expected: str) -> WeightsError:
+    return WeightsError(
+        f"{name} of {repository} was damaged on the way: its {found} should be {expected}. It was "
+        "thrown away: try again"
+    )
+
+
+def _cached(repository: str, revision: str, why: str) -> Path:
+    """The snapshot in the cache, without the network. Raises WeightsError where it is not there or not whole."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=list(BESIDE))
+        )
+        weight_files([path.name for path in folder.iterdir()], repository)
+    except (LocalEntryNotFoundError, WeightsError, ValueError) as error:
+        at = "" if revision == "main" else f"@{revision}"
+        raise WeightsError(
+            f"{repository}{at} is not in the cache {constants.HF_HUB_CACHE}, and {why}. Nor is there a file or "
+            f"folder of that name here. Where there is a network: hf download {repository}. Or copy its folder from a "
+            "machine that has it, and give that path; HF_HOME says where the cache is"
+        ) from error
+    log.info("%s comes from the cache: %s", repository, why)
+    return folder
+
+
+@contextmanager
+def _bars() -> Iterator[None]:
+    """The hub's progress bars on stderr, unless only warnings are wanted."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    quiet = not log.isEnabledFor(logging.INFO) and not are_progress_bars_disabled()
+    if quiet:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if quiet:
+            enable_progress_bars()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0] or type(error).__name__
+
+
+def _is_local(error: BaseException) -> bool:
+    """Is it this machine's disk, rather than the network, that failed?"""
+    network = isinstance(error, ConnectionError | TimeoutError)
+    return isinstance(error, OSError) and error.errno is not None and not network

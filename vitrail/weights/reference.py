@@ -1,0 +1,107 @@
+"""The outputs of a network for one fixed image: a fingerprint that goes with the weights, to be computed again.
+
+The image is a formula in integers, not draws of a generator whose stream could change with a version, and it is
+normalised in float64, so every machine and every library sees the same float32 numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail.model.config import ResNetConfig, ViTConfig
+
+IMAGE = "integers-1"
+"""The name of the formula in `fixed_pixels`, kept with what was computed from it."""
+KEPT = 256
+"""Values kept of a longer output, evenly spaced; the norm is that of all."""
+TOLERANCE = 1e-4
+"""Largest relative error at which two float32 computations of one network count as equal."""
+
+
+def fixed_pixels(height: int, width: int, channels: int = 3) -> np.ndarray:
+    """Return the fixed image, uint8 [height, width, channels]: a ramp, with a hash of the place on top of it."""
+    y, x, c = np.meshgrid(*(np.arange(n, dtype=np.int64) for n in (height, width, channels)), indexing="ij")
+    ramp = (y * 160 // height + x * 64 // width + 24 * c) % 256
+    places = (y * 73_856_093) ^ (x * 19_349_663) ^ ((c + 1) * 83_492_791)
+    return ((ramp + places // 64 % 61) % 256).astype(np.uint8)
+
+
+def fixed_images(config: ViTConfig | ResNetConfig) -> Tensor:
+    """Return the fixed image as a network of this config takes it: float32 [1, channels, height, width]."""
+    pixels = fixed_pixels(*config.image_size, config.channels) / 255.0
+    normalised = (pixels - np.array(config.mean)) / np.array(config.std)
+    return torch.from_numpy(normalised.astype(np.float32)).permute(2, 0, 1)[None].contiguous()
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]:
+    """Return features and logits of the first of `images`, float32 [features] and [classes], computed in evaluation.
+
+    By default that is the fixed image. The model is left as it is; one that is not float32 on a CPU is copied.
+    """
+    network: Any = model
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
+        network = copy.deepcopy(model).to("cpu", torch.float32)
+    images = fixed_images(network.config) if images is None else images
+    training = network.training
+    network.eval()
+    try:
+        found = {"features": network.features(images)[0]}
+        if network.config.classes:
+            found["logits"] = network(images)[0]
+        return found
+    finally:
+        network.train(training)
+
+
+def reference(model: nn.Module) -> dict[str, Any]:
+    """Return what a card keeps of a network: the fixed image's name and size, and the outputs for it.
+
+    Raises nothing of its own; outputs longer than `KEPT` are thinned evenly, with the norm of the whole.
+    """
+    config: Any = model.config
+    kept = {
+        name: {"count": len(vector), "norm": _rounded(float(vector.double().norm())), "values": _thinned(vector)}
+        for name, vector in outputs(model).items()
+    }
+    return {"image": IMAGE, "image_size": list(config.image_size), "outputs": kept}
+
+
+def differences(found: Mapping[str, Tensor], kept: Mapping[str, Any]) -> dict[str, float]:
+    """Return the relative error of each output against the values a card keeps; infinite where sizes differ."""
+    errors = {}
+    for name, values in kept["outputs"].items():
+        vector = found.get(name)
+        if vector is None or len(vector) != values["count"]:
+            errors[name] = float("inf")
+            continue
+        mine = torch.tensor([*_thinned(vector), float(vector.double().norm())])
+        errors[name] = relative_error(mine, torch.tensor([*values["values"], values["norm"]]))
+    return errors
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Return max |found - expected| / max |expected|: 0 where both are zero, infinite where that makes no sense."""
+    if found.shape != expected.shape:
+        return float("inf")
+    largest = float(expected.detach().double().abs().max()) if expected.numel() else 0.0
+    error = float((found.detach().double() - expected.detach().double()).abs().max()) if expected.numel() else 0.0
+    if error == 0.0:
+        return 0.0
+    return error / largest if largest else float("inf")
+
+
+def _thinned(vector: Tensor) -> list[float]:
+    count = min(len(vector), KEPT)
+    return [_rounded(float(vector[i * len(vector) // count])) for i in range(count)]
+
+
+def _rounded(value: float) -> float:
+    """Eight significant digits: more than float32 has."""
+    return float(f"{value:.8g}")
