@@ -6,8 +6,8 @@ vitrail.evaluate(result.folder, "photos/test")
 model = vitrail.load(result.folder)
 ```
 
-Names are imported when they are used, so that importing this takes no time. `vitrail.train` and
-`vitrail.evaluate` are packages too: calling the package calls the verb.
+Names are imported when they are used, so that importing this takes no time. `vitrail.train`,
+`vitrail.evaluate` and `vitrail.cost` are packages too: calling the package calls the verb.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ if TYPE_CHECKING:
     from vitrail.recipes.registry import recipe
     from vitrail.train.loop import fit
     from vitrail.train.run import Average, Model, Optim, Run, Schedule
+    from vitrail.verbs.bench import bench
+    from vitrail.verbs.cost import cost
     from vitrail.verbs.demo import demo
     from vitrail.verbs.doctor import doctor
     from vitrail.verbs.evaluate import evaluate
     from vitrail.verbs.finetune import finetune
     from vitrail.verbs.predict import predict
     from vitrail.verbs.train import train
-    from vitrail.weights.store import load_model as load
+    from vitrail.weights.load import load
+    from vitrail.weights.save import save
 
 _HOMES = {
     "vitrail.config": ("Duration", "Epochs", "Examples", "Percent", "Steps"),
@@ -61,17 +64,19 @@ _HOMES = {
     "vitrail.recipes.registry": ("recipe",),
     "vitrail.train.loop": ("fit",),
     "vitrail.train.run": ("Average", "Model", "Optim", "Run", "Schedule"),
+    "vitrail.verbs.bench": ("bench",),
+    "vitrail.verbs.cost": ("cost",),
     "vitrail.verbs.demo": ("demo",),
     "vitrail.verbs.doctor": ("doctor",),
     "vitrail.verbs.evaluate": ("evaluate",),
     "vitrail.verbs.finetune": ("finetune",),
     "vitrail.verbs.predict": ("predict",),
     "vitrail.verbs.train": ("train",),
-    "vitrail.weights.store": ("load",),
+    "vitrail.weights.load": ("load",),
+    "vitrail.weights.save": ("save",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_RENAMED = {"load": "load_model"}
-_PACKAGES = ("train", "evaluate")
+_PACKAGES = ("train", "evaluate", "cost")
 
 __all__ = [
     "Augment",
@@ -98,6 +103,8 @@ __all__ = [
     "VitrailError",
     "WeightsError",
     "__version__",
+    "bench",
+    "cost",
     "create",
     "demo",
     "doctor",
@@ -108,6 +115,7 @@ __all__ = [
     "load",
     "predict",
     "recipe",
+    "save",
     "to_yaml",
     "train",
     "variant",
@@ -115,7 +123,7 @@ __all__ = [
 
 
 def _named(name: str) -> Any:
-    return getattr(importlib.import_module(_HOME[name]), _RENAMED.get(name, name))
+    return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __getattr__(name: str) -> Any:

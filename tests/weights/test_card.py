@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ def test_a_card_of_every_variant_survives_json(name: str) -> None:
         licence="Apache-2.0",
         metrics={"top1": 0.5},
         provenance={"run": {"seed": 3}},
+        reference={"input": "gradient", "logits": [0.5, -1.0, 2.0]},
     )
     assert Card.from_dict(json.loads(json.dumps(card.to_dict()))) == card
 
@@ -52,10 +54,19 @@ def _changed(**changes: object) -> dict[str, object]:
         (_changed(config={"widht": 8}), "'widht' in config.* Did you mean 'width'"),
         (_changed(config={"width": 10, "heads": 3}), "width 10 is not divisible by 3 heads"),
         (_changed(config={"width": None}), "wrong type in config"),
+        ([1], "no vitrail model card"),
+        (_changed(kind=[1]), r"\[1\]; valid kinds"),
+        (_changed(config={"depth": "12"}), "config: depth: expected a whole number, got '12'"),
+        (_changed(config={"stem": "conv"}), "config: stem: expected one of linear, levit"),
+        (_changed(config={"pool": ["cls"]}), "config: pool: expected one of"),
+        (_changed(config={"heads": 0}), "wrong type in config"),
+        (_changed(config={"mean": []}), "wrong type in config"),
+        (_changed(config={"image_size": [224, 224, 3]}), "config"),
+        (_changed(preprocess={"crop": "all"}), "preprocess: crop: expected a number, got 'all'"),
         (_changed(config=[1]), "config of the model card should be a mapping, not list"),
         (_changed(class_names=["a"]), "1 class names for a model with 2 classes"),
     ],
 )
-def test_a_wrong_card_is_refused_by_the_name_of_its_entry(values: dict[str, object], message: str) -> None:
+def test_a_wrong_card_is_refused_by_the_name_of_its_entry(values: Any, message: str) -> None:
     with pytest.raises(WeightsError, match=message):
         Card.from_dict(values)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from vitrail.config_yaml import merge
 from vitrail.data.config import Preprocess
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.model.config import ResNetConfig, ViTConfig
@@ -36,7 +37,9 @@ class Card:
     metrics: dict[str, Any] = field(default_factory=dict)
     """What these weights reached, such as {"validation top1": 0.93}."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """How they came to be: run, step, data fingerprint, versions."""
+    """How they came to be: run, step, data fingerprint, versions; under "origin" the foreign file's own naming."""
+    reference: dict[str, Any] = field(default_factory=dict)
+    """A fixed input's description and the outputs it gave, for `vitrail weights verify`; empty where unknown."""
 
     def __post_init__(self) -> None:
         if self.class_names and len(self.class_names) != self.config.classes:
@@ -58,16 +61,16 @@ class Card:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Card:
         """Read what `to_dict` wrote. Raises WeightsError naming the entry that is wrong."""
-        values = dict(values)
+        values = dict(values) if isinstance(values, Mapping) else {}
         if values.pop("format", None) != FORMAT:
             raise WeightsError(f'this is no vitrail model card: it lacks "format": "{FORMAT}"')
         if (version := values.pop("version", None)) != VERSION:
             raise WeightsError(f"the model card has version {version}; this vitrail reads version {VERSION}")
-        if (kind := values.pop("kind", None)) not in KINDS:
+        if not isinstance(kind := values.pop("kind", None), str) or kind not in KINDS:
             raise WeightsError(f"the model card is for a {kind!r}; valid kinds: {', '.join(KINDS)}")
         try:
-            config = _build(KINDS[kind], values.pop("config", {}), "config")
-            preprocess = _build(Preprocess, values.pop("preprocess", {}), "preprocess")
+            config = _checked(_build(KINDS[kind], values.pop("config", {}), "config"), "config")
+            preprocess = _checked(_build(Preprocess, values.pop("preprocess", {}), "preprocess"), "preprocess")
         except UsageError as error:  # a contradiction between values, in a file rather than in a flag
             raise WeightsError(f"the model card does not describe a model: {error}") from error
         return _build(cls, {**values, "config": config, "preprocess": preprocess}, "the card")
@@ -84,8 +87,13 @@ def _build(cls: type, values: Any, where: str) -> Any:
             raise WeightsError(f"the model card has an unknown entry {key!r} in {where}.{hint}")
     try:
         return cls(**values)
-    except TypeError as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise WeightsError(f"the model card has a value of the wrong type in {where}: {error}") from error
+
+
+def _checked(built: Any, where: str) -> Any:
+    """The dataclass, its values compared with its annotations. Raises UsageError naming what does not fit."""
+    return merge(type(built)(), {item.name: getattr(built, item.name) for item in fields(built)}, where)
 
 
 def _plain(value: Any) -> Any:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -21,36 +20,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.model.build import build
-from vitrail.model.config import ResizeMode, ResNetConfig, ViTConfig
-from vitrail.model.resize import resize_line, resize_positions
+from vitrail.model.config import ResizeMode
+from vitrail.model.resnet import ResNet
+from vitrail.model.vit import ViT
+from vitrail.weights.assemble import Changes, admit, assemble, check_finite, expected
 from vitrail.weights.card import Card
+from vitrail.weights.report import LoadReport
 
 WEIGHTS = "model.safetensors"
 CARD = "card.json"
-HEAD = ("head.", "pre_logits.")
 _PLACES = ("", "best", "last", "model/best", "model/last")
-
-
-@dataclass
-class LoadReport:
-    """What happened to each tensor on the way from the file into the model, by name."""
-
-    path: Path
-    loaded: list[str] = field(default_factory=list)
-    resampled: dict[str, str] = field(default_factory=dict)
-    """Name: what was done, such as "14 x 14 -> 24 x 24, official"."""
-    reset: list[str] = field(default_factory=list)
-    """Started anew, at zero: the classifier."""
-    dropped: list[str] = field(default_factory=list)
-    """In the file, but with no place in this model: the old head."""
-
-    def __str__(self) -> str:
-        parts = [f"loaded {len(self.loaded)} tensors from {self.path}"]
-        parts += [f"resampled {name} ({how})" for name, how in self.resampled.items()]
-        parts += [f"reset to zero: {', '.join(self.reset)}"] * bool(self.reset)
-        parts += [f"left out: {', '.join(self.dropped)}"] * bool(self.dropped)
-        return "; ".join(parts)
 
 
 def save_model(folder: Path | str, model: nn.Module, card: Card) -> None:
@@ -61,7 +40,8 @@ def save_model(folder: Path | str, model: nn.Module, card: Card) -> None:
     """
     folder = Path(folder)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    _check_finite(tensors, f"not saving to {folder}")
+    for name, tensor in tensors.items():
+        check_finite(name, tensor, f"not saving to {folder}")
     text = json.dumps(card.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
     # a class named after a folder may hold bytes that are no text; their escapes are JSON's own
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -78,7 +58,7 @@ def load_model(
     classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
     resize_mode: ResizeMode | None = None,
-) -> nn.Module:
+) -> ViT | ResNet:
     """Return the model saved at `path`, in eval mode, with `model.card` and `model.load_report`.
 
     path is a model folder, its model.safetensors, or a run folder (its model/best, else model/last).
@@ -87,32 +67,28 @@ def load_model(
     positions, in the way of the weights' origin unless `resize_mode` says otherwise. Raises WeightsError.
     """
     file = find_model(path)
+    changes = Changes(classes, image_size, resize_mode)
     card, tensors = _read(file)
-    old = card.config
-    config = _adapted(old, image_size, resize_mode)
-    model = build(config)
-    if classes is not None:
-        model.reset_head(classes)
-        config = model.config
-        card = replace(card, config=config, class_names=[])
-    if image_size is not None:
-        preprocess = replace(card.preprocess, image_size=config.image_size)
-        card = replace(card, config=config, preprocess=preprocess)
     report = LoadReport(file)
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if classes is not None and name.startswith(HEAD):
-                report.reset.append(name)
-                continue
-            report.loaded.append(name)
-            source = tensors.pop(name)
-            if source.shape != tensor.shape:
-                source = _resample(name, source, tensor.shape, old, config)
-                report.resampled[name] = _how(old, config)
-            tensor.copy_(source)
-    report.dropped = sorted(tensors)
-    model.card, model.load_report = replace(card, config=config), report  # type: ignore[assignment]
-    return model.eval()
+
+    def source(wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        report.unused = {name: "replaced by a new head" for name in sorted(tensors.keys() - wanted)}
+        return ((name, tensors[name]) for name in wanted)
+
+    return assemble(card, source, report, changes)
+
+
+def is_ours(path: Path) -> bool:
+    """Did vitrail write the model at `path`: a folder, a run, or a file? Only the header is looked at."""
+    for place in [""] if path.is_file() else _PLACES:
+        file = path if path.is_file() else path / place / WEIGHTS
+        if file.is_file():
+            try:
+                with safe_open(file, framework="pt") as handle:
+                    return "card" in (handle.metadata() or {})
+            except (SafetensorError, OSError):
+                return bool(place)  # damaged, but where only a run has its models
+    return False
 
 
 def find_model(path: Path | str) -> Path:
@@ -141,23 +117,24 @@ def read_card(path: Path | str) -> Card:
 
 
 def _read(file: Path) -> tuple[Card, dict[str, Tensor]]:
-    """Card and tensors of a file that is whole, finite and exactly what its config asks for."""
+    """Card and tensors of a file that is whole, finite and exactly what its config asks for; memory-mapped."""
     with _open(file) as (handle, card, sha256):
         names = set(handle.keys())
-        expected = _expected(card.config)
-        for name, shape in expected.items():
+        needed = expected(card.config, file)
+        for name, like in needed.items():
+            shape = tuple(like.shape)
             if name not in names:
                 raise WeightsError(f"{file} lacks the tensor {name!r} of shape {shape}")
             found = tuple(handle.get_slice(name).get_shape())
             if found != shape:
                 raise WeightsError(f"{file} has {name!r} in shape {found}; its card asks for {shape}")
-        if extra := sorted(names - expected.keys()):
+        if extra := sorted(names - needed.keys()):
             raise WeightsError(f"{file} holds the tensor {extra[0]!r}, which its card's model does not have")
-        tensors = {name: handle.get_tensor(name) for name in expected}
+        tensors = {name: handle.get_tensor(name) for name in needed}
     if _checksum(tensors) != sha256:
         raise WeightsError(f"{file} is damaged: its tensors do not match their checksum; restore a copy")
-    _check_finite(tensors, f"{file} is unusable")
-    return card, tensors
+    taken: set[int] = set()
+    return card, {name: admit(name, tensor, needed[name], file, taken) for name, tensor in tensors.items()}
 
 
 @contextmanager
@@ -170,55 +147,12 @@ def _open(file: Path) -> Iterator[tuple[safe_open, Card, str]]:
                 raise WeightsError(f"{file} was not written by vitrail: its header has no model card")
             try:
                 card = Card.from_dict(json.loads(metadata["card"]))
-            except (WeightsError, ValueError) as error:
+            except (WeightsError, ValueError, RecursionError) as error:
                 raise WeightsError(f"{file} has an unusable card: {error}") from error
             yield handle, card, metadata.get("sha256", "")
     except (SafetensorError, OSError) as error:
         reason = f"truncated, damaged or of another kind ({error})"
         raise WeightsError(f"{file} cannot be read: {reason}") from error
-
-
-def _expected(config: ViTConfig | ResNetConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of a model, without making the tensors."""
-    with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in build(config).state_dict().items()}
-
-
-def _adapted(
-    config: ViTConfig | ResNetConfig, image_size: int | tuple[int, int] | None, resize_mode: ResizeMode | None
-) -> ViTConfig | ResNetConfig:
-    if resize_mode is not None and isinstance(config, ViTConfig):
-        config = replace(config, resize_mode=resize_mode)
-    if image_size is not None:
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-        config = replace(config, image_size=(height, width))
-    return config
-
-
-def _resample(
-    name: str, tensor: Tensor, shape: torch.Size, old: ViTConfig | ResNetConfig, new: ViTConfig | ResNetConfig
-) -> Tensor:
-    """A position table at the resolution of `new`."""
-    if isinstance(old, ViTConfig) and isinstance(new, ViTConfig) and name.startswith("positions."):
-        if old.positions == "1d":
-            return resize_positions(tensor, old.grid, new.grid, new.resize_mode)
-        return resize_line(tensor, shape[1])
-    raise WeightsError(
-        f"{name!r} of shape {tuple(tensor.shape)} cannot be resampled to {tuple(shape)} for images of "
-        f"{new.image_size[0]} x {new.image_size[1]} pixels; keep {old.image_size[0]} x {old.image_size[1]}"
-    )
-
-
-def _how(old: ViTConfig | ResNetConfig, new: ViTConfig | ResNetConfig) -> str:
-    sizes = [f"{config.image_size[0]} x {config.image_size[1]}" for config in (old, new)]
-    return f"{sizes[0]} -> {sizes[1]} px, {getattr(new, 'resize_mode', 'linear')}"
-
-
-def _check_finite(tensors: dict[str, Tensor], what: str) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            count = int((~tensor.isfinite()).sum())
-            raise WeightsError(f"{what}: {count} of {tensor.numel()} values of {name!r} are NaN or infinite")
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:

@@ -1,0 +1,179 @@
+"""Loading ViT-L/16 from one safetensors file: time and peak memory, ours against timm.
+
+The file is timm's own state dict in float32, warm in the page cache. Time: everybody in one process, alternating.
+"timm, into a model" does not count the building of the network, "timm" is `create_model(checkpoint_path=...)`; ours
+always builds it, and reads every value to be sure that it is finite. "vitrail, own file" is the same model as
+vitrail saves it, whose checksum is compared as well. Memory: each in a fresh process, the highest resident set
+above what the process had before, as a multiple of the file. Before the race ours must give timm's logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+from timm.models import load_checkpoint
+
+from benchmarks import compare, record
+from benchmarks.compare import Contender, Measurement
+from vitrail.weights.load import load
+from vitrail.weights.store import save_model
+
+MODEL, QUICK = "vit_large_patch16_224", "vit_tiny_patch16_224"
+TOLERANCE = 1e-5
+MEMORY_LIMIT = 1.3
+"""Peak memory over the size of the file that ours has to stay below."""
+
+_PEAK = """
+import json, sys
+from pathlib import Path
+import torch
+torch.set_num_threads({threads})
+def status(key):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+{prepare}
+torch.ones(1 << 16).sum()
+Path("/proc/self/clear_refs").write_text("5")  # the highest resident set is counted anew
+before = status("VmRSS")
+model = {load}
+print(json.dumps(dict(peak=status("VmHWM") - before, after=status("VmRSS") - before)))
+"""
+MEMORY = {
+    record.OURS: ("from vitrail.weights.load import load; import vitrail.weights.timm", "load({file!r})"),
+    "vitrail, own file": ("from vitrail.weights.load import load", "load({own!r})"),
+    "timm": ("import timm", "timm.create_model({name!r}, checkpoint_path={file!r})"),
+}
+
+
+def files(folder: Path, name: str) -> tuple[Path, Path]:
+    """Write a timm model of random weights, and the same model as vitrail saves it."""
+    torch.manual_seed(0)
+    model = timm.create_model(name)
+    model.get_submodule("head").reset_parameters()  # type: ignore[operator]
+    file = folder / "timm.safetensors"
+    save_file(model.state_dict(), file)
+    ours = load(file)
+    save_model(folder / "own", ours, ours.card)
+    return file, folder / "own" / "model.safetensors"
+
+
+def same_logits(file: Path, own: Path, name: str) -> float:
+    """Largest relative difference (L2) of our logits from timm's. Raises SystemExit where it is more than rounding."""
+    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = timm.create_model(name, checkpoint_path=str(file)).eval()(images)
+        differences = [((load(path)(images) - expected).norm() / expected.norm()).item() for path in (file, own)]
+    if max(differences) > TOLERANCE:
+        raise SystemExit(f"the logits differ by {max(differences):.1e}")
+    return max(differences)
+
+
+def contenders(file: Path, own: Path, name: str) -> list[Contender]:
+    """Everybody who loads; a step is one load."""
+    ready = timm.create_model(name)
+    steps: dict[str, Callable[[], object]] = {
+        record.OURS: lambda: load(file),
+        "vitrail, own file": lambda: load(own),
+        "timm": lambda: timm.create_model(name, checkpoint_path=str(file)),
+        "timm, into a model": lambda: load_checkpoint(ready, str(file)),
+    }
+    return [Contender(key, step, 1) for key, step in steps.items()]
+
+
+def times(measured: list[Measurement]) -> list[dict[str, Any]]:
+    """Seconds of a load, and how many times as long as ours each of the others takes."""
+    ours = measured[0]
+    rows = []
+    for one in measured:
+        seconds = sorted(1 / rate for rate in one.rates)
+        row: dict[str, Any] = {
+            "name": one.name,
+            "seconds": round(1 / one.median, 3),
+            "low": round(seconds[0], 3),
+            "high": round(seconds[-1], 3),
+            "disturbed_rounds": one.disturbed,
+        }
+        if one is not ours:
+            row["ours_over_this"] = ours.ratio(one).summary()
+        rows.append(row)
+    return rows
+
+
+def memory(file: Path, own: Path, name: str, runs: int) -> list[dict[str, Any]]:
+    """Highest resident set of a load over the size of its file, worst of some fresh processes."""
+    rows = []
+    for key, (prepare, call) in MEMORY.items():
+        code = _PEAK.format(
+            threads=torch.get_num_threads(), prepare=prepare, load=call.format(file=str(file), own=str(own), name=name)
+        )
+        size = (own if "own" in key else file).stat().st_size
+        found = [json.loads(_output(code)) for _ in range(runs)]
+        peak, after = (max(one[part] for one in found) for part in ("peak", "after"))
+        rows.append({"name": key, "peak_over_file": round(peak / size, 3), "after_over_file": round(after / size, 3)})
+    return rows
+
+
+def _output(code: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(record.ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return done.stdout
+
+
+def show(seconds: list[dict[str, Any]], peaks: list[dict[str, Any]]) -> None:
+    """Print both tables as one."""
+    table = Table(title="one load from safetensors", title_justify="left")
+    for column in ("", "seconds", "spread", "as fast as this", "peak / file", "then / file", "disturbed"):
+        table.add_column(column, justify="right" if column else "left")
+    by_name = {row["name"]: row for row in peaks}
+    for row in seconds:
+        ratio, peak = row.get("ours_over_this"), by_name.get(row["name"])
+        table.add_row(
+            row["name"],
+            f"{row['seconds']:.2f}",
+            f"{row['low']:.2f} - {row['high']:.2f}",
+            f"{ratio['median']:.2f}x" if ratio else "",
+            f"{peak['peak_over_file']:.2f}" if peak else "",
+            f"{peak['after_over_file']:.2f}" if peak else "",
+            str(row["disturbed_rounds"] or ""),
+        )
+    Console(width=110).print(table)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Write the files and run everything."""
+    name = QUICK if options.quick else MODEL
+    file, own = files(folder, name)
+    difference = same_logits(file, own, name)
+    print(f"relative difference from timm's logits: {difference:.1e}")
+    peaks = memory(file, own, name, 1 if options.quick else 3)
+    seconds = times(compare.race(contenders(file, own, name), rounds=options.rounds, seconds=0.1))
+    show(seconds, peaks)
+    return dict(
+        model=name, file_bytes=file.stat().st_size, logit_difference=difference, load_seconds=seconds, peak_memory=peaks
+    )
+
+
+def main() -> None:
+    """Measure and write results/weights.json."""
+    options = record.arguments(__doc__).parse_args()
+    record.prepare(options)
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(options, Path(folder))
+    record.save("weights", options, memory_limit=MEMORY_LIMIT, **results)
+
+
+if __name__ == "__main__":
+    main()

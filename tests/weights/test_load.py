@@ -1,0 +1,534 @@
+"""`vitrail.load`, with a format of our own invention where a test is not about a library's."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.data.config import Preprocess
+from vitrail.errors import UsageError, WeightsError
+from vitrail.model.build import build
+from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.weights import hub, npz
+from vitrail.weights import load as load_module
+from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import expected
+from vitrail.weights.card import Card
+from vitrail.weights.formats import NAMES, Found, format_named, recognise
+from vitrail.weights.load import load
+from vitrail.weights.mapping import Entry, joined, reshaped, same, turned
+from vitrail.weights.store import save_model
+
+ROOT = Path(__file__).resolve().parents[2]
+CLASSES = ["cat", "dog", "owl"]
+
+
+def tiny(**changes: Any) -> ViTConfig:
+    values = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=3)
+    return ViTConfig(**{**values, **changes})
+
+
+def fresh(config: ViTConfig | ResNetConfig) -> nn.Module:
+    torch.manual_seed(0)
+    model = build(config)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return model.eval()
+
+
+@dataclass
+class Toy:
+    """A format whose names are ours behind "toy/", and whose config is given."""
+
+    config: ViTConfig | ResNetConfig
+    special: list[Entry] = field(default_factory=list)
+    unused: dict[str, str] = field(default_factory=dict)
+    zeros: dict[str, str] = field(default_factory=dict)
+    error: Exception | None = None
+    name: str = "toy"
+    right: bool = True
+
+    def __post_init__(self) -> None:
+        self.ours = list(build(self.config).state_dict())
+
+    def recognises(self, archive: Archive) -> bool:
+        return self.right
+
+    def find(self, archive: Archive) -> Found:
+        if self.error:
+            raise self.error
+        special = {entry.ours for entry in self.special} | self.zeros.keys()
+        rest = [same(name, f"toy/{name}") for name in self.ours if name not in special]
+        card = Card(
+            self.config,
+            CLASSES if self.config.classes else [],
+            Preprocess(self.config.image_size, crop=0.9),
+            source="toy",
+            reference={"logits": [1]},
+        )
+        return Found(card, [*self.special, *rest], self.unused, self.zeros, ["2 heads assumed"])
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Toy]:
+    """Make the loader take every foreign file for a toy's."""
+
+    def register(config: ViTConfig | ResNetConfig, **values: Any) -> Toy:
+        made = Toy(config, **values)
+        monkeypatch.setattr(load_module, "recognise", lambda archive: made)
+        return made
+
+    return register
+
+
+def toy_file(path: Path, model: nn.Module, **changes: Tensor | None) -> Path:
+    """The model's tensors as a toy's; `changes` replaces some, or leaves them out."""
+    tensors: dict[str, Any] = {f"toy/{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors.update(changes)
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+    return path
+
+
+# ---- what is loaded
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".npz"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        tiny(positions="sincos"),
+        tiny(pool="map", pre_logits=8, registers=2),
+        tiny(pool="gap", class_token=True, positions="relative_bias", final_norm="pooled"),
+        tiny(distilled=True, mlp="swiglu"),
+        tiny(stem="hmlp"),
+        ResNetConfig(units=(1, 1), width=32, classes=3, image_size=(32, 32)),
+    ],
+)
+def test_a_foreign_model_computes_what_its_tensors_say(
+    tmp_path: Path, toy: Callable[..., Toy], config: ViTConfig | ResNetConfig, suffix: str
+) -> None:
+    toy(config)
+    model = fresh(config)
+    tensors = {f"toy/{name}": tensor for name, tensor in model.state_dict().items()}
+    if suffix == ".pth":
+        torch.save({"model": tensors, "epoch": 3}, tmp_path / "w.pth")
+    elif suffix == ".npz":
+        np.savez(tmp_path / "w.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
+    else:
+        save_file(tensors, tmp_path / "w.safetensors")
+    loaded = load(tmp_path / f"w{suffix}")
+    images = torch.randint(0, 256, (2, 3, *config.image_size), dtype=torch.uint8)  # needs the pixel statistics
+    with torch.inference_mode():
+        assert torch.equal(loaded(images), model(images))
+    assert not loaded.training and all(parameter.requires_grad for parameter in loaded.parameters())
+    assert loaded.card.source == "toy" and loaded.card.config == config == loaded.config
+    report = loaded.load_report
+    assert report.loaded == list(model.state_dict()) and report.format == "toy"
+    assert not (report.reset or report.resampled or report.unused or report.missing)
+    assert report.assumptions[-1] == "2 heads assumed"
+    assert ("the tensors are those under 'model'; not epoch" in report.assumptions) == (suffix == ".pth")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_become_float32_of_the_same_value(
+    tmp_path: Path, toy: Callable[..., Toy], dtype: torch.dtype
+) -> None:
+    toy(tiny())
+    model = fresh(tiny()).to(dtype)
+    loaded = load(toy_file(tmp_path / "w", model))
+    for name, tensor in loaded.state_dict().items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, model.state_dict()[name].float()), name
+
+
+def test_tensors_are_turned_joined_and_reshaped_into_the_models(tmp_path: Path, toy: Callable[..., Toy]) -> None:
+    qkv = "blocks.0.attentions.0.attention.qkv.weight"
+    toy(
+        tiny(),
+        special=[
+            joined(qkv, ("q", "k", "v")),
+            turned("head.weight", "classifier"),
+            reshaped("positions.embedding", "table", (17, 16)),
+        ],
+    )
+    model = fresh(tiny())
+    tensors = {f"toy/{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= zip("qkv", (part.clone() for part in tensors.pop(f"toy/{qkv}").chunk(3)), strict=True)
+    tensors["classifier"] = tensors.pop("toy/head.weight").T.contiguous()
+    tensors["table"] = tensors.pop("toy/positions.embedding")[0]
+    save_file(tensors, tmp_path / "w")
+    for name, tensor in load(tmp_path / "w").state_dict().items():
+        assert tensor.is_contiguous() and torch.equal(tensor, model.state_dict()[name]), name
+
+
+def test_an_array_of_all_layers_is_read_once(
+    tmp_path: Path, toy: Callable[..., Toy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def layer(name: str, index: int) -> Entry:
+        return Entry(f"blocks.{index}.{name}", (name,), lambda stack: stack[index], lambda tensor: (tensor,))
+
+    names = ["mlps.0.mlp.fc1.weight", "mlps.0.norm.bias"]
+    toy(tiny(), special=[layer(name, index) for index in (0, 1) for name in names])
+    model = fresh(tiny())
+    arrays = {f"toy/{name}": tensor.numpy() for name, tensor in model.state_dict().items()}
+    for name in names:
+        arrays[name] = np.stack([arrays.pop(f"toy/blocks.{index}.{name}") for index in (0, 1)])
+    np.savez(tmp_path / "w.npz", **arrays)
+    read: list[str] = []
+    original = npz.Npz.read
+    monkeypatch.setattr(npz.Npz, "read", lambda self, name: read.append(name) or original(self, name))
+    loaded = load(tmp_path / "w.npz")
+    assert sorted(read) == sorted(arrays)
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * 4, name
+
+
+def test_what_a_format_defines_as_zero_is_zero_and_told(tmp_path: Path, toy: Callable[..., Toy]) -> None:
+    toy(tiny(), zeros={"head.bias": "its classifier has no bias"}, unused={"mask_token": "pre-training only"})
+    loaded = load(toy_file(tmp_path / "w", fresh(tiny()), **{"toy/head.bias": None, "mask_token": torch.ones(3)}))
+    assert not loaded.head.bias.any()
+    report = loaded.load_report
+    assert report.missing == {"head.bias": "its classifier has no bias"} and "head.bias" not in report.loaded
+    assert report.unused == {"mask_token": "pre-training only"}
+    for said in ("its classifier has no bias", "mask_token (pre-training only)", "assumed: 2 heads", "(toy)"):
+        assert said in str(report)
+
+
+def test_loading_leaves_the_random_state_alone(tmp_path: Path, toy: Callable[..., Toy]) -> None:
+    toy(tiny())
+    file = toy_file(tmp_path / "w", fresh(tiny()))
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    load(file, classes=4, image_size=24)
+    assert torch.equal(torch.rand(3), expected)
+
+
+# ---- a new head, another size
+
+
+@pytest.mark.parametrize("classes", [0, 3, 5])
+@pytest.mark.parametrize("changes", [{"distilled": True}, {"pre_logits": 8}, {"classes": 0}], ids=str)
+def test_a_new_head_is_zero_and_the_old_one_is_told(
+    tmp_path: Path, toy: Callable[..., Toy], changes: dict[str, Any], classes: int
+) -> None:
+    config = tiny(**changes)
+    toy(config)
+    model = fresh(config)
+    loaded = load(toy_file(tmp_path / "w", model), classes=classes)
+    old, new = model.state_dict(), loaded.state_dict()
+    heads = {name for name in new if name.startswith("head")}
+    for name in new:
+        assert not new[name].any() if name in heads else torch.equal(new[name], old[name]), name
+    assert len(heads) == (2 + 2 * config.distilled if classes else 0)
+    report = loaded.load_report
+    assert set(report.reset) == heads and set(report.loaded) == new.keys() - heads
+    assert report.unused == {
+        f"toy/{name}": "replaced by a new head" for name in old if name.startswith(("head", "pre_logits"))
+    }
+    assert loaded.card.class_names == [] and loaded.card.config == loaded.config
+    assert loaded.config.classes == classes and loaded.config.pre_logits is None
+    images = torch.rand(1, 3, 16, 16)
+    assert loaded(images).shape == (1, classes or config.pooled)
+
+
+@pytest.mark.parametrize("mode", [None, "timm"])
+def test_positions_are_resampled_for_another_grid_even_of_as_many_cells(
+    tmp_path: Path, toy: Callable[..., Toy], mode: Any
+) -> None:
+    config = tiny(image_size=(8, 32))
+    toy(config)
+    model = fresh(config)
+    loaded = load(toy_file(tmp_path / "w", model), image_size=16, resize_mode=mode)
+    table = model.positions.embedding.detach().numpy()[0]
+    zoomed = scipy.ndimage.zoom(table[1:].reshape(2, 8, 16), (2, 0.5, 1), order=1).reshape(16, 16)
+    found = loaded.positions.embedding.detach().numpy()[0]
+    np.testing.assert_array_equal(found[0], table[0])
+    assert np.allclose(found[1:], zoomed, atol=1e-6) == (mode is None)
+    assert loaded.config.resize_mode == (mode or "official")
+    assert loaded.load_report.resampled == {"positions.embedding": f"8 x 32 -> 16 x 16 px, {mode or 'official'}"}
+    assert loaded.config.image_size == loaded.card.preprocess.image_size == (16, 16)
+    assert loaded.card.preprocess.crop == 0.9
+
+
+@pytest.mark.parametrize("mode", ["hf", "timm"])
+def test_biases_resampled_at_load_equal_those_resampled_as_the_model_runs(
+    tmp_path: Path, toy: Callable[..., Toy], mode: Any
+) -> None:
+    config = tiny(positions="relative_bias", resize_mode=mode)
+    toy(config)
+    model = fresh(config)
+    loaded = load(toy_file(tmp_path / "w", model), image_size=(24, 20))
+    images = torch.randn(2, 3, 24, 20)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(images), model(images), rtol=1e-5, atol=1e-5)
+    assert loaded.load_report.resampled == {"positions.bias": f"16 x 16 -> 24 x 20 px, {mode}"}
+
+
+def test_a_reference_holds_only_for_the_model_as_it_was(tmp_path: Path, toy: Callable[..., Toy]) -> None:
+    toy(tiny())
+    file = toy_file(tmp_path / "w", fresh(tiny()))
+    assert load(file).card.reference == load(file, image_size=16).card.reference == {"logits": [1]}
+    for change in ({"classes": 3}, {"image_size": 24}, {"resize_mode": "timm"}):
+        assert load(file, **change).card.reference == {}, change  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (tiny(), {"classes": -1}, "-1 classes"),
+        (tiny(), {"resize_mode": "official2"}, "'official2'.* Did you mean 'official'"),
+        (tiny(), {"image_size": 18}, "not divisible by the patch"),
+        (ResNetConfig(units=(1,), width=32, classes=3), {"resize_mode": "timm"}, "a ResNet does not have"),
+    ],
+)
+def test_wishes_that_do_not_fit_are_usage_errors(
+    tmp_path: Path, toy: Callable[..., Toy], config: ViTConfig | ResNetConfig, change: Any, message: str
+) -> None:
+    toy(config)
+    with pytest.raises(UsageError, match=message):
+        load(toy_file(tmp_path / "w", fresh(config)), **change)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"toy/norm.weight": None}, "lacks the tensor 'toy/norm.weight'"),
+        ({"toy/norm.wieght": torch.ones(16), "toy/norm.weight": None}, "Did you mean 'toy/norm.wieght'"),
+        ({"toy/norm.extra": torch.ones(2, 3)}, r"holds the tensor 'toy/norm.extra' of shape \(2, 3\)"),
+        (
+            {"toy/norm.weight": torch.ones(17)},
+            r"'toy/norm.weight' of shape \(17,\) does not fit the model's 'norm.weight', which is \(16,\)",
+        ),
+        ({"toy/norm.weight": torch.ones(16, 1)}, r"'toy/norm.weight' of shape \(16, 1\)"),
+        ({"toy/norm.weight": torch.ones(16, dtype=torch.int32)}, "'toy/norm.weight' holds torch.int32"),
+        ({"toy/norm.weight": torch.ones(16, dtype=torch.complex64)}, "'toy/norm.weight' holds torch.complex64"),
+        ({"toy/norm.weight": torch.full((16,), torch.nan)}, "16 of 16 values of 'toy/norm.weight' are NaN"),
+        ({"toy/cls": torch.tensor([0.0] * 15 + [-torch.inf]).reshape(1, 1, 16)}, "1 of 16 values of 'toy/cls'"),
+        (
+            {"toy/cls": torch.tensor([torch.inf, -torch.inf] + [0.0] * 14).reshape(1, 1, 16).half()},
+            "2 of 16 values of 'toy/cls'",
+        ),
+        ({"toy/norm.bias": torch.full((16,), 1e300, dtype=torch.float64)}, "16 of 16 values of 'toy/norm.bias'"),
+    ],
+)
+def test_what_is_unexpected_is_refused_by_file_and_name(
+    tmp_path: Path, toy: Callable[..., Toy], changes: dict[str, Any], message: str
+) -> None:
+    toy(tiny())
+    file = toy_file(tmp_path / "w.safetensors", fresh(tiny()), **changes)
+    with pytest.raises(WeightsError, match=message) as caught:
+        load(file)
+    assert str(file) in str(caught.value)
+
+
+def test_large_finite_values_are_values(tmp_path: Path, toy: Callable[..., Toy]) -> None:
+    toy(tiny())
+    file = toy_file(tmp_path / "w", fresh(tiny()), **{"toy/cls": torch.full((1, 1, 16), 3e38)})
+    assert (load(file).cls == 3e38).all()
+
+
+@pytest.mark.parametrize(
+    ("special", "message"),
+    [
+        ([joined("head.weight", ("toy/head.weight", "toy/norm.weight"))], "'toy/norm.weight' of shape .* does not fit"),
+        ([turned("norm.weight", "toy/norm.weight")], "'toy/norm.weight' of shape"),
+        ([reshaped("cls", "toy/norm.weight", (16,)), same("norm.weight", "toy/norm.weight")], "holds the tensor"),
+        ([same("norm.weight", "toy/norm.weight")] * 2, "2 sources for 'norm.weight'"),
+        ([same("norm.wight", "toy/norm.weight")], "sources for 'norm.w"),
+    ],
+)
+def test_a_format_that_does_not_fit_is_noticed(
+    tmp_path: Path, toy: Callable[..., Toy], special: list[Entry], message: str
+) -> None:
+    toy(tiny(), special=special)
+    with pytest.raises(WeightsError, match=message):
+        load(toy_file(tmp_path / "w", fresh(tiny())))
+
+
+@pytest.mark.parametrize(
+    "error", [UsageError("width 5 is not divisible by 2 heads"), KeyError("hidden_size"), ZeroDivisionError("by zero")]
+)
+def test_a_config_that_contradicts_itself_is_the_files_fault(
+    tmp_path: Path, toy: Callable[..., Toy], error: Exception
+) -> None:
+    toy(tiny(), error=error)
+    with pytest.raises(WeightsError, match=r"w \(toy\) does not describe a model: .*(heads|hidden_size|zero)"):
+        load(toy_file(tmp_path / "w", fresh(tiny())))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"depth": 10**9}, {"width": -16}, {"mlp_dim": 2**62}, {"stem": "hmlp", "width": 14, "heads": 2}]
+)
+def test_absurd_networks_are_refused_before_they_are_built(changes: dict[str, Any]) -> None:
+    with pytest.raises(WeightsError, match=r"w\.npz does not describe a model"):
+        expected(tiny(**changes), Path("w.npz"))
+
+
+def test_a_file_must_be_in_exactly_one_format(tmp_path: Path) -> None:
+    save_file({"something": torch.ones(1)}, tmp_path / "w")
+    with pytest.raises(WeightsError, match=r"in no format known here .*google.*'something'"):
+        load(tmp_path / "w")
+    archive = Archive(tmp_path / "w", "safetensors", {}, lambda name: torch.ones(1))
+    first, second, third = Toy(tiny(), name="one"), Toy(tiny(), name="two"), Toy(tiny(), right=False)
+    assert recognise(archive, [third, first]) is first
+    with pytest.raises(WeightsError, match="could be in the format one or two"):
+        recognise(archive, [first, second, third])
+
+
+def test_formats_are_named_as_their_modules_are() -> None:
+    assert [format_named(name).name for name in NAMES] == list(NAMES)
+    with pytest.raises(UsageError, match=r"'googel'.* Did you mean 'google'"):
+        format_named("googel")
+
+
+# ---- where the weights are
+
+
+def test_our_own_models_and_runs_come_from_the_store(tmp_path: Path) -> None:
+    model = fresh(tiny())
+    save_model(tmp_path / "run" / "model" / "best", model, Card(tiny(), CLASSES, licence="MIT"))
+    for place in ("run", "run/model", "run/model/best", "run/model/best/model.safetensors"):
+        loaded = vitrail.load(str(tmp_path / place))
+        assert loaded.card.licence == "MIT" and loaded.load_report.format == "vitrail"
+        assert torch.equal(loaded.norm.weight, model.norm.weight)
+    file = tmp_path / "run" / "model" / "best" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(WeightsError, match=r"best/model\.safetensors cannot be read: truncated"):
+        load(tmp_path / "run")
+
+
+def test_a_hub_name_is_resolved_where_no_path_of_that_name_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path / "cache", fresh(tiny()), Card(tiny(), CLASSES))
+    asked: list[str] = []
+    monkeypatch.setattr(hub, "resolve", lambda name: asked.append(name) or tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    assert load("someone/vit-tiny").card.class_names == CLASSES
+    assert asked == ["someone/vit-tiny"]
+    save_model(tmp_path / "someone" / "vit-tiny", fresh(tiny()), Card(tiny(), list("abc")))
+    assert load("someone/vit-tiny").card.class_names == list("abc")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("source", ["nowhere", "/nowhere/at/all.npz", "./no/such", Path("owner/name")])
+def test_a_path_that_is_not_there_is_told(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "resolve", lambda name: pytest.fail("asked the hub"))
+    with pytest.raises(WeightsError, match="there is nothing at"):
+        load(source)
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_tensors_stay_mapped_and_training_never_writes_to_the_file(
+    tmp_path: Path, toy: Callable[..., Toy], suffix: str
+) -> None:
+    toy(tiny())
+    file = tmp_path / f"w{suffix}"
+    tensors = {f"toy/{name}": tensor for name, tensor in fresh(tiny()).state_dict().items()}
+    save_file(tensors, file) if suffix == ".safetensors" else torch.save(tensors, file)
+    before = file.read_bytes()
+    model = load(file)
+    if sys.platform == "linux":
+        ranges = _mappings(file)
+        for name, parameter in model.named_parameters():
+            assert any(low <= parameter.data_ptr() < high for low, high in ranges), f"{name} was copied"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    old = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    model.train()(torch.rand(2, 3, 16, 16)).square().sum().backward()
+    optimizer.step()
+    changed = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, old[name])]
+    assert len(changed) > len(old) / 2
+    assert file.read_bytes() == before
+    assert torch.equal(load(file).norm.bias, old["norm.bias"])
+
+
+def _mappings(file: Path) -> list[tuple[int, int]]:
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    ranges = [line[0].split("-") for line in lines if line[-1] == str(file.resolve())]
+    return [(int(low, 16), int(high, 16)) for low, high in ranges]
+
+
+def test_a_part_of_a_loaded_model_is_copied_and_saved_on_its_own(tmp_path: Path) -> None:
+    save_model(tmp_path, fresh(tiny(depth=8)), Card(tiny(depth=8), CLASSES))
+    model = load(tmp_path)
+    buffer = io.BytesIO()
+    torch.save(model.head.state_dict(), buffer)
+    assert buffer.tell() < 4000
+    copied = copy.deepcopy(model)
+    copied.head.weight.data += 1
+    assert not torch.equal(copied.head.weight, model.head.weight)
+
+
+def test_saving_over_the_file_that_a_model_was_loaded_from(tmp_path: Path) -> None:
+    save_model(tmp_path, fresh(tiny()), Card(tiny(), CLASSES))
+    model = load(tmp_path)
+    with torch.no_grad():
+        model.norm.weight += 1
+    save_model(tmp_path, model, replace(model.card, licence="MIT"))
+    again = load(tmp_path)
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+
+
+PEAK = """
+import json, sys
+from pathlib import Path
+from vitrail.weights.load import load
+
+def status(key):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+load(sys.argv[1])  # imports, thread pools
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+before = status("VmRSS")
+model = load(sys.argv[2])
+print(json.dumps((status("VmHWM") - before) / Path(sys.argv[2]).stat().st_size))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("origin", ["vitrail", "timm"])
+def test_the_peak_of_memory_is_below_a_third_more_than_the_file(tmp_path: Path, origin: str) -> None:
+    import timm
+
+    def write(folder: Path, width: int, depth: int) -> Path:
+        folder.mkdir()
+        if origin == "vitrail":
+            config = tiny(width=width, depth=depth, heads=width // 64, mlp_dim=4 * width)
+            save_model(folder, build(config), Card(config))
+        else:
+            keywords = dict(embed_dim=width, depth=depth, num_heads=width // 64, img_size=32)
+            model = timm.create_model("vit_base_patch16_224", **keywords)
+            save_file(model.state_dict(), folder / "model.safetensors")
+        return folder / "model.safetensors"
+
+    small, large = write(tmp_path / "small", 64, 1), write(tmp_path / "large", 768, 4)
+    command = [sys.executable, "-c", PEAK, str(small), str(large)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) < 1.3

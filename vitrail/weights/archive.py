@@ -1,0 +1,253 @@
+"""`open_archive`: the tensors of any weight file or folder by name, without reading them before they are asked for.
+
+The kind of a file is known by its first bytes, not by its name. Nothing in a file is executed, and nothing it
+claims is believed before it is compared with what is there: see `npz.py` and `torchfile.py`; safetensors checks
+its own header.
+
+Tensors of .safetensors and .pth files are memory-mapped, privately and copy-on-write: they may be written to,
+as training does, and the file never changes. They do read from the file as long as they live, so a file in use
+must be replaced (as everything here does), not overwritten in place.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitrail.errors import WeightsError, did_you_mean
+from vitrail.weights.npz import Npz
+from vitrail.weights.torchfile import read_torch
+
+Kind = Literal["npz", "safetensors", "torch"]
+SINGLE = ("model.safetensors", "pytorch_model.bin")
+INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
+
+
+@dataclass
+class Archive:
+    """Named tensors of a weight file, and what stands next to it. Close it, or use it in a `with`."""
+
+    path: Path
+    """The file that is read; the folder, where the tensors are spread over several."""
+    kind: Kind
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shape of every tensor, by its name in the file."""
+    read: Callable[[str], Tensor]
+    """Returns one tensor in the file's own type, memory-mapped where the kind allows."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Of a safetensors header."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """config.json of the folder."""
+    processor: dict[str, Any] = field(default_factory=dict)
+    """preprocessor_config.json of the folder."""
+    notes: list[str] = field(default_factory=list)
+    """What was chosen while opening, such as which of two state dicts."""
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names, as they stand in the file."""
+        return frozenset(self.shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape without reading its values. Raises WeightsError for a name that is not there."""
+        self._check(name)
+        return self.shapes[name]
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._check(name)
+        return self.read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def without(self, prefix: str) -> Archive:
+        """The tensors whose names start with `prefix`, under names without it; the others are not in the view."""
+        shapes = {name.removeprefix(prefix): shape for name, shape in self.shapes.items() if name.startswith(prefix)}
+        read = self.read
+        return Archive(
+            self.path,
+            self.kind,
+            shapes,
+            lambda name: read(prefix + name),
+            self.metadata,
+            self.config,
+            self.processor,
+            self.notes,
+        )
+
+    def _check(self, name: str) -> None:
+        if name not in self.shapes:
+            raise WeightsError(f"{self.path} lacks the tensor {name!r}.{did_you_mean(name, self.shapes)}")
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; tensors that were read stay valid."""
+        self.stack.close()
+
+
+def open_archive(path: Path | str) -> Archive:
+    """Open a weight file, or the one a folder holds, for reading.
+
+    A folder may hold model.safetensors, pytorch_model.bin, an index of several of them, or a single weight file
+    of any name, with config.json and preprocessor_config.json beside it. Raises WeightsError for what is not
+    there, damaged, ambiguous or unsafe.
+    """
+    path = Path(path).expanduser()
+    if path.is_file():
+        archive = _open_index(path) if path.name in INDEX else _open_file(path)
+        folder = path.parent if path.name in (*SINGLE, *INDEX) else None
+    elif path.is_dir():
+        archive, folder = _open_folder(path), path
+    elif path.is_symlink():
+        raise WeightsError(f"{path} is a link that leads nowhere; give the file itself")
+    else:
+        raise WeightsError(f"there is nothing to read at {path}: give a weight file, or a folder with one")
+    if folder is not None:  # a file of another name may stand beside a config.json that is not its own
+        archive.config = _json(folder / "config.json")
+        archive.processor = _json(folder / "preprocessor_config.json")
+    return archive
+
+
+def _open_folder(folder: Path) -> Archive:
+    for name in SINGLE:
+        if (folder / name).is_file():
+            return _open_file(folder / name)
+    for name in INDEX:
+        if (folder / name).is_file():
+            return _open_index(folder / name)
+    found = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    if len(found) == 1:
+        return _open_file(found[0])
+    if found:
+        names = ", ".join(path.name for path in found[:5])
+        raise WeightsError(f"{folder} holds {len(found)} weight files ({names}): give the one that is meant")
+    raise WeightsError(
+        f"{folder} holds no weights: looked for {', '.join((*SINGLE, *INDEX))} and for one file that ends in "
+        f"{', '.join(SUFFIXES)}"
+    )
+
+
+def _open_file(path: Path) -> Archive:
+    """Open one file, by what its first bytes say it is."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(9)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from error
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 40:
+        return _open_safetensors(path)
+    if head.startswith(b"PK") and _is_npz(path):
+        npz = Npz(path)
+        archive = Archive(path, "npz", {name: member.shape for name, member in npz.members.items()}, npz.read)
+        archive.stack.callback(npz.close)
+        return archive
+    if head.startswith((b"PK", b"\x80")):
+        tensors, notes = read_torch(path)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        return Archive(path, "torch", shapes, tensors.__getitem__, notes=notes)
+    raise WeightsError(
+        f"{path} cannot be read: truncated, damaged or of another kind (its first bytes, {head!r}, are those of no "
+        "safetensors, .npz or PyTorch file)"
+    )
+
+
+def _is_npz(path: Path) -> bool:
+    """Is this zip NumPy's rather than PyTorch's? One that cannot be opened counts as what its suffix says."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(".npy") for name in archive.namelist())
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return path.suffix == ".npz"
+
+
+def _open_safetensors(path: Path) -> Archive:
+    stack = ExitStack()
+    try:
+        handle = stack.enter_context(safe_open(path, framework="pt"))
+        shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
+        metadata = dict(handle.metadata() or {})
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        stack.close()
+        raise WeightsError(f"{path} cannot be read: truncated, damaged or of another kind ({error})") from error
+
+    def read(name: str) -> Tensor:
+        try:
+            tensor: Tensor = handle.get_tensor(name)
+        except (SafetensorError, OSError, ValueError, RuntimeError, TypeError) as error:
+            raise WeightsError(f"{path}: {name!r} cannot be read ({error})") from error
+        return tensor
+
+    return Archive(path, "safetensors", shapes, read, metadata, stack=stack)
+
+
+def _open_index(index: Path) -> Archive:
+    """A model in several files; `weight_map` says which of them, in the same folder, holds a tensor."""
+    places = _json(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise WeightsError(f'{index} lacks "weight_map", which says in which file each tensor is')
+    stack = ExitStack()
+    shards: dict[str, Archive] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        for name, file in places.items():
+            if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\\" in file or "\0" in file:
+                raise WeightsError(f"{index} places {name!r} in {file!r}: only files of its own folder are read")
+            if file not in shards:
+                if not (index.parent / file).is_file():
+                    raise WeightsError(f"{index} names the file {file!r}, which is not there")
+                shards[file] = stack.enter_context(_open_file(index.parent / file))
+            shapes[name] = shards[file].shape(name)
+        for file, shard in shards.items():
+            if extra := sorted(shard.names - {name for name, place in places.items() if place == file}):
+                raise WeightsError(f"{index.parent / file} holds the tensor {extra[0]!r}, which {index.name} lacks")
+    except BaseException:
+        stack.close()
+        raise
+    first = next(iter(shards.values()))
+    notes = [note for shard in shards.values() for note in shard.notes]
+    return Archive(
+        index.parent,
+        first.kind,
+        shapes,
+        lambda name: shards[places[name]][name],
+        first.metadata,
+        notes=notes,
+        stack=stack,
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object beside the weights; {} where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise WeightsError(f"{path} should hold a JSON object, not a {type(content).__name__}")
+    return content

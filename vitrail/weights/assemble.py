@@ -1,0 +1,203 @@
+"""A model from a config and tensors, without initialising it first and without a second copy of any tensor.
+
+The network is built with parameters that have shapes and no memory, and takes over the tensors it is given. A
+tensor that is memory-mapped stays so: privately and copy-on-write, so that training writes to memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitrail.errors import UsageError, WeightsError, did_you_mean
+from vitrail.model.build import build
+from vitrail.model.config import ResizeMode, ResNetConfig, ViTConfig
+from vitrail.model.resize import resize_bias, resize_line, resize_positions
+from vitrail.model.resnet import ResNet
+from vitrail.model.vit import ViT
+from vitrail.weights.card import Card
+from vitrail.weights.report import LoadReport
+
+Config = ViTConfig | ResNetConfig
+Source = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
+"""The names that are wanted -> each of them with its tensor, in the shape of the card's config, in any order."""
+
+HEAD = ("head.", "head_dist.", "pre_logits.")
+"""What a new classifier replaces."""
+DEEPEST = 1000
+"""Layers that a card may claim: building the network takes time for each, whether the file has it or not."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a model is loaded with other than its file says; None keeps it. Raises UsageError."""
+
+    classes: int | None = None
+    image_size: int | tuple[int, int] | None = None
+    resize_mode: ResizeMode | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and self.classes < 0:
+            raise UsageError(f"a classifier for {self.classes} classes cannot be built; 0 leaves it out")
+        valid = get_args(ResizeMode)
+        if self.resize_mode is not None and self.resize_mode not in valid:
+            hint = did_you_mean(str(self.resize_mode), valid)
+            raise UsageError(f"no resize mode is named {self.resize_mode!r}.{hint} Valid: {', '.join(valid)}")
+
+    def apply(self, config: Config) -> Config:
+        """Return the config at the new resolution; the classifier is replaced in the network."""
+        if self.resize_mode is not None:
+            if not isinstance(config, ViTConfig):
+                raise UsageError("resize_mode is for positions, which a ResNet does not have: leave it out")
+            config = replace(config, resize_mode=self.resize_mode)
+        if self.image_size is not None:
+            size = self.image_size
+            height, width = (size, size) if isinstance(size, int) else size
+            config = replace(config, image_size=(height, width))
+        return config
+
+
+def assemble(card: Card, source: Source, report: LoadReport, changes: Changes) -> ViT | ResNet:
+    """Return the network of a card with the tensors of `source`, in eval mode, with `card` and `load_report`.
+
+    Fills `report` with what was loaded, resampled and reset. Tensors of `source` are taken over, not copied,
+    and must be checked: right in shape and type, finite, and each with memory of its own.
+    """
+    old = card.config
+    config = changes.apply(old)
+    model = skeleton(config)
+    if changes.classes is not None:
+        model.reset_head(changes.classes)
+        config = model.config
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    new = {name for name in shapes if changes.classes is not None and name.startswith(HEAD)}
+    tensors = {name: torch.zeros(shapes[name]) for name in new}
+    for name, tensor in source(shapes.keys() - new):
+        tensors[name] = _at(name, tensor, shapes[name], old, config, report)
+    fill(model, tensors)
+    report.loaded = [name for name in shapes if name not in new and name not in report.missing]
+    report.reset = [name for name in shapes if name in new]
+    report.missing = {name: why for name, why in report.missing.items() if name in shapes and name not in new}
+    changed: dict[str, Any] = {}
+    if new or config != old:  # another function of the image: what the old one gave is no measure of it
+        changed = dict(config=config, reference={})
+    if changes.classes is not None:
+        changed["class_names"] = []
+    if changes.image_size is not None:
+        changed["preprocess"] = replace(card.preprocess, image_size=config.image_size)
+    card = replace(card, **changed)
+    model.card, model.load_report = card, report  # type: ignore[assignment]
+    return model.eval()
+
+
+_MADE = (torch.empty, torch.zeros, torch.ones, torch.full)
+_FILLED = (Tensor.uniform_, Tensor.normal_, Tensor.zero_, Tensor.fill_, Tensor.erfinv_, Tensor.mul_, Tensor.add_)
+
+
+class _NoMemory(TorchFunctionMode):
+    """Empty and constant tensors without memory, on the meta device; values that are computed stay real.
+
+    `torch.device("meta")` would take the values of buffers too, such as the pixel statistics, which no file has.
+    Initialising what has no memory is skipped: even without an effect it takes a tenth of a second for L/16.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _MADE and kwargs.get("device") is None:
+            kwargs["device"] = "meta"
+        if func in _FILLED and args[0].is_meta:
+            return args[0]
+        return func(*args, **kwargs)
+
+
+def skeleton(config: Config) -> ViT | ResNet:
+    """Return the network of a config whose parameters have no memory yet. Raises WeightsError where none can be."""
+    layers = config.depth * config.branches if isinstance(config, ViTConfig) else sum(config.units)
+    if layers > DEEPEST:
+        raise WeightsError(f"a network of {layers} layers is claimed; up to {DEEPEST} are believed")
+    try:
+        with _NoMemory():
+            return build(config)
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:  # sizes below 0, and such
+        raise WeightsError(f"no network can be built from its config: {error}") from error
+
+
+def expected(config: Config, path: Path) -> dict[str, Tensor]:
+    """Every tensor of a config's network, without memory: names, shapes, types. Raises WeightsError naming `path`."""
+    try:
+        return dict(skeleton(config).state_dict())
+    except (UsageError, WeightsError) as error:
+        raise WeightsError(f"{path} does not describe a model: {error}") from error
+
+
+def fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Let a `skeleton` take over its tensors. Raises WeightsError naming one that is missing."""
+    if missing := sorted(model.state_dict().keys() - tensors.keys()):
+        raise WeightsError(f"no values for {missing[0]!r}")
+    model.load_state_dict(tensors, strict=True, assign=True)
+    for name, buffer in model.named_buffers():
+        if not buffer.is_meta:
+            continue
+        if buffer.numel():
+            raise RuntimeError(f"the buffer {name!r} is in no file, and its values were not computed")
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, torch.empty_like(buffer, device="cpu"))
+
+
+def admit(name: str, tensor: Tensor, like: Tensor, path: Path, taken: set[int]) -> Tensor:
+    """The tensor as the model takes it over: in the type of `like`, finite, contiguous, with memory of its own.
+
+    It is itself where that is so already, and a copy otherwise. A view into something larger is copied too:
+    saving it, or copying it, would take all of that along. `taken` collects addresses. Raises WeightsError.
+    """
+    if tensor.is_floating_point() != like.is_floating_point() or tensor.is_complex():
+        raise WeightsError(f"{path}: {name!r} holds {tensor.dtype} where {like.dtype} belongs")
+    tensor = tensor.to(like.dtype)
+    exact = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    aligned = tensor.data_ptr() % tensor.element_size() == 0
+    if not (tensor.is_contiguous() and exact and aligned and tensor.data_ptr() not in taken):
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    if tensor.numel():
+        taken.add(tensor.data_ptr())
+    check_finite(name, tensor, f"{path} is unusable")
+    return tensor
+
+
+def check_finite(name: str, tensor: Tensor, what: str) -> None:
+    """Raise WeightsError, `what` and the number of values, where a tensor has NaN or infinity."""
+    # both stay in any sum; a sum that overflows is looked at again
+    if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():
+        count = int((~tensor.isfinite()).sum())
+        if count:
+            raise WeightsError(f"{what}: {count} of {tensor.numel()} values of {name!r} are NaN or infinite")
+
+
+def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Config, report: LoadReport) -> Tensor:
+    """A tensor at the resolution of `new`; what is done to it goes into the report."""
+    if isinstance(old, ViTConfig) and isinstance(new, ViTConfig) and old.grid != new.grid and tensor.numel():
+        # by the grid, not by the shape: 2 x 8 and 4 x 4 have tables of one length
+        resized, way = tensor, "linear"
+        if old.positions == "1d" and name == "positions.embedding":
+            resized, way = resize_positions(tensor, old.grid, new.grid, new.resize_mode), new.resize_mode
+        elif old.positions == "relative_bias" and name == "positions.bias":
+            resized, way = resize_bias(tensor, old.grid, new.grid, new.resize_mode), new.resize_mode
+        elif name.startswith("positions."):
+            resized = resize_line(tensor, shape[1])
+        if resized is not tensor:
+            sizes = [f"{config.image_size[0]} x {config.image_size[1]}" for config in (old, new)]
+            report.resampled[name] = f"{sizes[0]} -> {sizes[1]} px, {way}"
+            tensor = resized.contiguous()
+    if tuple(tensor.shape) != shape:
+        raise WeightsError(
+            f"{name!r} of shape {tuple(tensor.shape)} cannot be resampled to {shape} for images of "
+            f"{new.image_size[0]} x {new.image_size[1]} pixels; keep {old.image_size[0]} x {old.image_size[1]}"
+        )
+    return tensor

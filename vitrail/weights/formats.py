@@ -1,0 +1,90 @@
+"""The formats of other libraries: which one a file is in, and what a format must be able to say and do.
+
+A format is recognised by what a file contains, names and shapes of tensors and `config.json`, never by how the
+file is called: people rename files. Exactly one format must answer; two are a fault of ours and an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from vitrail.errors import UsageError, WeightsError, did_you_mean
+from vitrail.weights.archive import Archive
+from vitrail.weights.card import Card
+from vitrail.weights.mapping import Entry
+
+NAMES = ("google", "big_vision", "bit", "timm", "hf", "torchvision", "deit")
+"""Every foreign format's name; the module `vitrail.weights.NAME` holds it as `FORMAT`."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a format made of an archive, before any tensor is read."""
+
+    card: Card
+    """Config, preprocessing, class names, source, licence."""
+    entries: list[Entry]
+    """Where each tensor of the model comes from."""
+    unused: dict[str, str] = field(default_factory=dict)
+    """Foreign name: why it has no place here, such as "decoder of MAE pre-training"."""
+    zeros: dict[str, str] = field(default_factory=dict)
+    """Our names that the file lacks and that are zero by the format's definition: why."""
+    assumptions: list[str] = field(default_factory=list)
+    """What the file does not say, such as "12 heads assumed: width 768 / 64"."""
+
+
+class Format(Protocol):
+    """One library's way of writing a model into a file."""
+
+    @property
+    def name(self) -> str:
+        """The word for `--format` and `vitrail.save(format=...)`."""
+
+    def recognises(self, archive: Archive) -> bool:
+        """Is the archive in this format? Decided by names, shapes and config.json alone."""
+
+    def find(self, archive: Archive) -> Found:
+        """Infer the model. Raises WeightsError for what cannot be expressed here, naming it."""
+
+    def write(self, model: nn.Module, card: Card, path: Path) -> None:
+        """Write the model. Raises WeightsError with the reason where the format has no place for something."""
+
+
+FORMATS: tuple[Format, ...]
+"""All foreign formats, imported when they are first asked for: each of their modules imports this one."""
+
+
+def __getattr__(name: str) -> tuple[Format, ...]:
+    if name == "FORMATS":
+        return tuple(format_named(one) for one in NAMES)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def format_named(name: str) -> Format:
+    """Return a format by its name. Raises UsageError with the valid names."""
+    if name not in NAMES:
+        raise UsageError(f"no format is named {name!r}.{did_you_mean(name, NAMES)} Valid: {', '.join(NAMES)}")
+    found: Format = import_module(f"vitrail.weights.{name}").FORMAT
+    return found
+
+
+def recognise(archive: Archive, among: Sequence[Format] | None = None) -> Format:
+    """Return the format of an archive (of all by default). Raises WeightsError where none, or two, answer."""
+    candidates = [format_named(name) for name in NAMES] if among is None else among
+    found = [one for one in candidates if one.recognises(archive)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " or ".join(one.name for one in found)
+        raise WeightsError(f"{archive.path} could be in the format {names}: please report this file")
+    sample = ", ".join(repr(name) for name in sorted(archive.names)[:3]) or "none at all"
+    raise WeightsError(
+        f"{archive.path} is in no format known here (vitrail's own, {', '.join(NAMES)}): it has "
+        f"{len(archive.names)} tensors, named {sample}"
+    )

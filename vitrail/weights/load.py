@@ -1,0 +1,182 @@
+"""`vitrail.load`: a model from any weights, ours or another library's, on disk or on a hub.
+
+Every tensor of the file is accounted for before the first one is read: it is loaded, or there is a reason why it
+is not, or the file is refused. What happened is in `model.load_report`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import UsageError, WeightsError, did_you_mean
+from vitrail.model.config import ResizeMode
+from vitrail.model.resnet import ResNet
+from vitrail.model.vit import ViT
+from vitrail.weights import store
+from vitrail.weights.archive import Archive, open_archive
+from vitrail.weights.assemble import HEAD, Changes, admit, assemble, expected
+from vitrail.weights.card import Card
+from vitrail.weights.formats import Format, Found, recognise
+from vitrail.weights.licence import licence_beside
+from vitrail.weights.mapping import Entry
+from vitrail.weights.report import LoadReport
+from vitrail.weights.store import is_ours, load_model
+
+
+def load(
+    source: Path | str,
+    *,
+    classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    resize_mode: ResizeMode | None = None,
+) -> ViT | ResNet:
+    """Return the model of some weights, in eval mode, with `model.card` and `model.load_report`.
+
+    source is a model or run folder of vitrail's; a weight file of Google's, big_vision, BiT, timm, transformers,
+    torchvision or DeiT, or a folder with one; or a hub name such as "google/vit-base-patch16-224-in21k". Format
+    and architecture are read from the content. The model computes what its origin computed, in float32.
+
+    `classes` replaces the head (pre-logits included) by a zero linear layer, even where the number stays the
+    same; the class names are then unknown. `image_size`, in pixels (one side, or height and width), resamples
+    the positions in the way of the weights' origin unless `resize_mode` says otherwise; both are recorded in
+    `model.config`. Tensors are memory-mapped where the file allows it, privately: training the model never
+    writes to the file, but the file must not be overwritten in place while the model lives.
+
+    Raises WeightsError, naming file and tensor, for anything missing, unexpected, of a wrong shape, not finite
+    or unsafe; UsageError for values that do not fit the model.
+    """
+    changes = Changes(classes, image_size, resize_mode)
+    path = local(source)
+    if is_ours(path):
+        return load_model(path, classes=classes, image_size=image_size, resize_mode=resize_mode)
+    with open_archive(path) as archive:
+        origin, found = describe(archive)
+        return _load(archive, origin, found, changes)
+
+
+def read_card(source: Path | str) -> Card:
+    """Return the card of what `load` would load, without reading a tensor. Raises WeightsError."""
+    path = local(source)
+    if is_ours(path):
+        return store.read_card(path)
+    with open_archive(path) as archive:
+        return describe(archive)[1].card
+
+
+def local(source: Path | str) -> Path:
+    """Return where `source` is on this machine: a path as it is, a hub name after its download.
+
+    A path that exists is never taken for a hub name. Raises WeightsError where there is nothing.
+    """
+    path = Path(source).expanduser()
+    if path.exists() or path.is_symlink():
+        return path
+    if isinstance(source, str):
+        from vitrail.weights.hub import is_name, resolve
+
+        if is_name(source) or "://" in source:  # of an address, `resolve` says what to do with it
+            return resolve(source)
+    raise WeightsError(
+        f"there is nothing at {source}: give a model or run folder, a weight file, or a hub name such as "
+        "google/vit-base-patch16-224-in21k"
+    )
+
+
+def describe(archive: Archive) -> tuple[Format, Found]:
+    """Return the format of an archive and the model in it; every tensor is accounted for, none is read.
+
+    Raises WeightsError naming a tensor that is missing, unexpected, or given twice.
+    """
+    origin = recognise(archive)
+    try:
+        found = origin.find(archive)
+    except UsageError as error:  # values that contradict each other, in a file rather than in a flag
+        raise WeightsError(f"{archive.path} ({origin.name}) does not describe a model: {error}") from error
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise WeightsError(f"{archive.path} ({origin.name}) does not describe a model: {error!r}") from error
+    _account(archive, origin, found)
+    if archive.config and not found.card.licence:  # a folder of the hub's: its README is about these weights
+        found = replace(found, card=replace(found.card, licence=licence_beside(archive.path)))
+    return origin, found
+
+
+def _account(archive: Archive, origin: Format, found: Found) -> None:
+    """Does each tensor of the file have a place, or a reason to have none, and each of the model's a source?"""
+    used = {name for entry in found.entries for name in entry.theirs}
+    what = f"this {origin.name} model"
+    if lacking := sorted(used - archive.names):
+        hint = did_you_mean(lacking[0], archive.names - used)
+        raise WeightsError(f"{archive.path} lacks the tensor {lacking[0]!r} of {what}.{hint}")
+    if extra := sorted(archive.names - used - found.unused.keys()):
+        shape, hint = archive.shape(extra[0]), did_you_mean(extra[0], used)
+        raise WeightsError(
+            f"{archive.path} holds the tensor {extra[0]!r} of shape {shape}, which has no place in {what}.{hint}"
+        )
+    names = expected(found.card.config, archive.path).keys()
+    sources = Counter([entry.ours for entry in found.entries] + list(found.zeros))
+    wrong = sorted(name for name in names | sources.keys() if (name in names) != (sources[name] == 1))
+    if wrong:
+        raise WeightsError(
+            f"{archive.path}: {sources[wrong[0]]} sources for {wrong[0]!r} in {what}, whose network has "
+            f"{int(wrong[0] in names)} of that name: please report this file"
+        )
+
+
+def _load(archive: Archive, origin: Format, found: Found, changes: Changes) -> ViT | ResNet:
+    report = LoadReport(archive.path, origin.name)
+    report.unused = {name: why for name, why in found.unused.items() if name in archive}
+    report.missing = dict(found.zeros)
+    report.assumptions = [*archive.notes, *found.assumptions]
+    needed = expected(found.card.config, archive.path)
+    for entry in found.entries:
+        if changes.classes is not None and entry.ours.startswith(HEAD):
+            report.unused |= dict.fromkeys(entry.theirs, "replaced by a new head")
+    source = partial(_tensors, archive, found, needed)
+    return assemble(found.card, source, report, changes)
+
+
+def _tensors(
+    archive: Archive, found: Found, needed: dict[str, Tensor], wanted: Collection[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Each wanted tensor of ours; a foreign tensor that holds several, such as all layers' kernels, is read once."""
+    taken: set[int] = set()
+    names: tuple[str, ...] = ()
+    parts: list[Tensor] = []
+    for entry in sorted(found.entries, key=lambda entry: entry.theirs):
+        if entry.ours not in wanted:
+            continue
+        if entry.theirs != names:
+            parts = []  # before the next ones are read
+            names, parts = entry.theirs, [archive[name] for name in entry.theirs]
+        tensor = _converted(archive, entry, parts, needed[entry.ours])
+        yield entry.ours, admit(" + ".join(entry.theirs), tensor, needed[entry.ours], archive.path, taken)
+    for name in found.zeros:
+        if name in wanted:
+            yield name, torch.zeros(needed[name].shape, dtype=needed[name].dtype)
+
+
+def _converted(archive: Archive, entry: Entry, parts: list[Tensor], like: Tensor) -> Tensor:
+    """What an entry makes of its foreign tensors, in the shape of the model's."""
+    tensor: Tensor | None = None
+    problem = ""
+    try:
+        tensor = entry.read(*parts)
+        if entry.reshape and tensor.numel() == like.numel():
+            tensor = tensor.reshape(like.shape)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        problem = f" ({(str(error) or type(error).__name__).splitlines()[0]})"
+    if problem or tensor is None or tensor.shape != like.shape:
+        shapes = ", ".join(
+            f"{name!r} of shape {tuple(part.shape)}" for name, part in zip(entry.theirs, parts, strict=True)
+        )
+        raise WeightsError(
+            f"{archive.path}: {shapes} does not fit the model's {entry.ours!r}, which is {tuple(like.shape)}{problem}"
+        )
+    return tensor

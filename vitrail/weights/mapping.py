@@ -1,0 +1,98 @@
+"""`Entry`: one of our tensors and what it is made of in another library's file, in both directions.
+
+A format is a list of entries. Loading applies `read`, saving applies `write`, and as both stand next to each
+other they cannot drift apart: a name is written once, and a file that was read can be written back.
+
+| theirs | ours |
+|---|---|
+| flax `Dense`: kernel [in, out] | `Linear`: weight [out, in] |
+| flax `Conv`: kernel [height, width, in, out] | `Conv2d`: weight [out, in, height, width] |
+| query, key and value of their own | one weight [3 * width, width], in this order |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor of a model comes from, and how it goes back."""
+
+    ours: str
+    """Name in the model's `state_dict()`."""
+    theirs: tuple[str, ...]
+    """Names in the foreign file, in the order in which `read` takes the tensors."""
+    read: Callable[..., Tensor]
+    """Foreign tensors -> ours. A view where that is possible: the loader makes it the model's own."""
+    write: Callable[[Tensor], tuple[Tensor, ...]]
+    """Ours -> foreign tensors, the inverse of `read`; they do not share memory with each other."""
+    reshape: bool = False
+    """May `read` return the model's values in another shape? The loader then gives them the model's."""
+
+
+def same(ours: str, theirs: str) -> Entry:
+    """The same tensor under another name."""
+    return Entry(ours, (theirs,), _keep, _alone)
+
+
+def same_pair(ours: str, theirs: str) -> list[Entry]:
+    """`.weight` and `.bias` of the same layer."""
+    return [same(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
+
+
+def turned(ours: str, theirs: str) -> Entry:
+    """A matrix stored the other way round: [in, out] in the file, [out, in] here."""
+    return Entry(ours, (theirs,), _turn, lambda tensor: (_turn(tensor),))
+
+
+def dense(ours: str, theirs: str) -> list[Entry]:
+    """A flax `Dense` {kernel [in, out], bias [out]} and a linear layer {weight [out, in], bias [out]}."""
+    return [turned(f"{ours}.weight", f"{theirs}/kernel"), same(f"{ours}.bias", f"{theirs}/bias")]
+
+
+def conv_kernel(ours: str, theirs: str) -> Entry:
+    """A convolution's kernel: [height, width, in, out] in the file, [out, in, height, width] here."""
+    return Entry(ours, (theirs,), _to_oihw, lambda tensor: (tensor.permute(2, 3, 1, 0),))
+
+
+def scale_bias(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> list[Entry]:
+    """A normalisation's weight and bias, which flax names scale and bias (BiT: gamma and beta)."""
+    return [same(f"{ours}.{part}", f"{theirs}/{name}") for part, name in zip(("weight", "bias"), names, strict=True)]
+
+
+def reshaped(ours: str, theirs: str, shape_theirs: tuple[int, ...]) -> Entry:
+    """The same values in the same order; `shape_theirs` in the file, the model's own shape here."""
+    return Entry(ours, (theirs,), _keep, lambda tensor: (tensor.reshape(shape_theirs),), reshape=True)
+
+
+def joined(ours: str, theirs: tuple[str, ...], dim: int = 0) -> Entry:
+    """Tensors of one shape that are separate in the file and stand behind each other along `dim` here."""
+
+    def read(*parts: Tensor) -> Tensor:
+        return torch.cat(parts, dim)
+
+    def write(tensor: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.clone() for part in tensor.chunk(len(theirs), dim))
+
+    return Entry(ours, theirs, read, write)
+
+
+def _keep(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _alone(tensor: Tensor) -> tuple[Tensor, ...]:
+    return (tensor,)
+
+
+def _turn(tensor: Tensor) -> Tensor:
+    return tensor.mT
+
+
+def _to_oihw(kernel: Tensor) -> Tensor:
+    return kernel.permute(3, 2, 0, 1)
