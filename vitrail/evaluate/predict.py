@@ -121,7 +121,7 @@ def predict_files(
 ) -> Iterator[Row]:
     """Yield a row for each file of `paths` (see `find_images`), in their order, as the batches are done.
 
-    `model` is a network with a card (from `vitrail.weights.store.load_model`); `predict` runs another engine in
+    `model` is a network with a card (from `vitrail.load`); `predict` runs another engine in
     its place. Each row has the `top` best classes, or fewer if there are not as many. `workers` threads decode;
     at most a few batches are held. Raises DataError if there is no file, WeightsError for a model without card.
     """

@@ -1,6 +1,6 @@
 """Fine-tuning as a `Run`: weights from elsewhere, a zero classifier, the paper's schedule for so much data.
 
-What a new classifier and a new resolution mean for the tensors is in `vitrail.weights.store.load_model`.
+What a new classifier and a new resolution mean for the tensors is in `vitrail.weights.load.load`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def budget(images: int) -> tuple[Steps, Percent]:
 
 
 def finetune_run(run: Run, weights: str, images: int) -> Run:
-    """Return `run` starting from `weights` (a run or model folder), with length and batch for `images`.
+    """Return `run` starting from `weights` (anything `vitrail.load` takes), with length and batch for `images`.
 
     A batch is at most the data set, so that every step sees different images.
     """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitrail.config_yaml import from_yaml
 from vitrail.errors import UsageError
 from vitrail.train.run import Run
+from vitrail.verbs.classifier import load_classifier, output_names
 
 if TYPE_CHECKING:
     from vitrail.data.item import Listed
@@ -44,7 +45,7 @@ def evaluate(
     in no number.
 
     Args:
-        model: A run folder (its best model) or a model folder.
+        model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         data: The images, as for `vitrail train`; left out: the run's own test images, else its validation images.
         split: Which split of the images; left out: test, else validation, else all there is.
         batch_size: Images at once; it does not change the numbers.
@@ -58,13 +59,13 @@ def evaluate(
     from vitrail.evaluate.classify import classify, predictor, save_classification
     from vitrail.model.attention import fast_math
     from vitrail.train.resolve import available_cores, choose_device
-    from vitrail.weights.store import load_model
 
     if precision not in ("auto", "bf16", "float32"):
         raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
-    network: Any = load_model(model)
+    network = load_classifier(model)
     card = network.card
-    source, name = _source(model, data, split, card.class_names)
+    source, name = _source(model, data, split, card.class_names or None)
+    names = output_names(network, source, model)
     fast_math()
     loader = Loader(
         source,
@@ -77,7 +78,7 @@ def evaluate(
     )
     try:
         predict = predictor(network, choose_device(device), precision)
-        found = classify(predict, loader, card.class_names)
+        found = classify(predict, loader, names)
     finally:
         loader.close()
     if out is not None:
@@ -86,7 +87,7 @@ def evaluate(
 
 
 def _source(
-    model: str | Path, data: str | Path | None, split: str | None, class_names: list[str]
+    model: str | Path, data: str | Path | None, split: str | None, class_names: list[str] | None
 ) -> tuple[Listed, str]:
     """Open the images to evaluate, and name them."""
     from vitrail.data.source import open_data, open_split

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import UsageError
+from vitrail.verbs.classifier import load_classifier
 
 if TYPE_CHECKING:
     from vitrail.evaluate.predict import Kind, Prediction, Unreadable
@@ -42,7 +43,7 @@ def predict(
     Goes on past files that cannot be read, and lists them (with --out FILE in FILE.errors.csv).
 
     Args:
-        model: A run folder (its best model) or a model folder.
+        model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         images: Files, folders, and patterns such as 'photos/**/*.jpg', in any number.
         top: Classes named of each image.
         out: Write to this .csv or .jsonl file as the answers come; left out: CSV on stdout.
@@ -60,9 +61,8 @@ def predict(
     from vitrail.evaluate.predict import Prediction, Summary, Unreadable, predict_files, write_predictions
     from vitrail.model.attention import fast_math
     from vitrail.train.resolve import available_cores, choose_device
-    from vitrail.weights.store import load_model
 
-    network = load_model(model)
+    network = load_classifier(model)
     fast_math()
     rows = predict_files(
         network,
