@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from vitrail.data import mix
 from vitrail.data.config import Augment
 from vitrail.data.mix import Mix
 from vitrail.errors import UsageError
@@ -46,6 +47,15 @@ def test_mixup_is_the_weighted_mean_with_the_image_half_a_batch_away(kind, step)
     one_hot = np.eye(CLASSES)[labels.numpy()]
     assert np.allclose(targets, share * one_hot + (1 - share) * one_hot[[4, 5, 6, 7, 0, 1, 2, 3]], atol=1e-6)
     assert (images == before).all()
+
+
+def test_a_blend_does_not_depend_on_how_many_images_are_blended_at_once(monkeypatch):
+    images, labels = batch(count=10)
+    whole, _ = Mix(Augment(mixup=0.8), CLASSES, seed=1)(images, labels, step=0)
+    assert not torch.equal(whole, images)
+    monkeypatch.setattr(mix, "AT_ONCE", 3)
+    parts, _ = Mix(Augment(mixup=0.8), CLASSES, seed=1)(images.to(memory_format=torch.channels_last), labels, step=0)
+    assert torch.equal(parts, whole) and parts.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("step", range(20))

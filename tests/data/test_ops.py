@@ -289,7 +289,7 @@ def test_randaugments_operations_are_timms(name, magnitude, sign, monkeypatch):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_survives_the_ends_of_its_range(name):
     image = Image.fromarray(picture(33, 45))
-    for level in (-1.0, 0.0, 1.0):
+    for level in (-3.0, -1.0, 0.0, 1.0, 3.0):
         result = OPERATIONS[name](image, level)
         assert result.size == image.size and result.mode == "RGB"
 
@@ -318,6 +318,15 @@ def test_randaugment_applies_as_many_operations_as_asked(monkeypatch):
     normal = stats.truncnorm(-18, 2, loc=9, scale=0.5)
     assert stats.kstest(inside, normal.cdf).pvalue > 1e-3
     assert RandAugment(2, 9, probability=0)(image, stream(0, 0, 0)) is image
+
+
+def test_randaugment_above_magnitude_ten_goes_on(monkeypatch):
+    levels: list[float] = []
+    for name in OPERATIONS:
+        monkeypatch.setitem(OPERATIONS, name, lambda image, level: levels.append(abs(level)) or image)
+    for index in range(300):
+        RandAugment(2, 20)(picture(8, 8), stream(0, 0, index))
+    assert 1.7 < min(levels) < 2.0 < max(levels) < 2.3  # 20 and a noise of deviation 0.5, a tenth of it
 
 
 def test_three_augment_takes_one_of_three_equally():
@@ -389,6 +398,16 @@ def test_random_crop_is_taken_from_the_size_that_evaluation_resizes_to():
     assert transform.ops == (ResizeSmall((448, 448)), RandomCrop((384, 384)))
 
 
+def test_random_crop_of_a_squashed_picture_is_bits():
+    """BiT resizes to 160 x 160, whatever the shape, and crops 128; it evaluates on 128 x 128."""
+    preprocess = Preprocess((128, 128), resize="squash", crop=128 / 160)
+    assert train_transform(Augment(crop="random", flip=False), preprocess).ops == (
+        Squash((160, 160)),
+        RandomCrop((128, 128)),
+    )
+    assert eval_transform(preprocess) == Squash((128, 128))
+
+
 @pytest.mark.parametrize(
     "augment, preprocess, named",
     [
@@ -396,7 +415,7 @@ def test_random_crop_is_taken_from_the_size_that_evaluation_resizes_to():
         (Augment(scale=(0.5, 0.2)), SMALL, "scale"),
         (Augment(ratio=(0.0, 1.0)), SMALL, "ratio"),
         (Augment(crop="pad", pad=-1), SMALL, "pad"),
-        (Augment(randaugment=(2, 11)), SMALL, "randaugment"),
+        (Augment(randaugment=(2, 31)), SMALL, "randaugment"),
         (Augment(randaugment=(-1, 5)), SMALL, "randaugment"),
         (Augment(color_jitter=2), SMALL, "color_jitter"),
         (Augment(erasing=1.5), SMALL, "erasing"),

@@ -153,6 +153,31 @@ def test_weights_bring_their_network_and_get_a_new_zero_head(saved: Path) -> Non
         decide(replace(run, vit=Model(width=32)), Pictures(100, (300, 400)))
 
 
+def test_the_classifier_is_kept_for_the_same_classes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=2, pre_logits=8)
+    model = build(config)
+    torch.nn.init.normal_(model.head.weight)
+    save_model(tmp_path / "same", model, Card(config, ["cat", "dog"]))
+    save_model(tmp_path / "turned", model, Card(config, ["dog", "cat"]))
+    save_model(tmp_path / "unnamed", model, Card(config))
+    run, pictures = Run(weights=str(tmp_path / "same"), keep_head=True, device="cpu"), Pictures(100, (32, 32))
+    found = decide(run, pictures)
+    assert torch.equal(resolve.build_model(found).head.weight, model.head.weight)
+    assert found.decisions["head"].endswith("for 2 classes")
+    unnamed = decide(replace(run, weights=str(tmp_path / "unnamed")), pictures)
+    assert "cannot be checked" in unnamed.decisions["head"]
+    with pytest.raises(UsageError, match="another order"):
+        decide(replace(run, weights=str(tmp_path / "turned")), pictures)
+    with pytest.raises(UsageError, match="--from"):
+        decide(replace(RUN, keep_head=True), pictures)
+
+
+def test_a_classifier_for_other_classes_is_not_kept(saved: Path) -> None:
+    with pytest.raises(UsageError, match="7 classes, and these are 2"):
+        decide(Run(weights=str(saved), keep_head=True, device="cpu"), Pictures(100, (32, 32)))
+
+
 def test_a_resumed_run_inherits_decisions_and_keeps_what_it_is_told() -> None:
     recorded = replace(RUN, image_size=32, batch_size=64, accumulate=4, precision="float32", workers=2, cache="no")
     again = resolve.inherit(replace(RUN, workers=5, seed=9), recorded)

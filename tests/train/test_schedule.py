@@ -87,6 +87,17 @@ def test_only_ratios_count(shape, total, fraction, at, unit):
     assert steps == pytest.approx(other, rel=1e-9, abs=1e-15)
 
 
+def test_bits_steps():
+    """bit_hyperrule.py: 0.003 with 500 steps of warmup, a tenth after 3000, 6000 and 9000 of 10,000 steps."""
+    known = {0: 0.0, 250: 0.0015, 500: 0.003, 3000: 0.003, 3001: 3e-4, 6000: 3e-4, 6001: 3e-5, 9001: 3e-6}
+    for step, expected in known.items():
+        ours = learning_rate(step, 10_000, 0.003, shape="step", warmup=500, drops=(3000, 6000, 9000))
+        assert ours == pytest.approx(expected, rel=1e-12)
+    late = learning_rate(9500, 10_000, 0.003, shape="step", drops=(3000, 6000, 9000), end=1e-5)
+    assert late == 1e-5
+    assert learning_rate(0.31, 1.0, 0.003, shape="step", drops=(0.3,)) == pytest.approx(3e-4)
+
+
 def test_past_the_end_stays_at_the_end():
     assert learning_rate(150, 100, 1.0, shape="cosine", end=0.1) == pytest.approx(0.1)
 
@@ -103,7 +114,9 @@ def test_warmup_may_fill_the_run():
         (dict(total=0), "run of 0"),
         (dict(total=10, warmup=-1), "warmup of -1"),
         (dict(total=10, shape="rsqrt", timescale=0), "timescale"),
-        (dict(total=10, shape="step"), "Valid: cosine, linear"),
+        (dict(total=10, shape="stairs"), "Valid: cosine, linear"),
+        (dict(total=10, shape="step", drops=(3, 11)), "drops"),
+        (dict(total=10, shape="step", drops=(-1,)), "drops"),
     ],
 )
 def test_contradictions_are_usage_errors(values, word):

@@ -19,6 +19,11 @@ from vitrail.errors import UsageError
 FILL = (128, 128, 128)
 """What comes in from outside where a picture is bent or moved: the middle of the range."""
 
+USUAL_MAGNITUDE = 10.0
+"""Magnitude at which an operation is at level 1."""
+LARGEST_MAGNITUDE = 30.0
+"""As large as RandAugment's authors tried."""
+
 Change = Callable[[Image.Image, float], Image.Image]
 
 
@@ -62,8 +67,9 @@ means left or right, weaker or stronger colour; operations with one direction ig
 class RandAugment(Op):
     """Apply operations drawn from `OPERATIONS` (Cubuk et al. 2019), as DeiT and "ResNet strikes back" do.
 
-    Each of `operations` draws is carried out with `probability`, with a random sign, at `magnitude` (0..10)
-    plus normal noise of standard deviation `noise`, kept within 0..10. Their "rand-m9-mstd0.5-inc1" is (2, 9).
+    Each of `operations` draws is carried out with `probability`, with a random sign, at `magnitude` plus normal
+    noise of standard deviation `noise`, kept within 0..10. Their "rand-m9-mstd0.5-inc1" is (2, 9). A magnitude
+    above 10 (AugReg has 15 and 20) goes on along the same line, with the noise kept within 0..30.
     """
 
     operations: int = 2
@@ -72,19 +78,20 @@ class RandAugment(Op):
     probability: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.operations < 0 or not 0 <= self.magnitude <= 10:
+        if self.operations < 0 or not 0 <= self.magnitude <= LARGEST_MAGNITUDE:
             raise UsageError(
                 f"augment.randaugment is ({self.operations}, {self.magnitude}); it takes a number of "
-                "operations, 0 or more, and a magnitude from 0 to 10"
+                f"operations, 0 or more, and a magnitude from 0 to {LARGEST_MAGNITUDE:g}"
             )
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         changes = list(OPERATIONS.values())
+        most = USUAL_MAGNITUDE if self.magnitude <= USUAL_MAGNITUDE else LARGEST_MAGNITUDE
         picture = None
         for _ in range(self.operations):
             which, carried_out, sign = rng.random(3).tolist()
-            magnitude = min(max(self.magnitude + self.noise * rng.standard_normal(), 0.0), 10.0)
+            magnitude = min(max(self.magnitude + self.noise * rng.standard_normal(), 0.0), most)
             if carried_out < self.probability:
                 picture = Image.fromarray(image) if picture is None else picture
                 change = changes[int(which * len(changes))]

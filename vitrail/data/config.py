@@ -23,7 +23,7 @@ class Data:
     label_column: str | None = None
     """Columns of a table; None finds the usual names."""
     max_bad: float = 0.05
-    """Largest share of unreadable images before training refuses to start."""
+    """Largest share of training images that may be unreadable; when more turn up, training ends."""
     subset: int | None = None
     """Use only this many training images (nested: a smaller subset is part of a larger one)."""
 
@@ -37,7 +37,7 @@ class Preprocess:
     resize: Literal["squash", "small"] = "small"
     """'squash' ignores the aspect ratio; 'small' scales the short side, then takes the central crop."""
     crop: float = 0.875
-    """'small' only: the crop as a share of the resized short side (0.875: resize 256, crop 224)."""
+    """The crop as a share of the resized image (0.875: resize 256, crop 224), in evaluation for 'small' only."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     def __post_init__(self) -> None:
@@ -51,8 +51,8 @@ class Augment:
     """What is random about a training image; every field at its default does nothing but resize and crop."""
 
     crop: Literal["inception", "random", "pad", "center"] = "inception"
-    """inception: random area and aspect, then resize (paper, B.1); random: resize-small then random crop;
-    pad: shift by up to `pad` pixels (small images); center: as in evaluation."""
+    """inception: random area and aspect, then resize (paper, B.1); random: resize to image_size / preprocess.crop,
+    then crop anywhere; pad: shift by up to `pad` pixels (small images); center: as in evaluation."""
     scale: tuple[float, float] = (0.05, 1.0)
     """inception: share of the image's area."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -61,7 +61,7 @@ class Augment:
     flip: bool = True
     """Mirror half of the images left to right."""
     randaugment: tuple[int, float] | None = None
-    """(operations, magnitude 0..10)."""
+    """(operations, magnitude 0..30; usual are 0..10)."""
     three_augment: bool = False
     """Grayscale, solarise or blur, one of them (DeiT-III)."""
     color_jitter: float = 0.0

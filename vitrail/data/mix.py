@@ -14,6 +14,9 @@ from vitrail.data.config import Augment
 from vitrail.data.stream import MIX, stream
 from vitrail.errors import UsageError
 
+AT_ONCE = 256
+"""Images blended at a time."""
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -77,5 +80,9 @@ def _box(share: float, height: int, width: int, rng: np.random.Generator) -> tup
 def _blend(images: Tensor, others: Tensor, share: float) -> Tensor:
     if images.is_floating_point():
         return torch.lerp(others, images, share)
-    # the model takes uint8 as pixels and float as normalised, so the blend has to stay uint8
-    return torch.lerp(others.float(), images.float(), share).round_().to(images.dtype)
+    # the model takes uint8 as pixels and float as normalised, so the blend has to stay uint8; some at a time,
+    # since as float a whole batch of 4096 would take twelve times its memory
+    blended = torch.empty_like(images)
+    for result, own, other in zip(blended.split(AT_ONCE), images.split(AT_ONCE), others.split(AT_ONCE), strict=True):
+        result.copy_(torch.lerp(other.float(), own.float(), share).round_())
+    return blended

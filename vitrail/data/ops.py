@@ -96,7 +96,10 @@ def _crop(augment: Augment, preprocess: Preprocess) -> list[Op]:
     if augment.crop == "inception":
         return [InceptionCrop(size, augment.scale, augment.ratio, preprocess.interpolation)]
     if augment.crop == "random":
-        return [ResizeSmall(_covering(preprocess), preprocess.interpolation), RandomCrop(size)]
+        covering, interpolation = _covering(preprocess), preprocess.interpolation
+        if preprocess.resize == "squash":
+            return [Squash(covering, interpolation), RandomCrop(size)]
+        return [ResizeSmall(covering, interpolation), RandomCrop(size)]
     if augment.crop == "pad":
         return [as_evaluated, PadShift(augment.pad)]
     return [as_evaluated]

@@ -40,6 +40,10 @@ LEAST_SHARE = 0.5
 freed (peak measured for S/16 in bfloat16: 0.8 of the activations, where 0.3 are in use)."""
 STATE_BYTES = 20
 """Per trainable value: float32 gradient, two moments, averaged weights, and one passing copy of the weights."""
+COPIES_ON_A_DEVICE = 3
+"""Of the whole batch of images, which is not cut before it is mixed: as it came, mixed, and what is mixed in."""
+COPIES_AT_THE_LOADER = COPIES_ON_A_DEVICE + 3
+"""Where the network is in the memory that batches are decoded into: three of them wait."""
 
 
 def default_batch(images: int) -> int:
@@ -69,7 +73,9 @@ def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConf
         share = 1 / blocks + INPUT_SHARE
         per_image *= max(share, LEAST_SHARE) if device.type == "cpu" else share
     trainable = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
-    room = SHARE * free_memory(device) - STATE_BYTES * trainable
+    pixels = batch * config.channels * math.prod(config.image_size)  # bytes: images are uint8
+    waiting = COPIES_AT_THE_LOADER if device.type == "cpu" else COPIES_ON_A_DEVICE
+    room = SHARE * free_memory(device) - STATE_BYTES * trainable - waiting * pixels
     fitting = min(max(1, int(room / max(per_image, 1))), batch)
     return max(world.gather(math.ceil(batch / fitting)))
 

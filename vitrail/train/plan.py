@@ -77,6 +77,7 @@ class Plan:
             warmup=self.warmup,
             end=self.schedule.end,
             timescale=self.timescale,
+            drops=[share * self.total / 100 for share in self.schedule.drops],
         )
 
     def growth(self, step: int, elapsed: float) -> float:

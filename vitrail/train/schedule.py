@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from vitrail.errors import UsageError
 
-Shape = Literal["cosine", "linear", "rsqrt", "constant"]
+Shape = Literal["cosine", "linear", "rsqrt", "step", "constant"]
 
 
 def learning_rate(
@@ -19,10 +20,11 @@ def learning_rate(
     warmup: float = 0,
     end: float = 0.0,
     timescale: float | None = None,
+    drops: Sequence[float] = (),
 ) -> float:
     """Return the learning rate of update `step`, counted from 0, of a run of `total`.
 
-    `step`, `total`, `warmup` and `timescale` share one unit, and only their ratios count: optimiser steps,
+    `step`, `total`, `warmup`, `timescale` and `drops` share one unit, and only their ratios count: optimiser steps,
     seconds of a run limited by time, or fractions of either (total 1). Past the end the last value stays.
 
     With p = (step - warmup) / (total - warmup), the decay from `base` is
@@ -30,6 +32,8 @@ def learning_rate(
     - cosine: to `end` along half a cosine, (1 + cos(pi p)) / 2
     - linear: to `end` along a straight line, 1 - p
     - rsqrt: base / sqrt(1 + (step - warmup) / timescale), never below `end`; default timescale: total / 10
+    - step: a tenth of what it was, from the step after each of `drops` on (BiT, whose code compares with <),
+      never below `end`
     - constant: none
 
     and the warmup multiplies it by min(1, step / warmup). As in the original code the first update therefore
@@ -45,6 +49,8 @@ def learning_rate(
     timescale = total / 10 if timescale is None else timescale
     if timescale <= 0:
         raise UsageError(f"the timescale of an rsqrt schedule is {timescale:g}; it must be above 0")
+    if any(not 0 <= drop <= total for drop in drops):
+        raise UsageError(f"the drops of a step schedule are {list(drops)}; each must be from 0 to {total:g}")
     step = min(max(step, 0), total)
     after = max(step - warmup, 0)
     progress = after / (total - warmup) if total > warmup else 0.0
@@ -54,6 +60,8 @@ def learning_rate(
         rate = end + (base - end) * (1 - progress)
     elif shape == "rsqrt":
         rate = max(base / math.sqrt(1 + after / timescale), min(end, base))
+    elif shape == "step":
+        rate = max(base * 0.1 ** sum(drop < step for drop in drops), min(end, base))
     else:
         rate = base
     return rate * (step / warmup) if step < warmup else rate
