@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = """
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples Model Optim Percent Preprocess
 ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError WeightsError __version__
-create demo doctor evaluate finetune fit from_yaml load predict recipe to_yaml train variant
+create demo doctor evaluate finetune fit from_yaml load predict recipe save to_yaml train variant
 """
 
 RUN = """
@@ -27,11 +27,11 @@ accumulate activation_checkpointing augment.color_jitter augment.crop augment.cu
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout data.image_column
 data.label_column data.max_bad data.subset data.train data.validation device duration early_stop evaluate_every
-image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.head_bias objective.loss
+image_size keep max_nonfinite model name objective.bce_threshold objective.head_bias objective.loss
 objective.smoothing optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out
 precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize progressive.start
-progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit
-vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads
+progressive.until schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit vit.depth
+vit.dropout vit.drop_path vit.heads
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
 vit.stem_norm vit.width weights workers
 """
@@ -46,6 +46,10 @@ FLAGS = {
     "data check": "path out workers",
     "data stats": "path",
     "data pack": "path folder short_side quality shard_mb workers",
+    "weights convert": "source target format overwrite",
+    "weights info": "source tensors",
+    "weights verify": "source",
+    "weights push": "source repository licence private dry_run",
     "recipes list": "",
     "recipes show": "name yaml",
     "recipes cp": "name file",

@@ -45,6 +45,10 @@ VERBS: dict[str, Verb] = {
     "data check": Verb("vitrail.verbs.data:check", "read every image; list bad files, duplicates, imbalance"),
     "data stats": Verb("vitrail.verbs.data:stats", "count splits, classes and image sizes"),
     "data pack": Verb("vitrail.verbs.data:pack", "write images to shards, for fast reading"),
+    "weights convert": Verb("vitrail.verbs.weights:convert", "write weights in another library's format"),
+    "weights info": Verb("vitrail.verbs.weights:info", "show what weights are: architecture, card, tensors"),
+    "weights verify": Verb("vitrail.verbs.weights:verify", "compare weights with their card and their own library"),
+    "weights push": Verb("vitrail.verbs.weights:push", "upload weights to the hub, with a model card"),
     "recipes list": Verb("vitrail.verbs.recipes:list_recipes", "list the recipes"),
     "recipes show": Verb("vitrail.verbs.recipes:show_recipe", "show a recipe, or its settings"),
     "recipes cp": Verb("vitrail.verbs.recipes:copy_recipe", "copy a recipe to a YAML file, to change it"),
@@ -57,7 +61,9 @@ vitrail demo
 vitrail train photos/
 vitrail finetune photos/ --from runs/train-1 --image-size 224
 vitrail evaluate runs/train-1 photos/test
+vitrail finetune photos/ --from google/vit-base-patch16-224-in21k
 vitrail predict runs/train-1 holiday/ 'scans/*.png' --out classes.csv
+vitrail weights convert vit.npz my-model/
 vitrail train photos/ --recipe scratch-small --epochs 50 --optim.lr 5e-4
 vitrail train --resume"""
 

@@ -41,7 +41,7 @@ def finetune(
 
     Args:
         path: The images, as for `vitrail train`.
-        weights: The run folder or model folder to start from.
+        weights: What to start from: a run, a model folder, a weight file of another library, or a name on the hub.
         recipe: Where the settings start from, in place of `finetune` and its length for so many images.
         config: A YAML file of settings, such as the config.yaml of a run; may be repeated.
         epochs: Passes over the images: short for --duration 'N epochs'.
