@@ -27,11 +27,11 @@ accumulate activation_checkpointing augment.color_jitter augment.crop augment.cu
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout data.image_column
 data.label_column data.max_bad data.subset data.train data.validation device duration early_stop evaluate_every
-image_size keep max_nonfinite model name objective.bce_threshold objective.head_bias objective.loss
+image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.head_bias objective.loss
 objective.smoothing optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out
 precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize progressive.start
-progressive.until schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit vit.depth
-vit.dropout vit.drop_path vit.heads
+progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit
+vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
 vit.stem_norm vit.width weights workers
 """

@@ -35,7 +35,7 @@ SNIFFED = 64
 USUAL_SIDE = 224
 LARGEST_CACHED = 256
 """Pixels of the longer side up to which an image counts as small."""
-WEIGHTLESS = ("dropout", "drop_path")
+WEIGHTLESS = ("dropout", "drop_path", "drop_path_shape")
 """Overrides of `Run.vit` that change no tensor, so they can be combined with weights from elsewhere."""
 
 
@@ -76,6 +76,8 @@ def resolve(run: Run, train: Listed, class_names: list[str]) -> Resolved:
     decisions: dict[str, str] = {}
     sizes = image_sizes(train)
     device = choose_device(run.device)
+    if run.keep_head:
+        decisions["head"] = _kept_head(run, class_names)
     config = model_config(run, len(class_names), sizes, decisions)
     preprocess = run.preprocess or _preprocess(config.image_size, sizes, decisions)
     if preprocess.image_size != config.image_size:
@@ -126,7 +128,7 @@ def model_config(
     if run.weights is not None:
         if wrong := sorted(set(overrides) - set(WEIGHTLESS)):
             raise UsageError(
-                f"vit.{wrong[0]} is fixed by the weights in {run.weights}: only {' and '.join(WEIGHTLESS)} "
+                f"vit.{wrong[0]} is fixed by the weights in {run.weights}: only {', '.join(WEIGHTLESS)} "
                 "can be set with them"
             )
         base = read_card(run.weights).config
@@ -135,7 +137,8 @@ def model_config(
         if run.image_size is None:
             decisions["image_size"] = f"{size[0]} x {size[1]} px: that of the weights"
         network = skeleton(replace(base, image_size=size))
-        network.reset_head(classes)
+        if not run.keep_head:
+            network.reset_head(classes)
         return replace(network.config, **overrides)
     patch = getattr(variant(run.model, **overrides), "patch", 32)
     side = run.image_size or _side(sizes, patch, decisions)
@@ -149,12 +152,28 @@ def model_config(
     return config
 
 
+def _kept_head(run: Run, class_names: list[str]) -> str:
+    """Say that the classifier is kept. Raises UsageError where it is not one for these classes."""
+    if run.weights is None:
+        raise UsageError("keep_head keeps the classifier of the weights started from: say which (--from WEIGHTS)")
+    card = read_card(run.weights)
+    theirs = list(card.class_names)
+    if card.config.classes != len(class_names) or (theirs != class_names and set(theirs) == set(class_names)):
+        raise UsageError(
+            f"keep_head: the classifier of {run.weights} is for {card.config.classes} classes, and these are "
+            f"{len(class_names)}, or the same in another order: leave keep_head out for a new classifier"
+        )
+    named = "" if theirs == class_names else "; that its classes are in the order of the data cannot be checked"
+    return f"that of {run.weights}, for {len(class_names)} classes{named}"
+
+
 def build_model(resolved: Resolved) -> nn.Module:
     """Return the network of a resolved run: fresh, or with weights and a new zero head (paper, section 3.2)."""
     run = resolved.run
     if run.weights is None:
         return build(resolved.config)
-    loaded = load(run.weights, classes=resolved.config.classes, image_size=resolved.config.image_size)
+    classes = None if run.keep_head else resolved.config.classes
+    loaded = load(run.weights, classes=classes, image_size=resolved.config.image_size)
     resolved.decisions["weights"] = str(loaded.load_report)
     if loaded.config == resolved.config:
         return loaded

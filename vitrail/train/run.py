@@ -29,10 +29,12 @@ class Model:
     positions: Positions | None = None
     place: Place | None = None
     pool: Pool | None = None
+    cls_position: bool | None = None
     registers: int | None = None
     pre_logits: int | None = None
     dropout: float | None = None
     drop_path: float | None = None
+    drop_path_shape: Literal["linear", "constant"] | None = None
     layer_scale: float | None = None
 
 
@@ -55,12 +57,14 @@ class Optim:
 class Schedule:
     """Learning rate over steps: linear warmup, then a decay to `end`."""
 
-    shape: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
+    shape: Literal["cosine", "linear", "rsqrt", "step", "constant"] = "cosine"
     warmup: Duration = Percent(5)
     end: float = 0.0
     """Last learning rate, absolute."""
     timescale: Duration = field(default_factory=lambda: Percent(10))
     """rsqrt: steps after which the rate has fallen by sqrt(2)."""
+    drops: tuple[float, ...] = (30.0, 60.0, 90.0)
+    """step: in percent of the run, where the rate falls to a tenth, each time anew (BiT)."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Run:
     """Side of the square input in pixels; None: from the data (and the weights started from)."""
     weights: str | None = None
     """Start from these weights (a run, a model folder, a weight file, a name on the hub), with a zero head."""
+    keep_head: bool = False
+    """Keep the classifier of `weights`, for the same classes in the same order, in place of a zero one."""
     objective: Supervised = field(default_factory=Supervised)
     augment: Augment = field(default_factory=Augment)
     preprocess: Preprocess | None = None
