@@ -1,0 +1,190 @@
+"""A model as timm's file: tensors under timm's names and, in a folder, the config.json that builds the network.
+
+A bare state dict (a path that ends in .safetensors, .pth, .pt or .bin) says less than a folder. Whichever it is,
+what was written is read again, its names and shapes at least, and refused where it would be another model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from vitrail.errors import WeightsError
+from vitrail.model.config import ViTConfig
+from vitrail.model.resnet import ResNet
+from vitrail.model.vit import ViT
+from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import check_finite
+from vitrail.weights.card import Card
+from vitrail.weights.mapping import Entry
+from vitrail.weights.npz_write import origin_of
+from vitrail.weights.timm_bit import bit_entries
+from vitrail.weights.timm_hub import BARE, read_hub
+from vitrail.weights.timm_json import bit_json, vit_json
+from vitrail.weights.timm_names import Naming, entries, qkv_biases
+from vitrail.weights.timm_refused import bit_refusal, fits_beit, vit_refusal
+from vitrail.weights.timm_vit import infer
+
+BIT_SCALE = 10.0
+"""sqrt(1e-8 / 1e-10): what makes timm's standardisation of a kernel the official one, see `timm_bit`."""
+
+Tensors = dict[str, Tensor]
+
+
+def write_timm(model: nn.Module, card: Card, path: Path) -> None:
+    """Write a folder with config.json and model.safetensors, or a bare state dict where `path` ends like one.
+
+    Raises WeightsError with the reason where timm has no such model, or a bare file could not tell it from another.
+    """
+    bare = path.suffix in BARE
+    if path.is_dir() if bare else path.is_file():
+        raise WeightsError(
+            f"{path} is a {'folder' if bare else 'file'}; give the name of a {'file' if bare else 'folder'}"
+        )
+    if isinstance(model, ResNet):
+        tensors, values = _resnet(model, card, bare)
+    elif isinstance(model, ViT):
+        tensors, values = _vit(model, card, bare)
+    else:
+        raise WeightsError(f"timm's format is for a ViT or a ResNet, not a {type(model).__name__}")
+    for name, tensor in tensors.items():
+        check_finite(name, tensor, f"not saving to {path}")
+    if values is None:
+        _write(path, tensors)
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    _write(path / "model.safetensors", tensors)
+    text = json.dumps(values, indent=2, ensure_ascii=True) + "\n"
+    _replaced(path / "config.json", lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
+    config = model.config
+    if reason := bit_refusal(config):
+        raise WeightsError(f"timm has no ResNet like this: {reason}")
+    state = _state(model)
+    if config.std_conv == "bit":
+        kernels = (name for name, tensor in state.items() if tensor.dim() == 4)
+        state |= {name: state[name] * BIT_SCALE for name in kernels}
+    return _named(state, bit_entries(config)), None if bare else bit_json(config, card)
+
+
+def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
+    if reason := vit_refusal(model.config, bare):
+        raise WeightsError(f"timm has no ViT like this: {reason}")
+    config, state = _folded(model)
+    naming = _naming(config, card, state)
+    if not naming.qkv_bias:
+        state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
+    tensors = _named(state, entries(config, naming))
+    values = None if bare else vit_json(config, card, naming)
+    _check_meaning(tensors, values, config)
+    return tensors, values
+
+
+def _state(model: nn.Module) -> Tensors:
+    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+
+
+def _named(state: Tensors, found: list[Entry]) -> Tensors:
+    """Tensors under timm's names. Raises WeightsError for one that no entry takes: none is left out in silence."""
+    if extra := sorted(state.keys() - {entry.ours for entry in found}):
+        raise WeightsError(f"timm has no place for the tensor {extra[0]!r}")
+    return {
+        theirs: tensor.contiguous()
+        for entry in found
+        for theirs, tensor in zip(entry.theirs, entry.write(state[entry.ours]), strict=True)
+    }
+
+
+def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
+    """The same function of the image in timm's terms: all tokens in front of the grid have positions, or none has.
+
+    A position that only some of them have is added to the token itself, which the model would do in any case, and
+    a fixed table of sines becomes a learned one with its values.
+    """
+    config, state = model.config, _state(model)
+    if config.positions == "sincos":
+        table = model.positions.table(0, config.grid)
+        assert table is not None
+        state["positions.embedding"] = table.detach().cpu().clone()
+        return replace(config, positions="1d", cls_position=False), state
+    if config.positions != "1d" or config.front in (0, config.prefix):
+        return config, state
+    first = (config.has_class_token + config.distilled) * config.cls_position
+    table = state["positions.embedding"]
+    for name, own in (("cls", table[:, :first]), ("registers", table[:, first : config.front])):
+        if own.shape[1]:
+            state[name] = state[name] + own
+    state["positions.embedding"] = table[:, config.front :].clone()
+    return replace(config, cls_position=False, register_positions=False), state
+
+
+def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
+    """As the file had it that the model came from, as long as that still fits."""
+    origin = origin_of(card, "timm")
+    biases = any(bool(state[name].any()) for name in qkv_biases(config))
+    beit = config.positions == "relative_bias" or (bool(origin.get("beit")) and fits_beit(config))
+    return Naming(beit, biases or bool(origin.get("qkv_bias", True)))
+
+
+def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTConfig) -> None:
+    """Raise WeightsError where a reader, vitrail's own at least, would take what is written for another model."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    archive = Archive(
+        Path("this model"), "safetensors", shapes, tensors.__getitem__, config=json.loads(json.dumps(values or {}))
+    )
+    try:
+        read = _meaning(infer(archive, read_hub(archive), [])[0])
+    except WeightsError as error:
+        raise WeightsError(f"the file would not say which model it is: {error}") from error
+    wrong = [
+        f"{name} {read.get(name)!r}, not {value!r}"
+        for name, value in _meaning(config).items()
+        if read.get(name) != value
+    ]
+    if wrong:
+        where = "; save to a folder, whose config.json says it" if values is None else ""
+        raise WeightsError(f"timm's names and shapes would be read as {', '.join(wrong)}{where}")
+
+
+def _meaning(config: ViTConfig) -> dict[str, Any]:
+    """What of a config is part of the function from image to logits, apart from preprocessing."""
+    plain = ("width", "depth", "heads", "mlp_dim", "patch", "image_size", "channels", "classes", "stem", "stem_units")
+    tokens = ("has_class_token", "distilled", "registers")
+    rest = ("block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
+    found = {name: getattr(config, name) for name in (*plain, *tokens, *rest)}
+    found |= dict(layer_scale=config.layer_scale is not None)
+    if config.mlp == "gelu":
+        found |= dict(gelu=config.gelu)
+    if config.positions == "1d":
+        found |= dict(front=config.front)
+    if config.positions == "relative_bias":
+        found |= dict(shared=config.place == "shared")
+    return found
+
+
+def _write(path: Path, tensors: Tensors) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        _replaced(path, lambda file: save_file(tensors, file, metadata={"format": "pt"}))
+    else:
+        _replaced(path, lambda file: torch.save(tensors, file))
+
+
+def _replaced(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write beside `path` and put it in its place when it is whole: tensors may be mapped from the old file."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
