@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +17,11 @@ from vitrail.data.config import Data
 from vitrail.errors import UsageError
 from vitrail.model.config import variant
 from vitrail.recipes.choose import Facts, choose, look
-from vitrail.recipes.registry import BRING_DATA, RECIPES, description, recipe
+from vitrail.recipes.registry import BY_DATA, RECIPES, description, recipe
 from vitrail.train.run import Run
 from vitrail.verbs.flags import parse
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -27,14 +32,20 @@ def test_a_recipe_says_its_command_and_its_cost(name: str) -> None:
     assert not inspect.signature(RECIPES[name]).parameters
 
 
+@functools.cache
+def accepted(verb: str, *flags: str) -> None:
+    """Parse a command as the program does, once for all recipes that have the same."""
+    _, function = cli.VERBS[verb].load()
+    parse(function, flags, verb)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_commands_of_a_recipe_are_accepted(name: str) -> None:
     commands = re.findall(r"`(vitrail [^`]+)`", description(name))
     assert commands
     for command in commands:
         verb, *flags = shlex.split(command)[1:]
-        _, function = cli.VERBS[verb].load()
-        parse(function, flags, verb)
+        accepted(verb, *("NAME" if flag == name else flag for flag in flags))
         if "--recipe" in flags:
             assert flags[flags.index("--recipe") + 1] == name
 
@@ -43,12 +54,23 @@ def test_the_commands_of_a_recipe_are_accepted(name: str) -> None:
 def test_a_recipe_is_a_run_that_can_be_written_and_built(name: str) -> None:
     run = recipe(name)
     assert from_yaml(to_yaml(run), Run()) == run
-    assert run.name == name
+    assert run.name == name.replace("/", "-")  # it becomes the name of a folder
     overrides = {key: value for key, value in vars(run.vit).items() if value is not None}
-    side = run.image_size or 224
-    config = variant(run.model, **overrides, image_size=side // 32 * 32 or side)
+    config = variant(run.model, **overrides)
     assert config.classes == 1000
-    assert (run.data.path == "digits") == (name in BRING_DATA or run.data == Data())
+    if run.image_size is not None and "finetune" not in name and name not in BY_DATA:  # those take any network
+        assert replace(config, image_size=run.image_size).image_size == (run.image_size, run.image_size)
+    if run.preprocess is not None:
+        assert run.preprocess.image_size == (run.image_size, run.image_size)
+    assert run.data == replace(Data(), holdout=run.data.holdout)  # the embedded data, or what the command line names
+
+
+@pytest.mark.parametrize("document", ["README.md", "PAPER.md"])
+def test_recipes_that_the_documents_name_are_there(document: str) -> None:
+    lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
+    named = [name for line in lines if "| planned" not in line for name in re.findall(r"--recipe ([\w/-]+)", line)]
+    assert named != []
+    assert [name for name in named if name not in RECIPES] == []
 
 
 def test_recipes_are_made_anew_each_time() -> None:

@@ -12,7 +12,7 @@ from vitrail.recipes.registry import recipe as named
 from vitrail.train.run import Run
 from vitrail.transfer.finetune import finetune_run
 from vitrail.verbs import train as training
-from vitrail.verbs.settings import Asked, resumed
+from vitrail.verbs.settings import Asked, from_recipe, resumed
 
 if TYPE_CHECKING:
     from vitrail.train.standing import Result
@@ -61,7 +61,9 @@ def finetune(
     if path is None and not config:
         raise UsageError("fine-tune on which images? vitrail finetune DIR --from RUN")
     if recipe is not None:
-        return training.start(asked.over(named(recipe)), print_config=print_config, dry_run=dry_run)
+        run, why = from_recipe(asked)
+        log.info("%s", why)
+        return training.start(run, print_config=print_config, dry_run=dry_run)
     return training.start(_for_so_many_images(asked), print_config=print_config, dry_run=dry_run)
 
 

@@ -15,13 +15,17 @@ def list_recipes() -> dict[str, str]:
 
 
 def show_recipe(name: str, *, yaml: bool = False) -> str:
-    """Show a recipe: what it does, its command, what it costs and what to expect.
+    """Show a recipe: what it does, its command, what it costs, what to expect, and all of its settings.
+
+    A setting that is null is decided from the data and the machine; `vitrail train DIR --recipe NAME --dry-run`
+    says how.
 
     Args:
         name: One of `vitrail recipes`.
-        yaml: Its settings instead, all of them.
+        yaml: Its settings alone.
     """
-    return to_yaml(recipe(name)).rstrip() if yaml else f"{name}\n\n{description(name)}"
+    settings = to_yaml(recipe(name)).rstrip()
+    return settings if yaml else f"{name}\n\n{description(name)}\n\n{settings}"
 
 
 def copy_recipe(name: str, file: str | Path) -> Path:

@@ -12,7 +12,8 @@ from vitrail.config import Epochs
 from vitrail.config_yaml import from_yaml, merge
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.recipes.choose import choose, look
-from vitrail.recipes.registry import BRING_DATA, recipe
+from vitrail.recipes.fit import absolute, fitted
+from vitrail.recipes.registry import BRING_DATA, BY_DATA, recipe
 from vitrail.train.run import Run
 
 LATEST = "latest"
@@ -64,12 +65,34 @@ def plan(asked: Asked) -> tuple[Run, str]:
     if asked.path is None and asked.recipe not in BRING_DATA and not asked.config:
         raise UsageError("which images? Say where they are: vitrail train DIR (or vitrail demo, to try it out)")
     if asked.recipe is not None:
-        return asked.over(recipe(asked.recipe)), f"recipe {asked.recipe}"
+        return from_recipe(asked)
     run = asked.over(Run())
     if asked.config:
         return run, f"configuration {', '.join(asked.config)}"
     name, why = choose(look(run.data, run.seed))
     return asked.over(recipe(name)), f"recipe {name}, because of {why}"
+
+
+def from_recipe(asked: Asked) -> tuple[Run, str]:
+    """Return the run of the recipe asked for, and a sentence on it.
+
+    Where the recipe counts its warmup in steps or epochs, or follows from the data altogether (BiT-HyperRule), the
+    data are looked at. Raises UsageError and DataError.
+    """
+    assert asked.recipe is not None
+    base, rule = recipe(asked.recipe), BY_DATA.get(asked.recipe)
+    run, why = asked.over(base), f"recipe {asked.recipe}"
+    if rule is None and not absolute(run):
+        return run, why
+    facts = look(run.data, run.seed)
+    if rule is not None:
+        base = replace(rule(facts.images, facts.side), name=base.name)
+        run = asked.over(base)
+        why += f" for {facts.images:,} images of about {facts.side} pixels"
+    if run.schedule.warmup != base.schedule.warmup:  # asked for: left as it is
+        return run, why
+    run, told = fitted(run, facts)
+    return run, f"{why}; {told}" if told else why
 
 
 def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path]:

@@ -1,0 +1,95 @@
+"""Every recipe trains: its network, narrow and shallow, on small random images, by its own optimiser, loss and
+augmentations. The first loss has a closed form, because every classifier starts at zero."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from vitrail.data.config import Preprocess
+from vitrail.data.loader import Batch
+from vitrail.data.ops import eval_transform, train_transform
+from vitrail.data.stream import stream
+from vitrail.model.build import build
+from vitrail.model.config import ResNetConfig, ViTConfig, variant
+from vitrail.objective.config import Supervised
+from vitrail.objective.supervised import SupervisedObjective
+from vitrail.recipes.choose import Facts
+from vitrail.recipes.fit import fitted
+from vitrail.recipes.registry import RECIPES, recipe
+from vitrail.train.average import Averager
+from vitrail.train.optim import build_optimizer, clip_, set_learning_rate
+from vitrail.train.plan import Plan
+from vitrail.train.run import Run
+from vitrail.train.step import backward, seed_step
+
+CLASSES, BATCH = 5, 6
+
+
+def reduced(run: Run) -> ViTConfig | ResNetConfig:
+    """The network of a recipe with as little of it as there can be of everything it has."""
+    overrides = {key: value for key, value in vars(run.vit).items() if value is not None}
+    config = variant(run.model, **overrides, classes=CLASSES)
+    if isinstance(config, ResNetConfig):
+        return replace(config, units=(1, 1, 1, 1), width=8, image_size=(64, 64))
+    if len(config.stem_units) > 3:  # the fourth stage of a ResNet has half of its parameters
+        config = replace(config, stem_units=config.stem_units[:3], patch=config.patch // 2)
+    side = 2 * config.patch
+    hidden = 16 if config.pre_logits else None
+    narrow = dict(width=16, depth=2, heads=2, mlp_dim=32, pre_logits=hidden, stem_units=(1,) * len(config.stem_units))
+    return replace(config, **narrow, image_size=(side, side))
+
+
+def images(run: Run, size: tuple[int, int]) -> Batch:
+    """Random pictures as the recipe would show them to the network."""
+    preprocess = replace(run.preprocess or Preprocess(), image_size=size)
+    transform = train_transform(run.augment, preprocess)
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, (40, 48, 3), np.uint8) for _ in range(BATCH)]
+    assert eval_transform(preprocess)(pictures[0], stream(0, 0, 0)).shape == (*size, 3)
+    shown = np.stack([transform(picture, stream(0, 0, index)) for index, picture in enumerate(pictures)])
+    labels = torch.arange(BATCH) % CLASSES
+    return Batch(torch.from_numpy(shown).permute(0, 3, 1, 2), labels, torch.arange(BATCH))
+
+
+def first_loss(config: Supervised) -> float:
+    """The loss of an example where all logits are the head's bias; targets add up to 1 whatever is mixed."""
+    bias = config.head_bias
+    if config.loss == "softmax":
+        return math.log(CLASSES)
+    # sum over classes of log(1 + e^b) - t b
+    total = CLASSES * math.log1p(math.exp(bias)) - bias
+    return total if config.loss == "sigmoid" else total / CLASSES
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_takes_steps(name: str) -> None:
+    run, _ = fitted(replace(recipe(name), batch_size=BATCH), Facts(images=10 * BATCH, side=40))
+    plan = Plan.of(run, per_epoch=10)
+    assert plan.learning_rate(plan.warmup, 0.0) == pytest.approx(run.optim.lr)
+    torch.manual_seed(0)
+    config = reduced(run)
+    model = build(config)
+    objective = SupervisedObjective(model, run.objective, run.augment, CLASSES, run.seed).train()
+    batch = images(run, config.image_size)
+    optimizer, average = build_optimizer(objective, run.optim), Averager(model, run.average)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for step in range(4):  # classifiers and branches that start at zero let the gradient through one after another
+        seed_step(run.seed, step, 0)
+        outcome = backward(objective, batch, step=step, parts=2, autocast=False)
+        if step == 0:
+            assert outcome.loss == pytest.approx(first_loss(run.objective), rel=1e-5)
+        assert math.isfinite(float(clip_(objective.parameters(), run.optim.clip)))
+        set_learning_rate(optimizer, max(run.optim.lr, 0.03))  # four steps shall be seen
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        average.update(step)
+    after = model.state_dict()
+    assert all(torch.isfinite(value).all() for value in after.values() if value.is_floating_point())
+    still = [key for key, value in after.items() if key.endswith(".weight") and torch.equal(value, before[key])]
+    assert still == []
+    assert average.active == (run.average.kind != "none")

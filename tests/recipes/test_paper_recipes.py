@@ -1,0 +1,233 @@
+"""Every number of Tables 3 and 4 against the published tables, and every recipe of the paper against a row of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitrail.config import Epochs, Steps
+from vitrail.data.catalog import CATALOG
+from vitrail.data.config import Augment, Preprocess
+from vitrail.data.ops import InceptionCrop, RandomCrop, ResizeSmall, Squash, eval_transform, train_transform
+from vitrail.model.config import SIZES
+from vitrail.recipes.paper import PAPER
+from vitrail.recipes.paper_finetune import PAPER_FINETUNE, TABLE_4
+from vitrail.recipes.preprocessing import PRESETS
+from vitrail.recipes.registry import description, recipe
+from vitrail.train.schedule import learning_rate
+
+TABLES = Path(__file__).resolve().parents[3] / "shared" / "paper" / "tables.json"
+needs_tables = pytest.mark.skipif(not TABLES.is_file(), reason=f"the published tables are not at {TABLES}")
+NUMBERS: dict[str, Any] = json.loads(TABLES.read_text(encoding="utf-8")) if TABLES.is_file() else {}
+
+DATA = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """One network for one length in Table 3."""
+
+    recipe: str
+    model: str
+    row: dict[str, Any]
+    epochs: int
+
+    @property
+    def name_in_table_6(self) -> str:
+        return self.model.replace("R50+", "R50x1+") if "+" in self.model else self.model.replace("R", "ResNet")
+
+
+def rows_of_table_3() -> list[Published]:
+    """Table 3 spelled out: one entry for each length; "ViT-*" on ImageNet are the networks of Table 5."""
+    found = []
+    for row in NUMBERS.get("table3_pretraining", {}).get("rows", []):
+        networks = [row["model"]]
+        if row["model"] == "ViT-*":
+            table_5 = NUMBERS["table5_pretraining_size"]
+            reached = table_5["rows"]["ImageNet"]["ImageNet"]
+            networks = [name for name, top1 in zip(table_5["models"], reached, strict=True) if top1 is not None]
+        for network in networks:
+            short = network.lower().replace("+vit-", "-").replace("/", "")
+            for epochs in row["epochs"]:
+                shorter = f"-{epochs}ep" if epochs != max(row["epochs"]) else ""
+                name = f"paper/{short}-{DATA[row['dataset']]}{shorter}"
+                found.append(Published(name, network, row, epochs))
+    return found
+
+
+TABLE_3 = rows_of_table_3()
+
+
+@needs_tables
+def test_the_recipes_of_pre_training_are_the_rows_of_table_3() -> None:
+    assert sorted(PAPER) == sorted(published.recipe for published in TABLE_3)
+    assert len(TABLE_3) == 26
+
+
+@needs_tables
+@pytest.mark.parametrize("published", TABLE_3, ids=lambda published: published.recipe)
+def test_every_number_of_table_3(published: Published) -> None:
+    run, row = recipe(published.recipe), published.row
+    common = NUMBERS["table3_pretraining"]["common"]
+    assert run.model == published.model.replace("ViT-", "")
+    assert run.duration == Epochs(published.epochs)
+    assert run.optim.lr == row["base_lr"]
+    assert run.schedule.shape == row["lr_decay"]
+    assert run.optim.weight_decay == row["weight_decay"]
+    assert (run.vit.dropout or 0.0) == row["dropout"]
+    assert run.batch_size == common["batch_size"]
+    assert run.schedule.warmup == Steps(common["warmup_steps"])
+    assert (run.optim.name, run.optim.betas) == ("adamw", (common["beta1"], common["beta2"]))
+    assert run.image_size == common["resolution"]
+    if row["dataset"] == "ImageNet":
+        assert common["grad_clip"] == "global norm 1 for ImageNet" and run.optim.clip == 1.0
+    elif row["dataset"] == "JFT-300M":
+        assert run.optim.clip is None
+
+
+@needs_tables
+@pytest.mark.parametrize("published", TABLE_3, ids=lambda published: published.recipe)
+def test_a_recipe_quotes_the_number_it_reached(published: Published) -> None:
+    text, row = description(published.recipe), published.row
+    if row["dataset"] == "JFT-300M":
+        table = {(name, epochs): rest for name, epochs, *rest in NUMBERS["table6_scaling"]["rows"]}
+        imagenet, *_, exaflops = table[published.name_in_table_6, published.epochs]
+        assert f"{exaflops:,} exaFLOPs" in text
+    else:
+        table_5 = NUMBERS["table5_pretraining_size"]
+        imagenet = table_5["rows"][row["dataset"]]["ImageNet"][table_5["models"].index(published.model)]
+    if published.epochs == max(row["epochs"]) or row["dataset"] == "JFT-300M":
+        assert f"{imagenet:.2f} % top-1 on ImageNet" in text
+    else:
+        assert "no number is published" in text
+
+
+@needs_tables
+@pytest.mark.parametrize("published", TABLE_3, ids=lambda published: published.recipe)
+def test_the_classifier_is_one_of_pre_training(published: Published) -> None:
+    # section 3.1: a hidden layer; issue 124 of the authors' repository: as wide as the network
+    run = recipe(published.recipe)
+    width = SIZES[published.model.partition("ViT-")[2][0]][0] if "ViT" in published.model else None
+    assert run.vit.pre_logits == width
+    assert run.objective.loss == "sigmoid"
+    assert run.objective.head_bias == (-6.9 if published.row["dataset"] == "ImageNet" else -10)
+
+
+def test_the_released_networks_were_trained_like_this() -> None:
+    # issue 2 of google-research/vision_transformer, for B/16 on ImageNet-21k
+    run = recipe("paper/vit-b16-imagenet21k")
+    assert (run.batch_size, run.optim.lr, run.optim.weight_decay) == (4096, 1e-3, 0.03)
+    assert (run.schedule.shape, run.schedule.end, run.schedule.warmup) == ("linear", 1e-5, Steps(10_000))
+    assert (run.vit.dropout, run.vit.pre_logits, run.duration) == (0.1, 768, Epochs(90))
+    assert (run.objective.loss, run.objective.head_bias) == ("sigmoid", -10.0)
+
+
+def test_the_cost_of_a_run_that_is_not_in_table_6() -> None:
+    # protocols: 17.563 GMACs for B/16, 2 x 3 x MACs a training image
+    exaflops = 2 * 3 * 17.563e9 * 90 * CATALOG["imagenet21k"].splits["train"] / 1e18
+    assert f"about {exaflops:.0f} exaFLOPs" in description("paper/vit-b16-imagenet21k")
+
+
+PUBLISHED_4 = {row["dataset"]: row for row in NUMBERS.get("table4_finetuning", {}).get("rows", [])}
+
+
+@needs_tables
+def test_the_recipes_of_fine_tuning_are_the_rows_of_table_4() -> None:
+    assert [row.title for row in TABLE_4] == list(PUBLISHED_4)
+    assert set(PAPER_FINETUNE) == {
+        *(row.recipe for row in TABLE_4),
+        *(f"{row.recipe}-big-vision" for row in TABLE_4 if "VTAB" not in row.title),
+        "paper/finetune-imagenet-512",
+        "paper/finetune-imagenet-518",
+    }
+
+
+@needs_tables
+@pytest.mark.parametrize("name", PAPER_FINETUNE)
+def test_every_number_of_table_4(name: str) -> None:
+    run, common = recipe(name), NUMBERS["table4_finetuning"]["common"]
+    row = next(row for row in TABLE_4 if name.startswith(row.recipe) and not name[len(row.recipe) :].isdigit())
+    published = PUBLISHED_4[row.title]
+    assert run.duration == Steps(published["steps"])
+    assert list(row.grid) == published["base_lr"] and run.optim.lr in row.grid
+    assert all(f"{lr:g}" in description(name) for lr in published["base_lr"])
+    dev = published["dev_split"]
+    assert run.data.holdout == (dev if isinstance(dev, float) else 200 / 1000)
+    assert (run.optim.name, run.optim.momentum) == ("sgd", 0.9)
+    assert run.schedule.shape == common["lr_decay"]
+    assert run.batch_size == common["batch_size"]
+    assert run.optim.weight_decay == common["weight_decay"]
+    assert run.optim.clip == common["grad_clip_global_norm"]
+    assert not run.keep_head  # a zero layer replaces the whole head
+    if not name.endswith(("-512", "-518")):
+        assert run.image_size == common["resolution"]
+
+
+@needs_tables
+@pytest.mark.parametrize("row", TABLE_4, ids=lambda row: row.recipe)
+def test_a_recipe_of_fine_tuning_quotes_table_2_or_5(row: Any) -> None:
+    if row.title == "ImageNet":  # Table 2's are those of the higher resolution
+        table = NUMBERS["table5_pretraining_size"]["rows"]
+        numbers = [table["JFT-300M"]["ImageNet"][4], table["JFT-300M"]["ImageNet"][2]]
+        numbers += [table["ImageNet-21k"]["ImageNet"][2]]
+    else:
+        cells = NUMBERS["table2_state_of_the_art"]["rows"][row.title][:3]
+        numbers = [float(cell.partition("±")[0]) for cell in cells]
+    assert [f"{number:.2f} %" in description(row.recipe) for number in numbers] == [True] * 3
+
+
+@needs_tables
+@pytest.mark.parametrize(("side", "column"), [(512, [1, 2]), (518, [0])])
+def test_the_higher_resolutions_average(side: int, column: list[int]) -> None:
+    name = f"paper/finetune-imagenet-{side}"
+    run, table_2 = recipe(name), NUMBERS["table2_state_of_the_art"]
+    assert (run.average.kind, run.average.decay) == ("ema", 0.9999) and "0.9999" in table_2["note"]
+    assert f"{side} px" in table_2["note"] and run.image_size == side
+    for cell in (table_2["rows"]["ImageNet"][i] for i in column):
+        assert f"{cell.partition('±')[0]} %" in description(name)
+
+
+def test_the_warmups_are_those_of_the_authors_code() -> None:
+    # protocols 3.4: 500 steps, and 100 of 500 for Pets and Flowers
+    warmups = [recipe(row.recipe).schedule.warmup for row in TABLE_4]
+    assert warmups == [Steps(500), Steps(500), Steps(500), Steps(100), Steps(100), Steps(500)]
+
+
+def test_the_two_presets_prepare_images_as_their_authors_do() -> None:
+    assert list(PRESETS) == ["vit-jax", "big-vision"]
+    jax, vision = PRESETS["vit-jax"](384), PRESETS["big-vision"](384)
+    assert train_transform(jax.augment, jax.preprocess).ops[0] == InceptionCrop((384, 384), (0.05, 1.0))
+    assert train_transform(vision.augment, vision.preprocess).ops[0] == InceptionCrop((384, 384), (0.05, 1.0))
+    assert eval_transform(jax.preprocess) == Squash((384, 384))
+    assert eval_transform(vision.preprocess).ops[0] == ResizeSmall((448, 448))
+    assert jax.augment == vision.augment == Augment()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "random"), [("imagenet", False), ("pets", False), ("flowers", False), ("cifar10", True)]
+)
+def test_big_vision_crops_cifar_at_random(dataset: str, random: bool) -> None:
+    run = recipe(f"paper/finetune-{dataset}-big-vision")
+    assert run.preprocess is not None
+    first, second, *_ = train_transform(run.augment, run.preprocess).ops
+    assert ((first, second) == (ResizeSmall((448, 448)), RandomCrop((384, 384)))) == random
+
+
+def test_vtab_is_prepared_as_bits_at_384() -> None:
+    run = recipe("paper/finetune-vtab")
+    assert run.preprocess == Preprocess((384, 384), resize="squash", crop=384 / 448)
+    assert train_transform(run.augment, run.preprocess).ops[:2] == (Squash((448, 448)), RandomCrop((384, 384)))
+
+
+@pytest.mark.parametrize("step", [0, 100, 250, 500, 4999, 9999])
+def test_a_fine_tuning_rate_is_vit_jaxs(step: int) -> None:
+    run = recipe("paper/finetune-cifar100")
+    progress = max(step - 500, 0) / 9500
+    expected = 0.03 * (1 + math.cos(math.pi * progress)) / 2 * min(1, step / 500)
+    ours = learning_rate(step, 10_000, run.optim.lr, shape="cosine", warmup=500, end=run.schedule.end)
+    assert ours == pytest.approx(expected, rel=1e-12)

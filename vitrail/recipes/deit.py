@@ -1,0 +1,94 @@
+"""DeiT (Touvron et al. 2021, "Training data-efficient image transformers"): ImageNet from scratch in 300 epochs.
+
+The values are the defaults of its `main.py` and the commands of its `README_deit.md`: AdamW 5e-4 per 512 images of a
+batch of 1024, weight decay 0.05, 5 epochs of warmup, cosine to 1e-5, label smoothing, RandAugment, random erasing,
+mixup or CutMix, three copies of each image, stochastic depth 0.1.
+
+Not expressible: they set the rate once an epoch, begin the warmup at 1e-6 and the cosine at epoch 0 (here every
+step, from 0, and after the warmup); pixels are normalised with ImageNet's mean and deviation there, with 0.5 here;
+weights start truncated-normal there. Distillation is not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vitrail.config import Epochs, Percent
+from vitrail.data.config import Augment, Preprocess
+from vitrail.objective.config import Supervised
+from vitrail.recipes.published import Recipe, as_recipe, passes
+from vitrail.train.run import Average, Model, Optim, Run, Schedule
+
+CROP = Augment(crop="inception", scale=(0.08, 1.0))
+"""timm's RandomResizedCrop, and mirroring."""
+
+
+def bicubic(side: int, crop: float) -> Preprocess:
+    """Return the preprocessing of DeiT and what follows it: resized by the short side, then cropped to `side`."""
+    return Preprocess((side, side), crop=crop, interpolation="bicubic")
+
+
+def base(model: str) -> Run:
+    """Return DeiT's run for one of its networks."""
+    return Run(
+        model=model,
+        vit=Model(drop_path=0.1),
+        image_size=224,
+        objective=Supervised(loss="softmax", smoothing=0.1),
+        augment=replace(CROP, randaugment=(2, 9.0), erasing=0.25, mixup=0.8, cutmix=1.0, repeats=3),
+        preprocess=bicubic(224, crop=0.875),
+        optim=Optim(name="adamw", lr=5e-4 * 1024 / 512, weight_decay=0.05, clip=None),
+        schedule=Schedule(shape="cosine", warmup=Epochs(5), end=1e-5),
+        average=Average(kind="none"),
+        duration=Epochs(300),
+        batch_size=1024,
+        evaluate_every=Percent(2),
+        checkpoint_every=Percent(2),
+    )
+
+
+def at_384() -> Run:
+    """Return DeiT's fine-tuning at 384 pixels: 30 epochs at a constant rate, with the classifier that it has."""
+    run = base("B/16")
+    return replace(
+        run,
+        image_size=384,
+        keep_head=True,
+        preprocess=bicubic(384, crop=0.875),
+        optim=replace(run.optim, lr=5e-6, weight_decay=1e-8),
+        schedule=replace(run.schedule, end=5e-6),
+        duration=Epochs(30),
+        batch_size=512,
+    )
+
+
+def _recipes() -> dict[str, Recipe]:
+    found: dict[str, Recipe] = {}
+    rows = (
+        ("deit/vit-ti16", "Ti/16", "72.2"),
+        ("deit/vit-s16", "S/16", "79.9"),
+        ("deit/vit-b16", "B/16", "81.8"),
+    )
+    for name, model, top1 in rows:
+        found[name] = as_recipe(
+            name,
+            base(model),
+            f"ViT-{model} on ImageNet for 300 epochs, strongly augmented, without distillation (DeiT).",
+            module=__name__,
+            cost=f"{passes(300, 'imagenet')} at 224 pixels.",
+            expected=f"{top1} % on ImageNet (README_deit.md).",
+        )
+    name = "deit/finetune-384"
+    found[name] = as_recipe(
+        name,
+        at_384(),
+        "Fine-tuning a DeiT at 384 pixels for 30 epochs (DeiT).",
+        command=f"vitrail finetune DIR --from WEIGHTS --recipe {name}",
+        module=__name__,
+        cost=f"{passes(30, 'imagenet')} at 384 pixels.",
+        expected="82.9 % on ImageNet for B/16 (README_deit.md).",
+    )
+    return found
+
+
+DEIT: dict[str, Recipe] = _recipes()

@@ -1,0 +1,64 @@
+"""How the papers' authors prepare images, as named values: for training an `Augment`, for evaluation a `Preprocess`.
+
+Two of them are presets for fine-tuning, `vit-jax` and `big-vision`, which give different numbers for the same
+weights: the first squashes a test image to the network's size, the second keeps its shape and drops its border.
+
+Not expressible: vit_jax resizes without antialiasing, here resizing always antialiases. Training images of
+big_vision's `decode_jpeg_and_inception_crop` are cut out while decoding, which makes the same crops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from vitrail.data.config import Augment, Preprocess
+
+PRE_TRAINING = 224
+"""Pixels: "all training is done on resolution 224" (appendix B.1)."""
+FINE_TUNING = 384
+"""Pixels, "if not mentioned otherwise" (Table 4)."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What is done to training images, and to all others."""
+
+    augment: Augment
+    preprocess: Preprocess
+
+
+def inception(side: int = PRE_TRAINING) -> Preset:
+    """Return the pre-training of ViT and BiT: Inception crop and mirroring; `resize_small`, then the central 87.5 %."""
+    return Preset(Augment(crop="inception", scale=(0.05, 1.0)), Preprocess((side, side)))
+
+
+def vit_jax(side: int = FINE_TUNING) -> Preset:
+    """Return google-research/vision_transformer's fine-tuning (`input_pipeline.py`).
+
+    Inception crop of at least 5 % of the area, mirroring; a test image is squashed to side x side pixels.
+    """
+    return Preset(Augment(crop="inception", scale=(0.05, 1.0)), Preprocess((side, side), resize="squash"))
+
+
+def big_vision(side: int = FINE_TUNING, crop: Literal["inception", "random"] = "inception") -> Preset:
+    """Return big_vision's fine-tuning (`configs/transfer.py`).
+
+    `inception_crop(384)` or, for CIFAR, `resize_small(448)|random_crop(384)`, then mirroring; a test image gets
+    `resize_small(448)|central_crop(384)`. Other sizes keep the proportion of 384 to 448.
+    """
+    return Preset(Augment(crop=crop, scale=(0.05, 1.0)), Preprocess((side, side), resize="small", crop=384 / 448))
+
+
+def bit(side: int, resized: int) -> Preset:
+    """Return BiT's fine-tuning: squash to `resized`, crop `side` anywhere, mirror; a test image is squashed to `side`.
+
+    Where a crop or a mirror image would have another label (which way up, how far left), BiT leaves them out:
+    `--augment.crop center`, `--augment.no-flip`.
+    """
+    return Preset(Augment(crop="random"), Preprocess((side, side), resize="squash", crop=side / resized))
+
+
+PRESETS: dict[str, Callable[[int], Preset]] = {"vit-jax": vit_jax, "big-vision": big_vision}
+"""The two presets for fine-tuning by name."""
