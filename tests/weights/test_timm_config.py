@@ -159,7 +159,6 @@ def test_leftovers_of_pre_training_are_named() -> None:
         (PLAIN, dict(attn_layer="diff"), r"is part of differential attention"),
         ("vit_base_patch16_xp_224", dict(pre_norm=False, qk_norm=False), r"attention and MLP share"),
         ("vit_base_patch16_rpn_224", {}, r"'vit_base_patch16_rpn_224' has norms behind attention and MLP"),
-        ("vit_small_patch16_rope_224", dict(init_values=0.0), r"has rotary positions"),
         (PLAIN, dict(act_layer="quick_gelu"), r"act_layer 'quick_gelu'"),
         (PLAIN, dict(norm_layer="rmsnorm"), r"norm_layer 'rmsnorm'"),
         (PLAIN, dict(global_pool="max"), r"global_pool 'max'"),
@@ -178,6 +177,20 @@ def test_networks_vitrail_has_not_are_refused(
     theirs = timm.create_model(architecture, **(base | arguments))
     with pytest.raises(WeightsError, match=message):
         load(hub(theirs, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("vit_small_patch16_rope_224", "rotary positions"),
+        ("vit_small_patch16_dinov3", "rotary positions"),
+        ("vit_base_patch32_clip_quickgelu_224", "another approximation of GELU"),
+        ("test_vit3", "pooling over registers"),
+    ],
+)
+def test_what_only_the_architecture_says_is_refused(architecture: str, message: str) -> None:
+    with pytest.raises(WeightsError, match=f"'{architecture}' has {message}"):
+        FORMAT.find(archive(peer("no positions"), config_of(architecture=architecture)))
 
 
 def test_resnets_that_are_not_bits_are_refused() -> None:
