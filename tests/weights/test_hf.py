@@ -172,6 +172,13 @@ def test_biases_that_a_config_leaves_out_are_zero(tmp_path: Path) -> None:
     assert not any(model.state_dict()[name].any() for name in names)
 
 
+def test_what_beit_does_not_have_is_told(tmp_path: Path) -> None:
+    saved(tmp_path, "beit")
+    model = load(tmp_path)
+    assert "keys without a bias" in str(model.load_report)
+    assert not model.blocks[0].attentions[0].attention.qkv.bias[32:64].any()
+
+
 def test_half_precision_becomes_float32(tmp_path: Path) -> None:
     theirs = peer("vit").half()
     theirs.save_pretrained(tmp_path)

@@ -171,7 +171,7 @@ def _target(model: nn.Module, card: Card) -> tuple[Family, Layout]:
     if reason := refusal_of_all(config):
         raise WeightsError(f"format 'hf' has no place for this model: {reason}")
     origin = _origin(card)
-    kept = Layout(**origin["layout"]) if origin else None
+    kept = Layout(**origin["layout"]) if "layout" in origin else None
     family = FAMILIES[kept.model_type] if kept else FAMILIES[_choose(config)]
     if kept and family.refusal(config):  # changed since
         kept, family = None, FAMILIES[_choose(config)]

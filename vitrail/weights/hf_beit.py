@@ -32,6 +32,7 @@ class Beit(Family):
     bare = "BeitModel"
     classifier = "BeitForImageClassification"
     gammas = ("lambda_1", "lambda_2")
+    remarks = ("keys without a bias: BEiT has none, and a zero one changes nothing",)
     defaults: Mapping[str, Any] = dict(layer_norm_eps=1e-12, patch_size=16, layer_scale_init_value=0.1)
     unused = (
         *Family.unused,

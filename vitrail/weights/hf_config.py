@@ -22,7 +22,7 @@ COMMON = dict(num_attention_heads=12, hidden_act="gelu")
 def infer(archive: Archive, family: Family, layout: Layout) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of ViTConfig, preprocessing aside, and what was assumed. Raises WeightsError."""
     settings = {**COMMON, **family.defaults, **archive.config}
-    notes: list[str] = []
+    notes = list(family.remarks)
     width, channels, patch = stem_sizes(archive, f"{layout.prefix}{STEM}.weight")
     values: dict[str, Any] = dict(
         width=width,
@@ -70,7 +70,8 @@ def _image_size(archive: Archive, family: Family, layout: Layout, patch: int) ->
 
 def _positive(archive: Archive, settings: Mapping[str, Any], name: str, kind: type) -> Any:
     value = settings[name]
-    if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
+    numeric = isinstance(value, int | kind) and not isinstance(value, bool)
+    if not numeric or value <= 0:
         raise WeightsError(f"{archive.path}: {name} of config.json is {value!r}; it should be a number above 0")
     return kind(value)
 
@@ -118,8 +119,8 @@ def placeholders(classes: int) -> list[str]:
 def to_json(config: ViTConfig, card: Card, family: Family, layout: Layout, dtype: str) -> dict[str, Any]:
     """Return the config.json of a model; entries of the file it came from, which say nothing here, are kept."""
     origin = card.provenance.get("origin") or {}
-    same_kind = origin.get("format") == "hf" and origin["layout"]["model_type"] == family.model_type
-    found: dict[str, Any] = dict(origin["config"]) if same_kind else {}
+    same_kind = origin.get("format") == "hf" and origin.get("layout", {}).get("model_type") == family.model_type
+    found: dict[str, Any] = dict(origin.get("config", {})) if same_kind else {}
     act = found.get("hidden_act", "")
     if act not in (ERF if config.gelu == "erf" else TANH):
         act = ERF[0] if config.gelu == "erf" else TANH[0]

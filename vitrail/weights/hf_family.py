@@ -42,6 +42,8 @@ class Family:
     checked: Mapping[str, str] = {"intermediate_size": "mlp_dim"}
     """Entries of config.json that the shapes must agree with, and their fields in ViTConfig."""
     resize_mode: ResizeMode = "hf"
+    remarks: tuple[str, ...] = ()
+    """What a load report says of every model of the family."""
     unused: tuple[tuple[str, str], ...] = (
         (r"(\w+\.)?embeddings\.mask_token", "mask token of masked pre-training"),
         (r"(\w+\.)?pooler\.dense\.\w+", "the classifier reads the class token, not the pooler"),
