@@ -90,7 +90,7 @@ def test_the_stages_of_a_resnet_are_compared_with_timms(tmp_path: Path) -> None:
     save(load(path), tmp_path / "m.safetensors", "timm")
     found = verify(tmp_path / "m.safetensors")
     assert list(found.layers) == ["block 0", "block 1", "block 2", "block 3", "logits"]
-    assert found.worst < 1e-5 and found.passed
+    assert found.worst < 3e-5 and found.passed  # largest value by largest value, after fifty layers
 
 
 @pytest.mark.parametrize("make", [in_timm, in_transformers, in_torchvision])

@@ -196,9 +196,9 @@ def _short(values: tuple[float, ...]) -> str:
 
 
 def _tensor_table(tensors: list[Tensor]) -> Any:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("tensor", "shape", "mean", "std", "largest")
+    table = Table(Column("tensor", overflow="fold"), "shape", "mean", "std", "largest")
     for row in tensors:
         shape = " x ".join(map(str, row.shape)) or "one number"
         table.add_row(row.name, shape, *(f"{value:.3g}" for value in (row.mean, row.std, row.largest)))

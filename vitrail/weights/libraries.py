@@ -108,13 +108,28 @@ def _in_transformers(folder: Path, model: ViT | ResNet, images: Tensor) -> Layer
         assert isinstance(model.config, ViTConfig)
         cells = model.config.grid[0] * model.config.grid[1]
         more = {"noise": torch.arange(cells, dtype=torch.float32)[None]}
-    network = getattr(transformers, named).from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    with _without_bars():
+        network = getattr(transformers, named).from_pretrained(folder, config=config, dtype=torch.float32).eval()
     with _recorded(_blocks(network, model)) as layers:
         result = network(images, **more)
     found = dict(layers)
     if isinstance(model, ViT) and model.config.final_norm == "tokens" and "last_hidden_state" in result:
         found["tokens"] = result.last_hidden_state
     return found | ({"logits": result.logits} if "logits" in result and model.config.classes else {})
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Within the block transformers draws no progress bars: it is not what was asked for."""
+    from transformers.utils import logging
+
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
 
 
 def _in_torchvision(file: Path, model: ViT | ResNet, images: Tensor) -> Layers:
