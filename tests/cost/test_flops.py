@@ -35,14 +35,31 @@ def every_token(model, images):
     if not isinstance(model, ViT):
         return model(images)
     tokens = model.encode(model.embed(images), model.grid(images))
-    features = model.pre_logits(model.pool(tokens, model.config.prefix))
-    return features if model.head is None else model.head(features)
+    return model.classify(model.summary(tokens))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name(name):
     config = variant(name)
     assert counted(config) == (parameters(config), 2 * macs(config))
+
+
+def prefixes() -> list[ViTConfig]:
+    """Tokens in front of the grid and their positions, what is read of them, and the gated MLP."""
+    configs = [
+        ViTConfig(**TINY, class_token=True, pool=pool, positions=positions, registers=2, register_positions=True)
+        for pool, positions in itertools.product(("cls", "gap", "map", "cls+gap"), ("1d", "2d"))
+    ]
+    configs += [
+        ViTConfig(**TINY, positions="relative_bias", place=place, pool=pool)
+        for place, pool in itertools.product(("input", "shared"), ("cls", "gap"))
+    ]
+    configs.append(ViTConfig(**TINY, distilled=True, final_norm="pooled"))
+    configs.append(ViTConfig(**TINY, distilled=True, cls_position=False, registers=1))
+    configs.append(ViTConfig(**TINY, pool="cls+gap", pre_logits=8))
+    configs.append(ViTConfig(**TINY, pool="map", mlp="swiglu", final_norm="pooled"))
+    configs.append(ViTConfig(**{**TINY, "classes": 0}, distilled=True))
+    return configs
 
 
 def options() -> list:
@@ -59,6 +76,7 @@ def options() -> list:
     configs.append(ViTConfig(**TINY, layer_scale=1e-4, pre_logits=8, cls_position=False))
     configs.append(ViTConfig(**{**TINY, "classes": 0, "channels": 5}))
     configs.append(ViTConfig(**TINY, block="parallel", branches=3, layer_scale=1e-4, positions="relative"))
+    configs += prefixes()
     for positions, pool in itertools.product(("1d", "relative"), ("gap", "map")):
         configs.append(ViTConfig(**TINY, block="axial", pool=pool, positions=positions))
     for stem, norm, patch in itertools.product(("levit", "early", "hmlp"), ("batch", "layer"), (2, 8, 16)):

@@ -40,6 +40,10 @@ def reference(layers: list[np.ndarray]) -> np.ndarray:
         {"pool": "gap"},
         {"pool": "map", "registers": 1},
         {"positions": "relative"},
+        {"positions": "relative_bias"},
+        {"distilled": True, "registers": 1},
+        {"pool": "cls+gap"},
+        {"pool": "gap", "class_token": True},
         {"block": "parallel", "branches": 2},
     ],
     ids=str,
@@ -52,8 +56,9 @@ def test_rollout_is_the_product_of_the_averaged_maps(changes: dict[str, object])
     for layer in range(3):  # branches side by side act as more heads
         layers.append(np.concatenate([m.maps.numpy() for m in found if m.layer == layer], axis=1))
     joint, prefix = reference(layers), model.config.prefix
-    rows = joint[:, :1] if model.config.pool == "cls" else joint[:, prefix:]
-    expected = rows.mean(axis=1)[:, prefix:].reshape(2, 3, 4)
+    tokens, grid = joint[:, : 1 + model.config.distilled].mean(axis=1), joint[:, prefix:].mean(axis=1)
+    row = {"cls": tokens, "cls+gap": (tokens + grid) / 2}.get(model.config.pool, grid)
+    expected = row[:, prefix:].reshape(2, 3, 4)
     np.testing.assert_allclose(rollout(model, images).numpy(), expected, rtol=1e-4, atol=1e-7)
     assert len(np.unique(expected.round(6))) > 4  # the comparison means something
 

@@ -24,7 +24,7 @@ def by_hand(qkv: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     for b in range(batch):
         for h in range(heads):
             q, k, v = qkv[b, :, :, h].double().unbind(1)
-            logits = q @ k.T + (0 if bias is None else bias[b, h].double())
+            logits = q @ k.T + (0 if bias is None else bias[b % len(bias), h].double())
             weights = logits.exp() / logits.exp().sum(1, keepdim=True)
             out[b, :, h] = weights @ v
     return out.flatten(2)
@@ -33,18 +33,19 @@ def by_hand(qkv: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 @settings(max_examples=30, deadline=None)
 @given(
     batch=st.integers(1, 3), tokens=st.integers(1, 9), heads=st.integers(1, 3), features=st.sampled_from([1, 4, 16]),
-    biased=st.booleans(), seed=st.integers(0, 99),
+    biases=st.sampled_from(["none", "one", "one each"]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_fused_and_explicit_agree_with_the_formula_and_each_other(
-    batch: int, tokens: int, heads: int, features: int, biased: bool, seed: int
+    batch: int, tokens: int, heads: int, features: int, biases: str, seed: int
 ) -> None:
     torch.manual_seed(seed)
     qkv = torch.randn(batch, tokens, 3, heads, features)
-    bias = torch.randn(batch, heads, tokens, tokens) if biased else None
+    sizes = {"none": 0, "one": 1, "one each": batch}
+    bias = torch.randn(sizes[biases], heads, tokens, tokens) if sizes[biases] else None
     weight = torch.randn(batch, tokens, heads * features)
     results = []
     for path in ("fused", "explicit"):
-        inputs = [qkv.clone().requires_grad_()] + ([bias.clone().requires_grad_()] if biased else [])
+        inputs = [tensor.clone().requires_grad_() for tensor in (qkv, bias) if tensor is not None]
         with attention_path(path):
             out = attend(*inputs)
         assert torch.allclose(out.double(), by_hand(qkv, bias), atol=1e-5)
@@ -60,6 +61,7 @@ def test_explicit_backward_against_finite_differences() -> None:
     bias = torch.randn(2, 2, 4, 4, dtype=torch.float64, requires_grad=True)
     with attention_path("explicit"):
         assert torch.autograd.gradcheck(attend, (qkv, bias))
+        assert torch.autograd.gradcheck(attend, (qkv, bias[:1].detach().requires_grad_()))
         assert torch.autograd.gradcheck(attend, (qkv,))
 
 
@@ -140,6 +142,8 @@ def test_fast_math_stays_float32() -> None:
     [
         dict(),
         dict(positions="relative"),
+        dict(positions="relative_bias"),
+        dict(distilled=True),
         dict(block="parallel", branches=2),
         dict(registers=2),
         dict(block="axial", pool="gap"),

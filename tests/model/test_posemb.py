@@ -128,6 +128,41 @@ def test_sincos_in_closed_form() -> None:
             assert np.allclose(ours[row * 3 + column], expected, atol=1e-6)
 
 
+def test_sincos_tables_of_the_last_few_grids_are_kept() -> None:
+    positions = build_positions(ViTConfig(**TINY, positions="sincos", pool="gap"))
+    with torch.inference_mode():  # evaluation comes first; training takes what it left behind
+        first = positions.tokens(None, (3, 4))
+    assert positions.tokens(None, (3, 4)) is first and not first.is_inference()
+    assert torch.equal(first[0], sincos_2d((3, 4), 32))
+    weight = torch.ones(12, 32, requires_grad=True)
+    (weight * first).sum().backward()
+    for side in range(1, 30):
+        assert torch.equal(positions.tokens(None, (side, 2))[0], sincos_2d((side, 2), 32))
+    assert len(positions._tables) <= 8
+    assert not positions.state_dict()
+    rounded = positions.to(torch.bfloat16).tokens(None, (3, 4))
+    assert rounded.dtype == torch.bfloat16 and torch.equal(rounded, first.bfloat16())
+
+
+@pytest.mark.parametrize("positions", ["1d", "2d"])
+def test_registers_with_positions_follow_the_class_token(positions: str) -> None:
+    """And where the class token has none, the registers' rows are still the registers'."""
+    for cls_position, distilled in ((True, False), (False, False), (True, True), (False, True)):
+        options = dict(registers=2, register_positions=True, cls_position=cls_position, distilled=distilled)
+        module = build_positions(ViTConfig(**TINY, positions=positions, **options))
+        for table in module.parameters():
+            torch.nn.init.normal_(table)
+        front = module.front[0] if positions == "2d" else module.embedding[0, :-12]
+        tokens, before = module.tokens(None, (3, 4))[0], 1 + distilled
+        assert len(front) == 2 + cls_position * before and tokens.shape == (before + 2 + 12, 32)
+        assert torch.equal(tokens[before : before + 2], front[-2:])
+        if cls_position:
+            assert torch.equal(tokens[:before], front[:before])
+        else:
+            assert tokens[:before].eq(0).all()
+        assert tokens[before + 2 :].ne(0).all()
+
+
 def _statistics(name: str, kind: str, tensor: torch.Tensor, config: ViTConfig) -> bool:
     """Does a tensor look as its row of the table in init_weights says?"""
     if kind == "zeros":
@@ -144,6 +179,8 @@ def _statistics(name: str, kind: str, tensor: torch.Tensor, config: ViTConfig) -
         return abs(tensor.std().item() / std - 1) < 0.05 and tensor.abs().max().item() <= 2 * std / 0.8796 + 1e-6
     assert kind.startswith("xavier_uniform")
     parts = tensor.chunk(3) if name.endswith("qkv.weight") else [tensor.flatten(0, -2)]
+    if name.endswith("fc1.weight") and config.mlp == "swiglu":
+        parts = tensor.chunk(2)
     for part in parts:
         bound = math.sqrt(6 / (part.shape[0] + part.shape[1]))
         if not 0.97 * bound < part.abs().max().item() <= bound + 1e-6:
@@ -156,12 +193,17 @@ def _statistics(name: str, kind: str, tensor: torch.Tensor, config: ViTConfig) -
 def test_every_tensor_is_initialised_as_the_table_says() -> None:
     rows = dict(re.findall(r"^    \| (\S+) \| (.+?) \|$", init_weights.__doc__ or "", flags=re.MULTILINE))
     rows.pop("---", None), rows.pop("tensor", None)
-    assert len(rows) == 21
+    assert len(rows) == 25
     used: set[str] = set()
-    for options in (dict(layer_scale=1e-4, registers=8), dict(pool="map", positions="2d")):
+    for options in (
+        dict(layer_scale=1e-4, registers=8, pre_logits=96),
+        dict(pool="map", positions="2d", pre_logits=96),
+        dict(distilled=True, mlp="swiglu"),
+        dict(pool="gap", class_token=True, positions="relative_bias"),
+    ):
         torch.manual_seed(0)
         shape = dict(width=192, depth=2, heads=3, mlp_dim=768, patch=8, image_size=64)
-        config = ViTConfig(**shape, pre_logits=96, classes=50, **options)
+        config = ViTConfig(**shape, classes=50, **options)
         for name, tensor in build(config).named_parameters():
             patterns = {row: re.escape(row).replace(r"\*", ".*") for row in rows}
             matching = [row for row, pattern in patterns.items() if re.search(rf"(^|\.){pattern}$", name)]

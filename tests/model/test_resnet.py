@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -67,6 +68,25 @@ def test_bit_is_timms(height: int, width: int) -> None:
         torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
         pooled = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
         torch.testing.assert_close(ours.features(images), pooled, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_timms_bit_exactly() -> None:
+    """Kernels so small that the epsilon counts: timm's, and another GroupNorm's."""
+    theirs = randomise(timm_bit(TINY.units, 0.5, 5), kernel_scale=1e-3)
+    nn.init.normal_(theirs.head.fc.weight, std=0.1)
+    images = torch.randn(2, 3, 64, 64)
+    for eps in (1e-5, 1e-2):
+        for module in theirs.modules():
+            if isinstance(module, nn.GroupNorm):
+                module.eps = eps
+        ours = build_resnet(replace(TINY, std_conv="timm", group_norm_eps=eps))
+        ours.load_state_dict(from_timm(theirs.state_dict()))
+        expected = theirs(images)
+        torch.testing.assert_close(ours(images), expected, rtol=1e-4, atol=1e-4)
+        official = build_resnet(replace(TINY, group_norm_eps=eps))
+        official.load_state_dict(ours.state_dict())
+        assert (official(images) - expected).norm() > 1e-3 * expected.norm()
 
 
 @pytest.mark.parametrize("name", BIT_NAMES)

@@ -280,6 +280,21 @@ def test_hybrid_is_timms(units: tuple[int, ...], patch: int) -> None:
         torch.testing.assert_close(ours(images), ours.proj(theirs(images)), rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kernel_scale", [1e-4, 1.0])
+def test_timms_hybrid_exactly(kernel_scale: float) -> None:
+    """With timm's own epsilons, in kernels so small that they count: the same maps, and SAME padding still."""
+    config = tiny("resnet", 8, stem_units=(1, 2), image_size=(8, 8), std_conv="timm", group_norm_eps=1e-5)
+    ours, theirs = build_stem(config), randomise(timm_hybrid((1, 2)), kernel_scale=kernel_scale)
+    ours.load_state_dict(from_timm(theirs.state_dict(), True), strict=False)
+    official = build_stem(replace(config, std_conv="hybrid", group_norm_eps=1e-6))
+    official.load_state_dict(ours.state_dict())
+    images = 1e-3 * torch.randn(2, 3, 64, 128)
+    expected = ours.proj(theirs(images))
+    torch.testing.assert_close(ours(images), expected, rtol=1e-4, atol=1e-5)
+    assert (official(images) - expected).norm() > 1e-3 * expected.norm()
+
+
 def from_timm(weights: dict[str, Tensor], staged: bool) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in weights.items():
@@ -325,13 +340,14 @@ def test_moving_stage_4_into_stage_3_gives_four_times_the_tokens() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0])
-@pytest.mark.parametrize("form", ["hybrid", "bit"])
+@pytest.mark.parametrize("form", ["hybrid", "bit", "timm"])
 def test_kernels_are_standardised_as_each_family_does(form: str, scale: float) -> None:
     """Against numpy in float64; with kernels of 1e-6 the place of the epsilon decides the result."""
     conv = StdConv2d(5, 4, 3, form=form)
     nn.init.normal_(conv.weight, mean=2 * scale, std=scale)
     kernel = conv.weight.detach().double().numpy()
     mean, deviation = kernel.mean((1, 2, 3), keepdims=True), kernel.std((1, 2, 3), keepdims=True)
-    divisor = deviation + 1e-5 if form == "hybrid" else (deviation**2 + 1e-10) ** 0.5
+    added = {"bit": 1e-10, "timm": 1e-8}
+    divisor = deviation + 1e-5 if form == "hybrid" else (deviation**2 + added[form]) ** 0.5
     expected = torch.from_numpy((kernel - mean) / divisor).float()
     torch.testing.assert_close(conv.standardised(), expected, rtol=1e-4, atol=1e-5)

@@ -194,9 +194,9 @@ def test_a_resolution_the_positions_were_not_made_for_equals_timm() -> None:
         assert error(model(images), peer(images)) < 1e-5
 
 
-@pytest.mark.parametrize("pool", ["cls", "gap", "map"])
+@pytest.mark.parametrize("pool", ["cls", "gap", "map", "cls+gap"])
 @pytest.mark.parametrize("place", ["input", "every", "shared"])
-@pytest.mark.parametrize("positions", ["none", "1d", "2d", "relative", "sincos"])
+@pytest.mark.parametrize("positions", ["none", "1d", "2d", "relative", "sincos", "relative_bias"])
 def test_every_position_place_and_head_trains(positions: str, place: str, pool: str) -> None:
     torch.manual_seed(0)
     model = build(ViTConfig(**TINY, positions=positions, place=place, pool=pool))
@@ -312,7 +312,7 @@ def test_stochastic_depth_drops_whole_branches_per_image_and_keeps_the_mean() ->
 
 def test_encoding_a_subset_equals_encoding_a_shorter_sequence() -> None:
     """keep= drops tokens after their positions were added: what masked pre-training needs."""
-    for positions, place in itertools.product(("1d", "relative", "2d"), ("input", "every", "shared")):
+    for positions, place in itertools.product(("1d", "relative", "2d", "relative_bias"), ("input", "every", "shared")):
         model = build(ViTConfig(**(TINY | dict(positions=positions, place=place)))).eval()
         randomise(model)
         tokens = model.embed(torch.randn(2, 3, 32, 32))
@@ -325,14 +325,25 @@ def test_encoding_a_subset_equals_encoding_a_shorter_sequence() -> None:
         assert torch.allclose(shuffled[:, 1:], out[:, [3, 1, 2]], atol=1e-5)  # a set, but for the positions
 
 
-@pytest.mark.parametrize("options", [dict(), dict(registers=2), dict(positions="relative"), dict(place="every")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(registers=2),
+        dict(positions="relative"),
+        dict(positions="relative_bias"),
+        dict(place="every"),
+        dict(distilled=True, positions="relative"),
+        dict(final_norm="pooled", mlp="swiglu"),
+    ],
+)
 @pytest.mark.parametrize("block", [dict(), dict(block="parallel", branches=2)])
 def test_sparing_the_last_layer_what_nobody_reads_changes_nothing(options: dict, block: dict) -> None:
     model = build(ViTConfig(**(TINY | options | block)))
     randomise(model)
     images = torch.randn(2, 3, 32, 32)
     everything = model.encode(model.embed(images))
-    expected = model.head(everything[:, 0])
+    expected = model.classify(model.summary(everything))
     expected.square().sum().backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()

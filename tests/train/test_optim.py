@@ -36,6 +36,9 @@ def tiny_models() -> list[ViTConfig | ResNetConfig]:
     ]
     configs.append(ViTConfig(**TINY, layer_scale=1e-4, pre_logits=8, cls_position=False))
     configs.append(ViTConfig(**TINY, block="parallel", branches=2, layer_scale=1e-4))
+    configs.append(ViTConfig(**TINY, distilled=True, mlp="swiglu"))
+    configs.append(ViTConfig(**TINY, pool="cls+gap", registers=2, register_positions=True, final_norm="pooled"))
+    configs.append(ViTConfig(**TINY, pool="gap", class_token=True, positions="relative_bias"))
     configs.append(ViTConfig(**TINY, block="axial", pool="gap", positions="relative"))
     for stem, norm in itertools.product(("levit", "early", "hmlp"), ("batch", "layer")):
         configs.append(ViTConfig(**{**TINY, "patch": 16, "image_size": (32, 32)}, stem=stem, stem_norm=norm))

@@ -61,7 +61,7 @@ def _count(config: ViTConfig | ResNetConfig, image_size: int | tuple[int, int] |
 def _vit(tally: _Tally, config: ViTConfig, height: int, width: int) -> None:
     rows, columns = height // config.patch, width // config.patch
     _stem(tally, config, height, width)
-    tally.parameters += config.prefix * config.width  # class token, registers
+    tally.parameters += config.prefix * config.width  # class token, distillation token, registers
     _positions(tally, config)
     if config.block == "axial":
         _layers(tally, config, lines=rows, tokens=columns, grid=rows * columns)
@@ -71,12 +71,10 @@ def _vit(tally: _Tally, config: ViTConfig, height: int, width: int) -> None:
     tally.norm(config.width)
     if config.pool == "map":
         _map_head(tally, config, rows * columns)
-    features = config.width
     if config.pre_logits:
-        tally.dense(features, config.pre_logits, 1)
-        features = config.pre_logits
+        tally.dense(config.pooled, config.pre_logits, 1)
     if config.classes:
-        tally.dense(features, config.classes, 1)
+        tally.dense(config.head_width, config.classes, 1, times=1 + config.distilled)
 
 
 def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: int) -> None:
@@ -86,7 +84,8 @@ def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: 
     tally.dense(width, 3 * width, lines * tokens, times=count)  # q, k, v
     tally.macs += count * lines * 2 * tokens**2 * width  # q k^T, and the maps times v
     tally.dense(width, width, lines * tokens, times=count)
-    tally.dense(width, config.mlp_dim, lines * tokens, times=count)
+    gates = config.mlp_dim if config.mlp == "swiglu" else 0
+    tally.dense(width, config.mlp_dim + gates, lines * tokens, times=count)
     tally.dense(config.mlp_dim, width, lines * tokens, times=count)
     if config.layer_scale is not None:
         tally.parameters += 2 * count * width
@@ -98,15 +97,18 @@ def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: 
 def _positions(tally: _Tally, config: ViTConfig) -> None:
     """The tables of `vitrail.model.posemb`; they are for `config.image_size`, whatever the image's."""
     rows, columns = config.grid
-    front = int(config.pool == "cls" and config.cls_position)
     copies = config.depth if config.place == "every" else 1
     if config.positions == "1d":
-        tally.parameters += copies * (front + rows * columns) * config.width
+        tally.parameters += copies * (config.front + rows * columns) * config.width
     elif config.positions == "2d":
-        tally.parameters += copies * (front * config.width + (rows + columns) * (config.width // 2))
-    elif config.positions == "relative":
+        tally.parameters += copies * (config.front * config.width + (rows + columns) * (config.width // 2))
+    elif config.positions in ("relative", "relative_bias"):
         copies = 1 if config.place == "shared" else config.depth
-        tally.parameters += copies * (2 * rows * columns - 1) * (config.width // config.heads)
+        if config.positions == "relative":
+            table = (2 * rows * columns - 1) * (config.width // config.heads)
+        else:
+            table = ((2 * rows - 1) * (2 * columns - 1) + 3) * config.heads
+        tally.parameters += copies * table
 
 
 def _map_head(tally: _Tally, config: ViTConfig, tokens: int) -> None:

@@ -19,10 +19,11 @@ from vitrail.model.vit import ViT
 def rollout(model: ViT, images: Tensor) -> Tensor:
     """Return the share of each grid token in the output, [batch, rows, columns] in float32, not negative.
 
-    images as the model takes them. With a class token it is that token's row of the product; without one
-    (GAP, MAP) the mean row. Shares of the class token itself and of registers are left out, so a map sums to
-    at most 1. The branches of a parallel layer are averaged like heads; the two halves of an axial layer
-    count as layers. Holds one layer's maps at a time. Raises UsageError for a network that is no ViT.
+    images as the model takes them. It is the row of the product for what the pool reads: the class token, the
+    mean of it and the distillation token, the grid's mean row (GAP, MAP), or the mean of that and the class
+    token. Shares of the class token itself and its like are left out, so a map sums to at most 1. The branches
+    of a parallel layer are averaged like heads; the two halves of an axial layer count as layers. Holds one
+    layer's maps at a time. Raises UsageError for a network that is no ViT.
     """
     if not isinstance(model, ViT):
         raise UsageError(f"attention rollout needs a Vision Transformer, not a {type(model).__name__}")
@@ -36,7 +37,11 @@ def rollout(model: ViT, images: Tensor) -> Tensor:
     finally:
         model.train(training)
     joint = flow.joint()
-    row = joint[:, 0] if config.pool == "cls" else joint[:, config.prefix :].mean(dim=1)
+    if config.pool == "cls":
+        row = joint[:, : 1 + config.distilled].mean(dim=1)
+    else:
+        row = joint[:, config.prefix :].mean(dim=1)
+        row = (row + joint[:, 0]) / 2 if config.pool == "cls+gap" else row
     return row[:, config.prefix :].reshape(len(images), *grid)
 
 

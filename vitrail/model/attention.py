@@ -24,7 +24,7 @@ from vitrail.model.layers import Linear, linear
 
 Path = Literal["auto", "fused", "explicit"]
 Bias = Callable[[Tensor], Tensor | None]
-"""scaled queries [batch, heads, tokens, features] -> what to add to the logits [batch, heads, tokens, tokens]"""
+"""scaled queries [batch, heads, n, features] -> what to add to the logits [batch or 1, heads, n, tokens]"""
 
 _path: ContextVar[Path] = ContextVar("attention_path", default="auto")
 
@@ -62,10 +62,10 @@ class _ExplicitAttention(torch.autograd.Function):
         q, k, v = qkv.permute(2, 0, 3, 1, 4).reshape(3, batch * heads, tokens, features)  # one copy, contiguous
         logits = torch.bmm(q, k.transpose(1, 2))
         if bias is not None:
-            logits += bias.reshape_as(logits)
+            logits.view(batch, heads, tokens, tokens).add_(bias)
         maps = logits.softmax(-1)
         ctx.save_for_backward(q, k, v, maps)
-        ctx.biased = bias is not None
+        ctx.shares_bias = bias is not None and len(bias) == 1
         out = torch.bmm(maps, v).view(batch, heads, tokens, features)
         return out.transpose(1, 2).reshape(batch, tokens, heads * features)
 
@@ -84,14 +84,17 @@ class _ExplicitAttention(torch.autograd.Function):
         torch.bmm(grad_logits, k, out=grads_qkv[0])
         torch.bmm(grad_logits.transpose(1, 2), q, out=grads_qkv[1])
         grad_qkv = grads_qkv.view(3, batch, heads, tokens, features).permute(1, 3, 0, 2, 4)
-        return grad_qkv, grad_logits.view(batch, heads, tokens, tokens) if ctx.biased else None
+        if not ctx.needs_input_grad[1]:
+            return grad_qkv, None
+        grad_bias = grad_logits.view(batch, heads, tokens, tokens)
+        return grad_qkv, grad_bias.sum(0, keepdim=True) if ctx.shares_bias else grad_bias
 
 
 def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
     """Attention of all heads.
 
-    qkv [batch, tokens, 3, heads, features] with the queries already scaled; bias [batch, heads, tokens, tokens]
-    is added to the logits. Returns [batch, tokens, heads * features].
+    qkv [batch, tokens, 3, heads, features] with the queries already scaled; bias [batch, heads, tokens, tokens],
+    or one for the whole batch, is added to the logits. Returns [batch, tokens, heads * features].
     """
     if uses_explicit(qkv.shape[1], qkv.device):
         return _ExplicitAttention.apply(qkv, None if bias is None else bias.to(qkv.dtype))
@@ -99,6 +102,18 @@ def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
     mask = None if bias is None else bias.to(q.dtype)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
     return out.transpose(1, 2).flatten(2)
+
+
+def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None = None) -> Tensor:
+    """Attention of a few queries to all tokens: what the last layer owes to the tokens that are read.
+
+    query [batch, n, width] is already scaled; key_value [batch, tokens, 2 * width]. Returns [batch, n, width].
+    """
+    query = query.unflatten(-1, (heads, -1)).transpose(1, 2)
+    key, value = key_value.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)
+    extra = bias(query) if bias else None
+    mask = None if extra is None else extra.to(query.dtype)
+    return F.scaled_dot_product_attention(query, key, value, mask, scale=1.0).transpose(1, 2).flatten(2)
 
 
 class Attention(nn.Module):
@@ -127,21 +142,19 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, bias: Bias | None = None, read: int | None = None) -> Tensor:
         """See the class; `bias` computes what is added to the logits from the scaled queries.
 
-        `read` computes the output of the first so many tokens only, which must be tokens in front of the grid:
-        they have no place there and so no bias. All tokens are still attended to.
+        `read` computes the output of the first so many tokens only; all tokens are still attended to.
         """
         if read is not None:
-            return self.out(self._first(x, read))
+            return self.out(self._first(x, bias, read))
         qkv = self.project(x)
         return self.out(attend(qkv, bias(qkv[:, :, 0].transpose(1, 2)) if bias else None))
 
-    def _first(self, x: Tensor, read: int) -> Tensor:
+    def _first(self, x: Tensor, bias: Bias | None, read: int) -> Tensor:
         weight, offset = self.scaled()
         width = x.shape[-1]
         query = linear(x[:, :read], weight[:width], offset[:width])
-        key, value = linear(x, weight[width:], offset[width:]).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        query = query.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return F.scaled_dot_product_attention(query, key, value, scale=1.0).transpose(1, 2).flatten(2)
+        key_value = linear(x, weight[width:], offset[width:])
+        return attend_first(query, key_value, self.heads, bias)
 
     def maps(self, x: Tensor, bias: Bias | None = None, heads: list[int] | None = None) -> Tensor:
         """The attention maps themselves [batch, heads, tokens, tokens] in float32, for the heads asked for."""

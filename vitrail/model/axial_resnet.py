@@ -18,14 +18,14 @@ class RowColumnAttention(nn.Module):
 
     [batch, width, H, W] -> [batch, width, H / stride, W / stride], rounded up. `size` is the height and width
     of the maps for which relative positions are learned; see AxisAttention for other sizes. Each attention
-    has a GroupNorm in front, the first one that of the bottleneck. Raises UsageError where the heads do not
-    divide the width.
+    has a GroupNorm in front: the first one is the bottleneck's, `norm_eps` is the second one's. Raises
+    UsageError where the heads do not divide the width.
     """
 
-    def __init__(self, width: int, stride: int, size: tuple[int, int]) -> None:
+    def __init__(self, width: int, stride: int, size: tuple[int, int], norm_eps: float = 1e-5) -> None:
         super().__init__()
         self.row = AxisAttention(width, span=size[1])
-        self.norm = group_norm(width, 1e-5)
+        self.norm = group_norm(width, norm_eps)
         self.column = AxisAttention(width, span=size[0])
         self.stride = stride
 

@@ -33,6 +33,29 @@ class MLP(nn.Module):
         return self.fc2.after_gelu(hidden, self.approximate)
 
 
+class SwiGLU(nn.Module):
+    """Gated MLP: half of the first layer's features decide how much of the other half passes.
+
+    Shazeer, "GLU Variants Improve Transformer"; DINOv2's giant. `hidden` features are left after the product.
+    """
+
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = Linear(width, 2 * hidden)
+        self.fc2 = Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, tokens, width] -> the same shape."""
+        return self.dropout(self.fc2(self.dropout(swiglu(self.fc1(x)))))
+
+
+def swiglu(hidden: Tensor) -> Tensor:
+    """silu(gate) * value, [..., 2 * features] -> [..., features]; the gate comes first."""
+    gate, value = hidden.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
 class Residual(nn.Module):
     """What a branch goes through before it is added: dropout, LayerScale, stochastic depth."""
 
@@ -75,7 +98,10 @@ class MLPBranch(nn.Module):
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = MLP(config.width, config.mlp_dim, config.dropout, config.gelu)
+        if config.mlp == "swiglu":
+            self.mlp: MLP | SwiGLU = SwiGLU(config.width, config.mlp_dim, config.dropout)
+        else:
+            self.mlp = MLP(config.width, config.mlp_dim, config.dropout, config.gelu)
         self.residual = Residual(config, drop_path)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,10 +20,11 @@ from typing import Any, Literal
 from vitrail.errors import UsageError, did_you_mean
 
 Stem = Literal["linear", "levit", "early", "hmlp", "resnet"]
-Positions = Literal["none", "1d", "2d", "relative", "sincos"]
+Positions = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"]
 Place = Literal["input", "every", "shared"]
-Pool = Literal["cls", "gap", "map"]
+Pool = Literal["cls", "gap", "map", "cls+gap"]
 ResizeMode = Literal["official", "timm", "hf", "deit", "torchvision"]
+StdConv = Literal["hybrid", "bit", "timm"]
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,31 @@ class ViTConfig:
     """Normalisation inside the levit, early and hmlp stems."""
     stem_units: tuple[int, ...] = ()
     """Hybrid only: bottleneck units in each ResNet stage, (3, 4, 9) for R50+B/16; () is the root alone."""
+    std_conv: StdConv = "hybrid"
+    """Hybrid only: how kernels are standardised (`vitrail.model.stdconv`); each weight source has its own."""
+    group_norm_eps: float = 1e-6
+    """Hybrid only."""
     block: Literal["sequential", "parallel", "axial"] = "sequential"
     branches: int = 1
     """Parallel only: attentions (and MLPs) side by side in each block."""
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """swiglu: silu(gate) * value (DINOv2's giant); mlp_dim features are left after the product."""
     positions: Positions = "1d"
     place: Place = "input"
     resize_mode: ResizeMode = "official"
     """How positions are resampled to another grid (`vitrail.model.resize`); each weight source has its own."""
     cls_position: bool = True
-    """Does the class token have a position embedding of its own? (DeiT-III and big_vision: no.)"""
+    """Do class and distillation token have position embeddings of their own? (DeiT-III and big_vision: no.)"""
+    register_positions: bool = False
+    """Do registers have position embeddings of their own?"""
     pool: Pool = "cls"
+    class_token: bool | None = None
+    """None: where the pool reads it. True keeps one that it does not read (BEiT, MAE: pool 'gap')."""
+    distilled: bool = False
+    """A distillation token with a classifier of its own, averaged with the class token's (DeiT, section 4)."""
     registers: int = 0
+    final_norm: Literal["tokens", "pooled"] = "tokens"
+    """Where Eq. 4's LayerNorm is: on all tokens, or on the pooled features (BEiT, MAE fine-tuned)."""
     pre_logits: int | None = None
     """Width of the tanh hidden layer before the classifier (section 3.1, pre-training only)."""
     dropout: float = 0.0
@@ -94,7 +109,7 @@ class ViTConfig:
             raise UsageError(f"image size {height}x{width} is not divisible by the patch, {self.patch} px")
         if self.width % self.heads:
             raise UsageError(f"width {self.width} is not divisible by {self.heads} heads")
-        if self.block == "axial" and (self.pool == "cls" or self.registers):
+        if self.block == "axial" and self.prefix:
             raise UsageError(
                 "axial blocks attend along rows and columns of the grid, where a class token or a register has "
                 "no place: use pool 'gap' or 'map' and 0 registers"
@@ -103,6 +118,29 @@ class ViTConfig:
             raise UsageError(f"{self.branches} branches do not go with {self.block} blocks")
         if self.positions in ("2d", "sincos") and self.width % 4:
             raise UsageError(f"{self.positions} positions need a width divisible by 4, got {self.width}")
+        self._check_prefix()
+
+    def _check_prefix(self) -> None:
+        """Do the tokens in front of the grid, what is read of them, and their positions go together?"""
+        if self.class_token is False and self.pool in ("cls", "cls+gap"):
+            raise UsageError(
+                f"pool {self.pool!r} reads the class token, so class_token cannot be false: use pool 'gap' or 'map'"
+            )
+        if self.distilled and (self.pool != "cls" or self.pre_logits):
+            raise UsageError(
+                "a distilled model has one classifier on its class token and one on its distillation token: "
+                f"use pool 'cls' and no pre_logits, not pool {self.pool!r} and pre_logits {self.pre_logits}"
+            )
+        if self.positions == "relative_bias" and self.prefix > self.has_class_token:
+            raise UsageError(
+                "relative_bias positions have a place for the grid and a class token only: "
+                "use 0 registers and no distillation token"
+            )
+        if self.register_positions and self.positions not in ("1d", "2d"):
+            raise UsageError(
+                f"register_positions are rows of a learned table, which {self.positions} positions do not have: "
+                "use positions '1d' or '2d'"
+            )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -110,9 +148,30 @@ class ViTConfig:
         return self.image_size[0] // self.patch, self.image_size[1] // self.patch
 
     @property
+    def has_class_token(self) -> bool:
+        """Is there a class token, read by the pool or not?"""
+        return self.pool in ("cls", "cls+gap") if self.class_token is None else self.class_token
+
+    @property
     def prefix(self) -> int:
-        """Tokens in front of the grid's: the class token, then the registers."""
-        return int(self.pool == "cls") + self.registers
+        """Tokens in front of the grid's: class token, distillation token, registers, in this order."""
+        return self.has_class_token + self.distilled + self.registers
+
+    @property
+    def front(self) -> int:
+        """How many of the prefix have a row in a learned table of positions."""
+        tokens = (self.has_class_token + self.distilled) * self.cls_position
+        return tokens + self.registers * self.register_positions
+
+    @property
+    def pooled(self) -> int:
+        """Features that the pool makes of an image."""
+        return self.width * (2 if self.distilled or self.pool == "cls+gap" else 1)
+
+    @property
+    def head_width(self) -> int:
+        """Features that each classifier sees."""
+        return (self.pre_logits or self.pooled) // (1 + self.distilled)
 
 
 @dataclass(frozen=True)
@@ -127,6 +186,9 @@ class ResNetConfig:
     classes: int = 1000
     axial: bool = False
     """Replace each 3x3 convolution by row and column attention with relative positions."""
+    std_conv: StdConv = "bit"
+    """How kernels are standardised (`vitrail.model.stdconv`); each weight source has its own."""
+    group_norm_eps: float = 1e-5
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 

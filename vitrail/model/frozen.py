@@ -8,13 +8,15 @@ product that makes them. On other devices freezing is eval mode in the type aske
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.model.attention import Attention, Bias, attend
-from vitrail.model.block import AttentionBranch, Block, MLPBranch
+from vitrail.model.attention import Attention, Bias, attend, attend_first
+from vitrail.model.block import MLP, AttentionBranch, Block, MLPBranch, swiglu
 from vitrail.model.layers import on_onednn
 from vitrail.model.posemb import Grid
 from vitrail.model.vit import ViT
@@ -38,7 +40,7 @@ class Packed(nn.Module):
 
 
 class FrozenAttention(nn.Module):
-    """`Attention` up to its output projection, packed; the last layer of a class-token model has one query."""
+    """`Attention` up to its output projection, packed; in the last layer only the tokens that are read query."""
 
     def __init__(self, attention: Attention, last: bool) -> None:
         super().__init__()
@@ -55,9 +57,7 @@ class FrozenAttention(nn.Module):
             qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))
             return attend(qkv, bias(qkv[:, :, 0].transpose(1, 2)))
         assert self.query is not None and self.key_value is not None
-        query = self.query(x[:, :read]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        key, value = self.key_value(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(query, key, value, scale=1.0).transpose(1, 2).flatten(2)
+        return attend_first(self.query(x[:, :read]), self.key_value(x), self.heads, bias)
 
 
 class FrozenBlock(nn.Module):
@@ -73,13 +73,15 @@ class FrozenBlock(nn.Module):
         self.out = Packed(*scaled(attention.attention.out, attention.residual.gamma))
         self.fc1 = Packed(mlp.mlp.fc1.weight, mlp.mlp.fc1.bias)
         self.fc2 = Packed(*scaled(mlp.mlp.fc2, mlp.residual.gamma))
-        self.approximate = mlp.mlp.approximate
+        self.activate: Callable[[Tensor], Tensor] = swiglu
+        if isinstance(mlp.mlp, MLP):
+            self.activate = partial(F.gelu, approximate=mlp.mlp.approximate)
 
     def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
         """See `Block.forward`."""
         mixed = self.attention(self.attention_norm(x), self.bias(places, grid), read)
         x = self.out.added_to(x[:, :read].contiguous(), mixed)
-        return self.fc2.added_to(x, F.gelu(self.fc1(self.mlp_norm(x)), approximate=self.approximate))
+        return self.fc2.added_to(x, self.activate(self.fc1(self.mlp_norm(x))))
 
 
 def scaled(layer: nn.Linear, gamma: Tensor | None) -> tuple[Tensor, Tensor]:

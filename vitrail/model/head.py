@@ -1,4 +1,4 @@
-"""From tokens to one feature vector: class token, average, or attention pooling (appendix D.3)."""
+"""From tokens to one feature vector and on to logits: class token, average, or attention pooling (appendix D.3)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from vitrail.model.layers import LayerNorm, Linear
 
 
 class ClassToken(nn.Module):
-    """The class token's output (Eq. 4); it comes first, and no other token is read."""
+    """The class token's output (Eq. 4), then the distillation token's: they come first, and no other is read."""
 
-    reads: int | None = 1
+    def __init__(self, tokens: int = 1) -> None:
+        super().__init__()
+        self.reads: int | None = tokens
 
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
-        """[batch, prefix + n, width] -> [batch, width]"""
-        return tokens[:, 0]
+        """[batch, prefix + n, width] -> [batch, reads * width]"""
+        return tokens[:, : self.reads].flatten(1)
 
 
 class AveragePool(nn.Module):
@@ -28,6 +30,16 @@ class AveragePool(nn.Module):
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
         """[batch, prefix + n, width] -> [batch, width]"""
         return tokens[:, prefix:].mean(dim=1)
+
+
+class ClassTokenAndAverage(nn.Module):
+    """The class token's output, then the mean over the grid's tokens (DINOv2's linear classifier)."""
+
+    reads: int | None = None
+
+    def forward(self, tokens: Tensor, prefix: int) -> Tensor:
+        """[batch, prefix + n, width] -> [batch, 2 * width]"""
+        return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(dim=1)], dim=1)
 
 
 class MAPHead(nn.Module):
@@ -56,11 +68,19 @@ class MAPHead(nn.Module):
         return pooled + self.mlp(self.norm(pooled))
 
 
-def build_pool(config: ViTConfig) -> ClassToken | AveragePool | MAPHead:
-    """Return the pooling a config asks for: (tokens, prefix) -> features; `reads` is how many tokens it looks at."""
+Pooling = ClassToken | AveragePool | ClassTokenAndAverage | MAPHead
+
+
+def build_pool(config: ViTConfig) -> Pooling:
+    """Return the pooling a config asks for: (tokens, prefix) -> features.
+
+    `reads` is how many of the first tokens it looks at; None: all.
+    """
     if config.pool == "map":
         return MAPHead(config)
-    return ClassToken() if config.pool == "cls" else AveragePool()
+    if config.pool == "cls":
+        return ClassToken(1 + config.distilled)
+    return AveragePool() if config.pool == "gap" else ClassTokenAndAverage()
 
 
 class PreLogits(nn.Module):
@@ -73,3 +93,13 @@ class PreLogits(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """[batch, width] -> [batch, hidden]"""
         return torch.tanh(self.hidden(features))
+
+
+def build_heads(
+    config: ViTConfig, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> tuple[Linear | None, Linear | None]:
+    """Return the classifier, and the distillation token's in a distilled model; without classes there is none."""
+    inputs, classes = config.head_width, config.classes
+    head = Linear(inputs, classes, device=device, dtype=dtype) if classes else None
+    dist = Linear(inputs, classes, device=device, dtype=dtype) if classes and config.distilled else None
+    return head, dist

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.model.attention import Attention
 from vitrail.model.axial_resnet import AxisAttention
-from vitrail.model.block import MLP
+from vitrail.model.block import MLP, SwiGLU
 from vitrail.model.head import MAPHead, PreLogits
 from vitrail.model.patch import LinearStem
 from vitrail.model.stem_hybrid import HybridBottleneck
@@ -23,13 +23,15 @@ def init_weights(model: nn.Module) -> None:
     | stem.weight | lecun_normal |
     | stem.bias | zeros |
     | cls | zeros |
+    | dist | normal 0.02 |
     | registers | normal 0.02 |
     | positions.* | normal 0.02 |
+    | positions.bias | zeros |
     | attention.qkv.weight | xavier_uniform, each of q, k, v on its own |
     | attention.qkv.bias | zeros |
     | attention.out.weight | xavier_uniform |
     | attention.out.bias | zeros |
-    | mlp.fc1.weight | xavier_uniform |
+    | mlp.fc1.weight | xavier_uniform, gate and value of SwiGLU each on its own |
     | mlp.fc1.bias | normal 1e-6 |
     | mlp.fc2.weight | xavier_uniform |
     | mlp.fc2.bias | normal 1e-6 |
@@ -41,7 +43,10 @@ def init_weights(model: nn.Module) -> None:
     | pre_logits.hidden.bias | zeros |
     | head.weight | zeros |
     | head.bias | zeros |
+    | head_dist.weight | zeros |
+    | head_dist.bias | zeros |
 
+    The distillation token is as in DeiT's code, the relative position bias as in BEiT's.
     Convolutions of other stems and of ResNets are lecun_normal with zero bias, their norms ones and zeros,
     and the last norm of a hybrid's bottleneck starts at zero. AxialResNet's projections are lecun_normal and
     its relative positions normal with variance 1 / features of a head, as in Axial-DeepLab's code.
@@ -53,18 +58,19 @@ def init_weights(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, HybridBottleneck):  # starts as the identity
             nn.init.zeros_(module.norm3.weight)
-    for name in ("cls", "registers"):
+    for name in ("cls", "dist", "registers"):
         token = getattr(model, name, None)
         if token is not None:
             nn.init.zeros_(token) if name == "cls" else nn.init.normal_(token, std=0.02)
     positions = getattr(model, "positions", None)
     if positions is not None:
-        for table in positions.parameters():
-            nn.init.normal_(table, std=0.02)
-    head = getattr(model, "head", None)
-    if head is not None:
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
+        for name, table in positions.named_parameters():
+            nn.init.zeros_(table) if name == "bias" else nn.init.normal_(table, std=0.02)
+    for name in ("head", "head_dist"):
+        head = getattr(model, name, None)
+        if head is not None:
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
 
 
 @torch.no_grad()
@@ -77,6 +83,11 @@ def _init_module(module: nn.Module) -> None:
     elif isinstance(module, MLP):
         for layer in (module.fc1, module.fc2):
             nn.init.xavier_uniform_(layer.weight)
+            nn.init.normal_(layer.bias, std=1e-6)
+    elif isinstance(module, SwiGLU):
+        for part in (*module.fc1.weight.chunk(2), module.fc2.weight):
+            nn.init.xavier_uniform_(part)
+        for layer in (module.fc1, module.fc2):
             nn.init.normal_(layer.bias, std=1e-6)
     elif isinstance(module, MAPHead):
         nn.init.xavier_uniform_(module.probe[0])

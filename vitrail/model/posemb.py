@@ -1,8 +1,8 @@
-"""Position embeddings: {none, 1-D, 2-D, relative, sincos} x {at the input, at every layer, shared} (Table 8).
+"""Position embeddings: {none, 1-D, 2-D, relative, sincos} x {at the input, at every layer, shared} (Table 8); BEiT's.
 
 Two methods cover all of them: `tokens` gives what is added to the tokens, `logits` what is added to the
-attention logits. Positions of grid tokens are counted in raster order; of the tokens in front, only the class
-token has one.
+attention logits. Positions of grid tokens are counted in raster order; which of the tokens in front have one is
+for the config to say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vitrail.model.config import ViTConfig
-from vitrail.model.resize import resize_line, resize_positions
+from vitrail.model.resize import resize_bias, resize_line, resize_positions
 
 Grid = tuple[int, int]
 
@@ -28,7 +28,7 @@ class Positions(nn.Module):
         self.at_input = config.place == "input"
 
     def table(self, layer: int, grid: Grid) -> Tensor | None:
-        """Embeddings [1, front + rows * columns, width] used at `layer`, front = 1 for a class token."""
+        """Embeddings [1, front + rows * columns, width] used at `layer`, front = `config.front` at most."""
         return None
 
     def tokens(self, layer: int | None, grid: Grid) -> Tensor | None:
@@ -41,15 +41,15 @@ class Positions(nn.Module):
         missing = self.config.prefix + grid[0] * grid[1] - table.shape[1]
         if not missing:
             return table
-        # registers, and a class token without a position, sit in front of the grid's tokens and get nothing
-        front = table.shape[1] - grid[0] * grid[1]
+        # tokens in front without a position get nothing; registers come last of them, so with rows they come after
+        front = 0 if self.config.register_positions else table.shape[1] - grid[0] * grid[1]
         return torch.cat([table[:, :front], table.new_zeros(1, missing, table.shape[2]), table[:, front:]], dim=1)
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor | None:
-        """What to add to the attention logits [batch, heads, tokens, tokens].
+        """What to add to the attention logits [batch or 1, heads, n, tokens]; None: nothing.
 
-        query [batch, heads, tokens, features] is already scaled; places [tokens] or [batch, tokens] gives the
-        raster index of the grid tokens, which are the last ones.
+        query [batch, heads, n, features] is already scaled and that of the first n tokens, often all; places
+        [tokens - prefix] or [batch, tokens - prefix] gives the raster index of the grid tokens, the last ones.
         """
         return None
 
@@ -60,8 +60,7 @@ class Learned1D(Positions):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         rows, columns = config.grid
-        front = int(config.pool == "cls" and config.cls_position)
-        self.embedding = nn.Parameter(torch.empty(self.copies, front + rows * columns, config.width))
+        self.embedding = nn.Parameter(torch.empty(self.copies, config.front + rows * columns, config.width))
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
@@ -76,8 +75,7 @@ class Learned2D(Positions):
         (rows, columns), half = config.grid, config.width // 2
         self.rows = nn.Parameter(torch.empty(self.copies, rows, half))
         self.columns = nn.Parameter(torch.empty(self.copies, columns, half))
-        front = int(config.pool == "cls" and config.cls_position)
-        self.front = nn.Parameter(torch.empty(self.copies, front, config.width))
+        self.front = nn.Parameter(torch.empty(self.copies, config.front, config.width))
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
@@ -93,10 +91,19 @@ class SinCos(Positions):
         super().__init__(config)
         self.register_buffer("where", torch.empty(0), persistent=False)  # follows the model
         self.where: Tensor
+        self._tables: dict[tuple[Grid, torch.device, torch.dtype], Tensor] = {}
 
     def table(self, layer: int, grid: Grid) -> Tensor:
-        """See `Positions.table`."""
-        return sincos_2d(grid, self.config.width)[None].to(self.where)
+        """See `Positions.table`; the tables of the last few grids are kept."""
+        if torch.compiler.is_compiling():  # a tensor of a graph must not outlive it
+            return sincos_2d(grid, self.config.width)[None].to(self.where)
+        key = (grid, self.where.device, self.where.dtype)
+        if key not in self._tables:
+            if len(self._tables) == 8:
+                self._tables.clear()
+            with torch.inference_mode(False):  # what evaluation makes, training uses
+                self._tables[key] = sincos_2d(grid, self.config.width)[None].to(self.where)
+        return self._tables[key]
 
 
 class Relative(Positions):
@@ -112,17 +119,61 @@ class Relative(Positions):
         rows, columns = config.grid
         self.embedding = nn.Parameter(torch.empty(self.copies, 2 * rows * columns - 1, config.width // config.heads))
 
-    def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor:
+    def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor | None:
         """See `Positions.logits`."""
+        front = self.config.prefix
+        if query.shape[2] <= front:
+            return None
         count = grid[0] * grid[1]
         keys = resize_line(self.embedding[layer % self.copies, None], 2 * count - 1)[0].to(query.dtype)
-        front = query.shape[2] - places.shape[-1]
         by_offset = query[:, :, front:] @ keys.T  # [batch, heads, tokens, offsets]
-        offsets = places[..., :, None] - places[..., None, :] + count - 1
+        asking = places[..., : by_offset.shape[2]]
+        offsets = asking[..., :, None] - places[..., None, :] + count - 1
         if offsets.dim() == 3:
             offsets = offsets[:, None]
         bias = by_offset.gather(-1, offsets.expand(*by_offset.shape[:3], -1))
         return F.pad(bias, (front, 0, front, 0))
+
+
+class RelativeBias(Positions):
+    """BEiT's relative positions: each offset in rows and columns has a number for each head, added to its logits.
+
+    `bias` [copies, (2h - 1)(2w - 1) + 3, heads] for a grid of h x w, with one row for each offset of query
+    minus key, down first, both counted from the most negative; then one for the class token's attention to the
+    grid, one for the grid's to it, and one for its own to itself. Every layer has its own table unless `place`
+    is "shared".
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        self.copies = 1 if config.place == "shared" else config.depth
+        rows, columns = config.grid
+        self.bias = nn.Parameter(torch.empty(self.copies, (2 * rows - 1) * (2 * columns - 1) + 3, config.heads))
+
+    def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor:
+        """See `Positions.logits`."""
+        table = self.bias[layer % self.copies, None]
+        table = resize_bias(table, self.config.grid, grid, self.config.resize_mode)[0]
+        rows = bias_rows(places, grid, class_token=self.config.has_class_token)[..., : query.shape[2], :]
+        bias = F.embedding(rows, table).movedim(-1, -3)
+        return bias if places.dim() == 2 else bias[None]
+
+
+def bias_rows(places: Tensor, grid: Grid, *, class_token: bool) -> Tensor:
+    """Which row of `RelativeBias.bias` each pair of tokens uses, [..., query, key].
+
+    places [..., tokens] are raster indices in `grid`; with `class_token` there is one token more in front.
+    """
+    (rows, columns), span = grid, 2 * grid[1] - 1
+    line = places // columns * span + places % columns  # a difference of two is dy * span + dx
+    table = line[..., :, None] - line[..., None, :] + (rows - 1) * span + columns - 1
+    if not class_token:
+        return table
+    last = (2 * rows - 1) * span
+    table = F.pad(table, (1, 0, 1, 0), value=last)
+    table[..., 1:, 0] = last + 1
+    table[..., 0, 0] = last + 2
+    return table
 
 
 def sincos_2d(grid: Grid, width: int, temperature: float = 10_000.0) -> Tensor:
@@ -142,6 +193,7 @@ KINDS: dict[str, type[Positions]] = {
     "2d": Learned2D,
     "sincos": SinCos,
     "relative": Relative,
+    "relative_bias": RelativeBias,
 }
 
 

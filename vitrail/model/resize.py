@@ -41,8 +41,7 @@ def resize_positions(
     table [copies, prefix + old_h * old_w, width] -> [copies, prefix + new_h * new_w, width], where prefix is
     what the table has beyond the old grid. Differentiable. Raises UsageError for an unknown mode.
     """
-    if mode not in _KERNELS:
-        raise UsageError(f"no way of resampling positions is named {mode!r}; valid: {', '.join(_KERNELS)}")
+    _check(mode)
     prefix = table.shape[1] - old[0] * old[1]
     if prefix < 0:
         raise UsageError(f"{table.shape[1]} positions are too few for a grid of {old[0]} x {old[1]}")
@@ -53,6 +52,60 @@ def resize_positions(
     with torch.autocast(table.device.type, enabled=False):
         resized = F.interpolate(grid.float(), size=tuple(new), **_KERNELS[mode]).to(table.dtype)
     return torch.cat([front, rearrange(resized, "c d h w -> c (h w) d")], dim=1)
+
+
+def resize_bias(table: Tensor, old: tuple[int, int], new: tuple[int, int], mode: ResizeMode = "official") -> Tensor:
+    """Resample BEiT's relative position biases (`vitrail.model.posemb.RelativeBias`) from one grid to another.
+
+    table [copies, (2 old_h - 1)(2 old_w - 1) + 3, heads] -> the same for `new`; the last three rows, the class
+    token's, are kept as they are. The two libraries that have BEiT do not treat biases as they treat positions:
+    transformers (hf) is bilinear without aligned corners, and timm first moves the old offsets apart (see
+    `_spread`). The other modes use their kernel. Differentiable. Raises UsageError for an unknown mode.
+    """
+    _check(mode)
+    if tuple(old) == tuple(new):
+        return table
+    (old_rows, old_columns), (rows, columns) = ([2 * side - 1 for side in grid] for grid in (old, new))
+    offsets = rearrange(table[:, :-3], "c (h w) n -> c n h w", h=old_rows, w=old_columns).float()
+    with torch.autocast(table.device.type, enabled=False):
+        if mode == "timm":
+            resized = _spread(old_rows, rows).to(offsets) @ offsets @ _spread(old_columns, columns).to(offsets).T
+        else:
+            kernel: dict[str, Any] = dict(mode="bilinear", align_corners=False) if mode == "hf" else _KERNELS[mode]
+            resized = F.interpolate(offsets, size=(rows, columns), **kernel)
+    return torch.cat([rearrange(resized.to(table.dtype), "c n h w -> c (h w) n"), table[:, -3:]], dim=1)
+
+
+def _spread(old: int, new: int) -> Tensor:
+    """Return the matrix [new, old] by which timm resamples biases along one axis, after BEiT's own code.
+
+    Near offsets matter more than far ones, so they should change least: the k-th old offset on either side of
+    zero moves to 1 + q + ... + q^(k-1), where q, found by bisection between 1.01 and 1.5, brings the last one to
+    the edge of the new range. Between these places the biases are linear, beyond them constant.
+    """
+    arm, reach = old // 2, new // 2
+    if not arm:
+        return torch.ones(new, 1)
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        if (1 - ratio**arm) / (1 - ratio) > reach:
+            high = ratio
+        else:
+            low = ratio
+    steps = (ratio ** torch.arange(arm, dtype=torch.float64)).cumsum(0)
+    places = torch.cat([-steps.flip(0), torch.zeros(1, dtype=torch.float64), steps])
+    wanted = torch.arange(-reach, reach + 1, dtype=torch.float64).clamp(places[0], places[-1])
+    right = torch.searchsorted(places, wanted).clamp(min=1)
+    share = (wanted - places[right - 1]) / (places[right] - places[right - 1])
+    matrix, row = torch.zeros(new, old, dtype=torch.float64), torch.arange(new)
+    matrix[row, right - 1], matrix[row, right] = 1 - share, share
+    return matrix
+
+
+def _check(mode: str) -> None:
+    if mode not in _KERNELS:
+        raise UsageError(f"no way of resampling positions is named {mode!r}; valid: {', '.join(_KERNELS)}")
 
 
 def resize_line(table: Tensor, length: int) -> Tensor:

@@ -15,8 +15,6 @@ from vitrail.model.init import init_weights
 from vitrail.model.patch import normalise, pixel_statistics
 from vitrail.model.stdconv import StdConv2d, group_norm
 
-GN_EPS = 1e-5
-
 
 def build_resnet(config: ResNetConfig) -> ResNet:
     """Return the network of a config, initialised."""
@@ -42,7 +40,7 @@ class ResNet(nn.Module):
         self.register_buffer("shift", shift, persistent=False)
         self.scale: Tensor
         self.shift: Tensor
-        self.root = StdConv2d(config.channels, config.width, 7, 2)
+        self.root = StdConv2d(config.channels, config.width, 7, 2, form=config.std_conv)
         stages, inputs = [], config.width
         size = (-(-config.image_size[0] // 4), -(-config.image_size[1] // 4))
         for stage, units in enumerate(config.units):
@@ -50,18 +48,18 @@ class ResNet(nn.Module):
             blocks = []
             for unit in range(units):
                 stride = 2 if stage > 0 and unit == 0 else 1
-                blocks.append(Bottleneck(inputs, width, stride, self.spatial(width, stride, size)))
+                blocks.append(Bottleneck(config, inputs, width, stride, self.spatial(width, stride, size)))
                 inputs = 4 * width
                 size = (-(-size[0] // stride), -(-size[1] // stride))
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
-        self.norm = group_norm(inputs, GN_EPS)
+        self.norm = group_norm(inputs, config.group_norm_eps)
         self.head = nn.Linear(inputs, config.classes) if config.classes else None
         init_weights(self)
 
     def spatial(self, width: int, stride: int, size: tuple[int, int]) -> nn.Module:
         """Return the layer of a bottleneck that looks around; `size` is that of its input map."""
-        return StdConv2d(width, width, 3, stride)
+        return StdConv2d(width, width, 3, stride, form=self.config.std_conv)
 
     def features(self, images: Tensor) -> Tensor:
         """Images [batch, channels, height, width] -> [batch, features]: the mean of the last map's cells."""
@@ -97,7 +95,7 @@ class AxialResNet(ResNet):
 
     def spatial(self, width: int, stride: int, size: tuple[int, int]) -> nn.Module:
         """Return row attention, column attention and, for the stride, average pooling."""
-        return RowColumnAttention(width, stride, size)
+        return RowColumnAttention(width, stride, size, self.config.group_norm_eps)
 
 
 class Bottleneck(nn.Module):
@@ -106,17 +104,18 @@ class Bottleneck(nn.Module):
     `conv2` is the layer in the middle, which has the stride.
     """
 
-    def __init__(self, inputs: int, width: int, stride: int, conv2: nn.Module) -> None:
+    def __init__(self, config: ResNetConfig, inputs: int, width: int, stride: int, conv2: nn.Module) -> None:
         super().__init__()
         outputs = 4 * width
-        self.norm1 = group_norm(inputs, GN_EPS)
-        self.conv1 = StdConv2d(inputs, width, 1)
-        self.norm2 = group_norm(width, GN_EPS)
+        form, eps = config.std_conv, config.group_norm_eps
+        self.norm1 = group_norm(inputs, eps)
+        self.conv1 = StdConv2d(inputs, width, 1, form=form)
+        self.norm2 = group_norm(width, eps)
         self.conv2 = conv2
-        self.norm3 = group_norm(width, GN_EPS)
-        self.conv3 = StdConv2d(width, outputs, 1)
+        self.norm3 = group_norm(width, eps)
+        self.conv3 = StdConv2d(width, outputs, 1, form=form)
         change = stride != 1 or inputs != outputs
-        self.shortcut = StdConv2d(inputs, outputs, 1, stride) if change else None
+        self.shortcut = StdConv2d(inputs, outputs, 1, stride, form=form) if change else None
 
     def forward(self, maps: Tensor) -> Tensor:
         """See the class."""

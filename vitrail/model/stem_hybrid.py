@@ -14,8 +14,6 @@ from vitrail.model.stdconv import StdConv2d, group_norm
 ROOT_WIDTH = 64
 """Features of the root; stage s, counted from 0, makes maps of 256 * 2**s."""
 
-GN_EPS = 1e-6
-
 
 class HybridStem(nn.Module):
     """images [batch, channels, H, W] -> features on the grid [batch, width, H/patch, W/patch].
@@ -41,13 +39,14 @@ class HybridStem(nn.Module):
                 f"a ResNet stem of stages {config.stem_units} shrinks the image {ratio} times, so the patch "
                 f"must be a multiple of {ratio} px, got {config.patch}"
             )
-        self.root = nn.Sequential(_conv_norm(config.channels, ROOT_WIDTH, 7, 2))
+        self.root = nn.Sequential(_conv_norm(config, config.channels, ROOT_WIDTH, 7, 2))
         stages, features = [], ROOT_WIDTH
         for stage, units in enumerate(config.stem_units):
             width = ROOT_WIDTH * 2**stage
-            first = HybridBottleneck(features, width, stride=1 if stage == 0 else 2)
+            blocks = [HybridBottleneck(config, features, width, stride=1 if stage == 0 else 2)]
             features = 4 * width
-            stages.append(nn.Sequential(first, *(HybridBottleneck(features, width) for _ in range(units - 1))))
+            blocks += [HybridBottleneck(config, features, width) for _ in range(units - 1)]
+            stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         cell = config.patch // ratio
         self.proj = nn.Conv2d(features, config.width, cell, cell)
@@ -66,17 +65,18 @@ class HybridBottleneck(nn.Module):
     "v1.5": the 3x3 convolution has the stride.
     """
 
-    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+    def __init__(self, config: ViTConfig, inputs: int, width: int, stride: int = 1) -> None:
         super().__init__()
         outputs = 4 * width
-        self.conv1 = StdConv2d(inputs, width, 1, form="hybrid")
-        self.norm1 = group_norm(width, GN_EPS)
-        self.conv2 = StdConv2d(width, width, 3, stride, form="hybrid")
-        self.norm2 = group_norm(width, GN_EPS)
-        self.conv3 = StdConv2d(width, outputs, 1, form="hybrid")
-        self.norm3 = group_norm(outputs, GN_EPS)
+        form, eps = config.std_conv, config.group_norm_eps
+        self.conv1 = StdConv2d(inputs, width, 1, form=form, same=True)
+        self.norm1 = group_norm(width, eps)
+        self.conv2 = StdConv2d(width, width, 3, stride, form=form, same=True)
+        self.norm2 = group_norm(width, eps)
+        self.conv3 = StdConv2d(width, outputs, 1, form=form, same=True)
+        self.norm3 = group_norm(outputs, eps)
         change = stride != 1 or inputs != outputs
-        self.shortcut = nn.Sequential(_conv_norm(inputs, outputs, 1, stride)) if change else nn.Identity()
+        self.shortcut = nn.Sequential(_conv_norm(config, inputs, outputs, 1, stride)) if change else nn.Identity()
 
     def forward(self, maps: Tensor) -> Tensor:
         """See the class."""
@@ -86,6 +86,6 @@ class HybridBottleneck(nn.Module):
         return F.relu(shortcut + self.norm3(self.conv3(maps)))
 
 
-def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int) -> OrderedDict[str, nn.Module]:
-    conv = StdConv2d(inputs, outputs, kernel, stride, form="hybrid")
-    return OrderedDict(conv=conv, norm=group_norm(outputs, GN_EPS))
+def _conv_norm(config: ViTConfig, inputs: int, outputs: int, kernel: int, stride: int) -> OrderedDict[str, nn.Module]:
+    conv = StdConv2d(inputs, outputs, kernel, stride, form=config.std_conv, same=True)
+    return OrderedDict(conv=conv, norm=group_norm(outputs, config.group_norm_eps))

@@ -3,7 +3,7 @@
 z_0  = [x_class; x_p^1 E; ...; x_p^N E] + E_pos         (1)  embed
 z'_l = MSA(LN(z_{l-1})) + z_{l-1}                       (2)  block.Block, attention branch
 z_l  = MLP(LN(z'_l)) + z'_l                             (3)  block.Block, MLP branch
-y    = LN(z_L^0)                                        (4)  encode, pool
+y    = LN(z_L^0)                                        (4)  encode, summary
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError
 from vitrail.model.block import build_blocks
 from vitrail.model.config import ViTConfig
-from vitrail.model.head import PreLogits, build_pool
+from vitrail.model.head import PreLogits, build_heads, build_pool
 from vitrail.model.init import init_weights
-from vitrail.model.layers import LayerNorm, Linear
+from vitrail.model.layers import LayerNorm
 from vitrail.model.patch import normalise, pixel_statistics
 from vitrail.model.posemb import Grid, build_positions
 from vitrail.model.stem import build_stem
@@ -41,15 +41,16 @@ class ViT(nn.Module):
         super().__init__()
         self.config = config
         self.stem = build_stem(config)
-        self.cls = nn.Parameter(torch.empty(1, 1, config.width)) if config.pool == "cls" else None
+        self.cls = nn.Parameter(torch.empty(1, 1, config.width)) if config.has_class_token else None
+        self.dist = nn.Parameter(torch.empty(1, 1, config.width)) if config.distilled else None
         self.registers = nn.Parameter(torch.empty(1, config.registers, config.width)) if config.registers else None
         self.positions = build_positions(config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = build_blocks(config, self.positions)
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.pool = build_pool(config)
-        self.pre_logits = PreLogits(config.width, config.pre_logits) if config.pre_logits else nn.Identity()
-        self.head = Linear(config.pre_logits or config.width, config.classes) if config.classes else None
+        self.pre_logits = PreLogits(config.pooled, config.pre_logits) if config.pre_logits else nn.Identity()
+        self.head, self.head_dist = build_heads(config)
         scale, shift = pixel_statistics(config.mean, config.std)
         self.register_buffer("pixel_scale", scale, persistent=False)
         self.register_buffer("pixel_shift", shift, persistent=False)
@@ -59,21 +60,23 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
-        features = self.features(images)
-        return features if self.head is None else self.head(features)
+        return self.classify(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
-        """What the classifier sees: [batch, pre_logits or width]."""
-        tokens = self.encode(self.embed(images), self.grid(images), read=self.pool.reads)
-        return self.pre_logits(self.pool(tokens, self.config.prefix))
+        """What the classifier sees: [batch, pre_logits or config.pooled]; of two tokens, one after the other."""
+        return self.summary(self.encode(self.embed(images), self.grid(images), read=self.pool.reads))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Eq. 1: images -> tokens [batch, prefix + grid, width]; class token, registers, then raster order."""
+        """Eq. 1: images -> tokens [batch, prefix + grid, width].
+
+        The prefix is class token, distillation token and registers, those there are; the grid is in raster order.
+        """
         grid = self.grid(images)
         if images.dtype == torch.uint8 and not getattr(self.stem, "folds_pixels", False):
             images = normalise(images, self.pixel_scale, self.pixel_shift).to(self.norm.weight.dtype)
         patches = rearrange(self.stem(images), "b d h w -> b (h w) d")
-        front = [token.expand(len(images), -1, -1) for token in (self.cls, self.registers) if token is not None]
+        prefix = (self.cls, self.dist, self.registers)
+        front = [token.expand(len(images), -1, -1) for token in prefix if token is not None]
         tokens = torch.cat([*front, patches], dim=1) if front else patches
         positions = self.positions.tokens(None, grid)
         return self.dropout(tokens if positions is None else tokens + positions)
@@ -81,7 +84,7 @@ class ViT(nn.Module):
     def encode(
         self, tokens: Tensor, grid: Grid | None = None, keep: Tensor | None = None, read: int | None = None
     ) -> Tensor:
-        """Eq. 2, 3 for every layer, then the LayerNorm of Eq. 4.
+        """Eq. 2, 3 for every layer, then the LayerNorm of Eq. 4, unless `config.final_norm` is "pooled".
 
         tokens [batch, prefix + grid, width] -> [batch, prefix + kept, width]. `grid` is (rows, columns) where
         it is not the config's; `keep` [batch, kept] are the raster indices of the grid tokens to go on with
@@ -98,7 +101,23 @@ class ViT(nn.Module):
             if positions is not None:
                 tokens = tokens + (positions if keep is None else _take(positions, keep, prefix))
             tokens = block(tokens, places, grid, read if layer == self.config.depth - 1 else None)
-        return self.norm(tokens)
+        return self.norm(tokens) if self.config.final_norm == "tokens" else tokens
+
+    def summary(self, tokens: Tensor) -> Tensor:
+        """Encoded tokens [batch, prefix + kept, width] -> features: pool, its LayerNorm if there, pre-logits."""
+        pooled = self.pool(tokens, self.config.prefix)
+        if self.config.final_norm == "pooled":
+            pooled = self.norm(pooled.unflatten(-1, (-1, self.config.width))).flatten(-2)
+        return self.pre_logits(pooled)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Features -> logits [batch, classes]; without a classifier the features themselves."""
+        if self.head is None:
+            return features
+        if self.head_dist is None:
+            return self.head(features)
+        cls, dist = features.chunk(2, dim=-1)
+        return (self.head(cls) + self.head_dist(dist)) / 2
 
     def grid(self, images: Tensor) -> Grid:
         """Rows and columns of tokens that these images give."""
@@ -112,15 +131,17 @@ class ViT(nn.Module):
         return height // patch, width // patch
 
     def reset_head(self, classes: int) -> None:
-        """Replace the whole head by a zero-initialised linear layer (fine-tuning, section 3.2); 0 leaves none."""
-        like = self.norm.weight
-        self.pre_logits = nn.Identity()
-        self.head = None
-        if classes:
-            self.head = Linear(self.config.width, classes, device=like.device, dtype=like.dtype)
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
+        """Replace the whole head by a zero-initialised linear layer (fine-tuning, section 3.2); 0 leaves none.
+
+        A distilled model keeps both tokens and gets two such layers, as in DeiT's code.
+        """
         self.config = replace(self.config, classes=classes, pre_logits=None)
+        self.pre_logits = nn.Identity()
+        self.head, self.head_dist = build_heads(self.config, self.norm.weight.device, self.norm.weight.dtype)
+        for head in (self.head, self.head_dist):
+            if head is not None:
+                nn.init.zeros_(head.weight)
+                nn.init.zeros_(head.bias)
 
 
 def _take(tokens: Tensor, keep: Tensor, prefix: int) -> Tensor:

@@ -80,8 +80,9 @@ class SupervisedObjective(Objective):
 
 
 def _set_head_bias(model: nn.Module, value: float) -> None:
-    head = getattr(model, "head", None)
-    if not isinstance(head, nn.Linear) or head.bias is None:
+    heads = [head for name in ("head", "head_dist") if (head := getattr(model, name, None)) is not None]
+    if not heads or any(not isinstance(head, nn.Linear) or head.bias is None for head in heads):
         raise UsageError("objective.head_bias needs a model with a linear classifier that has a bias")
     with torch.no_grad():
-        head.bias.fill_(value)
+        for head in heads:
+            head.bias.fill_(value)

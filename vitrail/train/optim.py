@@ -25,7 +25,7 @@ def is_kernel(module: nn.Module, name: str) -> bool:
 
     A kernel is the matrix or convolution that a layer multiplies its input with: what the original code calls
     `kernel` and torch calls `weight` (`in_proj_weight` and its kin in nn.MultiheadAttention). Biases, the
-    scales of norms and LayerScale, class token, registers, MAP probe and tables of positions are not.
+    scales of norms and LayerScale, tokens in front of the grid, MAP probe and tables of positions are not.
     """
     if isinstance(module, _TABLES):
         return False
