@@ -142,18 +142,18 @@ def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTC
     archive = Archive(
         Path("this model"), "safetensors", shapes, tensors.__getitem__, config=json.loads(json.dumps(values or {}))
     )
+    folder = "; save to a folder, whose config.json says it" if values is None else ""
     try:
         read = _meaning(infer(archive, read_hub(archive), [])[0])
     except WeightsError as error:
-        raise WeightsError(f"the file would not say which model it is: {error}") from error
+        raise WeightsError(f"the file would not say which model it is: {error}{folder}") from error
     wrong = [
         f"{name} {read.get(name)!r}, not {value!r}"
         for name, value in _meaning(config).items()
         if read.get(name) != value
     ]
     if wrong:
-        where = "; save to a folder, whose config.json says it" if values is None else ""
-        raise WeightsError(f"timm's names and shapes would be read as {', '.join(wrong)}{where}")
+        raise WeightsError(f"timm's names and shapes would be read as {', '.join(wrong)}{folder}")
 
 
 def _meaning(config: ViTConfig) -> dict[str, Any]:
