@@ -23,6 +23,7 @@ from vitrail.weights.big_vision import FORMAT
 from vitrail.weights.card import Card
 from vitrail.weights.google import FORMAT as GOOGLE
 from vitrail.weights.load import load
+from vitrail.weights.save import save as save_model
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "average": {},
@@ -257,6 +258,14 @@ def test_a_google_file_without_its_positions_is_not_taken_for_computed_ones(tmp_
     del arrays["Transformer/posembed_input/pos_embedding"]
     with pytest.raises(WeightsError, match="lacks the tensor 'Transformer/posembed_input/pos_embedding'"):
         load(save(tmp_path / "a.npz", arrays))
+
+
+def test_a_file_goes_back_as_it_came_even_through_a_folder_of_ours(tmp_path: Path) -> None:
+    arrays = {name: to_bfloat16(array) for name, array in scanned(big_vision(pool="map", pre_logits=16)).items()}
+    model = load(save(tmp_path / "a.npz", arrays, "params/img/"))
+    save_model(model, tmp_path / "ours")
+    save_model(load(tmp_path / "ours"), tmp_path / "b.npz", "big_vision")
+    identical(read(tmp_path / "b.npz", "params/img/"), arrays)
 
 
 @pytest.mark.slow

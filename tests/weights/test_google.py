@@ -14,7 +14,7 @@ import pytest
 import timm
 import torch
 from flax_arrays import PREFIXES, from_bfloat16, google, hybrid, to_bfloat16
-from flax_checks import agree, differs, error, identical, pixels, randomised, read, save, scaled
+from flax_checks import agree, agrees_at_full_size, differs, error, identical, pixels, randomised, read, save, scaled
 from flax_reference import LINEN, OLD, vision_transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +28,7 @@ from vitrail.model.config import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.weights.google import FORMAT
 from vitrail.weights.load import load
+from vitrail.weights.save import save as save_model
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -378,6 +379,15 @@ def test_a_hybrid_with_gaps_is_refused(
         load(save(tmp_path / "a.npz", arrays))
 
 
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_file_goes_back_as_it_came_even_through_a_folder_of_ours(prefix: str, tmp_path: Path) -> None:
+    arrays = hybrid(units=(1, 1), naming=LINEN)
+    model = load(save(tmp_path / "a.npz", arrays, prefix))
+    save_model(model, tmp_path / "ours")
+    save_model(load(tmp_path / "ours"), tmp_path / "b.npz", "google")
+    identical(read(tmp_path / "b.npz", prefix), arrays)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["B/16", "R50+B/16"])
 def test_full_size(name: str, tmp_path: Path) -> None:
@@ -385,6 +395,6 @@ def test_full_size(name: str, tmp_path: Path) -> None:
     arrays = google(patch=16, **sizes) if name == "B/16" else hybrid(units=(3, 4, 9), **sizes)
     model = load(save(tmp_path / "a.npz", arrays))
     images = pixels(224, 224, batch=1)
-    agree(model, images, vision_transformer(arrays, images))
+    agrees_at_full_size(model, images, vision_transformer(arrays, images))
     FORMAT.write(model, model.card, tmp_path / "b.npz")
     identical(read(tmp_path / "b.npz"), arrays)
