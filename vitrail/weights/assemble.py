@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -97,9 +98,13 @@ def assemble(card: Card, source: Source, report: LoadReport, changes: Changes) -
     return model.eval()
 
 
-_MADE = (torch.empty, torch.zeros, torch.ones, torch.full)
-_FILLED = (Tensor.uniform_, Tensor.normal_, Tensor.zero_, Tensor.fill_)
-_FILLED += (Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_)  # of a truncated normal
+_MADE: frozenset[Any] = frozenset((torch.empty, torch.zeros, torch.ones, torch.full))
+_FILLED: frozenset[Any] = frozenset(
+    (
+        *(Tensor.uniform_, Tensor.normal_, Tensor.zero_, Tensor.fill_),
+        *(Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_),  # of a truncated normal
+    )
+)
 
 
 class _NoMemory(TorchFunctionMode):
@@ -138,9 +143,14 @@ def skeleton(config: Config) -> ViT | ResNet:
 def expected(config: Config, path: Path) -> dict[str, Tensor]:
     """Every tensor of a config's network, without memory: names, shapes, types. Raises WeightsError naming `path`."""
     try:
-        return dict(skeleton(config).state_dict())
+        return _tensors_of(config)
     except (UsageError, WeightsError) as error:
         raise WeightsError(f"{path} does not describe a model: {error}") from error
+
+
+@lru_cache(maxsize=1)  # a file is compared with its network before it is loaded, and while it is
+def _tensors_of(config: Config) -> dict[str, Tensor]:
+    return dict(skeleton(config).state_dict())
 
 
 def fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
