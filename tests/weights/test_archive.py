@@ -261,6 +261,7 @@ def _npy(shape: tuple[int, ...], data: bytes, descr: str = "<f4") -> bytes:
         (_npy((16,), b"\0" * 60), "64 bytes, but 60 are there"),
         (_npy((16,), b"\0" * 64).replace(b"NUMPY", b"NAMPY"), "cannot be read"),
         (_npy((16,), b"\0" * 64).replace(b"<f4", b"<q!"), "cannot be read"),
+        (_npy((16,), b"\0" * 64).replace(b"}", b"("), "cannot be read"),
         (_npy((16,), b"\0" * 64)[:20], "cannot be read"),
         (b"", "cannot be read"),
     ],
@@ -299,6 +300,19 @@ def test_arrays_that_are_no_numbers_are_refused(tmp_path: Path, array: np.ndarra
     np.savez(tmp_path / "w.npz", a=array)
     with open_archive(tmp_path / "w.npz") as archive, pytest.raises(WeightsError, match="'a' holds"):
         archive["a"]
+
+
+@pytest.mark.parametrize("write", [write_torch, write_npz])
+def test_a_zip_of_an_unknown_version_or_of_several_disks_is_refused(tmp_path: Path, write: Writer) -> None:
+    path = write(tmp_path / "w")
+    whole = path.read_bytes()
+    for mark, offset in ((b"PK\x01\x02", 6), (b"PK\x06\x07", 16)):  # torch's zips have both
+        if mark in whole:
+            broken = bytearray(whole)
+            broken[whole.index(mark) + offset] = 0xE0
+            path.write_bytes(broken)
+            with pytest.raises(WeightsError, match="cannot be read"):
+                open_archive(path)
 
 
 def test_what_is_no_array_in_an_npz_is_not_passed_over(tmp_path: Path) -> None:

@@ -225,6 +225,18 @@ def test_every_flipped_bit_of_a_tensor_is_noticed(tmp_path: Path) -> None:
             load_model(tmp_path)
 
 
+def test_a_flipped_bit_of_the_card_is_noticed(tmp_path: Path) -> None:
+    saved(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    for part in (b"norm_eps", b"1e-06", b"erf", b"official", b"cat", b"bilinear"):
+        broken = bytearray(whole)
+        broken[whole.index(part)] ^= 1
+        file.write_bytes(broken)
+        with pytest.raises(WeightsError, match="its card does not match its checksum"):
+            load_model(tmp_path)
+
+
 def test_other_kinds_of_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"nothing at .*/nowhere"):
         load_model(tmp_path / "nowhere")

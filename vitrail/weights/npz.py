@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -24,8 +25,8 @@ LARGE = 1 << 30
 """Bytes that any file may unpack to; beyond, the ratio counts."""
 RATIO = 50
 """Weights are noise to a compressor: far below this many bytes come from one."""
-DAMAGED = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
-"""What reading a broken zip raises: RuntimeError for an encrypted member, NotImplementedError for a method."""
+DAMAGED = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, SyntaxError, TokenError)
+"""What reading a broken zip raises, RuntimeError for one that is encrypted; the last two come from array headers."""
 
 
 @dataclass(frozen=True)

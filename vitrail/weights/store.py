@@ -47,7 +47,8 @@ def save_model(folder: Path | str, model: nn.Module, card: Card) -> None:
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     with _replacing(folder / WEIGHTS) as temporary:
-        save_file(tensors, temporary, metadata={"card": text, "sha256": _checksum(tensors), "format": "pt"})
+        sums = {"sha256": _checksum(tensors), "card_sha256": _digest(text)}
+        save_file(tensors, temporary, metadata={"card": text, **sums, "format": "pt"})
     with _replacing(folder / CARD) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
@@ -145,6 +146,8 @@ def _open(file: Path) -> Iterator[tuple[safe_open, Card, str]]:
             metadata = handle.metadata() or {}
             if "card" not in metadata:
                 raise WeightsError(f"{file} was not written by vitrail: its header has no model card")
+            if metadata.get("card_sha256", _digest(metadata["card"])) != _digest(metadata["card"]):
+                raise WeightsError(f"{file} is damaged: its card does not match its checksum; restore a copy")
             try:
                 card = Card.from_dict(json.loads(metadata["card"]))
             except (WeightsError, ValueError, RecursionError) as error:
@@ -153,6 +156,10 @@ def _open(file: Path) -> Iterator[tuple[safe_open, Card, str]]:
     except (SafetensorError, OSError) as error:
         reason = f"truncated, damaged or of another kind ({error})"
         raise WeightsError(f"{file} cannot be read: {reason}") from error
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:

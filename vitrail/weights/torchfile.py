@@ -63,12 +63,12 @@ def _private() -> AbstractContextManager[None]:
 
 def _record_sizes(path: Path) -> set[int] | None:
     """Lengths of the tensors' records, or None for a file that cannot be mapped: old, or compressed."""
-    if not zipfile.is_zipfile(path):
-        return None
     try:
+        if not zipfile.is_zipfile(path):
+            return None
         with zipfile.ZipFile(path) as archive:
             records = [info for info in archive.infolist() if "/data/" in info.filename]
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
         raise WeightsError(f"{path} cannot be read: truncated or damaged ({error})") from error
     if any(info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size for info in records):
         raise WeightsError(f"{path} was packed again with compression, which torch never does; restore the original")
