@@ -13,6 +13,7 @@ from vitrail.train.run import Run
 from vitrail.verbs.settings import Asked, plan, resumed
 
 if TYPE_CHECKING:
+    from vitrail.cost.estimate import Cost
     from vitrail.train.standing import Result
 
 log = logging.getLogger("vitrail")
@@ -25,6 +26,8 @@ class Preview:
     run: Run
     checked: dict[str, str] = field(default_factory=dict)
     """`dry_run` only: what was tried, and what came of it."""
+    cost: Cost | None = None
+    """`dry_run` only: what the run would cost on this machine."""
 
 
 def train(
@@ -54,7 +57,7 @@ def train(
         lr: Peak learning rate: short for --optim.lr.
         resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run.
         print_config: Print every resolved setting as YAML, and stop.
-        dry_run: Try data, model, memory and one batch, and stop.
+        dry_run: Try data, model, memory and one batch, tell what the run would cost, and stop.
         settings: Any field of `Run`; a section as a dict, `optim={"momentum": 0.8}`.
     """
     weights = settings.pop("weights", None)
@@ -78,7 +81,7 @@ def start(
     if dry_run:
         from vitrail.verbs.dry_run import check
 
-        return Preview(run, check(run))
+        return Preview(run, *check(run))
     from vitrail import world
     from vitrail.report.page import write_report
     from vitrail.train.loop import fit
@@ -115,5 +118,6 @@ def as_json(result: Result | Preview) -> Any:
     from vitrail.config_yaml import plain
 
     if isinstance(result, Preview):
-        return {"run": plain(result.run), "checked": result.checked}
+        cost = None if result.cost is None else result.cost.as_json()
+        return {"run": plain(result.run), "checked": result.checked, "cost": cost}
     return {**plain(result), "report": str(result.folder / "report.html")}

@@ -1,0 +1,71 @@
+"""Public peak rates of the devices that people train on, with memory, price and how much of the peak is reached.
+
+Torch-free. The peak is that of dense 16-bit matrix products summed in float32, from the makers' data sheets; a
+TPU is counted by the core, as the paper counts ("TPU v3 cores, 2 per chip", section 4.2). Utilisation is the share of
+the peak that training reaches, model FLOPs over time; each has its source, and yours replaces it. Prices are
+examples of what a device rents for by the hour in 2026 and differ 2 to 4 times between providers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitrail.errors import UsageError, did_you_mean
+
+GIB = 2**30
+ASSUMED = "assumed"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device, or one core of one."""
+
+    name: str
+    what: str
+    peak: float
+    """FLOP/s."""
+    memory: float
+    """Bytes."""
+    utilisation: float
+    """Share of the peak that training reaches."""
+    because: str
+    """Where the utilisation is from."""
+    usd_per_hour: float | None = None
+    """None: nothing to rent."""
+
+
+_TABLE_2 = "between the 0.32 and 0.43 that Table 2's core-days imply"
+_NEMO = "a ViT-g/14 in NVIDIA's NeMo"
+
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        Device("tpu-v2", "core of a TPU v2", 22.5e12, 8 * GIB, 0.38, f"{ASSUMED} to be that of tpu-v3", 0.56),
+        Device("tpu-v3", "core of a TPU v3", 61.5e12, 16 * GIB, 0.38, _TABLE_2, 1.00),
+        Device("tpu-v4", "core of a TPU v4", 137.5e12, 16 * GIB, 0.38, f"{ASSUMED} to be that of tpu-v3", 1.61),
+        Device("tpu-v5e", "core of a TPU v5e", 197e12, 16e9, 0.38, f"{ASSUMED} to be that of tpu-v3", 1.20),
+        Device("v100", "NVIDIA V100 SXM2", 125e12, 32 * GIB, 0.21, "DeiT-B: 53 hours on 8 of them", 2.48),
+        Device("a100", "NVIDIA A100 SXM, 80 GB", 312e12, 80 * GIB, 0.44, _NEMO, 1.50),
+        Device("h100", "NVIDIA H100 SXM", 989e12, 80 * GIB, 0.29, _NEMO, 2.70),
+        Device("h200", "NVIDIA H200 SXM", 989e12, 141e9, 0.29, f"{ASSUMED} to be that of h100", 3.50),
+        Device("l4", "NVIDIA L4", 121e12, 24e9, 0.35, ASSUMED, 0.71),
+        Device("rtx-4090", "NVIDIA GeForce RTX 4090", 165e12, 24 * GIB, 0.45, ASSUMED, 0.35),
+    )
+}
+MEASURED = "cpu"
+"""The one device whose peak is not in the table but measured where the command runs."""
+
+
+def device(name: str) -> Device:
+    """Return the device of the table called `name`. Raises UsageError with the nearest name."""
+    if name not in DEVICES:
+        hint = did_you_mean(name, [*DEVICES, MEASURED])
+        raise UsageError(f"no device is named {name!r}.{hint} Valid: {', '.join(DEVICES)}, {MEASURED} (measured here)")
+    return DEVICES[name]
+
+
+def checked(utilisation: float) -> float:
+    """Return a utilisation as it is. Raises UsageError where it is no share."""
+    if not 0 < utilisation <= 1:
+        raise UsageError(f"utilisation is {utilisation:g}; it is a share of the peak, above 0 and at most 1")
+    return utilisation

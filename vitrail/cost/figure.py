@@ -1,0 +1,61 @@
+"""Figure 12 of the paper, drawn from measurements: speed by image size, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+STYLES = {"inference": "-", "training": "--"}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Of Okabe and Ito: told apart under every kind of colour blindness."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One model in one mode: image sizes in pixels with images/s and the largest batch at each."""
+
+    model: str
+    mode: str
+    sizes: list[int]
+    images_per_second: list[float]
+    largest_batch: list[int]
+
+
+def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
+    """Write the figure to `path`, in the format its suffix names.
+
+    Left images/s at the best batch size, right the largest batch, both over the side of the image, on logarithmic
+    axes; solid lines are inference, dashed ones training. A model keeps its colour.
+    """
+    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
+    speed, memory = figure.subplots(1, 2)
+    models = list(dict.fromkeys(curve.model for curve in curves))
+    for curve in curves:
+        colour = COLOURS[models.index(curve.model) % len(COLOURS)]
+        style: dict[str, Any] = {"color": colour, "linestyle": STYLES[curve.mode], "marker": "o", "markersize": 3}
+        label = f"{curve.model}, {curve.mode}"
+        speed.plot(curve.sizes, curve.images_per_second, label=label, **style)
+        memory.plot(curve.sizes, [max(count, 1) for count in curve.largest_batch], label=label, **style)
+    sizes = sorted({size for curve in curves for size in curve.sizes})
+    for axes, what in ((speed, "images/s, best batch size"), (memory, "largest batch that fits")):
+        _finish(axes, sizes, what)
+    speed.legend(fontsize="small", frameon=False)
+    figure.suptitle(title, fontsize="medium")
+    figure.savefig(path, dpi=144)
+
+
+def _finish(axes: Axes, sizes: list[int], what: str) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlabel("side of the image, pixels")
+    axes.set_ylabel(what)
+    axes.grid(alpha=0.2)
