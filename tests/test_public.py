@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = """
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples Model Optim Percent Preprocess
 ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError WeightsError __version__
-create demo doctor evaluate finetune fit from_yaml load predict recipe save to_yaml train variant
+bench cost create demo doctor evaluate finetune fit from_yaml load predict recipe save to_yaml train variant
 """
 
 RUN = """
@@ -43,6 +43,8 @@ FLAGS = {
     "finetune": TRAINING,
     "evaluate": "model data split batch_size workers device precision out",
     "predict": "model images top out batch_size workers device precision",
+    "cost": "model images epochs image_size classes device utilisation usd_per_hour count",
+    "bench": "models image_size batch_size mode device precision seconds out",
     "data check": "path out workers",
     "data stats": "path",
     "data pack": "path folder short_side quality shard_mb workers",
@@ -79,7 +81,7 @@ def test_importing_takes_no_time() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "cost"])
 def test_a_package_that_is_a_verb_can_be_called_and_imported(name: str) -> None:
     code = f"""
 import vitrail
@@ -112,7 +114,7 @@ def test_the_flags_of_a_verb(verb: str) -> None:
     assert flag_names(function) == sorted({*FLAGS[verb].split(), *everywhere.split()})
 
 
-@pytest.mark.parametrize("verb", ["demo", "train", "finetune", "evaluate", "predict", "doctor"])
+@pytest.mark.parametrize("verb", ["demo", "train", "finetune", "evaluate", "predict", "cost", "bench", "doctor"])
 def test_keywords_are_the_flags(verb: str) -> None:
     _, function = cli.VERBS[verb].load()
     public = getattr(vitrail, verb)

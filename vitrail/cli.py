@@ -42,6 +42,8 @@ VERBS: dict[str, Verb] = {
     "finetune": Verb("vitrail.verbs.finetune:finetune", "fit a trained network to other images"),
     "evaluate": Verb("vitrail.verbs.evaluate:evaluate", "measure a network: top-1, top-5, classes, confusion"),
     "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
+    "cost": Verb("vitrail.verbs.cost:cost", "tell what a network costs to train: exaFLOPs, days, money, memory"),
+    "bench": Verb("vitrail.verbs.bench:bench", "measure speed and memory on this machine, by image size"),
     "data check": Verb("vitrail.verbs.data:check", "read every image; list bad files, duplicates, imbalance"),
     "data stats": Verb("vitrail.verbs.data:stats", "count splits, classes and image sizes"),
     "data pack": Verb("vitrail.verbs.data:pack", "write images to shards, for fast reading"),
@@ -63,6 +65,7 @@ vitrail finetune photos/ --from runs/train-1 --image-size 224
 vitrail evaluate runs/train-1 photos/test
 vitrail finetune photos/ --from google/vit-base-patch16-224-in21k
 vitrail predict runs/train-1 holiday/ 'scans/*.png' --out classes.csv
+vitrail cost B/16 --images 1.28e6 --epochs 300 --device a100
 vitrail weights convert vit.npz my-model/
 vitrail train photos/ --recipe scratch-small --epochs 50 --optim.lr 5e-4
 vitrail train --resume"""
