@@ -39,6 +39,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return st.one_of([values_of(arm) for arm in get_args(hint)])
+    if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
+        return st.lists(values_of(get_args(hint)[0]), max_size=4).map(tuple)
     if get_origin(hint) is tuple:
         return st.tuples(*map(values_of, get_args(hint)))
     return {

@@ -66,6 +66,9 @@ def test_a_memory_line() -> None:
     line = Line(fixed=100.0, per_image=10.0)
     assert line.bytes(3) == 130
     assert [line.largest(memory) for memory in (0, 109, 110, 139, 140)] == [0, 0, 1, 3, 4]
+    floored = Line(fixed=100.0, per_image=10.0, floor=125.0)
+    assert [floored.bytes(batch) for batch in (1, 2, 3)] == [125, 125, 130]
+    assert [floored.largest(memory) for memory in (124, 125, 130)] == [0, 2, 3]
 
 
 def test_live_tensors_by_hand() -> None:
@@ -106,7 +109,7 @@ def test_a_trial(config: ViTConfig | ResNetConfig, mode: Mode, precision: str) -
     assert 0 < found.low <= found.images_per_second <= found.high
     line = memory_line(trial)
     assert line.per_image > 0
-    assert line.bytes(4) == pytest.approx(peak_bytes(trial, 4), rel=0.01)
+    assert line.bytes(24) == pytest.approx(peak_bytes(trial, 24), rel=0.03)  # five times what was looked at
 
 
 def test_training_learns_and_inference_does_not() -> None:
@@ -125,7 +128,8 @@ def test_peak_memory_holds_the_activations_and_the_state() -> None:
     kept = activation_bytes(TINY, arithmetic=Arithmetic("float32", cpu=True))
     assert kept < line.per_image < 2 * kept
     parameters = sum(parameter.numel() for parameter in trial.model.parameters())
-    assert line.fixed > 12 * parameters  # weights and two moments; gradients come and go with the step
+    assert line.fixed == pytest.approx(12 * parameters, rel=0.15)  # weights and two moments
+    assert line.floor > 16 * parameters  # and gradients
     assert Trial(TINY, "inference", CPU, "float32").packed_bytes() > 3 * parameters
 
 

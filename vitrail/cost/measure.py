@@ -51,6 +51,7 @@ class Trial:
         self.model = model.to(device).train(mode == "training")
         self.autocast = precision == "bf16" and not (mode == "inference" and device.type == "cpu")
         self.optimizer = None
+        self.keeps_gradients = False
         if mode == "training":
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type != "mps")
 
@@ -65,7 +66,7 @@ class Trial:
         labels = torch.zeros(len(images), dtype=torch.int64, device=self.device)
         F.cross_entropy(logits.float(), labels).backward()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
     def images(self, number: int) -> Tensor:
         """Return so many random images on the device, of the config's size."""
@@ -77,8 +78,13 @@ class Trial:
         """Yield what exists between two steps."""
         yield from self.model.parameters()
         yield from self.model.buffers()
+        yield from self.gradients()
         for state in self.optimizer.state.values() if self.optimizer else ():
             yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def gradients(self) -> Iterator[Tensor]:
+        """Yield the gradients that are kept between two steps."""
+        yield from (parameter.grad for parameter in self.model.parameters() if parameter.grad is not None)
 
     def packed_bytes(self) -> int:
         """Return the bytes of a frozen copy's weights, which oneDNN holds in a layout of its own."""
@@ -140,26 +146,43 @@ def _best(points: Sequence[Point]) -> int:
 
 @dataclass(frozen=True)
 class Line:
-    """Peak memory in bytes as a function of the batch: fixed + per_image x batch."""
+    """Peak memory in bytes as a function of the batch: fixed + per_image x batch, and at least `floor`.
+
+    A training step has two peaks: when all activations are there and no gradient of a weight is, and when all
+    gradients are there and no activation is. The first grows with the batch, the second is the floor.
+    """
 
     fixed: float
     per_image: float
+    floor: float = 0.0
 
     def bytes(self, batch: int) -> int:
         """Return the peak at a batch size."""
-        return round(self.fixed + self.per_image * batch)
+        return round(max(self.fixed + self.per_image * batch, self.floor))
 
     def largest(self, memory: float) -> int:
         """Return the largest batch with a peak of at most `memory` bytes; 0 where one image is too many."""
+        if memory < self.floor:
+            return 0
         return max(int((memory - self.fixed) // max(self.per_image, 1)), 0)
 
 
 def memory_line(trial: Trial) -> Line:
-    """Measure the peak memory of a step at two batch sizes, weights and optimiser state included."""
+    """Measure the peak memory of a step at two small batch sizes, weights and optimiser state included.
+
+    So that few images show what each of them takes, gradients are kept from step to step meanwhile: they are
+    then part of both peaks, and taken off again.
+    """
     trial(trial.images(PROBE))  # the optimiser's state exists from here on
+    floor = peak_bytes(trial, PROBE)
+    trial.keeps_gradients = True
+    trial(trial.images(PROBE))
+    gradients = sum(gradient.nbytes for gradient in trial.gradients())
     few, more = peak_bytes(trial, PROBE), peak_bytes(trial, 2 * PROBE)
+    trial.keeps_gradients = False
+    trial.model.zero_grad(set_to_none=True)
     per_image = (more - few) / PROBE
-    return Line(few - PROBE * per_image, per_image)
+    return Line(few - PROBE * per_image - gradients, per_image, floor)
 
 
 def peak_bytes(trial: Trial, batch: int) -> int:

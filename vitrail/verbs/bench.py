@@ -176,13 +176,12 @@ def show(result: Bench) -> Any:
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD)
-    for column in ("model", "px", "mode", "images/s", "spread", "batch", "GFLOP/s", "MiB", "fits"):
+    for column in ("model", "px", "mode", "images/s", "batch", "GFLOP/s", "MiB", "fits"):
         table.add_column(column, justify="left" if column in ("model", "mode") else "right", no_wrap=True)
     for row in result.measured:
         best = row.best
         numbers = (
             f"{best.images_per_second:,.1f}",
-            f"{(best.high - best.low) / best.images_per_second:.0%}",
             f"{best.batch:,}",
             f"{row.flops_per_second / 1e9:,.0f}",
             f"{row.peak_bytes / 2**20:,.0f}",
