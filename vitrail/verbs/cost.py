@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 TABLE = "table6"
 CPU_UTILISATION = 0.7
-"""Of the rate of large matrix products, in training; measured with one thread in bfloat16 (EPYC, AVX512-BF16): Ti/16 0.59,
-S/16 0.75, B/16 0.79."""
+"""Of the rate of large matrix products, in training. Measured with one thread in bfloat16 on an EPYC with AVX512-BF16:
+Ti/16 0.59, S/16 0.75, B/16 0.79."""
 
 
 @dataclass(frozen=True)
