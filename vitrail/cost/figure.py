@@ -33,7 +33,7 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
     Left images/s at the best batch size, right the largest batch, both over the side of the image, on logarithmic
     axes; solid lines are inference, dashed ones training. A model keeps its colour.
     """
-    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     speed, memory = figure.subplots(1, 2)
     models = list(dict.fromkeys(curve.model for curve in curves))
     for curve in curves:
@@ -45,7 +45,8 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
     sizes = sorted({size for curve in curves for size in curve.sizes})
     for axes, what in ((speed, "images/s, best batch size"), (memory, "largest batch that fits")):
         _finish(axes, sizes, what)
-    speed.legend(fontsize="small", frameon=False)
+    handles, labels = speed.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
     figure.suptitle(title, fontsize="medium")
     figure.savefig(path, dpi=144)
 
