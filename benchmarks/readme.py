@@ -85,11 +85,20 @@ def transfer(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return [header, *((side, f"{r['mean']:.1f} % ± {r['deviation']:.1f} ({r['seeds']} seeds)") for side, r in rows)]
 
 
+def weights(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Loading L/16: seconds, and the largest memory as a multiple of the file."""
+    peaks = {row["name"]: f"{row['peak_over_file']:.2f}" for row in document["peak_memory"]}
+    rows = document["load_seconds"]
+    header = ("loading L/16 from safetensors", "seconds", "peak memory, of the file")
+    return [header, *((row["name"], f"{row['seconds']:.2f}", peaks.get(row["name"], "")) for row in rows)]
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], list[tuple[str, ...]]]] = {
     "train_step": train_step,
     "inference": inference,
     "input_pipeline": input_pipeline,
     "startup": startup,
+    "weights": weights,
     "learn": learn,
     "transfer": transfer,
 }
