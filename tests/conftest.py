@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,12 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no real images at {SHARED} (set VITRAIL_TEST_DATA to a folder that holds them)")
     return SHARED
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """What a command line run in this process does to vitrail's logger ends with the test."""
+    log = logging.getLogger("vitrail")
+    before = log.level, list(log.handlers), log.propagate
+    yield
+    log.level, log.handlers, log.propagate = before

@@ -19,14 +19,6 @@ from vitrail.verbs.train import train
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(autouse=True)
-def log_as_before():
-    log = logging.getLogger("vitrail")
-    before = log.level, list(log.handlers), log.propagate
-    yield
-    log.level, log.handlers, log.propagate = before
-
-
 def failing_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `vitrail doctor` raise."""
 

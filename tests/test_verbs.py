@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import os
 import re
 import signal
@@ -38,14 +37,6 @@ TINY: dict[str, Any] = dict(
     evaluate_every="4 steps",
     checkpoint_every="4 steps",
 )
-
-
-@pytest.fixture(autouse=True)
-def log_as_before():
-    log = logging.getLogger("vitrail")
-    before = log.level, list(log.handlers), log.propagate
-    yield
-    log.level, log.handlers, log.propagate = before
 
 
 def draw(folder: Path, *, classes: tuple[str, ...] = ("blue", "red"), count: int = 12) -> Path:

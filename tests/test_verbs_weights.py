@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -27,14 +26,6 @@ from vitrail.weights.card import Card
 from vitrail.weights.save import FORMATS, save
 
 CONFIG = ViTConfig(width=64, depth=2, heads=1, mlp_dim=32, patch=8, image_size=(16, 16), classes=2, gelu="tanh")
-
-
-@pytest.fixture(autouse=True)
-def log_as_before():
-    log = logging.getLogger("vitrail")
-    before = log.level, list(log.handlers), log.propagate
-    yield
-    log.level, log.handlers, log.propagate = before
 
 
 def made(config: ViTConfig = CONFIG, **card: Any) -> Any:

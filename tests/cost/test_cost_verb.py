@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,6 @@ from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def log_as_before():
-    log = logging.getLogger("vitrail")
-    before = log.level, list(log.handlers), log.propagate
-    yield
-    log.level, log.handlers, log.propagate = before
 
 
 def as_json(argv: list[str], capsys: Captured) -> Any:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from vitrail.cost.count import count, every_token, kept_bytes
+from vitrail.cost.count import count, every_token
 from vitrail.cost.flops import macs, parameters
+from vitrail.cost.live import kept_bytes
 from vitrail.model.build import build
 from vitrail.model.config import ViTConfig, variant
 

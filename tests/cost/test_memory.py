@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from vitrail.cost.count import count, kept_bytes
+from vitrail.cost.count import count
 from vitrail.cost.kept import Arithmetic
+from vitrail.cost.live import kept_bytes
 from vitrail.cost.memory import activation_bytes, largest_batch
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build

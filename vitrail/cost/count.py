@@ -6,7 +6,6 @@ counted as fast as Ti/16. Arithmetic is float32; attention and dropout are those
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +15,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitrail.cost.live import kept_bytes
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
 from vitrail.model.config import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
-
-IMAGES = 2
-"""In the smaller of two batches: with one image, tensors can be viewed in ways that more do not allow."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ def count(config: ViTConfig | ResNetConfig, image_size: int | tuple[int, int] | 
         every_token(model.eval(), images(1))
     model.train()
     with attention_path("fused"), _AcceleratorKernels():
-        kept = kept_bytes(lambda number: model(images(number)), IMAGES)
+        kept = kept_bytes(lambda number: model(images(number)))
     return Counted(parameters, counter.get_total_flops() // 2, round(kept))
 
 
@@ -66,30 +63,6 @@ def every_token(model: nn.Module, images: Tensor) -> Tensor:
     if not isinstance(model, ViT):
         return model(images)
     return model.classify(model.summary(model.encode(model.embed(images), model.grid(images))))
-
-
-def kept_bytes(forward: Callable[[int], object], images: int = IMAGES) -> float:
-    """Return the bytes per image that autograd keeps after `forward(number of images)`.
-
-    From the difference of two batches, so that what does not grow with the batch, such as the weights, is not
-    counted. Tensors that share memory count once.
-    """
-
-    def measure(number: int) -> int:
-        storages: dict[int, torch.UntypedStorage] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            storages[storage._cdata] = storage  # held, so that no other gets its address
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            result = forward(number)
-        total = sum(storage.nbytes() for storage in storages.values())
-        del result
-        return total
-
-    return (measure(2 * images) - measure(images)) / images
 
 
 class _AcceleratorKernels(TorchFunctionMode):

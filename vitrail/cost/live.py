@@ -1,9 +1,9 @@
-"""How many bytes of tensors are alive, and how many were at most: memory counted where an allocator cannot tell."""
+"""How many bytes of tensors are alive, were at most, or are kept: memory counted where an allocator cannot tell."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -47,3 +47,28 @@ class LiveTensors(TorchDispatchMode):
     def _forget(self, address: int, size: int) -> None:
         del self._known[address]
         self.alive -= size
+
+
+def kept_bytes(forward: Callable[[int], object], images: int = 2) -> float:
+    """Return the bytes per image that autograd keeps after `forward(number of images)`.
+
+    From the difference of two batches, so that what does not grow with the batch, such as the weights, is not
+    counted. Tensors that share memory count once. `images` is the smaller batch: with one image, tensors can be
+    viewed in ways that more do not allow.
+    """
+
+    def measure(number: int) -> int:
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            storages[storage._cdata] = storage  # held, so that no other gets its address
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = forward(number)
+        total = sum(storage.nbytes() for storage in storages.values())
+        del result
+        return total
+
+    return (measure(2 * images) - measure(images)) / images

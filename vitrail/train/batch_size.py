@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import world
+from vitrail.cost.live import kept_bytes
 from vitrail.errors import TrainingError
 from vitrail.model.config import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective
@@ -89,27 +90,14 @@ class Blank:
     index: Tensor
 
 
-def activation_bytes(objective: nn.Module, loss: Callable[[int], Tensor], images: int = 2) -> float:
+def activation_bytes(objective: nn.Module, loss: Callable[[int], Tensor]) -> float:
     """Return the bytes per image that a forward pass keeps for the backward pass.
 
     Leaves the objective as it was: running statistics are put back, gradients are not touched.
     """
     buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
-    own = {parameter.untyped_storage().data_ptr() for parameter in objective.parameters()}
-
-    def measure(count: int) -> int:
-        kept: dict[int, Tensor] = {}  # by storage: views of one tensor are kept once
-
-        def pack(tensor: Tensor) -> Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss(count)
-        return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
-
-    try:  # the difference leaves out what does not grow with the batch, such as weights cast to bf16
-        return (measure(2 * images) - measure(images)) / images
+    try:
+        return kept_bytes(loss)
     finally:
         with torch.no_grad():
             for buffer, before in buffers:
