@@ -36,7 +36,8 @@ from vitrail.weights.card import Card
 from vitrail.weights.flax_limits import expressible
 from vitrail.weights.formats import Found
 from vitrail.weights.mapping import Entry, dense, same, scale_bias
-from vitrail.weights.npz_write import foreign_tensors, found_dtypes, origin_of, write_npz
+from vitrail.weights.npz_write import found_dtypes, write_npz
+from vitrail.weights.writing import foreign_tensors, origin_of, state_of
 
 POSITIONS = "pos_embedding"
 OLD_POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -90,7 +91,7 @@ class BigVision:
         origin = origin_of(card, self.name)
         layout = flax.Layout(**{key: origin.get(key, value) for key, value in asdict(DEFAULT).items()})
         entries = _entries(config, layout, origin.get("positions", POSITIONS))
-        write_npz(path, foreign_tensors(model, entries, self.name), origin)
+        write_npz(path, foreign_tensors(state_of(model), entries, self.name), origin)
 
 
 def _config(archive: Archive, layout: flax.Layout, positions: str) -> tuple[ViTConfig, list[str]]:

@@ -33,7 +33,8 @@ from vitrail.weights.card import Card
 from vitrail.weights.flax_encoder import shape_of
 from vitrail.weights.formats import Found
 from vitrail.weights.mapping import Entry, conv_kernel, same, scale_bias
-from vitrail.weights.npz_write import foreign_tensors, found_dtypes, origin_of, write_npz
+from vitrail.weights.npz_write import found_dtypes, write_npz
+from vitrail.weights.writing import foreign_tensors, origin_of, state_of
 
 ROOT = "resnet/root_block/standardized_conv2d/kernel"
 HEAD = "resnet/head/conv2d"
@@ -76,7 +77,9 @@ class BiT:
         """
         config = _expressible(model)
         origin = origin_of(card, self.name)
-        write_npz(path, foreign_tensors(model, _entries(config, origin.get("numbered", {})), self.name), origin)
+        write_npz(
+            path, foreign_tensors(state_of(model), _entries(config, origin.get("numbered", {})), self.name), origin
+        )
 
 
 def _plain(name: str) -> str:

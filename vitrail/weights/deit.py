@@ -15,14 +15,11 @@ A file says neither the number of heads nor how images are prepared: the report 
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from vitrail.data.config import Preprocess
@@ -33,8 +30,8 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import Found
 from vitrail.weights.mapping import Entry, same, same_pair
-from vitrail.weights.npz_write import foreign_tensors
 from vitrail.weights.shapes import rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.writing import foreign_tensors, refuse_folder, state_of, write_tensors
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -76,22 +73,8 @@ class DeiT:
         if reason := _refusal(config):
             raise WeightsError(f"the DeiT repository's format has no place for this model: {reason}")
         assert isinstance(config, ViTConfig)
-        if path.is_dir():
-            raise WeightsError(
-                f"{path} is a folder; this format is one file: give its name, such as {path / 'deit.pth'}"
-            )
-        found = foreign_tensors(model, entries(config), self.name)
-        tensors = {name: tensor.contiguous() for name, tensor in found.items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        try:  # tensors may be mapped from the file that is replaced
-            if path.suffix == ".safetensors":
-                save_file(tensors, temporary, metadata={"format": "pt"})
-            else:
-                torch.save({"model": tensors}, temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        refuse_folder(path, "deit.pth")
+        write_tensors(path, foreign_tensors(state_of(model), entries(config), self.name), under="model")
 
 
 FORMAT = DeiT()

@@ -29,7 +29,8 @@ from vitrail.weights.card import Card
 from vitrail.weights.flax_limits import check_grid, expressible
 from vitrail.weights.formats import Found
 from vitrail.weights.mapping import Entry, same
-from vitrail.weights.npz_write import foreign_tensors, found_dtypes, origin_of, write_npz
+from vitrail.weights.npz_write import found_dtypes, write_npz
+from vitrail.weights.writing import foreign_tensors, origin_of, state_of
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 
@@ -82,7 +83,7 @@ class Google:
         origin = origin_of(card, self.name)
         layout = flax.Layout(origin.get("prefix", ""), origin.get("naming", "old"))
         entries = _entries(config, layout, origin.get("wide_norms", []))
-        write_npz(path, foreign_tensors(model, entries, self.name), origin)
+        write_npz(path, foreign_tensors(state_of(model), entries, self.name), origin)
 
 
 def _config(archive: Archive, layout: flax.Layout) -> ViTConfig:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError, did_you_mean
@@ -29,6 +28,7 @@ from vitrail.weights.hf_family import Family
 from vitrail.weights.hf_layout import STEM, Layout, refusal_of_all
 from vitrail.weights.hf_processor import Processing, read_processor, write_processor
 from vitrail.weights.hf_vit import MAE, DeiT
+from vitrail.weights.writing import foreign_tensors, origin_of, state_of, write_tensors
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family for family in (Family(), DeiT(), MAE(), Beit(), DinoV2(), DinoV2WithRegisters())
@@ -85,7 +85,7 @@ class HuggingFace:
             "config.json": to_json(config, card, family, layout, dtype),
             "preprocessor_config.json": _processor(card, config),
         }
-        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(path / "model.safetensors", tensors)
         for name, values in texts.items():
             (path / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
@@ -170,7 +170,7 @@ def _target(model: nn.Module, card: Card) -> tuple[Family, Layout]:
         raise WeightsError("format 'hf' has no place for this model: it is a ResNet; save it as 'timm' or 'bit'")
     if reason := refusal_of_all(config):
         raise WeightsError(f"format 'hf' has no place for this model: {reason}")
-    origin = _origin(card)
+    origin = origin_of(card, "hf")
     kept = Layout(**origin["layout"]) if "layout" in origin else None
     family = FAMILIES[kept.model_type] if kept else FAMILIES[_choose(config)]
     if kept and family.refusal(config):  # changed since
@@ -207,26 +207,15 @@ def _tensors(model: nn.Module, family: Family, layout: Layout) -> dict[str, Tens
     """The tensors of a file. Raises WeightsError for one of the model's that would be left out."""
     config = model.config
     assert isinstance(config, ViTConfig)
-    state = {ours: tensor.detach().cpu() for ours, tensor in model.state_dict().items()}
     entries = family.entries(config, layout)
-    known = {entry.ours for entry in entries} | set(() if layout.qkv_bias else _biases(config))
-    if extra := sorted(state.keys() - known):
-        raise WeightsError(f"format 'hf' has no place for the tensor {extra[0]!r}; save as 'vitrail', which has")
-    tensors = family.invented(config, layout)
-    for entry in entries:
-        tensors |= zip(entry.theirs, entry.write(state[entry.ours]), strict=True)
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-
-def _origin(card: Card) -> dict[str, Any]:
-    """How the file that the model came from was laid out, {} where it was not transformers'."""
-    origin = card.provenance.get("origin") or {}
-    return origin if origin.get("format") == "hf" else {}
+    absent = () if layout.qkv_bias else _biases(config)
+    state = {ours: tensor for ours, tensor in state_of(model).items() if ours not in absent}
+    return family.invented(config, layout) | foreign_tensors(state, entries, "hf")
 
 
 def _processor(card: Card, config: ViTConfig) -> dict[str, Any]:
     """preprocessor_config.json: the one that the model came with, as long as it still says what the card does."""
-    found = _origin(card).get("processor")
+    found = origin_of(card, "hf").get("processor")
     if found:
         processing = read_processor(found, config.image_size, "the model's card")
         if (processing.preprocess, processing.mean, processing.std) == (card.preprocess, config.mean, config.std):

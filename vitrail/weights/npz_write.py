@@ -9,22 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitrail.errors import WeightsError
 from vitrail.weights.archive import Archive
-from vitrail.weights.card import Card
-from vitrail.weights.mapping import Entry
 from vitrail.weights.npz import Npz
+from vitrail.weights.writing import refuse_folder
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16)}
 DTYPES["bfloat16"] = torch.bfloat16
-
-
-def origin_of(card: Card, name: str) -> dict[str, Any]:
-    """Return how the file that the model came from was laid out, {} where it was not of the format `name`."""
-    origin = card.provenance.get("origin") or {}
-    return dict(origin) if origin.get("format") == name else {}
 
 
 def found_dtypes(archive: Archive, names: Iterable[str]) -> dict[str, Any]:
@@ -45,29 +37,13 @@ def _dtypes(archive: Archive, names: Iterable[str]) -> dict[str, str]:
     return {name: "bfloat16" if kind == np.dtype("V2") else kind.name for name, kind in kinds.items()}
 
 
-def foreign_tensors(model: nn.Module, entries: list[Entry], name: str) -> dict[str, Tensor]:
-    """Return a model's tensors as the format's; parts of one array come together along its first axis, in order.
-
-    Raises WeightsError for a tensor of the model that no entry takes: nothing is left out in silence.
-    """
-    state = {ours: tensor.detach().cpu() for ours, tensor in model.state_dict().items()}
-    if extra := sorted(state.keys() - {entry.ours for entry in entries}):
-        raise WeightsError(f"format {name!r} has no place for the tensor {extra[0]!r}; save as 'vitrail', which has")
-    parts: dict[str, list[Tensor]] = {}
-    for entry in entries:
-        for theirs, tensor in zip(entry.theirs, entry.write(state[entry.ours]), strict=True):
-            parts.setdefault(theirs, []).append(tensor)
-    return {theirs: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for theirs, tensors in parts.items()}
-
-
 def write_npz(path: Path, tensors: Mapping[str, Tensor], origin: Mapping[str, Any]) -> None:
     """Write the arrays, each in the type that `origin` names where that one holds its values.
 
     bfloat16 becomes NumPy's void of two bytes, as in released files. `vitrail.weights.save` checks what was written
     and moves it into its place. Raises WeightsError where `path` is a folder.
     """
-    if path.is_dir():
-        raise WeightsError(f"{path} is a folder; this format is one file: give its name, such as {path / 'model.npz'}")
+    refuse_folder(path, "model.npz")
     others = origin.get("other_dtypes", {})
     arrays: dict[str, Any] = {
         name: _array(tensor, others.get(name, origin.get("dtype"))) for name, tensor in tensors.items()

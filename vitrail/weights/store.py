@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.assemble import Changes, admit, assemble, check_finite, expected
 from vitrail.weights.card import Card
+from vitrail.weights.replacing import replacing
 from vitrail.weights.report import LoadReport
 
 WEIGHTS = "model.safetensors"
@@ -46,10 +46,10 @@ def save_model(folder: Path | str, model: nn.Module, card: Card) -> None:
     # a class named after a folder may hold bytes that are no text; their escapes are JSON's own
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     folder.mkdir(parents=True, exist_ok=True)
-    with _replacing(folder / WEIGHTS) as temporary:
+    with replacing(folder / WEIGHTS) as temporary:
         sums = {"sha256": _checksum(tensors), "card_sha256": _digest(text)}
         save_file(tensors, temporary, metadata={"card": text, **sums, "format": "pt"})
-    with _replacing(folder / CARD) as temporary:
+    with replacing(folder / CARD) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
@@ -169,25 +169,3 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
         digest.update(name.encode())
         digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write in the place of `path`, which it takes on leaving; on an error it is removed."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        yield temporary
-        _flush(temporary)
-        os.replace(temporary, path)
-        _flush(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

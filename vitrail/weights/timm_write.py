@@ -7,14 +7,10 @@ what was written is read again, its names and shapes at least, and refused where
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
@@ -24,14 +20,14 @@ from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
-from vitrail.weights.mapping import Entry
-from vitrail.weights.npz_write import origin_of
+from vitrail.weights.replacing import replacing
 from vitrail.weights.timm_bit import bit_entries
 from vitrail.weights.timm_hub import BARE, read_hub
 from vitrail.weights.timm_json import bit_json, vit_json
 from vitrail.weights.timm_names import Naming, entries, qkv_biases
 from vitrail.weights.timm_refused import bit_refusal, fits_beit, vit_refusal
 from vitrail.weights.timm_vit import infer
+from vitrail.weights.writing import foreign_tensors, origin_of, state_of, write_tensors
 
 BIT_SCALE = 10.0
 """sqrt(1e-8 / 1e-10): what makes timm's standardisation of a kernel the official one, see `timm_bit`."""
@@ -58,23 +54,23 @@ def write_timm(model: nn.Module, card: Card, path: Path) -> None:
     for name, tensor in tensors.items():
         check_finite(name, tensor, f"not saving to {path}")
     if values is None:
-        _write(path, tensors)
+        write_tensors(path, tensors)
         return
-    path.mkdir(parents=True, exist_ok=True)
-    _write(path / "model.safetensors", tensors)
+    write_tensors(path / "model.safetensors", tensors)
     text = json.dumps(values, indent=2, ensure_ascii=True) + "\n"
-    _replaced(path / "config.json", lambda file: file.write_text(text, encoding="utf-8"))
+    with replacing(path / "config.json") as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
     config = model.config
     if reason := bit_refusal(config):
         raise WeightsError(f"timm has no ResNet like this: {reason}")
-    state = _state(model)
+    state = state_of(model)
     if config.std_conv == "bit":
         kernels = (name for name, tensor in state.items() if tensor.dim() == 4)
         state |= {name: state[name] * BIT_SCALE for name in kernels}
-    return _named(state, bit_entries(config)), None if bare else bit_json(config, card)
+    return foreign_tensors(state, bit_entries(config), "timm"), None if bare else bit_json(config, card)
 
 
 def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
@@ -84,25 +80,10 @@ def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | 
     naming = _naming(config, card, state)
     if not naming.qkv_bias:
         state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
-    tensors = _named(state, entries(config, naming))
+    tensors = foreign_tensors(state, entries(config, naming), "timm")
     values = None if bare else vit_json(config, card, naming)
     _check_meaning(tensors, values, config)
     return tensors, values
-
-
-def _state(model: nn.Module) -> Tensors:
-    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-
-
-def _named(state: Tensors, found: list[Entry]) -> Tensors:
-    """Tensors under timm's names. Raises WeightsError for one that no entry takes: none is left out in silence."""
-    if extra := sorted(state.keys() - {entry.ours for entry in found}):
-        raise WeightsError(f"timm has no place for the tensor {extra[0]!r}")
-    return {
-        theirs: tensor.contiguous()
-        for entry in found
-        for theirs, tensor in zip(entry.theirs, entry.write(state[entry.ours]), strict=True)
-    }
 
 
 def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
@@ -111,7 +92,7 @@ def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
     A position that only some of them have is added to the token itself, which the model would do in any case, and
     a fixed table of sines becomes a learned one with its values.
     """
-    config, state = model.config, _state(model)
+    config, state = model.config, state_of(model)
     if config.positions == "sincos":
         table = model.positions.table(0, config.grid)
         assert table is not None
@@ -170,21 +151,3 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
     if config.positions == "relative_bias":
         found |= dict(shared=config.place == "shared")
     return found
-
-
-def _write(path: Path, tensors: Tensors) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".safetensors":
-        _replaced(path, lambda file: save_file(tensors, file, metadata={"format": "pt"}))
-    else:
-        _replaced(path, lambda file: torch.save(tensors, file))
-
-
-def _replaced(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside `path` and put it in its place when it is whole: tensors may be mapped from the old file."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

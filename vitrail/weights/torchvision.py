@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.data.config import Preprocess
 from vitrail.errors import WeightsError
@@ -27,6 +25,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import Found
 from vitrail.weights.mapping import Entry, same, same_pair
 from vitrail.weights.shapes import rows, shape_of, square_side, stem_sizes, usual_heads
+from vitrail.weights.writing import foreign_tensors, origin_of, refuse_folder, state_of, write_tensors
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 POSITIONS = "encoder.pos_embedding"
@@ -62,23 +61,9 @@ class Torchvision:
         if reason := _refusal(config):
             raise WeightsError(f"format 'torchvision' has no place for this model: {reason}")
         assert isinstance(config, ViTConfig)
-        if path.is_dir():
-            raise WeightsError(
-                f"{path} is a folder; this format is one file: give its name, such as {path / 'vit.pth'}"
-            )
-        origin = card.provenance.get("origin") or {}
-        first, second = origin["mlp"] if origin.get("format") == self.name else NEW
-        state = {ours: tensor.detach().cpu() for ours, tensor in model.state_dict().items()}
-        tensors: dict[str, Tensor] = {}
-        for entry in entries(config, (first, second)):
-            tensors |= zip(entry.theirs, entry.write(state.pop(entry.ours)), strict=True)
-        if state:
-            raise WeightsError(f"format 'torchvision' has no place for the tensor {min(state)!r}")
-        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        if path.suffix == ".safetensors":
-            save_file(tensors, path, metadata={"format": "pt"})
-        else:
-            torch.save(tensors, path)
+        refuse_folder(path, "vit.pth")
+        first, second = origin_of(card, self.name).get("mlp", NEW)
+        write_tensors(path, foreign_tensors(state_of(model), entries(config, (first, second)), self.name))
 
 
 FORMAT = Torchvision()
