@@ -31,6 +31,8 @@ _path: ContextVar[Path] = ContextVar("attention_path", default="auto")
 LONGEST_EXPLICIT = 1024
 """Above this many tokens the explicit path's maps take more memory than its speed is worth."""
 
+_HAS_AMX = torch.cpu._is_amx_tile_supported()  # asked once: torch.compile cannot look into the question
+
 
 @contextmanager
 def attention_path(path: Path) -> Iterator[None]:
@@ -50,7 +52,7 @@ def uses_explicit(tokens: int, device: torch.device) -> bool:
     path = _path.get()
     if path != "auto":
         return path == "explicit"
-    return device.type == "cpu" and tokens <= LONGEST_EXPLICIT and not torch.cpu._is_amx_tile_supported()
+    return device.type == "cpu" and tokens <= LONGEST_EXPLICIT and not _HAS_AMX
 
 
 class _ExplicitAttention(torch.autograd.Function):
@@ -113,7 +115,12 @@ def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None
     key, value = key_value.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)
     extra = bias(query) if bias else None
     mask = None if extra is None else extra.to(query.dtype)
-    return F.scaled_dot_product_attention(query, key, value, mask, scale=1.0).transpose(1, 2).flatten(2)
+    if uses_explicit(key.shape[2], key.device):
+        logits = query @ key.transpose(-1, -2)
+        out = (logits if mask is None else logits + mask).softmax(-1, dtype=query.dtype) @ value
+    else:
+        out = F.scaled_dot_product_attention(query, key, value, mask, scale=1.0)
+    return out.transpose(1, 2).flatten(2)
 
 
 class Attention(nn.Module):
@@ -174,5 +181,5 @@ def fast_math() -> None:
     there the setting is left as it is. Process-wide; `torch.backends.mkldnn.matmul.fp32_precision = "none"`
     undoes it.
     """
-    if torch.backends.mkldnn.is_available() and not torch.cpu._is_amx_tile_supported():
+    if torch.backends.mkldnn.is_available() and not _HAS_AMX:
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]

@@ -20,6 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+_HAS_ONEDNN = torch.backends.mkldnn.is_available()  # asked once: torch.compile cannot look into the question
+
+
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type a matrix product with this tensor runs in, autocast included."""
     kind = x.device.type
@@ -32,7 +35,7 @@ def on_onednn(x: Tensor, dtype: torch.dtype) -> bool:
     return (
         x.device.type == "cpu"
         and dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()
+        and _HAS_ONEDNN
         and not torch.compiler.is_compiling()
     )
 
@@ -43,7 +46,10 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """x [..., in], weight [out, in], bias [out]; `gelu` puts a GELU of that kind in front of the product."""
+    """x [..., in], weight [out, in], bias [out]; `gelu` puts a GELU of that kind in front of the product.
+
+    Nothing is kept for a gradient that nobody wants: a frozen layer keeps its input only to differentiate a GELU.
+    """
 
     @staticmethod
     def forward(
@@ -51,8 +57,10 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         x, cast = x.to(dtype), weight.to(dtype)
         active = x if gelu is None else F.gelu(x, approximate=gelu)
-        keep = gelu is not None and dtype == torch.bfloat16
-        ctx.save_for_backward(x, cast, active if keep else None)
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        keep_active = needs_weight and gelu is not None and dtype == torch.bfloat16
+        keep_x = (needs_x and gelu is not None) or (needs_weight and not keep_active)
+        ctx.save_for_backward(x if keep_x else None, cast if needs_x else None, active if keep_active else None)
         ctx.dtypes, ctx.gelu = (weight.dtype, None if bias is None else bias.dtype), gelu
         return _product(active, cast, None if bias is None else bias.to(dtype))
 
