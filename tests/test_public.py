@@ -19,18 +19,20 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = """
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples Model Optim Percent Preprocess
 ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError WeightsError __version__
-bench cost create demo doctor evaluate finetune fit from_yaml load predict recipe save to_yaml train variant
+bench cost create demo doctor embed evaluate finetune fit from_yaml inspect load plan predict probe recipe save
+sweep to_yaml train variant vtab
 """
 
 RUN = """
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout data.image_column
-data.label_column data.max_bad data.subset data.train data.validation device duration early_stop evaluate_every
+data.label_column data.max_bad data.subset data.test data.train data.validation device duration early_stop
+evaluate_every fewshot
 image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.head_bias objective.loss
 objective.smoothing optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out
 precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize progressive.start
-progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit
+progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
 vit.stem_norm vit.width weights workers
@@ -39,15 +41,27 @@ TRAINING = f"path recipe config epochs lr resume print_config dry_run {RUN}"
 
 FLAGS = {
     "demo": "out seed",
+    "plan": "path weights minutes image_size seconds",
     "train": TRAINING,
     "finetune": TRAINING,
-    "evaluate": "model data split batch_size workers device precision out",
+    "sweep": f"path recipe config lr vary seeds dev epochs out parallel devices ray dry_run {RUN}",
+    "vtab": "weights data tasks seeds image_size steps batch_size lr config out device precision workers show_list",
+    "evaluate": "model data split protocol labels groups image_size batch_size workers device precision out",
     "predict": "model images top out batch_size workers device precision",
+    "embed": "model paths out split prepare batch_size workers device precision",
+    "inspect": ("model images out what layer head class_name data split count image_size format batch_size device"),
+    "probe fewshot": ("model data features shots seeds l2 protocol prepare split batch_size workers device precision"),
+    "probe knn": "model data features k temperature split batch_size workers device precision",
+    "probe linear": (
+        "model data features lr weight_decay epochs minibatch seed split batch_size workers device precision"
+    ),
     "cost": "model images epochs image_size classes device utilisation usd_per_hour count",
     "bench": "models image_size batch_size mode device precision seconds out",
     "data check": "path out workers",
     "data stats": "path",
     "data pack": "path folder short_side quality shard_mb workers",
+    "data dedup": "path against model distance cosine mirrored out keep_list batch_size workers device precision",
+    "data split": "path folder sizes seed holdout",
     "weights convert": "source target format overwrite",
     "weights info": "source tensors",
     "weights verify": "source",
@@ -81,7 +95,7 @@ def test_importing_takes_no_time() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "cost"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "cost", "inspect"])
 def test_a_package_that_is_a_verb_can_be_called_and_imported(name: str) -> None:
     code = f"""
 import vitrail
@@ -114,7 +128,23 @@ def test_the_flags_of_a_verb(verb: str) -> None:
     assert flag_names(function) == sorted({*FLAGS[verb].split(), *everywhere.split()})
 
 
-@pytest.mark.parametrize("verb", ["demo", "train", "finetune", "evaluate", "predict", "cost", "bench", "doctor"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "demo",
+        "train",
+        "finetune",
+        "sweep",
+        "vtab",
+        "evaluate",
+        "predict",
+        "embed",
+        "inspect",
+        "cost",
+        "bench",
+        "doctor",
+    ],
+)
 def test_keywords_are_the_flags(verb: str) -> None:
     _, function = cli.VERBS[verb].load()
     public = getattr(vitrail, verb)

@@ -7,7 +7,7 @@ model = vitrail.load(result.folder)
 ```
 
 Names are imported when they are used, so that importing this takes no time. `vitrail.train`,
-`vitrail.evaluate` and `vitrail.cost` are packages too: calling the package calls the verb.
+`vitrail.evaluate`, `vitrail.inspect` and `vitrail.cost` are packages too: calling the package calls the verb.
 """
 
 from __future__ import annotations
@@ -39,14 +39,20 @@ if TYPE_CHECKING:
     from vitrail.recipes.registry import recipe
     from vitrail.train.loop import fit
     from vitrail.train.run import Average, Model, Optim, Run, Schedule
+    from vitrail.verbs import probe
     from vitrail.verbs.bench import bench
     from vitrail.verbs.cost import cost
     from vitrail.verbs.demo import demo
     from vitrail.verbs.doctor import doctor
+    from vitrail.verbs.embed import embed
     from vitrail.verbs.evaluate import evaluate
     from vitrail.verbs.finetune import finetune
+    from vitrail.verbs.inspect import inspect
+    from vitrail.verbs.plan import plan
     from vitrail.verbs.predict import predict
+    from vitrail.verbs.sweep import sweep
     from vitrail.verbs.train import train
+    from vitrail.verbs.vtab import vtab
     from vitrail.weights.load import load
     from vitrail.weights.save import save
 
@@ -68,15 +74,22 @@ _HOMES = {
     "vitrail.verbs.cost": ("cost",),
     "vitrail.verbs.demo": ("demo",),
     "vitrail.verbs.doctor": ("doctor",),
+    "vitrail.verbs.embed": ("embed",),
     "vitrail.verbs.evaluate": ("evaluate",),
     "vitrail.verbs.finetune": ("finetune",),
+    "vitrail.verbs.inspect": ("inspect",),
+    "vitrail.verbs.plan": ("plan",),
     "vitrail.verbs.predict": ("predict",),
+    "vitrail.verbs.sweep": ("sweep",),
     "vitrail.verbs.train": ("train",),
+    "vitrail.verbs.vtab": ("vtab",),
     "vitrail.weights.load": ("load",),
     "vitrail.weights.save": ("save",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_PACKAGES = ("train", "evaluate", "cost")
+_PACKAGES = ("train", "evaluate", "cost", "inspect")
+_GROUPS = {"probe": "vitrail.verbs.probe"}
+"""Verbs of two words: `vitrail.probe.fewshot(...)`."""
 
 __all__ = [
     "Augment",
@@ -108,17 +121,23 @@ __all__ = [
     "create",
     "demo",
     "doctor",
+    "embed",
     "evaluate",
     "finetune",
     "fit",
     "from_yaml",
+    "inspect",
     "load",
+    "plan",
     "predict",
+    "probe",
     "recipe",
     "save",
+    "sweep",
     "to_yaml",
     "train",
     "variant",
+    "vtab",
 ]
 
 
@@ -131,6 +150,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"vitrail.{name}")
     if name in _HOME:
         return _named(name)
+    if name in _GROUPS:
+        return importlib.import_module(_GROUPS[name])
     raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
 
 

@@ -22,6 +22,9 @@ from vitrail.version import __version__
 
 GLOBAL = ("--json", "--quiet", "-q", "--verbose", "-v", "--traceback", "--version")
 
+ALONE = {"--resume": "latest", "--ray": "local"}
+"""What a flag means without a value."""
+
 
 @dataclass(frozen=True)
 class Verb:
@@ -38,15 +41,25 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "demo": Verb("vitrail.verbs.demo:demo", "train on the embedded digits, in about a minute"),
+    "plan": Verb("vitrail.verbs.plan:plan", "recommend a way of learning for these images, with time and memory"),
     "train": Verb("vitrail.verbs.train:train", "train a network on a folder of images"),
     "finetune": Verb("vitrail.verbs.finetune:finetune", "fit a trained network to other images"),
+    "sweep": Verb("vitrail.verbs.sweep:sweep", "find the learning rate, then retrain with several seeds and test"),
+    "vtab": Verb("vitrail.verbs.vtab:vtab", "fine-tune on the 19 tasks of VTAB-1k, beside the paper's Table 9"),
     "evaluate": Verb("vitrail.verbs.evaluate:evaluate", "measure a network: top-1, top-5, classes, confusion"),
     "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
+    "embed": Verb("vitrail.verbs.embed:embed", "write the features of images to a file"),
+    "inspect": Verb("vitrail.verbs.inspect:inspect", "look inside a network: filters, positions, attention, features"),
+    "probe fewshot": Verb("vitrail.verbs.probe:fewshot", "measure features by least squares from a few images"),
+    "probe knn": Verb("vitrail.verbs.probe:knn", "measure features by their nearest neighbours"),
+    "probe linear": Verb("vitrail.verbs.probe:linear", "measure features by a linear classifier on top"),
     "cost": Verb("vitrail.verbs.cost:cost", "tell what a network costs to train: exaFLOPs, days, money, memory"),
     "bench": Verb("vitrail.verbs.bench:bench", "measure speed and memory on this machine, by image size"),
     "data check": Verb("vitrail.verbs.data:check", "read every image; list bad files, duplicates, imbalance"),
     "data stats": Verb("vitrail.verbs.data:stats", "count splits, classes and image sizes"),
     "data pack": Verb("vitrail.verbs.data:pack", "write images to shards, for fast reading"),
+    "data dedup": Verb("vitrail.verbs.dedup:dedup", "find training images that are test images, too, or there twice"),
+    "data split": Verb("vitrail.verbs.split:split", "write lists of nested random subsets, for data-size studies"),
     "weights convert": Verb("vitrail.verbs.weights:convert", "write weights in another library's format"),
     "weights info": Verb("vitrail.verbs.weights:info", "show what weights are: architecture, card, tensors"),
     "weights verify": Verb("vitrail.verbs.weights:verify", "compare weights with their card and their own library"),
@@ -65,6 +78,8 @@ vitrail finetune photos/ --from runs/train-1 --image-size 224
 vitrail evaluate runs/train-1 photos/test
 vitrail finetune photos/ --from google/vit-base-patch16-224-in21k
 vitrail predict runs/train-1 holiday/ 'scans/*.png' --out classes.csv
+vitrail inspect runs/train-1 cat.jpg dog.jpg
+vitrail probe fewshot runs/train-1 flowers/ --shots 1 5 10
 vitrail cost B/16 --images 1.28e6 --epochs 300 --device a100
 vitrail weights convert vit.npz my-model/
 vitrail train photos/ --recipe scratch-small --epochs 50 --optim.lr 5e-4
@@ -165,10 +180,10 @@ def _call(name: str, argv: list[str]) -> None:
 
 
 def _with_latest(argv: list[str]) -> list[str]:
-    """Give `--resume` its value where it stands alone."""
+    """Give `--resume` and `--ray` their value where they stand alone."""
     words: list[str] = []
     for word, following in zip(argv, [*argv, "-"][1:], strict=True):
-        words += [word, "latest"] if word == "--resume" and following.startswith("-") else [word]
+        words += [word, ALONE[word]] if word in ALONE and following.startswith("-") else [word]
     return words
 
 

@@ -1,8 +1,8 @@
 """How well a frozen network classifies: top-1, top-5, loss, per class, confusion; each image exactly once.
 
-What is kept of an image is its five best classes and the probability of its own class, not its logits, so
-memory grows with the number of images and not with images x classes. Every number is then computed from these
-rows sorted by image, so it does not depend on batch size, number of processes or order.
+What is kept of an image is its five best classes, the probability of its own class and its Brier score, not its
+logits, so memory grows with the number of images and not with images x classes. Every number is then computed
+from these rows sorted by image, so it does not depend on batch size, number of processes or order.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import world
+from vitrail.data.answer_key import AnswerKey
 from vitrail.errors import DataError
 from vitrail.model.frozen import freeze
 
@@ -59,6 +60,9 @@ class Classification:
     """float32 [N, k]: softmax probability of each of them."""
     loss: np.ndarray
     """float64 [N]: minus the log probability of the label; NaN where it is not known."""
+    brier: np.ndarray
+    """float64 [N]: squared distance of all probabilities from 1 for the label and 0 for the others; NaN where it is
+    not known."""
     bad: list[tuple[str, str]] = field(default_factory=list)
     """(id, reason) of images that could not be read; they are in no number."""
 
@@ -138,54 +142,79 @@ class Classify:
         yield from self.result.metrics().items()
 
 
-def classify(predict: Predict, loader: Batches, class_names: Sequence[str]) -> Classification:
+def classify(
+    predict: Predict, loader: Batches, class_names: Sequence[str], key: AnswerKey | None = None
+) -> Classification:
     """Run `predict` over one pass of `loader` and return the answers of all processes, on every process.
 
-    An image that arrives twice (a padded last batch, a sampler that wraps around) counts once. Raises
-    DataError where labels and classes do not fit, or no labelled image could be read.
+    `key` says what is right where labels are not simply numbers of outputs; probabilities are those of outputs, and
+    several right ones count together as one in `loss` and `brier`. An image that arrives twice (a padded last
+    batch, a sampler that wraps around) counts once. Raises DataError where labels and classes do not fit, or no
+    labelled image could be read.
     """
-    classes = len(class_names)
+    outputs = len(class_names) if key is None else key.right.shape[1]
+    labels = outputs if key is None else len(key.label)
     rows: list[tuple[Tensor, ...]] = []
     for batch in loader.epoch(0):
         logits = predict(batch.images)
-        if logits.shape[1] != classes:
-            raise DataError(f"the model has {logits.shape[1]} outputs, the data {classes} classes")
+        if logits.shape[1] != outputs:
+            raise DataError(f"the model has {logits.shape[1]} outputs, the data {outputs} classes")
         largest = int(batch.labels.max())
-        if largest >= classes:
-            raise DataError(f"label {largest} in the data; with {classes} classes they go from 0 to {classes - 1}")
-        rows.append((batch.index, batch.labels, *_answers(logits, batch.labels.to(logits.device))))
+        if largest >= labels:
+            raise DataError(f"label {largest} in the data; with {labels} classes they go from 0 to {labels - 1}")
+        rows.append((batch.index, batch.labels, *_answers(logits, _right(batch.labels, outputs, key))))
     mine = [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
     gathered = world.gather((mine, [(str(item[0]), str(item[1])) for item in loader.bad]))
     columns = [part for part, _ in gathered if part]
     bad = [item for _, items in gathered for item in items]
     if not columns:
         raise DataError(f"no image could be evaluated: {len(bad)} could not be read")
-    index, label, top, probability, loss = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    index, label, top, hit, probability, loss, brier = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    if key is not None:
+        label, top = key.as_classes(label, top, hit)
     index, first = np.unique(index, return_index=True)
     if not (label >= 0).any():
         raise DataError(f"none of the {len(index)} images has a known class: there is nothing to compare with")
-    return Classification(
-        list(class_names), index, label[first], top[first], probability[first], loss[first], sorted(set(bad))
-    )
+    label, top, probability, loss, brier = (column[first] for column in (label, top, probability, loss, brier))
+    return Classification(list(class_names), index, label, top, probability, loss, brier, sorted(set(bad)))
+
+
+def _right(labels: Tensor, outputs: int, key: AnswerKey | None) -> Tensor:
+    """Which outputs are right for each label: bool [B, outputs]."""
+    if key is not None:
+        return torch.from_numpy(key.marks(labels.cpu().numpy()))
+    return labels[:, None] == torch.arange(outputs, device=labels.device)
 
 
 @torch.no_grad()
-def _answers(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Best classes [B, k], their probabilities [B, k], loss of the label [B].
+def _answers(logits: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Best outputs [B, k], which of them are right [B, k], their probabilities [B, k], loss and Brier score [B].
 
     Where logits are not finite an image has no answer (-1): it is wrong whatever its label is, while topk
     would rank NaN first and could be right by accident.
     """
+    right = right.to(logits.device)
+    finite = logits.isfinite().all(dim=1, keepdim=True)
+    unknown = ~right.any(dim=1)
     log_probability = logits.float().log_softmax(dim=1)
     values, top = log_probability.topk(min(KEPT, logits.shape[1]), dim=1)
-    loss = -log_probability.gather(1, labels.clamp(min=0)[:, None])[:, 0]
-    loss = loss.masked_fill(labels < 0, torch.nan)
-    top = top.masked_fill(~logits.isfinite().all(dim=1, keepdim=True), -1)
-    return top, values.exp(), loss.double() if loss.device.type != "mps" else loss
+    own = log_probability.masked_fill(~right, -torch.inf).logsumexp(dim=1)
+    others = log_probability.exp().masked_fill(right, 0).square().sum(dim=1)
+    scores = torch.stack([-own, others + (1 - own.exp()).square()]).masked_fill(unknown, torch.nan)
+    loss, brier = scores.double() if scores.device.type != "mps" else scores
+    return top.masked_fill(~finite, -1), right.gather(1, top) & finite, values.exp(), loss, brier
 
 
-def predictor(model: nn.Module, device: torch.device | str | None = None, precision: Precision = "auto") -> Predict:
+def predictor(
+    model: nn.Module,
+    device: torch.device | str | None = None,
+    precision: Precision = "auto",
+    *,
+    features: bool = False,
+) -> Predict:
     """Return images -> float32 logits of `model` as it is now, on `device` (None: where the model is).
+
+    With `features`, what its classifier sees instead (`vitrail.evaluate.features`).
 
     Images may come from anywhere; uint8 crosses to the device as uint8. On a CPU a frozen copy answers
     (`vitrail.model.frozen`); elsewhere the model itself does, in eval mode, its weights float32 and rounded by
@@ -195,14 +224,16 @@ def predictor(model: nn.Module, device: torch.device | str | None = None, precis
     reduced = precision == "bf16" or (precision == "auto" and fast_bf16(place))
     if place.type == "cpu":
         frozen = freeze(model.to(place), torch.bfloat16 if reduced else torch.float32)
+        ask: Predict = frozen.features if features else frozen  # type: ignore[assignment]
 
         @torch.inference_mode()
         def answer(images: Tensor) -> Tensor:
             images = images if images.dtype == torch.uint8 else images.to(torch.bfloat16 if reduced else torch.float32)
-            return frozen(images.to(place)).float()
+            return ask(images.to(place)).float()
 
         return answer
     model = model.to(place)
+    run: Predict = model.features if features else model  # type: ignore[assignment]
 
     @torch.inference_mode()
     def predict(images: Tensor) -> Tensor:
@@ -210,7 +241,7 @@ def predictor(model: nn.Module, device: torch.device | str | None = None, precis
         model.eval()
         try:
             with torch.autocast(place.type, dtype=torch.bfloat16, enabled=reduced):
-                return model(images.to(place, non_blocking=True)).float()
+                return run(images.to(place, non_blocking=True)).float()
         finally:
             model.train(training)
 
@@ -225,7 +256,7 @@ def fast_bf16(device: torch.device) -> bool:
 
 
 def save_classification(path: Path, found: Classification) -> None:
-    """Write the rows as an .npz: index, labels, classes and probabilities (the best k), loss, bad."""
+    """Write the rows as an .npz: index, labels, classes and probabilities (the best k), loss, brier, bad."""
     with open(path, "wb") as file:
         np.savez_compressed(
             file,
@@ -234,6 +265,7 @@ def save_classification(path: Path, found: Classification) -> None:
             classes=found.top.astype(np.int32),
             probabilities=found.probability,
             loss=found.loss,
+            brier=found.brier,
             bad=np.array(found.bad, dtype=np.str_).reshape(-1, 2),
         )
 
@@ -250,6 +282,7 @@ def load_classification(path: Path, class_names: Sequence[str]) -> Classificatio
                 file["classes"].astype(np.int64),
                 file["probabilities"],
                 file["loss"],
+                file["brier"] if "brier" in file else np.full(len(file["index"]), np.nan),  # of an earlier version
                 bad,
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import fields
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from vitrail.config_yaml import to_yaml
+from vitrail.evaluate.calibration import calibration
 from vitrail.evaluate.classify import Classification
+from vitrail.inspect.overlay import under_attention
 from vitrail.report.contents import Contents
-from vitrail.report.figures import confusion, curves, picture, under_attention, uri
+from vitrail.report.figures import confusion, curves, picture, reliability, uri
 from vitrail.report.gallery import Exhibit
 from vitrail.report.text import facts, percent, safe, span, table, wilson
 
@@ -21,6 +24,12 @@ MOST_CLASSES = 200
 """Rows of the table of classes."""
 MOST_LISTED = 50
 PAIRS = 15
+TUNED = {
+    "attention": "attention layers and classifier only",
+    "ffn": "MLPs and classifier only",
+    "head": "classifier only",
+}
+"""What `Run.tune` means, in words."""
 
 
 def verdict(contents: Contents) -> str:
@@ -53,7 +62,8 @@ def _model_name(contents: Contents) -> str:
     if run is None:
         return "A network"
     if run.weights:
-        return f"A network fine-tuned from {safe(run.weights)}"
+        only = "" if run.tune == "all" else f" ({safe(TUNED[run.tune])})"
+        return f"A network fine-tuned{only} from {safe(run.weights)}"
     changed = [(item.name, getattr(run.vit, item.name)) for item in fields(run.vit)]
     changes = [f"{name.replace('_', ' ')} {value}" for name, value in changed if value is not None]
     but = f" with {', '.join(changes)}" if changes else ""
@@ -76,7 +86,9 @@ def numbers(contents: Contents, parameters: int | None) -> str:
         about = f"{int(test['count']):,} images; {percent(low)} to {percent(high)}"
         tiles.append(("test accuracy", percent(test["top1"]), about))
     if parameters:
-        tiles.append(("parameters", f"{parameters / 1e6:.1f} M", f"{parameters:,}"))
+        tuned = contents.facts.get("tuned") or {}
+        part = f"; {tuned['parameters']:,} tuned ({safe(tuned['what'])})" if tuned else ""
+        tiles.append(("parameters", f"{parameters / 1e6:.1f} M", f"{parameters:,}{part}"))
     if result:
         about = f"{result.get('epochs', 0):.3g} epochs; {safe(result.get('ended', ''))}"
         tiles.append(("training steps", f"{result.get('steps', 0):,}", about))
@@ -99,6 +111,7 @@ def progress(contents: Contents) -> str:
         best = f"the best is {percent(float(accuracy[1].max()))}"
         text = f"Validation accuracy over steps: {best}, the last {percent(float(accuracy[1][-1]))}."
         drawn.append(curves("Accuracy", "images answered right", {"validation": accuracy}, percent=True, describe=text))
+    drawn += _few_shots(contents)
     if len(rate[0]):
         text = f"Learning rate over steps: at most {rate[1].max():.3g}, at the end {rate[1][-1]:.3g}."
         drawn.append(curves("Learning rate", "learning rate", {"training": rate}, describe=text))
@@ -108,6 +121,21 @@ def progress(contents: Contents) -> str:
     note = "Training loss is measured on augmented images, with label smoothing and mixing where they are on, so it "
     note += "may lie above the validation loss without anything being wrong."
     return f'<h2>How training went</h2><div class="curves">{figures}</div><p class="why">{note}</p>'
+
+
+def _few_shots(contents: Contents) -> list[str]:
+    """The curve of few-shot accuracy, with most shots where there are several."""
+    names = {name for line in contents.metrics for name in line if re.fullmatch(r"\d+-shot", name)}
+    if not names:
+        return []
+    name = max(names, key=lambda name: int(name.partition("-")[0]))
+    curve = contents.curve(name, beside=name)
+    if not len(curve[0]):
+        return []
+    text = f"{name} accuracy over steps: the best is {percent(float(curve[1].max()))}, "
+    text += f"the last {percent(float(curve[1][-1]))}."
+    title = f"Linear {name} accuracy"
+    return [curves(title, "validation images answered right", {"validation": curve}, percent=True, describe=text)]
 
 
 def _full(lines: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +187,22 @@ def _class_table(counts: np.ndarray, answers: Classification) -> str:
     head = ("class", "images", "right", "", "95 % confidence", "most frequent mistake")
     shown = table(f"Every class, the weakest first.{more}", head, rows, numeric=(1, 2, 4))
     return f"<details{' open' if len(rows) <= 20 else ''}><summary>All classes</summary>{shown}</details>"
+
+
+def calibrated(answers: Classification) -> str:
+    """Whether the network knows how sure it may be."""
+    found = calibration(answers)
+    gap = found.confidence - found.accuracy
+    lean = f"{percent(abs(gap))} too {'sure' if gap > 0 else 'timid'}"
+    brier = "–" if np.isnan(found.brier) else f"{found.brier:.3f}"
+    note = (
+        "Of all answers given with a confidence of 80\N{NO-BREAK SPACE}%, that many should be right. On average the "
+        f"network's confidence is {percent(found.confidence)}, and {percent(found.accuracy)} are right: {lean}. The "
+        f"expected calibration error, the mean gap over {len(found.bin_count)} bins, is {percent(found.ece)}; the "
+        f"Brier score, from 0 (right and sure) to 2, is {brier}."
+    )
+    drawn = f'<div class="scroll"><figure>{reliability(found)}</figure></div>'
+    return f'<h2>How sure it is</h2>{drawn}<p class="why">{note}</p>'
 
 
 def gallery(title: str, about: str, shown: Iterable[Exhibit], answers: Classification) -> str:

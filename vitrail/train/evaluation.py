@@ -11,18 +11,28 @@ from typing import Literal
 from torch import Tensor, nn
 
 from vitrail import world
-from vitrail.data.item import role_of
+from vitrail.data.item import Listed, role_of
 from vitrail.data.loader import Loader
 from vitrail.data.source import Splits
-from vitrail.errors import UsageError
-from vitrail.evaluate.classify import Classification, classify, predictor, save_classification
+from vitrail.errors import DataError, UsageError
+from vitrail.evaluate.classify import (
+    Classification,
+    Precision,
+    Predict,
+    classify,
+    predictor,
+    save_classification,
+)
 from vitrail.train.average import Averager
 from vitrail.train.batches import evaluation_loader
+from vitrail.train.fewshot import TrainingFewShot
 from vitrail.train.folder import RunFolder
 from vitrail.train.run import Run
 from vitrail.train.standing import Standing
+from vitrail.weights.base import Base
 from vitrail.weights.card import Card
-from vitrail.weights.store import load_model, save_model
+from vitrail.weights.load import load
+from vitrail.weights.store import save_model
 
 
 @dataclass
@@ -38,6 +48,10 @@ class Validation:
     loader: Loader | None
     card: Card
     run: Run
+    base: Base | None = None
+    """Where what does not learn is kept; the run folder then holds the rest."""
+    train: Listed | None = None
+    """The training images, where shots of `run.fewshot` come from."""
 
     def __post_init__(self) -> None:
         if self.run.early_stop is not None and (self.loader is None or self.run.early_stop < 1):
@@ -45,6 +59,13 @@ class Validation:
                 f"early_stop is {self.run.early_stop}: it counts evaluations, at least 1, and needs validation "
                 "images (data.validation, or data.holdout above 0)"
             )
+        self.fewshot: TrainingFewShot | None = None
+        if self.run.fewshot is not None:
+            if self.loader is None or self.train is None:
+                raise UsageError(
+                    "fewshot is measured on validation images: set data.validation, or data.holdout above 0"
+                )
+            self.fewshot = TrainingFewShot(self.run, self.train)
 
     def __call__(self, standing: Standing, folder: RunFolder, check: Callable[[], None]) -> dict[str, float]:
         """Evaluate after `standing.step` steps, log it, and bring `standing` up to date; returns the numbers.
@@ -54,6 +75,7 @@ class Validation:
         with self.average.swapped():
             found = None if self.loader is None else self._classify(self.model, self.loader, check)
             numbers = {} if found is None else found.metrics()
+            shots = self._few_shots(check, standing, folder)
             improved = _is_better(numbers, standing.best, "top1")
             if improved or _is_better(numbers, standing.best, "nll"):
                 standing.best = {"step": standing.step, **numbers}
@@ -62,13 +84,15 @@ class Validation:
         standing.evaluated = standing.step
         if world.is_main() and numbers:
             folder.log("validation", standing.step, **numbers)
-        return numbers
+        if world.is_main() and shots:
+            folder.log("fewshot", standing.step, **shots)
+        return {**numbers, **shots}
 
     def save_last(self, standing: Standing, folder: RunFolder) -> None:
         """Keep the newest model, whether it is the best or not."""
         if world.is_main():
             with self.average.swapped(), folder.tolerating("the last model"):
-                save_model(folder.last, self.model, self._signed(standing, folder, {}))
+                save_model(folder.last, self.model, self._signed(standing, folder, {}), self.base)
 
     def test(self, splits: Splits, folder: RunFolder, check: Callable[[], None]) -> dict[str, float] | None:
         """Return the best model's numbers on the test images.
@@ -79,28 +103,45 @@ class Validation:
             return None
         world.barrier()  # the main process may still be writing the model
         with closing(evaluation_loader(self.run, splits.test)) as loader:
-            best = load_model(folder.path).to(next(self.model.parameters()).device)
+            best = load(folder.path).to(next(self.model.parameters()).device)
             return self._classify(best, loader, check).metrics()
 
     def close(self) -> None:
         """End the loader's threads."""
         if self.loader is not None:
             self.loader.close()
+        if self.fewshot is not None:
+            self.fewshot.close()
 
     def _classify(self, model: nn.Module, loader: Loader, check: Callable[[], None]) -> Classification:
-        predict = predictor(model, precision="bf16" if self.run.precision == "bf16" else "float32")
+        return classify(self._predictor(model, check), loader, self.card.class_names)
+
+    def _few_shots(self, check: Callable[[], None], standing: Standing, folder: RunFolder) -> dict[str, float]:
+        """Few-shot accuracies, where they are asked for; features that are not finite have none, which is logged."""
+        if self.fewshot is None or self.loader is None:
+            return {}
+        try:
+            return self.fewshot(self._predictor(self.model, check, features=True), self.loader)
+        except DataError as error:
+            folder.log("fewshot", standing.step, error=str(error))
+            return {}
+
+    def _predictor(self, model: nn.Module, check: Callable[[], None], *, features: bool = False) -> Predict:
+        """What the network answers, or with `features` what its classifier sees; `check` is called before a batch."""
+        precision: Precision = "bf16" if self.run.precision == "bf16" else "float32"
+        predict = predictor(model, precision=precision, features=features)
 
         def checked(images: Tensor) -> Tensor:
             check()
             return predict(images)
 
-        return classify(checked, loader, self.card.class_names)
+        return checked
 
     @world.on_main
     def _keep_best(self, standing: Standing, folder: RunFolder, found: Classification | None) -> None:
         numbers = {f"validation {name}": value for name, value in standing.best.items() if name != "step"}
         with folder.tolerating("the best model"):
-            save_model(folder.best, self.model, self._signed(standing, folder, numbers))
+            save_model(folder.best, self.model, self._signed(standing, folder, numbers), self.base)
             if found is not None:
                 partial = folder.path / ".evaluation.npz"
                 save_classification(partial, found)
@@ -116,9 +157,10 @@ def describe(numbers: dict[str, float]) -> str:
     """Write the numbers of an evaluation as one phrase."""
     if not numbers:
         return "no validation images"
+    shots = "".join(f", {name} {value:.2%}" for name, value in numbers.items() if name.endswith("-shot"))
     return (
         f"validation top-1 {numbers['top1']:.2%}, top-5 {numbers['top5']:.2%}, loss {numbers['nll']:.4f} "
-        f"on {numbers['count']:.0f} images"
+        f"on {numbers['count']:.0f} images{shots}"
     )
 
 

@@ -41,6 +41,7 @@ from vitrail.train.run import Run
 from vitrail.train.saving import Checkpoints
 from vitrail.train.standing import Result, TrainingState, identity
 from vitrail.train.step import backward, seed_step
+from vitrail.train.tune import relocated, tune
 
 
 def fit(run: Run, *, resume: Path | str | None = None) -> Result:
@@ -57,7 +58,8 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     # 1. The data, and every decision that the run leaves open
     folder = None if resume is None else RunFolder.open(resume)
     if folder is not None:
-        run = inherit(run, from_yaml(folder.path / "config.yaml", Run()))
+        recorded = from_yaml(folder.path / "config.yaml", Run())
+        run = relocated(inherit(run, recorded), recorded, folder)
     splits = open_data(run.data, seed=run.seed)
     names = splits.class_names
     resolved = resolve(run, splits.train, names)
@@ -66,6 +68,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     fast_math()
     torch.manual_seed(run.seed)
     model = build_model(resolved)
+    tuned = tune(model, run, resolved.decisions)
     objective = SupervisedObjective(model, run.objective, run.augment, len(names), run.seed)
     objective.to(resolved.device).train()
     run = resolved.with_micro_batches(objective)
@@ -80,9 +83,9 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     sized = Sizes(run.progressive, resolved.config)
     average = Averager(model, run.average, start=plan.average_start)
     about = identity(run, resolved.config, names, splits.fingerprint)
-    state = TrainingState(objective, optimizer, average, about)
+    state = TrainingState(objective, optimizer, average, about, base=tuned.base)
 
-    validation = Validation(model, average, held_out, resolved.card(names), run)
+    validation = Validation(model, average, held_out, resolved.card(names), run, tuned.base, splits.train)
 
     # 4. The run folder: a new one, or where an earlier process left off
     folder = folder or RunFolder.create(run.out, run.name)
@@ -98,12 +101,12 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     ):
         checkpoints = Checkpoints(folder, run.keep, progress.say)
         if resume is None:
-            record_start(folder, run, resolved.decisions, splits)
+            record_start(folder, run, resolved.decisions, splits, tuned)
         else:
             checkpoints.restore(state)
             if state.is_over(run) and (result := recorded_result(folder)):
                 return result
-            record_resume(folder, run, state.standing.step)
+            record_resume(folder, run, state.standing.step, tuned)
         standing = state.standing
         folder.open_board(standing.step)
         progress.announce(folder.path, resolved.decisions)

@@ -14,6 +14,9 @@ from vitrail.data.config import Augment, Data, Preprocess
 from vitrail.model.config import Place, Pool, Positions, Stem
 from vitrail.objective.config import Supervised
 
+Tune = Literal["all", "attention", "ffn", "head"]
+"""The whole network; the attentions and the classifier; the MLPs and the classifier; the classifier."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -24,6 +27,7 @@ class Model:
     heads: int | None = None
     mlp_dim: int | None = None
     patch: int | None = None
+    """With `weights`: their patch kernels and positions are resampled to this size."""
     stem: Stem | None = None
     stem_norm: Literal["batch", "layer"] | None = None
     positions: Positions | None = None
@@ -104,6 +108,8 @@ class Run:
     """Start from these weights (a run, a model folder, a weight file, a name on the hub), with a zero head."""
     keep_head: bool = False
     """Keep the classifier of `weights`, for the same classes in the same order, in place of a zero one."""
+    tune: Tune = "all"
+    """What of the network in `weights` learns, the classifier always; checkpoints hold only that (`train/tune.py`)."""
     objective: Supervised = field(default_factory=Supervised)
     augment: Augment = field(default_factory=Augment)
     preprocess: Preprocess | None = None
@@ -120,6 +126,9 @@ class Run:
     accumulate: int | None = None
     """Micro-batches per optimiser step; None: as few as fit in memory."""
     evaluate_every: Duration = Epochs(1)
+    fewshot: tuple[int, ...] | None = None
+    """At each evaluation also measure few-shot accuracy with so many images per class, such as 1 5 10, on the
+    validation images (`vitrail.evaluate.fewshot`); None: do not. It changes nothing in the training."""
     checkpoint_every: Duration = Epochs(1)
     keep: int = 2
     """Checkpoints kept."""

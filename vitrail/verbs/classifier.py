@@ -1,4 +1,4 @@
-"""The network that `evaluate` and `predict` ask: whatever `vitrail.load` takes, as long as it names classes."""
+"""The network that verbs ask: whatever `vitrail.load` takes; for `evaluate` and `predict`, one that names classes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("vitrail")
 
 
-def load_classifier(source: str | Path) -> ViT | ResNet:
-    """Return a network with a classifier; what was assumed about a foreign file is logged. Raises WeightsError."""
+def load_network(source: str | Path, image_size: int | None = None) -> ViT | ResNet:
+    """Return a network with its card, resampled to `image_size` pixels if that is given.
+
+    What was assumed about a foreign file is logged. Raises WeightsError, and UsageError for an impossible size.
+    """
     from vitrail.weights.load import load
 
-    network: Any = load(source)
+    network: Any = load(source, image_size=image_size)
     report = network.load_report
     log.log(logging.INFO if report.assumptions else logging.DEBUG, "%s", report)
+    return network
+
+
+def load_classifier(source: str | Path, image_size: int | None = None) -> ViT | ResNet:
+    """Return a network with a classifier, as `load_network` does. Raises WeightsError where it has none."""
+    network = load_network(source, image_size)
     if not network.config.classes:
         raise WeightsError(
             f"{source} has no classifier, it gives features: vitrail finetune DIR --from {source} trains one"

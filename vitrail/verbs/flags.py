@@ -25,8 +25,14 @@ from vitrail.config import Duration, parse_duration
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.train.run import Run
 
-ALIASES = {"weights": ("--from",), "verbose": ("-v",), "quiet": ("-q",)}
-"""Second names: `from` would be the better keyword, and is a reserved word of Python."""
+ALIASES = {
+    "weights": ("--from",),
+    "class_name": ("--class",),
+    "show_list": ("--list",),
+    "verbose": ("-v",),
+    "quiet": ("-q",),
+}
+"""Second names: `from` and `class` would be the better keywords, and are reserved words of Python."""
 SUBJECT = "data.path"
 """The one field of `Run` that is no flag, because it is the subject."""
 
@@ -55,7 +61,7 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
     given, unknown = tyro.cli(
         _schema(function),  # type: ignore[arg-type]
         prog=prog,
-        args=list(argv),
+        args=_spread(function, argv),
         description=_summary(function),
         default=absent,
         return_unknown_args=True,
@@ -70,6 +76,33 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
         return [], given
     first = [given.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     return [*first, *given.pop(many, ())], given
+
+
+def _spread(function: Callable[..., Any], argv: Sequence[str]) -> list[str]:
+    """Give each number of a list a flag of its own: "--shots 1 5" becomes "--shots 1 --shots 5".
+
+    A list ends where no number follows, so it takes no subject away that stands behind it.
+    """
+    hints = _hints(function)
+    lists = {f"--{name.replace('_', '-')}" for name, hint in hints.items() if _is_numbers(hint)}
+    words: list[str] = []
+    flag = ""
+    for word, following in zip(argv, [*argv, ""][1:], strict=True):
+        if word.replace("_", "-") in lists and _NUMBER.fullmatch(following):
+            flag = word  # comes with each of its numbers
+        elif flag and _NUMBER.fullmatch(word):
+            words += [flag, word]
+        else:
+            flag = ""
+            words.append(word)
+    return words
+
+
+def _is_numbers(hint: Any) -> bool:
+    return get_args(hint)[1:] == (Ellipsis,) and get_args(hint)[0] in (int, float)
+
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def _unknown(words: list[str], function: Callable[..., Any], prog: str) -> str:
