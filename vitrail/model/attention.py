@@ -111,16 +111,28 @@ def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None
 
     query [batch, n, width] is already scaled; key_value [batch, tokens, 2 * width]. Returns [batch, n, width].
     """
-    query = query.unflatten(-1, (heads, -1)).transpose(1, 2)
-    key, value = key_value.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)
-    extra = bias(query) if bias else None
+    query = query.unflatten(-1, (heads, -1))
+    extra = bias(query.transpose(1, 2)) if bias else None
     mask = None if extra is None else extra.to(query.dtype)
-    if uses_explicit(key.shape[2], key.device):
-        logits = query @ key.transpose(-1, -2)
-        out = (logits if mask is None else logits + mask).softmax(-1, dtype=query.dtype) @ value
-    else:
-        out = F.scaled_dot_product_attention(query, key, value, mask, scale=1.0)
-    return out.transpose(1, 2).flatten(2)
+    if uses_explicit(key_value.shape[1], key_value.device):
+        return _explicit_first(query, *key_value.chunk(2, dim=-1), mask)
+    key, value = key_value.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(query.transpose(1, 2), key, value, mask, scale=1.0).transpose(1, 2).flatten(2)
+
+
+def _explicit_first(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """query [batch, n, heads, features], key and value [batch, tokens, width] -> [batch, n, width].
+
+    Heads are told apart in the few queries, each of them zero outside of its head's features, and not in the keys
+    and values, which so need no copies.
+    """
+    count, heads = query.shape[1:3]
+    alone = torch.diag_embed(query.movedim(2, -1), dim1=2, dim2=3).flatten(3).flatten(1, 2)  # [batch, n * heads, width]
+    logits = alone @ key.transpose(1, 2)
+    if bias is not None:
+        logits = logits + bias.transpose(1, 2).flatten(1, 2)
+    out = (logits.softmax(-1, dtype=query.dtype) @ value).unflatten(1, (count, heads)).unflatten(-1, (heads, -1))
+    return out.diagonal(dim1=2, dim2=3).movedim(-1, 2).flatten(2)
 
 
 class Attention(nn.Module):
