@@ -119,7 +119,7 @@ def test_every_image_counts_once_however_it_is_split(
                 found = classify(identity, loader, names(classes))
             except DataError:  # a rank without images on its own
                 assert rank < ranks - 1
-    for name in ("index", "label", "top", "probability", "loss", "confusion"):
+    for name in ("index", "label", "top", "probability", "loss", "brier", "confusion"):
         same(getattr(found, name), getattr(alone, name))
     assert found.metrics() == alone.metrics()
     assert found.bad == [(f"bad{rank}", "truncated") for rank in range(ranks)]
@@ -175,9 +175,20 @@ def test_answers_survive_the_disk(tmp_path: Path) -> None:
     found = classify(identity, Fake(logits, labels, bad=[("a,b.jpg", "truncated")]), names(6))
     save_classification(tmp_path / "evaluation.npz", found)
     again = load_classification(tmp_path / "evaluation.npz", names(6))
-    for name in ("index", "label", "top", "probability", "loss"):
+    for name in ("index", "label", "top", "probability", "loss", "brier"):
         same(getattr(again, name), getattr(found, name))
     assert (again.bad, again.metrics()) == (found.bad, found.metrics())
+
+
+def test_answers_of_before_the_brier_score_are_read_without_it(tmp_path: Path) -> None:
+    logits, labels = draw(30, 6, 2)
+    found = classify(identity, Fake(logits, labels), names(6))
+    save_classification(tmp_path / "evaluation.npz", found)
+    with np.load(tmp_path / "evaluation.npz") as file:
+        np.savez(tmp_path / "old.npz", **{name: file[name] for name in file.files if name != "brier"})
+    again = load_classification(tmp_path / "old.npz", names(6))
+    assert np.isnan(again.brier).all() and again.brier.shape == (30,)
+    assert again.metrics() == found.metrics()
 
 
 def test_torn_answers_are_refused(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def answers(classes: list[str], images: int, seed: int = 0, labels: np.ndarray |
     top = np.argsort(-share, 1)[:, : min(5, count)]
     loss = -np.log(share[np.arange(images), label])
     kept = np.take_along_axis(share, top, 1).astype(np.float32)
-    return Classification(classes, np.arange(images), label, top, kept, loss)
+    brier = np.square(share - np.eye(count)[label]).sum(1)
+    return Classification(classes, np.arange(images), label, top, kept, loss, brier)
 
 
 def run_folder(folder: Path, place: Data, found: Classification, **facts: Any) -> Path:
@@ -139,7 +140,13 @@ def test_the_report_says_what_happened(digits: Path, page: Page) -> None:
         "A Vision Transformer (Ti/2) trained from scratch on 1,295 images of 10 classes (digits) in 1 min 15 s" in text
     )
     assert re.search(r"gets \d\d\.\d % of 143 validation images right \(95 % confidence: \d", text)
-    for heading in ("How training went", "Which classes are told apart", "Worst mistakes", "Most uncertain"):
+    for heading in (
+        "How training went",
+        "Which classes are told apart",
+        "Worst mistakes",
+        "Most uncertain",
+        "How sure it is",
+    ):
         assert heading in text
     for heading in ("What the network saw", "Do it again", "Where it ran"):
         assert heading in text
@@ -159,7 +166,7 @@ def test_every_picture_is_an_image_with_a_text(page: Page) -> None:
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
             assert f"data:image/{image.format.lower()};base64" == head  # type: ignore[union-attr]
     labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
-    assert len(labels) == page.tags["svg"] == 4
+    assert len(labels) == page.tags["svg"] == 5
     assert all(len(label) > 30 for label in labels)
 
 
@@ -319,6 +326,22 @@ def test_figures_are_images_to_a_screen_reader_and_take_the_colour_of_the_page()
     matrix = confusion(np.array([[3, 1], [0, 2]]), ["$a$ <b>", "b"])
     assert "4 of" not in matrix and "5 of 6 images are on the diagonal" in matrix
     assert "$a$ &lt;b&gt;" in matrix
+
+
+def test_the_report_says_how_sure_the_network_is(digits: Path, page: Page) -> None:
+    with np.load(digits / "evaluation.npz") as file:
+        sure, right = file["probabilities"][:, 0], file["classes"][:, 0] == file["labels"]
+        brier = file["brier"].mean()
+    place = np.ceil(sure.astype(np.float64) * 15)
+    gaps = [abs(right[place == k].mean() - sure[place == k].mean()) * (place == k).mean() for k in set(place)]
+    text = re.sub(r"\s+", " ", page.text)
+    lean = "sure" if sure.mean() > right.mean() else "timid"
+    assert f"confidence is {percent(sure.mean())}, and {percent(right.mean())} are right: ".replace("\xa0", " ") in text
+    assert f"{percent(abs(sure.mean() - right.mean()))} too {lean}.".replace("\xa0", " ") in text
+    assert f"over 15 bins, is {percent(sum(gaps))}; the Brier score".replace("\xa0", " ") in text
+    assert f"to 2, is {brier:.3f}." in text
+    labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
+    assert sum(label.startswith("Reliability diagram of 143 images in 15 bins") for label in labels) == 1
 
 
 def test_attention_tints_from_blue_to_yellow() -> None:

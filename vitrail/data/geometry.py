@@ -146,6 +146,20 @@ class CentralCrop(ToSize):
 
 
 @dataclass(frozen=True)
+class CropBorder(Op):
+    """Cut this many pixels off each of the four sides. Raises UsageError where nothing would be left."""
+
+    pixels: int
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        height, width = image.shape[:2]
+        if min(height, width) <= 2 * self.pixels:
+            raise UsageError(f"cannot cut {self.pixels} pixels off each side of an image of {height} x {width}")
+        return np.ascontiguousarray(image[self.pixels : height - self.pixels, self.pixels : width - self.pixels])
+
+
+@dataclass(frozen=True)
 class RandomCrop(Op):
     """Cut `size` (height, width) out of a place drawn uniformly. Raises UsageError for a smaller image."""
 

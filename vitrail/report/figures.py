@@ -22,6 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
+from vitrail.evaluate.calibration import Calibration
+from vitrail.evaluate.reliability import plot
+
 INK = "#010203"
 """Stands for the page's text colour while matplotlib draws."""
 SERIES = ("#0072b2", "#d55e00")
@@ -128,6 +131,18 @@ def confusion(counts: np.ndarray, class_names: Sequence[str]) -> str:
             figure,
             f"Confusion matrix of {classes} classes: {best} of {total} images are on the diagonal, "
             "where the answer is the true class. The tables below list the largest confusions.",
+        )
+
+
+def reliability(found: Calibration) -> str:
+    """Return an SVG of the reliability diagram."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(4.6, 4.8), layout="constrained")
+        plot(figure, found)
+        return _svg(
+            figure,
+            f"Reliability diagram of {found.count} images in {len(found.bin_count)} bins: mean confidence "
+            f"{found.confidence:.1%}, accuracy {found.accuracy:.1%}, expected calibration error {found.ece:.1%}.",
         )
 
 

@@ -37,6 +37,7 @@ def write_report(run_folder: Path | str) -> Path:
         sections.numbers(contents, parameters),
         sections.progress(contents),
         sections.classes(contents.answers) if contents.answers else "",
+        sections.calibrated(contents.answers) if contents.answers else "",
         *_galleries(contents, model),
         sections.batch(contents),
         sections.repeat(contents),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,8 +12,15 @@ from vitrail.train.run import Run
 from vitrail.verbs.classifier import load_classifier, output_names
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from vitrail.data.answer_key import AnswerKey
     from vitrail.data.item import Listed
+    from vitrail.data.ops import Op
     from vitrail.evaluate.classify import Classification
+    from vitrail.evaluate.groups import Group
+    from vitrail.model.resnet import ResNet
+    from vitrail.model.vit import ViT
 
 WORST = 15
 """Classes and confusions shown on a terminal; --json has them all."""
@@ -26,6 +33,24 @@ class Evaluation:
     model: str
     data: str
     found: Classification
+    groups: list[Group] = field(default_factory=list)
+    """Means over groups of classes, where a file says which they are."""
+    notes: list[str] = field(default_factory=list)
+    """What was assumed or left out."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Which images, how they are shown, and what is right."""
+
+    source: Listed
+    name: str
+    class_names: list[str]
+    transform: Op
+    outputs: np.ndarray | None = None
+    """Of the network, those it chooses among; None: all."""
+    key: AnswerKey | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 def evaluate(
@@ -33,44 +58,78 @@ def evaluate(
     data: str | Path | None = None,
     *,
     split: str | None = None,
+    protocol: Literal["imagenet", "real", "v2", "a", "r", "objectnet"] | None = None,
+    labels: str | Path | None = None,
+    groups: str | Path | None = None,
+    image_size: int | None = None,
     batch_size: int = 64,
     workers: int | None = None,
     device: str | None = None,
     precision: Literal["auto", "bf16", "float32"] = "auto",
     out: str | Path | None = None,
 ) -> Evaluation:
-    """Measure a trained network: top-1, top-5, every class, and what is taken for what.
+    """Measure a trained network: top-1, top-5, calibration, every class, and what is taken for what.
 
     Every image counts exactly once; classes are matched by name. Images that cannot be read are listed and are
-    in no number.
+    in no number. With a protocol, a network of ImageNet's 1,000 classes is measured on one of ImageNet's test sets
+    as the set's authors do it.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         data: The images, as for `vitrail train`; left out: the run's own test images, else its validation images.
         split: Which split of the images; left out: test, else validation, else all there is.
+        protocol: imagenet (validation), real, v2, a, r or objectnet: the folder is that test set as it is published.
+        labels: For imagenet and real the file of labels, for objectnet its mappings; left out: beside the images.
+        groups: A CSV with the columns class and group: also give the means of each group of classes.
+        image_size: Side in pixels of the input, positions resampled; left out: as the network was trained.
         batch_size: Images at once; it does not change the numbers.
         workers: Threads that decode; left out: from the machine.
         device: cpu, cuda, cuda:1 or mps; left out: the best there is.
         precision: auto, bf16 or float32.
-        out: Also write the answer to every image to this .npz file.
+        out: Also write evaluation.json, reliability.png, calibration.csv, classes.csv and the answer to every image
+            (answers.npz) to this folder; to a name that ends in .npz, the answers alone.
     """
+    if precision not in ("auto", "bf16", "float32"):
+        raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
+    if protocol is None and labels is not None:
+        raise UsageError("--labels are those of a --protocol: imagenet, real or objectnet")
+    if protocol is not None and (data is None or split is not None):
+        raise UsageError(f"--protocol {protocol} names a whole test set: vitrail evaluate {model} DIR, without --split")
+    from vitrail.evaluate.groups import group_means, misfits, read_groups
+    from vitrail.verbs.evaluate_files import make_room, write
+
+    if out is not None:
+        make_room(Path(out))
+    named = {} if groups is None else read_groups(Path(groups))
+    network = load_classifier(model, image_size)
+    task = _own(network, model, data, split) if protocol is None else _protocol(network, protocol, str(data), labels)
+    notes = [*task.notes, *(misfits(named, task.class_names) if groups is not None else [])]
+    found = _classify(network, task, batch_size, workers, device, precision)
+    result = Evaluation(str(model), task.name, found, group_means(found, named), notes)
+    if out is not None:
+        write(found, as_json(result), Path(out))
+    return result
+
+
+def _classify(
+    network: ViT | ResNet,
+    task: _Task,
+    batch_size: int,
+    workers: int | None,
+    device: str | None,
+    precision: Literal["auto", "bf16", "float32"],
+) -> Classification:
     from vitrail.data.loader import Loader
-    from vitrail.data.ops import eval_transform
-    from vitrail.evaluate.classify import classify, predictor, save_classification
+    from vitrail.evaluate.classify import classify, predictor
+    from vitrail.evaluate.imagenet import choosing
     from vitrail.model.attention import fast_math
     from vitrail.train.resolve import available_cores, choose_device
 
-    if precision not in ("auto", "bf16", "float32"):
-        raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
-    network = load_classifier(model)
-    card = network.card
-    source, name = _source(model, data, split, card.class_names or None)
-    names = output_names(network, source, model)
     fast_math()
     loader = Loader(
-        source,
-        transform=eval_transform(card.preprocess),
-        image_size=card.preprocess.image_size,
+        task.source,
+        transform=task.transform,
+        image_size=network.card.preprocess.image_size,
         batch_size=batch_size,
         shuffle=False,
         drop_last=False,
@@ -78,12 +137,34 @@ def evaluate(
     )
     try:
         predict = predictor(network, choose_device(device), precision)
-        found = classify(predict, loader, names)
+        predict = predict if task.outputs is None else choosing(predict, task.outputs)
+        return classify(predict, loader, task.class_names, task.key)
     finally:
         loader.close()
-    if out is not None:
-        save_classification(Path(out), found)
-    return Evaluation(str(model), name, found)
+
+
+def _own(network: ViT | ResNet, model: str | Path, data: str | Path | None, split: str | None) -> _Task:
+    """Any images, with the network's classes."""
+    from vitrail.data.ops import eval_transform
+
+    card = network.card
+    source, name = _source(model, data, split, card.class_names or None)
+    return _Task(source, name, output_names(network, source, model), eval_transform(card.preprocess))
+
+
+def _protocol(network: ViT | ResNet, protocol: str, data: str, labels: str | Path | None) -> _Task:
+    """One of ImageNet's test sets."""
+    from vitrail.data.imagenet import open_benchmark
+    from vitrail.evaluate.imagenet import output_order, view
+
+    card = network.card
+    order = output_order(card.class_names, card.config.classes)
+    opened = open_benchmark(protocol, data, labels)
+    notes = [*([order.assumed] if order.assumed else []), *opened.notes]
+    name = f"{opened.protocol.title} ({data})"
+    outputs = order.outputs[opened.columns]
+    shown = view(opened.protocol, card.preprocess)
+    return _Task(opened.source, name, opened.class_names, shown, outputs, opened.key, notes)
 
 
 def _source(
@@ -110,13 +191,20 @@ def _source(
 
 def show(result: Evaluation) -> Any:
     """Return the result as tables for a terminal."""
-    from rich.console import Group
+    from rich.console import Group as Lines
     from rich.table import Table
+    from rich.text import Text
 
-    found = result.found
+    from vitrail.evaluate.calibration import calibration
+
+    found, calibrated = result.found, calibration(result.found)
     head = (
         f"{result.model} on {result.data}: top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, "
         f"loss {found.nll:.4f}, {found.count:,} images"
+    )
+    sure = (
+        f"calibration: ECE {calibrated.ece:.2%}, mean confidence {calibrated.confidence:.2%}, "
+        f"Brier score {calibrated.brier:.4f}"
     )
     classes = Table("class", "images", "right", title="worst classes", title_justify="left")
     rows = sorted(zip(found.class_names, found.class_count, found.class_accuracy, strict=True), key=_by_accuracy)
@@ -125,10 +213,14 @@ def show(result: Evaluation) -> Any:
     confused = Table("class", "taken for", "images", title="most confused", title_justify="left")
     for label, answer, count in confusions(found)[:WORST]:
         confused.add_row(label, answer, str(count))
-    parts: list[Any] = [head, classes]
-    parts += [confused] if confused.row_count else []
+    means = Table("group", "classes", "images", "top-1", "top-5", "class mean", title="groups", title_justify="left")
+    for group in result.groups:
+        shares = (f"{share:.1%}" for share in (group.top1, group.top5, group.class_mean))
+        means.add_row(group.name, str(group.classes), str(group.count), *shares)
+    parts: list[Any] = [head, sure, *map(Text, result.notes), classes]
+    parts += [table for table in (means, confused) if table.row_count]
     parts += [f"left out, unreadable: {id_} ({reason})" for id_, reason in found.bad]
-    return Group(*parts)
+    return Lines(*parts)
 
 
 def _by_accuracy(row: tuple[str, int, float]) -> tuple[float, str]:
@@ -146,12 +238,22 @@ def confusions(found: Classification) -> list[tuple[str, str, int]]:
 
 def as_json(result: Evaluation) -> Any:
     """Return the result as JSON values: numbers, every class, the confusion matrix (rows are true classes)."""
-    found = result.found
+    from dataclasses import asdict
+
+    from vitrail.evaluate.calibration import calibration
+
+    found, calibrated = result.found, calibration(result.found)
     classes = zip(found.class_names, found.class_count, found.class_correct, strict=True)
     return {
         "model": result.model,
         "data": result.data,
         **found.metrics(),
+        "ece": calibrated.ece,
+        "brier": calibrated.brier,
+        "confidence": calibrated.confidence,
+        "calibration": list(calibrated.rows()),
+        "notes": result.notes,
+        "groups": [asdict(group) for group in result.groups],
         "classes": [{"name": name, "count": int(count), "correct": int(right)} for name, count, right in classes],
         "confusion": found.confusion.tolist(),
         "bad": [{"id": id_, "reason": reason} for id_, reason in found.bad],
