@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,10 +73,16 @@ def batches(case: Case, count: int = 3) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def vitrail_step(model: nn.Module, case: Case, precision: str, data: Iterator[Any] | None = None) -> Step:
+def vitrail_step(
+    model: nn.Module,
+    case: Case,
+    precision: str,
+    data: Iterator[Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Step:
     """Our step, of the parts and in the order of `vitrail.train.loop`.
 
-    It trains on `data`, batches of vitrail's loader, or else on random images.
+    It trains on `data`, batches of vitrail's loader, or else on random images; None: AdamW.
     """
     from vitrail.data.config import Augment
     from vitrail.objective.config import Supervised
@@ -85,7 +92,7 @@ def vitrail_step(model: nn.Module, case: Case, precision: str, data: Iterator[An
     from vitrail.train.step import backward, seed_step
 
     objective = SupervisedObjective(model.train(), Supervised(), Augment(), case.architecture.classes, seed=0)
-    optimizer = build_optimizer(objective, Optim(lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY))
+    optimizer = optimizer or build_optimizer(objective, Optim(lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY))
     feed = data or itertools.cycle([_batch(images, labels) for images, labels in batches(case)])
     steps = itertools.count()
 
@@ -198,12 +205,12 @@ def peak_memory(name: str, case: Case, precision: str, threads: int) -> float | 
 
 
 def memory(case: Case, precision: str, names: list[str]) -> dict[str, float | None]:
-    """Peak memory of each contender, each in a process of its own."""
-    result = {}
-    for name in names:
+    """Peak memory of each contender: the median of three processes, because the allocator varies by some percent."""
+    found: dict[str, list[float | None]] = {name: [] for name in names}
+    for name in names * 3:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            result[name] = pool.apply(peak_memory, (name, case, precision, torch.get_num_threads()))
-    return result
+            found[name].append(pool.apply(peak_memory, (name, case, precision, torch.get_num_threads())))
+    return {name: None if None in peaks else statistics.median(peaks) for name, peaks in found.items()}
 
 
 def measure(case: Case, precision: str, options: argparse.Namespace, peak: float) -> dict[str, Any]:

@@ -115,10 +115,9 @@ def test_fine_tuning_is_the_papers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_digits_are_learned(seed: int, tmp_path) -> None:
+def test_digits_are_learned(tmp_path) -> None:  # with seed 0 test_demo does, and benchmarks.digits with three
     import vitrail
 
-    result = vitrail.train(recipe="digits", out=str(tmp_path), seed=seed)
+    result = vitrail.train(recipe="digits", out=str(tmp_path), seed=1)
     assert result.test["count"] > 300
     assert result.test["top1"] >= 0.97
