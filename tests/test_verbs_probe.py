@@ -64,10 +64,10 @@ def called(capsys: pytest.CaptureFixture[str], *argv: Any) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def pixels(network: Path, flowers: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def pixels(network: Path, flowers: Path, size: tuple[int, int] = SIZE) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Features and labels of both splits, straight through the network, image by image."""
-    model: Any = vitrail.load(network)
-    transform = eval_transform(Preprocess(SIZE, resize="squash"))
+    model: Any = vitrail.load(network, image_size=size)
+    transform = eval_transform(Preprocess(size, resize="squash"))
     found = {}
     for name, source in find(str(flowers)).splits.items():
         images = []
@@ -149,6 +149,22 @@ def test_the_protocols_images_are_another_preparation(
     with np.load(out) as file:
         squashed = pixels(network, flowers)["train"][0]
         assert np.abs(file["train_features"] - squashed).max() > 1e-3
+
+
+def test_features_at_another_size_are_the_resampled_networks(
+    network: Path, flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, larger = tmp_path / "f.npz", 2 * SIZE[0]
+    argv = ["--image-size", larger, "--precision", "float32", "--workers", 0]
+    called(capsys, "embed", network, flowers, "--out", out, *argv)
+    with np.load(out) as file:
+        np.testing.assert_allclose(
+            file["test_features"], pixels(network, flowers, (larger, larger))["test"][0], rtol=1e-4, atol=1e-4
+        )
+    for verb in ("knn", "linear"):
+        assert called(capsys, "probe", verb, "--features", out) | {"subject": ""} == called(
+            capsys, "probe", verb, network, flowers, *argv
+        ) | {"subject": ""}
 
 
 def test_files_folders_and_patterns_are_embedded_under_their_paths(

@@ -35,6 +35,7 @@ def embed(
     out: str | Path | None = None,
     split: str | None = None,
     prepare: Prepare = "model",
+    image_size: int | None = None,
     batch_size: int = 64,
     workers: int | None = None,
     device: str | None = None,
@@ -52,6 +53,7 @@ def embed(
         out: The .npz to write.
         split: Which split of the data set is test; left out: test, else validation.
         prepare: model resizes and crops as in evaluation; protocol as `vitrail probe fewshot` does.
+        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
         batch_size: Images at once.
         workers: Threads that decode; left out: from the machine.
         device: cpu, cuda, cuda:1 or mps; left out: the best there is.
@@ -64,7 +66,14 @@ def embed(
     from vitrail.evaluate.feature_file import save_features
 
     sources = _sources(model, paths, split)
-    how = dict(prepare=prepare, batch_size=batch_size, workers=workers, device=device, precision=precision)
+    how = dict(
+        prepare=prepare,
+        image_size=image_size,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        precision=precision,
+    )
     embedder = Embedder(model, **how)  # type: ignore[arg-type]
     arrays: dict[str, np.ndarray] = {}
     images: dict[str, int] = {}

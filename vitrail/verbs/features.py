@@ -69,6 +69,7 @@ class Embedder:
         model: str | Path,
         *,
         prepare: Prepare = "model",
+        image_size: int | None = None,
         batch_size: int = 64,
         workers: int | None = None,
         device: str | None = None,
@@ -84,7 +85,7 @@ class Embedder:
         from vitrail.model.attention import fast_math
         from vitrail.train.resolve import available_cores, choose_device
 
-        network = load_network(model)
+        network = load_network(model, image_size)
         preprocess = network.card.preprocess
         fast_math()
         self._embed = predictor(network, choose_device(device), precision, features=True)

@@ -32,6 +32,7 @@ def fewshot(
     protocol: Literal["big_vision-2023", "paper-2020"] = "big_vision-2023",
     prepare: Prepare = "protocol",
     split: str | None = None,
+    image_size: int | None = None,
     batch_size: int = 64,
     workers: int | None = None,
     device: str | None = None,
@@ -53,12 +54,13 @@ def fewshot(
         protocol: big_vision-2023 or paper-2020.
         prepare: protocol squashes images to 256 pixels and keeps the middle 224; model prepares as in evaluation.
         split: Which split to measure on; left out: test, else validation, else a tenth held out.
+        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
         batch_size: Images at once.
         workers: Threads that decode; left out: from the machine.
         device: cpu, cuda, cuda:1 or mps; left out: the best there is.
         precision: auto, bf16 or float32.
     """
-    _check("fewshot", model, features, split)
+    _check("fewshot", model, features, split, image_size)
     from vitrail.evaluate.feature_file import load_features
     from vitrail.evaluate.fewshot import SHOTS, Plan
     from vitrail.evaluate.fewshot import fewshot as measure
@@ -73,7 +75,7 @@ def fewshot(
         splits = open_splits(str(model), data, split)
         names = list(splits.train.class_names)
         plan = Plan(splits.train.labels, names, protocol, tuple(shots) or SHOTS, seeds, tuple(l2))
-        embedder = Embedder(str(model), prepare=prepare, **_how(batch_size, workers, device, precision))
+        embedder = Embedder(str(model), prepare=prepare, **_how(image_size, batch_size, workers, device, precision))
         train, test = embedder(View(splits.train, plan.rows)), embedder(splits.test)
         train = replace(train, index=plan.rows[train.index])
         subject = f"{model} on {splits.name}"
@@ -92,6 +94,7 @@ def knn(
     k: tuple[int, ...] = (),
     temperature: float = 0.07,
     split: str | None = None,
+    image_size: int | None = None,
     batch_size: int = 64,
     workers: int | None = None,
     device: str | None = None,
@@ -107,17 +110,18 @@ def knn(
         k: How many nearest images vote, one number or several; left out: 20.
         temperature: A vote is exp(similarity / temperature).
         split: Which split to measure on; left out: test, else validation, else a tenth held out.
+        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
         batch_size: Images at once.
         workers: Threads that decode; left out: from the machine.
         device: cpu, cuda, cuda:1 or mps; left out: the best there is.
         precision: auto, bf16 or float32.
     """
-    _check("knn", model, features, split)
+    _check("knn", model, features, split, image_size)
     from vitrail.evaluate.knn import NEIGHBOURS
     from vitrail.evaluate.knn import knn as measure
     from vitrail.train.resolve import choose_device
 
-    how = _how(batch_size, workers, device, precision)
+    how = _how(image_size, batch_size, workers, device, precision)
     subject, train, test = _both_sides(model, data, features, split, how)
     place = choose_device(device)
     found = measure(train, test, k=tuple(k) or NEIGHBOURS, temperature=temperature, device=place)
@@ -135,6 +139,7 @@ def linear(
     minibatch: int = 256,
     seed: int = 0,
     split: str | None = None,
+    image_size: int | None = None,
     batch_size: int = 64,
     workers: int | None = None,
     device: str | None = None,
@@ -156,16 +161,17 @@ def linear(
         minibatch: Features per step.
         seed: Decides the order of the images and which are held out.
         split: Which split to measure on; left out: test, else validation, else a tenth held out.
+        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
         batch_size: Images at once, when features are computed.
         workers: Threads that decode; left out: from the machine.
         device: cpu, cuda, cuda:1 or mps; left out: the best there is.
         precision: auto, bf16 or float32.
     """
-    _check("linear", model, features, split)
+    _check("linear", model, features, split, image_size)
     from vitrail.train.resolve import choose_device
     from vitrail.transfer.probe import LEARNING_RATES, linear_probe
 
-    how = _how(batch_size, workers, device, precision)
+    how = _how(image_size, batch_size, workers, device, precision)
     subject, train, test = _both_sides(model, data, features, split, how)
     found = linear_probe(
         train,
@@ -180,16 +186,24 @@ def linear(
     return _probe(subject, found, train, test)
 
 
-def _check(verb: str, model: Any, features: Any, split: str | None) -> None:
+def _check(verb: str, model: Any, features: Any, *of_images: Any) -> None:
     """Raise UsageError where whose features are measured is said twice, or not at all."""
     if features is None and model is None:
         raise UsageError(f"probe what? vitrail probe {verb} MODEL DATA, or --features FEATURES.npz")
-    if features is not None and (model is not None or split is not None):
-        raise UsageError("--features stands in place of a model, images and their split: give one or the other")
+    if features is not None and (model is not None or any(given is not None for given in of_images)):
+        raise UsageError("--features stands in place of a model, images, split and size: give one or the other")
 
 
-def _how(batch_size: int, workers: int | None, device: str | None, precision: Precision) -> dict[str, Any]:
-    return {"batch_size": batch_size, "workers": workers, "device": device, "precision": precision}
+def _how(
+    image_size: int | None, batch_size: int, workers: int | None, device: str | None, precision: Precision
+) -> dict[str, Any]:
+    return {
+        "image_size": image_size,
+        "batch_size": batch_size,
+        "workers": workers,
+        "device": device,
+        "precision": precision,
+    }
 
 
 def _both_sides(
