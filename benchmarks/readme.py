@@ -38,6 +38,19 @@ def train_step(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def tune(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Tuning a part of a network: speed, memory and storage as shares of those of tuning all of it."""
+    counted = ("kept_bytes_per_image", "peak_bytes", "optimizer_bytes", "stored_bytes")
+    header = ("activations", "peak memory", "optimiser", "stored")
+    lines: list[tuple[str, ...]] = [("fine-tuning a part, over all of it", "images/s", *header)]
+    for r in document["results"]:
+        whole = r["rows"][0]
+        for row in r["rows"][1:]:
+            label = f"{r['case']}, batch {r['batch']}, {r['precision']}: {row['name']}"
+            lines.append((label, ratio(row["over_all"]), *(f"{row[name] / whole[name]:.2f}" for name in counted)))
+    return lines
+
+
 def inference(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Prediction: images/s, over timm, over the best peer."""
     lines: list[tuple[str, ...]] = [("predicting, B/16, 224 px", "images/s", "over timm", "over the best peer")]
@@ -78,11 +91,29 @@ def learn(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def digits(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What the first command of the README ends with."""
+    row, seconds = document["summary"], [run["seconds"] for run in document["runs"]]
+    accuracy = f"{row['mean']:.1f} % ± {row['deviation']:.1f} ({row['seeds']} seeds)"
+    header = ("`vitrail demo`", "test top-1", "seconds of training")
+    return [header, ("handwritten digits, 8 px", accuracy, f"{min(seconds):.0f} to {max(seconds):.0f}")]
+
+
 def transfer(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Top-1 on flowers after equal time, from CIFAR-100's network or from none."""
     header = (f"12 kinds of flowers, 720 images of 64 px, {document['minutes']:g} minutes", "test top-1")
     rows = document["summary"].items()
     return [header, *((side, f"{r['mean']:.1f} % ± {r['deviation']:.1f} ({r['seeds']} seeds)") for side, r in rows)]
+
+
+def protocols(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Every way to use one network on other data."""
+    header = (f"a ViT of CIFAR-100 on 12 kinds of flowers, {document['image_size']} px", "test top-1")
+    lines: list[tuple[str, ...]] = [header]
+    for row in document["rows"]:
+        spread = f" ± {row['deviation']:.1f} ({len(row['seeds'])} seeds)" if row["deviation"] is not None else ""
+        lines.append((row["protocol"], f"{row['mean']:.1f} %{spread}"))
+    return lines
 
 
 def weights(document: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -95,12 +126,15 @@ def weights(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 TABLES: dict[str, Callable[[dict[str, Any]], list[tuple[str, ...]]]] = {
     "train_step": train_step,
+    "tune": tune,
     "inference": inference,
     "input_pipeline": input_pipeline,
     "startup": startup,
     "weights": weights,
+    "digits": digits,
     "learn": learn,
     "transfer": transfer,
+    "protocols": protocols,
 }
 
 

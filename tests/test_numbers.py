@@ -113,3 +113,13 @@ def test_a_readme_table_is_what_the_documents_say(tmp_path: Path) -> None:
     assert "| timm-light | 41.50 % ± 0.25 (3 seeds) | 2.7 M |" in section
     assert "(a cpu, 2 threads, torch 9, 2026-01-01)" in section
     assert readme.replaced(f"a {readme.BEGIN} old {readme.END} b", section) == f"a {section} b"
+
+
+def test_the_table_of_tuning_is_in_shares_of_tuning_everything() -> None:
+    whole = {"name": "all", "kept_bytes_per_image": 100, "peak_bytes": 10, "optimizer_bytes": 8, "stored_bytes": 4}
+    part = {name: value / 4 for name, value in whole.items() if name != "name"}
+    part |= {"name": "attention", "over_all": {"median": 1.25, "low": 1.0, "high": 1.5}}
+    result = {"case": "S/16", "batch": 2, "precision": "bf16", "rows": [whole, part]}
+    header, row = readme.tune({"results": [result]})
+    assert len(header) == len(row)
+    assert row == ("S/16, batch 2, bf16: attention", "1.25x (1.00 to 1.50)", "0.25", "0.25", "0.25", "0.25")

@@ -9,7 +9,7 @@ from vitrail.cost.core_days import device_days
 from vitrail.cost.devices import DEVICES, GIB, Device, checked
 from vitrail.cost.flops import macs, parameters, training_flops
 from vitrail.cost.kept import Arithmetic, Precision
-from vitrail.cost.memory import STATE_BYTES, activation_bytes, largest_batch
+from vitrail.cost.memory import activation_bytes, largest_batch, state_bytes
 from vitrail.cost.money import dollars
 from vitrail.model.config import ResNetConfig, ViTConfig
 
@@ -39,6 +39,8 @@ class Cost:
     precision: Precision
     activation_bytes: int
     """Kept of each image for the backward pass."""
+    learning: int | None = None
+    """Parameters that are not frozen; None: all."""
 
     @property
     def exaflops(self) -> float | None:
@@ -67,12 +69,12 @@ class Cost:
     @property
     def state_bytes(self) -> int:
         """Weights, gradients and the optimiser's moments."""
-        return STATE_BYTES * self.params
+        return state_bytes(self.params, self.learning)
 
     @property
     def largest_batch(self) -> int:
         """Images that fit into the device's memory, at most."""
-        return largest_batch(self.params, self.activation_bytes, self.device.memory)
+        return largest_batch(self.params, self.activation_bytes, self.device.memory, self.learning)
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as JSON values."""
@@ -81,6 +83,7 @@ class Cost:
             "image_size": list(self.image_size),
             "classes": self.classes,
             "params": self.params,
+            "learning": self.params if self.learning is None else self.learning,
             "macs": self.macs,
             "images": self.images,
             "exaflops": self.exaflops,

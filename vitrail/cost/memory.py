@@ -39,12 +39,17 @@ def activation_bytes(
     return kept.bytes
 
 
-def largest_batch(parameters: int, activations: int, memory: float) -> int:
+def state_bytes(parameters: int, learning: int | None = None) -> int:
+    """Return the bytes of the training state; of frozen parameters, all but `learning`, that is the weight alone."""
+    return STATE_BYTES * parameters if learning is None else 4 * parameters + (STATE_BYTES - 4) * learning
+
+
+def largest_batch(parameters: int, activations: int, memory: float, learning: int | None = None) -> int:
     """Return how many images of `activations` bytes each fit into `memory` bytes beside the training state.
 
     An upper bound: scratch space is not counted. 0 where the state of the parameters alone does not fit.
     """
-    return max(int((memory - STATE_BYTES * parameters) // activations), 0)
+    return max(int((memory - state_bytes(parameters, learning)) // activations), 0)
 
 
 def _vit(kept: Kept, config: ViTConfig, height: int, width: int) -> None:

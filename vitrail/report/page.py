@@ -12,7 +12,7 @@ from vitrail.report import sections
 from vitrail.report.contents import Contents, read_contents, validation_images
 from vitrail.report.gallery import exhibits, most_uncertain, worst_mistakes
 from vitrail.report.text import safe
-from vitrail.weights.store import load_model
+from vitrail.weights.load import load
 
 # The page has no scripts and loads nothing; this makes the browser enforce it, whatever a class is called.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -57,7 +57,7 @@ def write_report(run_folder: Path | str) -> Path:
 
 def _model(contents: Contents) -> Any:
     try:
-        return load_model(contents.folder)
+        return load(contents.folder)
     except VitrailError as error:
         contents.notes.append(f"no model: {error}")
         return None

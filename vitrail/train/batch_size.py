@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import world
-from vitrail.cost.live import kept_bytes
+from vitrail.cost.live import LiveTensors, kept_bytes
 from vitrail.errors import TrainingError
 from vitrail.model.config import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective
@@ -58,9 +58,12 @@ def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConf
 
     `objective` is on its device, in training mode and not yet wrapped by `vitrail.train.parallel.prepare`.
     """
-    assert run.batch_size is not None
+    return cut(objective, run, config, image_bytes(objective, run, config))
+
+
+def image_bytes(objective: Objective, run: Run, config: ViTConfig | ResNetConfig) -> float:
+    """Return the bytes that a step takes for each image at once, scratch space included; measured on `objective`."""
     device = next(objective.parameters()).device
-    batch = run.batch_size // world.size()
 
     def loss(images: int) -> Tensor:
         pixels = torch.zeros(images, config.channels, *config.image_size, dtype=torch.uint8)
@@ -73,6 +76,16 @@ def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConf
     if run.activation_checkpointing and blocks > 1:  # the inputs of all blocks, and one block in full
         share = 1 / blocks + INPUT_SHARE
         per_image *= max(share, LEAST_SHARE) if device.type == "cpu" else share
+    if run.tune != "all":  # where little is kept, what frozen layers need while they compute is the most
+        per_image = max(per_image, passing_bytes(objective, loss))
+    return per_image
+
+
+def cut(objective: Objective, run: Run, config: ViTConfig | ResNetConfig, per_image: float) -> int:
+    """Return into how many micro-batches a batch must be cut whose images take `per_image` bytes each."""
+    assert run.batch_size is not None
+    device = next(objective.parameters()).device
+    batch = run.batch_size // world.size()
     trainable = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
     pixels = batch * config.channels * math.prod(config.image_size)  # bytes: images are uint8
     waiting = COPIES_AT_THE_LOADER if device.type == "cpu" else COPIES_ON_A_DEVICE
@@ -95,9 +108,31 @@ def activation_bytes(objective: nn.Module, loss: Callable[[int], Tensor]) -> flo
 
     Leaves the objective as it was: running statistics are put back, gradients are not touched.
     """
+    with _statistics_kept(objective):
+        return kept_bytes(loss)
+
+
+def passing_bytes(objective: nn.Module, loss: Callable[[int], Tensor], images: int = 2) -> float:
+    """Return the bytes per image that a forward pass has in use at most, what it keeps and its images included.
+
+    From the difference of two batches, the smaller one of so many `images`; leaves the objective as it was.
+    """
+
+    def peak(number: int) -> int:
+        with LiveTensors() as live:
+            loss(number)
+        return live.peak
+
+    with _statistics_kept(objective):
+        return (peak(2 * images) - peak(images)) / images
+
+
+@contextmanager
+def _statistics_kept(objective: nn.Module) -> Iterator[None]:
+    """Context after which the running statistics are what they were before."""
     buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
     try:
-        return kept_bytes(loss)
+        yield
     finally:
         with torch.no_grad():
             for buffer, before in buffers:

@@ -17,10 +17,11 @@ from vitrail.train.picture import batch_picture
 from vitrail.train.provenance import provenance
 from vitrail.train.run import Run
 from vitrail.train.standing import Result, Standing
+from vitrail.train.tune import Tuned
 
 
 @world.on_main
-def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits: Splits) -> None:
+def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits: Splits, tuned: Tuned) -> None:
     """Write config.yaml, run.json, classes.json and split.json."""
     folder.write_text("config.yaml", to_yaml(run))
     folder.write_json("classes.json", splits.class_names)
@@ -45,18 +46,20 @@ def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits:
             "seed": run.seed,
             "data": data,
             "decisions": decisions,
+            **_partial(folder, tuned),
         },
     )
 
 
 @world.on_main
-def record_resume(folder: RunFolder, run: Run, step: int) -> None:
+def record_resume(folder: RunFolder, run: Run, step: int, tuned: Tuned) -> None:
     """Note in run.json where and how the run goes on; drop what was logged after `step`; write its new config.yaml."""
     facts = folder.read_json("run.json")
     facts.pop("ended", None)
     facts.pop("result", None)
     folder.rewind(step)
     facts.setdefault("resumed", []).append({"at": _now(), "step": step, **provenance()})
+    facts |= _partial(folder, tuned)  # the base may have moved
     folder.write_json("run.json", facts)
     folder.write_text("config.yaml", to_yaml(run))
 
@@ -97,6 +100,14 @@ def recorded_result(folder: RunFolder) -> Result | None:
         "with a longer duration, time_limit or early_stop; the learning rate then follows the longer schedule"
     )
     return replace(result, message=message)
+
+
+def _partial(folder: RunFolder, tuned: Tuned) -> dict[str, Any]:
+    """What learns, and where the rest is; {} where everything learns."""
+    if tuned.base is None:
+        return {}
+    what = {"what": tuned.tune, "parameters": tuned.parameters, "of": tuned.of}
+    return {"tuned": what, "base": tuned.base.written_in(folder.path)}
 
 
 def _now() -> str:

@@ -26,6 +26,7 @@ from vitrail.model.config import ResNetConfig, ViTConfig, variant
 from vitrail.objective.base import Objective
 from vitrail.train.batch_size import default_batch, free_memory, micro_batches
 from vitrail.train.run import Run
+from vitrail.train.tune import check_tune
 from vitrail.weights.assemble import skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.load import load, read_card
@@ -53,6 +54,7 @@ class Resolved:
     def card(self, class_names: list[str]) -> Card:
         """Return the card of the weights this run makes."""
         provenance = {"recipe": self.run.name, "data": self.run.data.path, "from": self.run.weights}
+        provenance |= {"tune": self.run.tune} if self.run.tune != "all" else {}
         return Card(self.config, list(class_names), self.preprocess, provenance=provenance)
 
     @property
@@ -79,6 +81,7 @@ def resolve(run: Run, train: Listed, class_names: list[str]) -> Resolved:
     if run.keep_head:
         decisions["head"] = _kept_head(run, class_names)
     config = model_config(run, len(class_names), sizes, decisions)
+    check_tune(run, config)
     preprocess = run.preprocess or _preprocess(config.image_size, sizes, decisions)
     if preprocess.image_size != config.image_size:
         raise UsageError(
@@ -179,6 +182,7 @@ def build_model(resolved: Resolved) -> nn.Module:
         return loaded
     model = build(resolved.config)  # the same tensors, other dropout
     model.load_state_dict(loaded.state_dict())
+    model.load_report = loaded.load_report
     return model
 
 

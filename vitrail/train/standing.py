@@ -14,11 +14,14 @@ from vitrail.objective.base import Objective
 from vitrail.train.average import Averager
 from vitrail.train.guard import require_finite
 from vitrail.train.run import Run
+from vitrail.weights.base import Base
 
-IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed")
+IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune")
 """Settings that a resumed run must share with the one it continues. The rest may change: duration, time_limit,
 early_stop, how often to evaluate and save, and all about the machine (accumulate, precision, workers, cache,
 compile, activation_checkpointing, device); the bits are then the same as far as the arithmetic is."""
+NOTED = ("source", "path", "sha256")
+"""What a checkpoint says of the base it needs; how to find it again is in run.json."""
 
 
 @dataclass
@@ -86,6 +89,8 @@ class TrainingState:
     average: Averager
     identity: dict[str, Any]
     standing: Standing = field(default_factory=Standing)
+    base: Base | None = None
+    """Of a network of which only a part learns: where the rest is, which no checkpoint holds."""
 
     def mark(self, ended: str, run: Run) -> None:
         """Note that the run is over, because of what in `run`; "" while it is not."""
@@ -99,8 +104,10 @@ class TrainingState:
     def state_dict(self) -> dict[str, Any]:
         """Return it all as nested dicts of tensors and JSON values. Raises TrainingError if not all is finite."""
         require_finite(self.objective)
+        shared = self._shared()
         return {
-            "model": self.objective.state_dict(),
+            "model": {name: value for name, value in self.objective.state_dict().items() if name not in shared},
+            "base": None if self.base is None else {name: getattr(self.base, name) for name in NOTED},
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict(),
             "standing": asdict(self.standing),
@@ -118,10 +125,26 @@ class TrainingState:
                 + "\n  ".join(differences)
                 + "\nresume with the data and settings it was made with, or start a new run from its weights (--from)"
             )
-        self.objective.load_state_dict(state["model"])
+        self._load_model(state["model"], state.get("base"))
         self.optimizer.load_state_dict(state["optimizer"])
         self.average.load_state_dict(state["average"])
         self.standing = Standing(**state["standing"])
+
+    def _shared(self) -> set[str]:
+        """What of the objective's tensors stands in the base."""
+        return set() if self.base is None else {f"model.{name}" for name in self.base.shared}
+
+    def _load_model(self, tensors: dict[str, Any], noted: dict[str, Any] | None) -> None:
+        """Take over a checkpoint's tensors, after a look at whether the others are those of its base, as `noted`."""
+        if noted is not None and self.base is not None and noted["sha256"] != self.base.sha256:
+            raise CheckpointError(
+                f"the checkpoint holds the tuned part of a network whose rest was in {noted['source']} "
+                f"({noted['path']}), and the weights in {self.base.path} are others (their checksum differs): restore "
+                "them, or say with --from where the right ones are"
+            )
+        if tensors.keys() != self.objective.state_dict().keys() - self._shared():
+            raise CheckpointError("the checkpoint holds other tensors than this network has: it is of another run")
+        self.objective.load_state_dict(tensors, strict=False)
 
 
 def _limits(run: Run) -> dict[str, Any]:

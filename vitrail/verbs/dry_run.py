@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,28 +33,32 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
     from vitrail.data.source import open_data
     from vitrail.model.attention import fast_math
     from vitrail.objective.supervised import SupervisedObjective
+    from vitrail.train.batch_size import image_bytes
     from vitrail.train.batches import endless, training_loader
     from vitrail.train.parallel import prepare
     from vitrail.train.plan import Plan
     from vitrail.train.resolve import build_model, resolve
     from vitrail.train.step import backward, seed_step
+    from vitrail.train.tune import tune
 
     splits = open_data(run.data, seed=run.seed)
     names = splits.class_names
     resolved = resolve(run, splits.train, names)
     fast_math()
     torch.manual_seed(run.seed)
-    objective = SupervisedObjective(build_model(resolved), run.objective, run.augment, len(names), run.seed)
+    model = build_model(resolved)
+    tuned = tune(model, run, resolved.decisions)
+    objective = SupervisedObjective(model, run.objective, run.augment, len(names), run.seed)
     objective.to(resolved.device).train()
     run = resolved.with_micro_batches(objective)
-    prepare(objective.model, run)
+    each = None if tuned.base is None else image_bytes(objective, run, resolved.config)
+    prepare(model, run)
     held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
-    parameters = sum(parameter.numel() for parameter in objective.parameters())
     checked = {
         "data": f"{len(splits.train):,} images of {len(names)} classes to train on, {held_out}",
-        "model": f"{run.model if run.weights is None else run.weights}, {parameters:,} parameters",
+        "model": f"{run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
         **resolved.decisions,
-        "disk": _disk(Path(run.out), COPIES * 4 * parameters),
+        "disk": _disk(Path(run.out), COPIES * 4 * tuned.parameters),
     }
     with closing(training_loader(run, splits.train)) as loader:
         plan = Plan.of(run, len(loader))
@@ -65,6 +70,8 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
         seconds = time.perf_counter() - began
     checked["one batch"] = f"loss {outcome.loss:.4f}, {seconds:.2f} s (the first is the slowest)"
     cost = _cost(run, resolved, plan, seconds)
+    if each is not None:  # of a network that is frozen in part no formula knows what it takes: it was measured
+        cost = replace(cost, learning=tuned.parameters, activation_bytes=round(each))
     return checked | {f"cost, {subject}": text for subject, text in cost.lines().items()}, cost
 
 

@@ -38,6 +38,8 @@ def finetune(
 
     The classifier is replaced by a zero linear layer and the positions are resampled to --image-size (paper,
     section 3.2). Length and warmup follow the paper for so many images; recipe finetune holds the rest.
+    --tune attention, ffn or head leaves the rest of the network as it is (follow-up, section 4): less memory and time,
+    and the run holds only what learned, with a reference to --from, which must stay where it is.
 
     Args:
         path: The images, as for `vitrail train`.

@@ -7,7 +7,7 @@ is not, or the file is refused. What happened is in `model.load_report`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,13 @@ from vitrail.model.vit import ViT
 from vitrail.weights import store
 from vitrail.weights.archive import Archive, open_archive
 from vitrail.weights.assemble import HEAD, Changes, admit, assemble, expected
+from vitrail.weights.base import Base
 from vitrail.weights.card import Card
 from vitrail.weights.formats import Format, Found, recognise
 from vitrail.weights.licence import licence_beside
 from vitrail.weights.mapping import Entry
 from vitrail.weights.report import LoadReport
-from vitrail.weights.store import is_ours, load_model
+from vitrail.weights.store import checksum, find_model, is_ours, load_model
 
 
 def load(
@@ -49,16 +50,56 @@ def load(
     `model.config`. Tensors are memory-mapped where the file allows it, privately: training the model never
     writes to the file, but the file must not be overwritten in place while the model lives.
 
+    A run that tuned only a part of a network (`Run.tune`) holds that part; the rest is read from the weights it
+    started from, which must be where they were and as they were.
+
     Raises WeightsError, naming file and tensor, for anything missing, unexpected, of a wrong shape, not finite
     or unsafe; UsageError for values that do not fit the model.
     """
-    changes = Changes(classes, image_size, resize_mode)
-    path = local(source)
+    return _model(local(source), Changes(classes, image_size, resize_mode), ())
+
+
+def _model(path: Path, changes: Changes, within: tuple[Path, ...]) -> ViT | ResNet:
+    """The model at `path`; `within` are the files whose base it is to be, the nearest last."""
     if is_ours(path):
-        return load_model(path, classes=classes, image_size=image_size, resize_mode=resize_mode)
+        return load_model(
+            path,
+            classes=changes.classes,
+            image_size=changes.image_size,
+            resize_mode=changes.resize_mode,
+            complete=partial(_from_base, within=within),
+        )
     with open_archive(path) as archive:
         origin, found = describe(archive)
         return _load(archive, origin, found, changes)
+
+
+def _from_base(base: Base, file: Path, needed: Mapping[str, Tensor], within: tuple[Path, ...]) -> dict[str, Tensor]:
+    """The tensors that `file` shares with its base, from the first place that has them as they were.
+
+    Raises WeightsError, saying for each place why not.
+    """
+    within = (*within, file.resolve())
+    places: list[Path | str] = [*base.places(file.parent)]
+    tried: list[str] = []
+    for place in [*places, base.source] if base.hub else places:
+        if isinstance(place, Path) and not place.exists():
+            tried.append(f"{place}: nothing there")
+            continue
+        try:
+            path = local(place)
+            if is_ours(path) and find_model(path).resolve() in within:
+                tried.append(f"{place}: a model that is itself completed from this one")
+                continue
+            state = _model(path, Changes(), within).state_dict()
+        except WeightsError as error:
+            tried.append(f"{place}: {error}")
+            continue
+        found = {name: state[name] for name in needed if name in state and state[name].shape == needed[name].shape}
+        if len(found) == len(needed) and checksum(found) == base.sha256:
+            return found
+        tried.append(f"{place}: other weights now, their checksum (sha256) is not the one noted when they were tuned")
+    raise WeightsError(base.unavailable(file, tried))
 
 
 def read_card(source: Path | str) -> Card:

@@ -14,7 +14,9 @@ class LoadReport:
     format: str = "vitrail"
     """The format the file is in: "vitrail", or a name of `vitrail.weights.formats.NAMES`."""
     loaded: list[str] = field(default_factory=list)
-    """Our names of what came from the file."""
+    """Our names of what came from the file. With a base, from either."""
+    base: str = ""
+    """Of a file that holds only what was tuned: how many tensors came from where."""
     resampled: dict[str, str] = field(default_factory=dict)
     """Name: what was done, such as "14 x 14 -> 24 x 24, official"."""
     reset: list[str] = field(default_factory=list)
@@ -28,6 +30,7 @@ class LoadReport:
 
     def __str__(self) -> str:
         parts = [f"loaded {len(self.loaded)} tensors from {self.path} ({self.format})"]
+        parts += [f"of which {self.base}"] * bool(self.base)
         parts += [f"resampled {name} ({how})" for name, how in self.resampled.items()]
         parts += [f"reset to zero: {', '.join(self.reset)}"] * bool(self.reset)
         parts += [f"not in the file, zero: {_grouped(self.missing)}"] * bool(self.missing)

@@ -3,13 +3,16 @@
 The card sits in the header of the tensor file because one file can be replaced atomically and two cannot: a
 process killed at any moment leaves the old model or the new one, never the tensors of one with the card of
 the other. safetensors accepts a file in which bits have flipped, so the header also holds a checksum.
+
+A model of which only a part was tuned is stored as that part, with a reference to the rest
+(`vitrail.weights.base`) in the header; `vitrail.weights.load` puts the two together.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from vitrail.model.config import ResizeMode
 from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.assemble import Changes, admit, assemble, check_finite, expected
+from vitrail.weights.base import Base
 from vitrail.weights.card import Card
 from vitrail.weights.replacing import replacing
 from vitrail.weights.report import LoadReport
@@ -31,15 +35,21 @@ WEIGHTS = "model.safetensors"
 CARD = "card.json"
 _PLACES = ("", "best", "last", "model/best", "model/last")
 
+Complete = Callable[[Base, Path, Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""base, the file that refers to it, {name: a tensor of the right shape} -> {name: tensor of the base}"""
 
-def save_model(folder: Path | str, model: nn.Module, card: Card) -> None:
+
+def save_model(folder: Path | str, model: nn.Module, card: Card, base: Base | None = None) -> None:
     """Write `model.safetensors` and `card.json` into `folder` (made if missing), replacing what is there.
 
-    Pass the bare network, without the wrappers of DDP or torch.compile. Raises WeightsError if a tensor is
-    not finite: a broken model never takes the place of a good one.
+    Pass the bare network, without the wrappers of DDP or torch.compile. With a `base`, the tensors it shares are
+    left out, and the file says where they are. Raises WeightsError if a tensor is not finite: a broken model
+    never takes the place of a good one.
     """
     folder = Path(folder)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    left_out = frozenset() if base is None else base.shared
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     for name, tensor in tensors.items():
         check_finite(name, tensor, f"not saving to {folder}")
     text = json.dumps(card.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
@@ -47,7 +57,10 @@ def save_model(folder: Path | str, model: nn.Module, card: Card) -> None:
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
-        sums = {"sha256": _checksum(tensors), "card_sha256": _digest(text)}
+        sums = {"sha256": checksum(tensors), "card_sha256": _digest(text)}
+        if base is not None:
+            reference = json.dumps(base.written_in(folder))
+            sums |= {"base": reference, "base_sha256": _digest(reference)}
         save_file(tensors, temporary, metadata={"card": text, **sums, "format": "pt"})
     with replacing(folder / CARD) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
@@ -59,18 +72,20 @@ def load_model(
     classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
     resize_mode: ResizeMode | None = None,
+    complete: Complete | None = None,
 ) -> ViT | ResNet:
     """Return the model saved at `path`, in eval mode, with `model.card` and `model.load_report`.
 
     path is a model folder, its model.safetensors, or a run folder (its model/best, else model/last).
     `classes` replaces the head (pre-logits included) by a zero linear layer (paper, section 3.2), even where
     the number stays the same; the class names are then unknown. `image_size`, in pixels, resamples the
-    positions, in the way of the weights' origin unless `resize_mode` says otherwise. Raises WeightsError.
+    positions, in the way of the weights' origin unless `resize_mode` says otherwise. `complete` gets the rest of
+    a model of which only a part is stored. Raises WeightsError, also for such a model without `complete`.
     """
     file = find_model(path)
     changes = Changes(classes, image_size, resize_mode)
-    card, tensors = _read(file)
     report = LoadReport(file)
+    card, tensors = _read(file, report, complete)
 
     def source(wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         report.unused = {name: "replaced by a new head" for name in sorted(tensors.keys() - wanted)}
@@ -113,57 +128,79 @@ def find_model(path: Path | str) -> Path:
 def read_card(path: Path | str) -> Card:
     """Return the card of a model without reading its tensors. Raises WeightsError."""
     file = find_model(path)
-    with _open(file) as (_, card, _sha256):
+    with _open(file) as (_, card, _header):
         return card
 
 
-def _read(file: Path) -> tuple[Card, dict[str, Tensor]]:
+def _read(file: Path, report: LoadReport, complete: Complete | None) -> tuple[Card, dict[str, Tensor]]:
     """Card and tensors of a file that is whole, finite and exactly what its config asks for; memory-mapped."""
-    with _open(file) as (handle, card, sha256):
+    with _open(file) as (handle, card, header):
         names = set(handle.keys())
         needed = expected(card.config, file)
+        base = _base(header, file)
         for name, like in needed.items():
             shape = tuple(like.shape)
             if name not in names:
+                if base is not None:
+                    continue
                 raise WeightsError(f"{file} lacks the tensor {name!r} of shape {shape}")
             found = tuple(handle.get_slice(name).get_shape())
             if found != shape:
                 raise WeightsError(f"{file} has {name!r} in shape {found}; its card asks for {shape}")
         if extra := sorted(names - needed.keys()):
             raise WeightsError(f"{file} holds the tensor {extra[0]!r}, which its card's model does not have")
-        tensors = {name: handle.get_tensor(name) for name in needed}
-    if _checksum(tensors) != sha256:
+        tensors = {name: handle.get_tensor(name) for name in needed if name in names}
+    if checksum(tensors) != header.get("sha256", ""):
         raise WeightsError(f"{file} is damaged: its tensors do not match their checksum; restore a copy")
     taken: set[int] = set()
-    return card, {name: admit(name, tensor, needed[name], file, taken) for name, tensor in tensors.items()}
+    tensors = {name: admit(name, tensor, needed[name], file, taken) for name, tensor in tensors.items()}
+    if base is None:
+        return card, tensors
+    if complete is None:
+        raise WeightsError(f"{file} holds only the tuned part of a model: vitrail.load puts it together with the rest")
+    rest = complete(base, file, {name: needed[name] for name in needed.keys() - names})
+    report.base = f"{len(rest)} tensors from {base.source}"
+    return card, tensors | dict(rest)
 
 
 @contextmanager
-def _open(file: Path) -> Iterator[tuple[safe_open, Card, str]]:
-    """An open tensor file with its card and checksum; raises WeightsError for a file of another kind."""
+def _open(file: Path) -> Iterator[tuple[safe_open, Card, dict[str, str]]]:
+    """An open tensor file with its card and header; raises WeightsError for a file of another kind."""
     try:
         with safe_open(file, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-            if "card" not in metadata:
+            header = handle.metadata() or {}
+            if "card" not in header:
                 raise WeightsError(f"{file} was not written by vitrail: its header has no model card")
-            if metadata.get("card_sha256", _digest(metadata["card"])) != _digest(metadata["card"]):
+            if header.get("card_sha256", _digest(header["card"])) != _digest(header["card"]):
                 raise WeightsError(f"{file} is damaged: its card does not match its checksum; restore a copy")
             try:
-                card = Card.from_dict(json.loads(metadata["card"]))
+                card = Card.from_dict(json.loads(header["card"]))
             except (WeightsError, ValueError, RecursionError) as error:
                 raise WeightsError(f"{file} has an unusable card: {error}") from error
-            yield handle, card, metadata.get("sha256", "")
+            yield handle, card, header
     except (SafetensorError, OSError) as error:
         reason = f"truncated, damaged or of another kind ({error})"
         raise WeightsError(f"{file} cannot be read: {reason}") from error
+
+
+def _base(header: dict[str, str], file: Path) -> Base | None:
+    """Where the tensors are that a file lacks; None where it should be whole. Raises WeightsError."""
+    if (text := header.get("base")) is None:
+        return None
+    if header.get("base_sha256") != _digest(text):
+        raise WeightsError(f"{file} is damaged: where its base is does not match its checksum; restore a copy")
+    try:
+        return Base.read(json.loads(text), file)
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{file} says in no known way where the rest of its weights is: {error}") from error
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    """sha256 over names and bytes of all tensors, in the order of their names."""
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 over names and bytes of tensors on the CPU, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
