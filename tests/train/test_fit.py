@@ -31,6 +31,7 @@ from vitrail.train.guard import Interrupted, run_lock
 from vitrail.train.run import Average, Model, Optim, Run, Schedule
 from vitrail.train.step import Outcome
 from vitrail.weights.store import load_model
+from vitrail.weights.verify import verify
 
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 FILES = {
@@ -195,6 +196,11 @@ def test_training_learns(tmp_path: Path) -> None:
         evaluate_every=Epochs(4),
     )
     assert loop.fit(run).best["top1"] > 0.85  # a tenth by chance
+
+
+def test_a_finished_runs_models_know_what_they_compute(whole: Path) -> None:
+    for kind in ("best", "last"):
+        assert verify(whole / "model" / kind).passed
 
 
 # interruptions

@@ -32,7 +32,8 @@ from vitrail.train.standing import Standing
 from vitrail.weights.base import Base
 from vitrail.weights.card import Card
 from vitrail.weights.load import load
-from vitrail.weights.store import save_model
+from vitrail.weights.reference import reference
+from vitrail.weights.store import WEIGHTS, save_model
 
 
 @dataclass
@@ -93,6 +94,17 @@ class Validation:
         if world.is_main():
             with self.average.swapped(), folder.tolerating("the last model"):
                 save_model(folder.last, self.model, self._signed(standing, folder, {}), self.base)
+
+    @world.on_main
+    def sign(self, folder: RunFolder) -> None:
+        """Put what the finished models answer to a fixed image on their cards, for `vitrail weights verify`."""
+        for place in (folder.best, folder.last):
+            if not (place / WEIGHTS).is_file():
+                continue
+            with folder.tolerating("the model's reference outputs"):
+                model = load(place)
+                assert model.card is not None  # it comes with every file
+                save_model(place, model, replace(model.card, reference=reference(model)), self.base)
 
     def test(self, splits: Splits, folder: RunFolder, check: Callable[[], None]) -> dict[str, float] | None:
         """Return the best model's numbers on the test images.

@@ -161,6 +161,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
                 folder.log("train", standing.step, epoch=standing.step / len(loader), **progress.numbers())
 
         # 6. The best model on the test images, if there are any to spare, and the result
+        validation.sign(folder)
         test = validation.test(splits, folder, signals.check)
         result = Result.of(standing, folder.path, len(loader), test)
         record_end(folder, result)
