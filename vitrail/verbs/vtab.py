@@ -1,0 +1,187 @@
+"""`vitrail vtab`: one network on the 19 tasks of VTAB-1k, with the paper's one setting, beside its Table 9."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitrail.config import Percent, Steps
+from vitrail.errors import DataError, UsageError
+from vitrail.recipes.paper_finetune import VTAB
+from vitrail.recipes.registry import recipe as named
+from vitrail.train.run import Run
+from vitrail.verbs.settings import Asked
+from vitrail.verbs.train import files
+
+if TYPE_CHECKING:
+    from vitrail.data.vtab import Task
+    from vitrail.transfer.vtab import Score, Scores
+
+log = logging.getLogger("vitrail")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The tasks, and where their data are or come from."""
+
+    tasks: list[Task]
+    there: dict[str, str]
+    """Task -> its folder."""
+    looked: bool
+    """Was there a folder to look in?"""
+
+
+def vtab(
+    *,
+    weights: str | Path | None = None,
+    data: str | Path | None = None,
+    tasks: list[str] | None = None,
+    seeds: int = 1,
+    image_size: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    config: tuple[str | Path, ...] = (),
+    out: str | Path = "runs/vtab",
+    device: str | None = None,
+    precision: Literal["auto", "bf16", "float32"] = "auto",
+    workers: int | None = None,
+    show_list: bool = False,
+) -> Scores | Listing:
+    """Fine-tune a network on each of VTAB-1k's 19 tasks with one setting, and measure it on their test sets.
+
+    The paper's setting is recipe paper/finetune-vtab: SGD, learning rate 0.01, 2,500 steps of 512 images of 384 pixels,
+    a zero classifier, trained on all 1,000 images. Means are of the three groups and of all tasks, beside those of the
+    paper's Table 9; a table made with another setting says so. Finished tasks are not trained again.
+
+    Without --from, or with --list, the tasks are listed, and where their data come from.
+
+    Args:
+        weights: The network: a run, a model folder, a weight file of another library, or a name on the hub.
+        data: A folder with the data of the tasks, each as TensorFlow Datasets prepares it, with index lists, or in any
+            other layout; or 'hub', for copies there (of those, 1,000 images are drawn).
+        tasks: Some of the tasks, such as cifar100 dtd; left out: all whose data are there.
+        seeds: Runs of each task, with seeds 0, 1, ...
+        image_size: In place of 384 pixels.
+        steps: In place of 2,500; warmup stays a fifth.
+        batch_size: In place of 512.
+        lr: Learning rate in place of 0.01.
+        config: A YAML file of other settings; may be repeated.
+        out: The folder of the runs and of the table, vtab.json; the means by group are drawn in vtab.png.
+        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
+        precision: auto, bf16 or float32.
+        workers: Threads that decode images; left out: from the machine.
+        show_list: List the tasks and stop.
+    """
+    from vitrail.data.vtab import TASKS, task_named
+
+    chosen = [task_named(name) for name in dict.fromkeys(tasks or TASKS)]
+    if show_list or weights is None:
+        return _listing(chosen, data)
+    if data is None:
+        raise UsageError("where are the data? vitrail vtab --from RUN --data DIR (vitrail vtab says where to get them)")
+    if seeds < 1:
+        raise UsageError(f"seeds is {seeds}: at least one run of each task")
+    settings: dict[str, Any] = {"device": device, "precision": precision, "workers": workers}
+    settings |= {"image_size": image_size, "batch_size": batch_size}
+    paper = named(VTAB.recipe)
+    asked = Asked(None, None, files(config), None, lr, weights, {k: v for k, v in settings.items() if v is not None})
+    run = _of_length(asked.over(paper), steps)
+    from vitrail.transfer.vtab import vtab as over_tasks
+
+    return over_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out))
+
+
+def _of_length(run: Run, steps: int | None) -> Run:
+    """Return `run` with so many steps, and a warmup of the same share."""
+    if steps is None:
+        return run
+    if steps < 1:
+        raise UsageError(f"steps is {steps}: a run needs at least one")
+    warmup = Percent(100 * VTAB.warmup / VTAB.steps)
+    return replace(run, duration=Steps(steps), schedule=replace(run.schedule, warmup=warmup))
+
+
+def _listing(tasks: Sequence[Task], data: str | Path | None) -> Listing:
+    from vitrail.data.vtab_source import locate
+
+    there: dict[str, str] = {}
+    for task in tasks if data is not None else ():
+        try:
+            if (place := locate(task, str(data))) is not None:
+                there[task.name] = place.path
+        except DataError as error:
+            log.warning("%s: %s", task.name, error)
+    return Listing([*tasks], there, data is not None)
+
+
+def show(result: Scores | Listing) -> Any:
+    """Return the result as tables for a terminal."""
+    return _shown_list(result) if isinstance(result, Listing) else _shown(result)
+
+
+def _shown_list(result: Listing) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("task", "group", "classes", "test images", "where its data are, or come from"):
+        table.add_column(column, justify="right" if column in ("classes", "test images") else "left", overflow="fold")
+    for task in result.tasks:
+        where = result.there.get(task.name) or f"{'not there; ' if result.looked else ''}{task.entry.source}"
+        table.add_row(task.name, task.group, str(task.classes), f"{task.test_images:,}", where)
+    return table
+
+
+def _shown(result: Scores) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from vitrail.transfer.table9 import PUBLISHED, means
+
+    table = Table(box=SIMPLE_HEAD, title="VTAB-1k, top-1 in % (beside it, the paper's Table 9)", title_justify="left")
+    table.add_column("task")
+    for column in (Path(result.weights).name, "±", *PUBLISHED):
+        table.add_column(column, justify="right")
+    for score in result.scores:
+        table.add_row(*_cells(score), *(f"{row[score.task.name]:.1f}" for row in PUBLISHED.values()))
+    table.add_section()
+    tasks = result.percent
+    theirs = [means({task: row[task] for task in tasks}) for row in PUBLISHED.values()]
+    for group, (mean, count) in means(tasks).items():
+        table.add_row(f"{group} ({count})", f"{mean:.1f}", "", *(f"{each[group][0]:.1f}" for each in theirs))
+    lines = [f"not the paper's setting: {line}" for line in result.departures]
+    lines += [f"{score.task.name}: {note}" for score in result.scores for note in score.notes]
+    if len(tasks) < len(next(iter(PUBLISHED.values()))):
+        lines.append("the means are of the tasks above, the published ones too")
+    lines += [f"left out: {task} ({reason})" for task, reason in result.absent.items()]
+    lines.append(f"table: {result.folder / 'vtab.json'}, means by group: {result.folder / 'vtab.png'}")
+    return Group(table, Text("\n".join(lines)))
+
+
+def _cells(score: Score) -> tuple[str, str, str]:
+    mean = "failed" if score.mean is None else f"{100 * score.mean:.1f}"
+    return score.task.name, mean, "" if score.std is None else f"{100 * score.std:.1f}"
+
+
+def as_json(result: Scores | Listing) -> Any:
+    """Return the result as JSON values."""
+    if not isinstance(result, Listing):
+        return result.as_json()
+    return [
+        {
+            "task": task.name,
+            "group": task.group,
+            "classes": task.classes,
+            "test_images": task.test_images,
+            "regions": task.regions,
+            "place": result.there.get(task.name),
+            "comes_from": task.entry.source,
+        }
+        for task in result.tasks
+    ]
