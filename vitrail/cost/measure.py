@@ -106,18 +106,18 @@ def rate(trial: Trial, batch: int, seconds: float) -> Point:
     """Measure a trial at one batch size for about `seconds`, in rounds, after a step to warm up; at least one step."""
     images = trial.images(batch)
     trial(images)
-    began = _now(trial.device)
+    began = now(trial.device)
     trial(images)
-    took = max(_now(trial.device) - began, 1e-9)
+    took = max(now(trial.device) - began, 1e-9)
     if took >= seconds:  # so long a step needs no repetition
         return Point(batch, batch / took, batch / took, batch / took)
     steps = max(1, round(seconds / ROUNDS / took))
     rates = []
     for _ in range(ROUNDS):
-        began = _now(trial.device)
+        began = now(trial.device)
         for _ in range(steps):
             trial(images)
-        rates.append(steps * batch / (_now(trial.device) - began))
+        rates.append(steps * batch / (now(trial.device) - began))
     return Point(batch, statistics.median(rates), min(rates), max(rates))
 
 
@@ -234,13 +234,13 @@ def matmul_rate(device: torch.device, precision: Precision, side: int = 1024, se
     left @ right
     fastest, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end or fastest == float("inf"):
-        began = _now(device)
+        began = now(device)
         left @ right
-        fastest = min(fastest, _now(device) - began)
+        fastest = min(fastest, now(device) - began)
     return 2 * side**3 / fastest
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
     """The time when everything asked of `device` is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,0 +1,251 @@
+"""What `vitrail plan` recommends, and how it comes from a few timed steps to a whole run: rules and arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitrail.config import Epochs, Steps
+from vitrail.cost.flops import training_flops
+from vitrail.errors import UsageError
+from vitrail.model.config import ViTConfig
+from vitrail.recipes.finetune import finetune
+from vitrail.recipes.registry import recipe
+from vitrail.train.batch_size import default_batch
+from vitrail.train.plan import Plan
+from vitrail.train.progressive import Sizes
+from vitrail.train.run import Progressive, Run
+from vitrail.transfer import timing
+from vitrail.transfer.finetune import finetune_run
+from vitrail.transfer.plan import CHEAPER, RULES, Name, Option, Situation, recommend, rule, span
+from vitrail.transfer.rehearse import Size
+from vitrail.transfer.timing import Answers, Pace, Speeds, training_seconds
+
+NAMES: tuple[Name, ...] = (*CHEAPER, "from scratch")
+CONFIG = ViTConfig(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(64, 64), classes=5)
+
+
+def option(name: Name, seconds: float = 60.0, memory: int = 2**30, **more: Any) -> Option:
+    return Option(name, f"vitrail {name}", seconds, memory, 100.0, 500, **more)
+
+
+ALL = [option(name) for name in NAMES]
+
+
+# the rule
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted"),
+    [
+        # images, classes, weights?                      what is known to be right for it
+        (Situation(1_020, 102, False), "from scratch"),  # there is nothing else
+        (Situation(60, 12, True), "few-shot"),  # five of each: the paper's few-shot setting
+        (Situation(1_500, 100, True), "linear probe"),
+        (Situation(2_040, 102, True), "attention-only"),  # Flowers-102: follow-up, Table 6
+        (Situation(8_144, 196, True), "attention-only"),  # Cars
+        (Situation(50_000, 100, True), "full fine-tuning"),  # CIFAR-100
+        (Situation(437_513, 8_142, True), "full fine-tuning"),  # iNaturalist 2018: attention alone falls behind
+        (Situation(1_281_167, 1_000, True), "full fine-tuning"),  # ImageNet: Table 4
+        (Situation(1_281_167, 1_000, True, enlarged=True), "attention-only"),  # at 384 px: follow-up, Table 5
+        (Situation(303_000_000, 18_291, True), "from scratch"),  # JFT-300M is what others start from
+    ],
+)
+def test_the_rule_on_data_sets_of_the_papers(seen: Situation, wanted: str) -> None:
+    assert rule(seen).name == wanted
+    assert recommend(seen, ALL).recommended.name == wanted
+
+
+def test_over_a_grid_more_images_never_lead_to_a_lesser_way() -> None:
+    order = ["few-shot", "linear probe", "attention-only", "full fine-tuning", "from scratch"]
+    for classes in (2, 10, 100, 1_000):
+        found = [
+            order.index(rule(Situation(classes * each, classes, True)).name)
+            for each in (1, 5, 10, 11, 19, 20, 50, 199, 1_000, 10_000, 1_000_000, 10_000_000)
+        ]
+        assert found == sorted(found)
+        assert found[0] == 0 and found[-1] == order.index("from scratch")
+        assert rule(Situation(classes, classes, False)).name == "from scratch"
+
+
+def test_every_line_of_the_table_is_reached_and_has_a_source() -> None:
+    grid = [
+        Situation(images, classes, weights, enlarged)
+        for images in (10, 150, 2_000, 100_000, 10**8)
+        for classes in (10,)
+        for weights in (False, True)
+        for enlarged in (False, True)
+    ]
+    assert {id(rule(seen)) for seen in grid} == {id(line) for line in RULES}
+    assert all(line.source and line.why for line in RULES)
+
+
+def test_what_takes_too_long_makes_room_for_the_next_cheaper() -> None:
+    seen = Situation(50_000, 100, True)
+    times = {"full fine-tuning": 3_000.0, "attention-only": 2_000.0, "linear probe": 200.0, "few-shot": 20.0}
+    ways = [option(name, times.get(name, 9_000.0)) for name in NAMES]
+    for allowed, wanted in (
+        (None, "full fine-tuning"),
+        (3_000.0, "full fine-tuning"),
+        (2_999.0, "attention-only"),
+        (600.0, "linear probe"),
+        (199.0, "few-shot"),
+        (1.0, "few-shot"),  # nothing fits: the quickest
+    ):
+        found = recommend(seen, ways, seconds=allowed)
+        assert found.recommended.name == wanted
+        assert sum(way.recommended for way in found.options) == 1
+    assert "more than" in recommend(replace(seen, images=500), ways, seconds=1.0).why
+
+
+def test_a_limit_that_leaves_too_few_steps_is_not_recommended() -> None:
+    seen = Situation(50_000, 100, True)
+    for share, wanted in ((0.6, "full fine-tuning"), (0.4, "attention-only")):
+        ways = [option("full fine-tuning", 600.0, share=share), option("attention-only", 500.0)]
+        found = recommend(seen, ways, seconds=600.0)
+        assert found.recommended.name == wanted
+        assert f"{share:.0%}" in found.why
+
+
+def test_what_does_not_fit_into_memory_is_not_recommended() -> None:
+    seen = Situation(50_000, 100, True)
+    ways = [option("full fine-tuning", memory=8 * 2**30), option("attention-only", memory=5 * 2**30)]
+    assert recommend(seen, ways, memory=9 * 2**30).recommended.name == "full fine-tuning"
+    found = recommend(seen, ways, memory=6 * 2**30)
+    assert found.recommended.name == "attention-only"
+    assert "8.0 GiB" in found.why and "6.0 GiB" in found.why
+    with pytest.raises(UsageError, match=r"5\.0 GiB.*2\.0 GiB are free"):
+        recommend(seen, ways, memory=2 * 2**30)
+
+
+def test_a_network_without_attention_is_tuned_otherwise() -> None:
+    ways = [way for way in ALL if way.name != "attention-only"]
+    found = recommend(Situation(2_040, 102, True), ways)
+    assert found.recommended.name == "linear probe"
+    assert "not to be had" in found.why
+
+
+@pytest.mark.parametrize("seen", [Situation(60, 12, True), Situation(9_000, 9, True), Situation(9_000, 9, False)])
+def test_the_reason_is_two_sentences(seen: Situation) -> None:
+    why = recommend(seen, ALL).why
+    assert why.endswith(".") and len([part for part in why.split(". ") if part]) == 2
+    assert f"{seen.images:,}" in why and span(60.0) in why
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.42, "0.42 s"), (42.4, "42 s"), (185, "3:05 min"), (7_380, "2:03 h"), (86_400 * 4.1, "4.1 days")],
+)
+def test_times_are_written_as_people_do(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+# from a few steps to a run
+
+
+def speeds(*, image: float = 0.01, stall: float = 0.0, **more: Any) -> Speeds:
+    given = {"update": 0.0, "checkpoint": 0.0, "model": 0.0, "start": 0.0, **more}
+    answers = given.pop("answers", Answers(0.0, 0.0, 0.0))
+    return Speeds((Pace(image + stall, image),), answers=answers, **given)
+
+
+def planned(run: Run, images: int) -> tuple[Run, Plan]:
+    """The run on so many images, with a batch, as `resolve` decides it, and its plan."""
+    batch = min(run.batch_size or default_batch(images), images)
+    run = replace(run, batch_size=batch)
+    return run, Plan.of(run, max(images // batch, 1))
+
+
+def test_a_run_is_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "TRAIN", 7.0)
+    run = Run(duration=Epochs(3), batch_size=10, evaluate_every=Steps(40), checkpoint_every=Steps(50))
+    plan = Plan.of(run, 40)  # 120 steps: evaluated after 40, 80, 120, saved after 50, 100 and at the end
+    answers = Answers(first=0.003, again=0.001, ready=0.5)
+    found = speeds(image=0.01, stall=0.02, update=0.04, checkpoint=2.0, model=1.0, start=5.0, answers=answers)
+    times = training_seconds(run, CONFIG, plan, found, validation=100, test=200)
+    assert times.start == pytest.approx(7 + 5)
+    assert times.steps == pytest.approx(120 * (10 * 0.01 + 0.04) + 3 * 10 * 0.02)
+    assert times.evaluations == pytest.approx(3 * (1.0 + 0.5 + 100 * 0.001) + 100 * 0.002)
+    assert times.checkpoints == pytest.approx(3 * 2.0)
+    assert times.end == pytest.approx(0.5 + 200 * 0.003 + timing.PICTURED * 0.01)
+    assert times.total == pytest.approx(sum(times.parts().values()))
+    assert times.share == 1
+
+
+@pytest.mark.parametrize(("total", "every"), [(100, 10), (105, 10), (9, 10), (1, 1)])
+def test_evaluations_and_checkpoints_are_counted_as_the_loop_does_them(total: int, every: int) -> None:
+    run = Run(duration=Steps(total), batch_size=1, evaluate_every=Steps(every), checkpoint_every=Steps(every))
+    plan = Plan.of(run, 7)
+    steps = range(1, total + 1)
+    assert timing.evaluations(plan) == sum(plan.evaluates(s) or bool(plan.over(s, 0.0)) for s in steps)
+    assert timing.checkpoints(plan) == sum(plan.saves(s) or bool(plan.over(s, 0.0)) for s in steps)
+
+
+def test_a_time_limit_is_kept() -> None:
+    run = Run(duration=Steps(1_000), batch_size=10, evaluate_every=Steps(100), checkpoint_every=Steps(1_000))
+    plan = Plan.of(replace(run, time_limit=1.0), 40)
+    times = training_seconds(run, CONFIG, plan, speeds(image=0.01, model=1.0, checkpoint=2.0))
+    assert times.share == pytest.approx(60 / (100 + 10 + 2))
+    assert times.steps + times.evaluations + times.checkpoints == pytest.approx(60)
+    assert times.end == pytest.approx(1 + 2)  # after the limit: one more evaluation, and the checkpoint
+    generous = Plan.of(replace(run, time_limit=10.0), 40)
+    free = Plan.of(run, 40)
+    assert training_seconds(run, CONFIG, generous, speeds()) == training_seconds(run, CONFIG, free, speeds())
+
+
+def test_growing_images_take_the_time_that_lies_between() -> None:
+    run = Run(progressive=Progressive(start=0.25), duration=Steps(800), batch_size=4)
+    plan, sizes = Plan.of(run, 100), Sizes(run.progressive, CONFIG)
+    each = [1e-9 * training_flops(CONFIG, sizes.size(growth)) for growth in timing.GROWTHS]
+    paces = tuple(Pace(value, value) for value in each)
+    found = training_seconds(run, CONFIG, plan, replace(speeds(), paces=paces)).steps
+    # a step whose time is in proportion to its FLOPs: the sum over all steps, one by one
+    exact = sum(4e-9 * training_flops(CONFIG, sizes.size(plan.growth(step, 0.0))) for step in range(plan.total))
+    assert found == pytest.approx(exact, rel=0.01)
+    assert 800 * 4 * each[0] < found < 800 * 4 * each[-1]
+
+
+@pytest.mark.parametrize("name", ["finetune", "scratch-small", "scratch-photos"])
+def test_more_images_never_take_less_time(name: str) -> None:
+    # what each image costs, and each evaluation; steps and epochs are another matter: fewer, larger ones are cheaper
+    found = speeds(image=0.01, checkpoint=0.5, model=0.1, answers=Answers(0.01, 0.005, 0.1))
+    before = 0.0
+    for images in sorted(
+        {int(value) for value in np.geomspace(30, 3_000_000, 400)} | {19_999, 20_000, 499_999, 500_000}
+    ):
+        base = finetune_run(finetune(), "w", images) if name == "finetune" else recipe(name)
+        run, plan = planned(replace(base, progressive=Progressive()), images)
+        times = training_seconds(run, CONFIG, plan, found, validation=images // 10, test=images // 5)
+        assert times.total >= before - 1e-6, images
+        before = times.total
+
+
+def test_steps_are_the_papers() -> None:
+    for images, steps in ((2_040, 500), (50_000, 10_000), (1_281_167, 20_000)):  # Table 4
+        run, plan = planned(finetune_run(finetune(), "w", images), images)
+        assert plan.total == steps
+        times = training_seconds(run, CONFIG, plan, speeds(image=0.01))
+        assert times.steps == pytest.approx(steps * 512 * 0.01)
+        assert math.isclose(times.steps, times.total - times.start)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.01, 0.2])
+def test_what_does_not_grow_with_the_images_is_told_apart(constant: float) -> None:
+    def took(images: int) -> float:
+        return constant + 0.01 * images
+
+    found = timing.overhead(8, took(8), 32, took(32))
+    assert found == pytest.approx(constant)
+    size = Size(32, found, whole=512)
+    assert 512 * size.each(took(32)) == pytest.approx(took(512))
+    assert Size(512, found, whole=512).each(took(512)) == pytest.approx(took(512) / 512)
+
+
+def test_a_measurement_that_cannot_be_is_bounded() -> None:
+    assert timing.overhead(8, 1.0, 32, 4.5) == 0  # more than in proportion
+    assert timing.overhead(8, 1.0, 32, 0.9) == 0.45  # more images in less time
+    assert Size(32, 2.0, whole=64).each(1.0) == pytest.approx(0.5 / 32 + 0.5 / 64)
