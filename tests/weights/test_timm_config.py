@@ -355,6 +355,16 @@ def test_other_libraries_files_are_not_timms() -> None:
     assert not FORMAT.recognises(other)
 
 
+@pytest.mark.parametrize("name", ["vit_base_patch16_rope_224", "eva02_base_patch14_224"])
+def test_timms_models_with_rotary_positions_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    # the first has all the names by which the DeiT repository's files are known
+    theirs = timm.create_model(name, pretrained=False, depth=1, embed_dim=48, num_heads=2, num_classes=5)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(dict(architecture=name, num_classes=5)))
+    with pytest.raises(WeightsError, match=f"'{name}' has rotary positions, which vitrail has not"):
+        load(tmp_path)
+
+
 def test_published_bits_are_named() -> None:
     for depth, width in ((50, 1), (101, 3), (152, 2)):
         config = ResNetConfig(units=BIT_UNITS[depth], width=64 * width, std_conv="timm")

@@ -31,6 +31,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import Found
 from vitrail.weights.mapping import Entry, same, same_pair
 from vitrail.weights.shapes import rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.timm_hub import is_timms
 from vitrail.weights.writing import foreign_tensors, refuse_folder, state_of, write_tensors
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -51,11 +52,14 @@ class DeiT:
     name: str = "deit"
 
     def recognises(self, archive: Archive) -> bool:
-        """Flat LayerScale, a second branch or the hMLP stem; BEiT has the first too, with relative positions."""
+        """Flat LayerScale, a second branch or the hMLP stem; BEiT has the first too, with relative positions.
+
+        So have others of timm's, which a config.json tells.
+        """
         needed = {"cls_token", "blocks.0.norm1.weight", "blocks.0.attn.qkv.weight"}
         own = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"}
         beit = any(name.endswith(("relative_position_bias_table", ".q_bias", ".v_bias")) for name in archive.names)
-        return needed <= archive.names and bool(own & archive.names) and not beit
+        return needed <= archive.names and bool(own & archive.names) and not beit and not is_timms(archive)
 
     def find(self, archive: Archive) -> Found:
         """See `Format.find`. The preprocessing is that of DeiT's evaluation."""

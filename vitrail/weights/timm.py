@@ -20,7 +20,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import Found
 from vitrail.weights.timm_bit import USUAL, bit_entries, infer_bit, is_bit
-from vitrail.weights.timm_hub import class_names, preprocessing, read_hub
+from vitrail.weights.timm_hub import class_names, is_timms, preprocessing, read_hub
 from vitrail.weights.timm_json import kept_pretrained
 from vitrail.weights.timm_names import TABLE, entries, qkv_biases
 from vitrail.weights.timm_refused import unused
@@ -28,7 +28,7 @@ from vitrail.weights.timm_vit import infer, usual
 from vitrail.weights.timm_write import write_timm
 
 _DEIT = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"}
-"""What the DeiT repository's later files have, and of timm's only BEiT."""
+"""What the DeiT repository's later files have, and of timm's BEiT and its like."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Timm:
     name: str = "timm"
 
     def recognises(self, archive: Archive) -> bool:
-        """Blocks or a BiT ResNet under timm's names, and not the DeiT repository's own."""
+        """Blocks or a BiT ResNet under timm's names; unless a config.json is timm's, not the DeiT repository's own."""
         if is_bit(archive):
             return True
         attention = ("blocks.0.attn.", "blocks.0.attns.0.", "blocks.0.in_proj.")
         vit = any(name.startswith("patch_embed.") for name in archive.names)
         vit = vit and any(name.startswith(attention) for name in archive.names)
         beit = any(name.endswith((TABLE, ".q_bias", ".v_bias")) for name in archive.names)
-        return vit and (beit or archive.names.isdisjoint(_DEIT))
+        return vit and (beit or is_timms(archive) or archive.names.isdisjoint(_DEIT))
 
     def find(self, archive: Archive) -> Found:
         """See `Format.find`."""

@@ -74,12 +74,17 @@ SILENT = Usual(IMAGENET.mean, IMAGENET.std, crop=0.875)
 """What timm itself takes where a config.json has no such entry."""
 
 
+def is_timms(archive: Archive) -> bool:
+    """Is there a config.json of timm's beside the tensors?"""
+    return isinstance(archive.config.get("architecture"), str)
+
+
 def read_hub(archive: Archive) -> Hub:
     """Return what config.json says. Raises WeightsError where an entry is of the wrong type."""
     config = archive.config
-    architecture = config.get("architecture")
-    if not isinstance(architecture, str):
+    if not is_timms(archive):
         return Hub(archive.path)  # none, or another library's
+    architecture = str(config["architecture"])
     pretrained, arguments = config.get("pretrained_cfg", config), config.get("model_args") or {}
     for name, value in (("pretrained_cfg", pretrained), ("model_args", arguments)):
         if not isinstance(value, Mapping):
