@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from vitrail.model.taps import block_outputs
 from vitrail.model.vit import ViT
 
 Arrays = Mapping[str, np.ndarray]
+Change = Callable[[dict[str, np.ndarray]], Any]
+"""What is done to a file's arrays."""
 TOLERANCE = 1e-5
 
 
@@ -60,6 +62,16 @@ def randomised(model: nn.Module) -> nn.Module:
 def scaled(arrays: Arrays, factor: float, *ends: str) -> dict[str, np.ndarray]:
     """Arrays whose names end in one of `ends`, smaller: what is added to a variance then makes a difference."""
     return {name: array * np.float32(factor) if name.endswith(ends) else array for name, array in arrays.items()}
+
+
+def without(name: str) -> Change:
+    """Take away the arrays whose names begin so."""
+    return lambda arrays: [arrays.pop(one) for one in list(arrays) if one.startswith(name)]
+
+
+def having(name: str, *shape: int) -> Change:
+    """Put an array of ones there."""
+    return lambda arrays: arrays.__setitem__(name, np.ones(shape, np.float32))
 
 
 def error(ours: np.ndarray, theirs: np.ndarray) -> float:

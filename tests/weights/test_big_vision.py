@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import timm
 import torch
 from flax_arrays import PREFIXES, big_vision, from_bfloat16, google, scanned, to_bfloat16
-from flax_checks import agree, error, identical, pixels, randomised, read, save
+from flax_checks import Change, agree, error, having, identical, pixels, randomised, read, save, without
 from flax_reference import LINEN, big_vision_vit
 
 from vitrail.data.config import Preprocess
@@ -215,37 +214,29 @@ def test_what_the_format_cannot_say_is_refused(changes: dict[str, Any], message:
     assert list(tmp_path.iterdir()) == []
 
 
-def _without(name: str) -> Callable[[dict[str, np.ndarray]], Any]:
-    return lambda arrays: [arrays.pop(one) for one in list(arrays) if one.startswith(name)]
-
-
-def _with(name: str, *shape: int) -> Callable[[dict[str, np.ndarray]], Any]:
-    return lambda arrays: arrays.__setitem__(name, np.ones(shape, np.float32))
-
-
 SCANNED = "Transformer/encoderblock/"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_with(SCANNED + "LayerNorm_1/bias", 4, 24), "LayerNorm_1/bias' in shape .4, 24.; .* should be the 3 layers"),
-        (_with(SCANNED + "LayerNorm_1/bias", 3, 23), "LayerNorm_1/bias"),
+        (having(SCANNED + "LayerNorm_1/bias", 4, 24), "LayerNorm_1/bias' in shape .4, 24.; .* should be the 3 layers"),
+        (having(SCANNED + "LayerNorm_1/bias", 3, 23), "LayerNorm_1/bias"),
         (
-            _without(SCANNED + "MlpBlock_0/Dense_1/bias"),
+            without(SCANNED + "MlpBlock_0/Dense_1/bias"),
             "lacks the tensor 'Transformer/encoderblock/MlpBlock_0/Dense_1",
         ),
-        (_without("MAPHead_0/LayerNorm_0/bias"), "lacks the tensor 'MAPHead_0/LayerNorm_0/bias'"),
-        (_with("MAPHead_0/MultiHeadDotProductAttention_0/query/kernel", 24, 6, 4), "6 heads, the encoder 3"),
-        (_with("cls", 1, 1, 24), "both 'cls' and a MAP head"),
-        (_with("pos_embedding", 1, 17, 24), "'pos_embedding' has 17 rows, one of them for a class token"),
-        (_with("pos_embedding", 4, 4, 24), "'pos_embedding'"),
-        (_with("embedding/kernel", 192, 24), "'embedding/kernel' in shape"),
-        (_with("probe", 1, 1, 24), "holds the tensor 'probe'"),
+        (without("MAPHead_0/LayerNorm_0/bias"), "lacks the tensor 'MAPHead_0/LayerNorm_0/bias'"),
+        (having("MAPHead_0/MultiHeadDotProductAttention_0/query/kernel", 24, 6, 4), "6 heads, the encoder 3"),
+        (having("cls", 1, 1, 24), "both 'cls' and a MAP head"),
+        (having("pos_embedding", 1, 17, 24), "'pos_embedding' has 17 rows, one of them for a class token"),
+        (having("pos_embedding", 4, 4, 24), "'pos_embedding'"),
+        (having("embedding/kernel", 192, 24), "'embedding/kernel' in shape"),
+        (having("probe", 1, 1, 24), "holds the tensor 'probe'"),
     ],
 )
 def test_a_file_that_is_no_model_is_refused_by_the_name_of_the_tensor(
-    change: Callable[[dict[str, np.ndarray]], Any], message: str, tmp_path: Path
+    change: Change, message: str, tmp_path: Path
 ) -> None:
     arrays = scanned(big_vision(pool="map"))
     change(arrays)

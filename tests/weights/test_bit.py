@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,21 @@ import numpy as np
 import pytest
 import torch
 from flax_arrays import bit
-from flax_checks import agree, agrees_at_full_size, differs, error, identical, pixels, randomised, read, save, scaled
+from flax_checks import (
+    Change,
+    agree,
+    agrees_at_full_size,
+    differs,
+    error,
+    having,
+    identical,
+    pixels,
+    randomised,
+    read,
+    save,
+    scaled,
+    without,
+)
 from flax_reference import bit as reference
 from timm.layers import StdConv2d
 from timm.models.resnetv2 import ResNetV2
@@ -148,30 +161,22 @@ def test_a_vision_transformer_is_refused(tmp_path: Path) -> None:
         FORMAT.write(model, Card(model.config), tmp_path / "a.npz")
 
 
-def _without(name: str) -> Callable[[dict[str, np.ndarray]], Any]:
-    return lambda arrays: [arrays.pop(one) for one in list(arrays) if one.startswith(name)]
-
-
-def _with(name: str, *shape: int) -> Callable[[dict[str, np.ndarray]], Any]:
-    return lambda arrays: arrays.__setitem__(name, np.ones(shape, np.float32))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_without("resnet/block1/unit02/b/group_norm/beta"), "lacks .*'resnet/block1/unit02/b/group_norm/beta'"),
-        (_without("resnet/block1/unit01/"), "a gap in its ResNet: see resnet/block1/unit01"),
-        (_without("resnet/block"), "a gap in its ResNet"),
-        (_without("resnet/head/conv2d/kernel"), "'resnet/head/conv2d/bias'"),
-        (_with("resnet/block1/unit02/a/proj/standardized_conv2d/kernel", 1, 1, 128, 128), "unit02/a/proj"),
-        (_with("resnet/block1/unit02/b/standardized_conv2d/kernel", 1, 1, 32, 32), "unit02/b/standardized_conv2d"),
-        (_with("resnet/block1/unit02/b/standardized_conv2d_4/kernel", 3, 3, 32, 32), "which are one layer"),
-        (_with("resnet/root_block/standardized_conv2d/kernel", 7, 7, 32), "should be \\(7, 7, channels, width\\)"),
-        (_with("global_step"), "holds the tensor 'global_step'"),
+        (without("resnet/block1/unit02/b/group_norm/beta"), "lacks .*'resnet/block1/unit02/b/group_norm/beta'"),
+        (without("resnet/block1/unit01/"), "a gap in its ResNet: see resnet/block1/unit01"),
+        (without("resnet/block"), "a gap in its ResNet"),
+        (without("resnet/head/conv2d/kernel"), "'resnet/head/conv2d/bias'"),
+        (having("resnet/block1/unit02/a/proj/standardized_conv2d/kernel", 1, 1, 128, 128), "unit02/a/proj"),
+        (having("resnet/block1/unit02/b/standardized_conv2d/kernel", 1, 1, 32, 32), "unit02/b/standardized_conv2d"),
+        (having("resnet/block1/unit02/b/standardized_conv2d_4/kernel", 3, 3, 32, 32), "which are one layer"),
+        (having("resnet/root_block/standardized_conv2d/kernel", 7, 7, 32), "should be \\(7, 7, channels, width\\)"),
+        (having("global_step"), "holds the tensor 'global_step'"),
     ],
 )
 def test_a_file_that_is_no_model_is_refused_by_the_name_of_the_tensor(
-    change: Callable[[dict[str, np.ndarray]], Any], message: str, tmp_path: Path
+    change: Change, message: str, tmp_path: Path
 ) -> None:
     arrays = bit()
     change(arrays)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,21 @@ import pytest
 import timm
 import torch
 from flax_arrays import PREFIXES, from_bfloat16, google, hybrid, to_bfloat16
-from flax_checks import agree, agrees_at_full_size, differs, error, identical, pixels, randomised, read, save, scaled
+from flax_checks import (
+    Change,
+    agree,
+    agrees_at_full_size,
+    differs,
+    error,
+    having,
+    identical,
+    pixels,
+    randomised,
+    read,
+    save,
+    scaled,
+    without,
+)
 from flax_reference import LINEN, OLD, vision_transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -317,14 +330,6 @@ def test_other_networks_and_folders_are_refused(tmp_path: Path) -> None:
         FORMAT.write(model, Card(model.config), tmp_path)
 
 
-def _without(name: str) -> Callable[[dict[str, np.ndarray]], Any]:
-    return lambda arrays: [arrays.pop(one) for one in list(arrays) if one.startswith(name)]
-
-
-def _with(name: str, *shape: int) -> Callable[[dict[str, np.ndarray]], Any]:
-    return lambda arrays: arrays.__setitem__(name, np.ones(shape, np.float32))
-
-
 ATTENTION = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_1"
 
 
@@ -332,28 +337,28 @@ ATTENTION = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_1"
     ("change", "message"),
     [
         (
-            _without("Transformer/encoderblock_1/LayerNorm_2/bias"),
+            without("Transformer/encoderblock_1/LayerNorm_2/bias"),
             "lacks .*'Transformer/encoderblock_1/LayerNorm_2/bias'",
         ),
-        (_without("Transformer/encoderblock_1/"), "has 2 layers.* but no Transformer/encoderblock_1"),
-        (_without(ATTENTION.format(0)), "no attention in its first layer"),
-        (_without("head/kernel"), "lacks the tensor 'head/kernel'"),
-        (_without("embedding/bias"), "lacks the tensor 'embedding/bias'"),
-        (_with("Transformer/encoderblock_1/more", 3), "'Transformer/encoderblock_1/more' of shape \\(3,\\)"),
-        (_with("block1/unit1/conv1/kernel", 1, 1, 64, 64), "'block1/unit1/conv1/kernel'"),
-        (_with(ATTENTION.format(1) + "/key/kernel", 24, 6, 4), "key/kernel.*3 heads"),
-        (_with(ATTENTION.format(1) + "/query/bias", 24), "query/bias"),
-        (_with(ATTENTION.format(1) + "/out/kernel", 6, 4, 24), "out/kernel.*3 heads"),
-        (_with(ATTENTION.format(0) + "/query/kernel", 24, 3, 7), "3 heads of 7 features for a width of 24"),
-        (_with(ATTENTION.format(0) + "/query/kernel", 24, 0, 0), "should be \\(width, heads, features of a head\\)"),
-        (_with("embedding/kernel", 8, 4, 3, 24), "patches of 8 x 4"),
-        (_with("head/kernel", 24), "'head/kernel' in shape \\(24,\\); it should be \\(features, classes\\)"),
-        (_with("Transformer/posembed_input/pos_embedding", 1, 1, 24), "no positions but the class token's"),
-        (_with("cls", 1, 1, 23), "'cls' of shape \\(1, 1, 23\\)"),
+        (without("Transformer/encoderblock_1/"), "has 2 layers.* but no Transformer/encoderblock_1"),
+        (without(ATTENTION.format(0)), "no attention in its first layer"),
+        (without("head/kernel"), "lacks the tensor 'head/kernel'"),
+        (without("embedding/bias"), "lacks the tensor 'embedding/bias'"),
+        (having("Transformer/encoderblock_1/more", 3), "'Transformer/encoderblock_1/more' of shape \\(3,\\)"),
+        (having("block1/unit1/conv1/kernel", 1, 1, 64, 64), "'block1/unit1/conv1/kernel'"),
+        (having(ATTENTION.format(1) + "/key/kernel", 24, 6, 4), "key/kernel.*3 heads"),
+        (having(ATTENTION.format(1) + "/query/bias", 24), "query/bias"),
+        (having(ATTENTION.format(1) + "/out/kernel", 6, 4, 24), "out/kernel.*3 heads"),
+        (having(ATTENTION.format(0) + "/query/kernel", 24, 3, 7), "3 heads of 7 features for a width of 24"),
+        (having(ATTENTION.format(0) + "/query/kernel", 24, 0, 0), "should be \\(width, heads, features of a head\\)"),
+        (having("embedding/kernel", 8, 4, 3, 24), "patches of 8 x 4"),
+        (having("head/kernel", 24), "'head/kernel' in shape \\(24,\\); it should be \\(features, classes\\)"),
+        (having("Transformer/posembed_input/pos_embedding", 1, 1, 24), "no positions but the class token's"),
+        (having("cls", 1, 1, 23), "'cls' of shape \\(1, 1, 23\\)"),
     ],
 )
 def test_a_file_that_is_no_model_is_refused_by_the_name_of_the_tensor(
-    change: Callable[[dict[str, np.ndarray]], Any], message: str, tmp_path: Path
+    change: Change, message: str, tmp_path: Path
 ) -> None:
     arrays = google(depth=3)
     change(arrays)
@@ -364,15 +369,13 @@ def test_a_file_that_is_no_model_is_refused_by_the_name_of_the_tensor(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_without("block1/unit1/conv2"), "lacks the tensor 'block1/unit1/conv2/kernel'"),
-        (_without("block1/unit1/"), "a gap in its ResNet: see block1/unit1"),
-        (_with("block2/unit3/conv1/kernel", 1, 1, 512, 128), "a gap in its ResNet: see block2/unit2"),
-        (_with("conv_root/kernel", 7, 7, 3, 32), "width_factor 1"),
+        (without("block1/unit1/conv2"), "lacks the tensor 'block1/unit1/conv2/kernel'"),
+        (without("block1/unit1/"), "a gap in its ResNet: see block1/unit1"),
+        (having("block2/unit3/conv1/kernel", 1, 1, 512, 128), "a gap in its ResNet: see block2/unit2"),
+        (having("conv_root/kernel", 7, 7, 3, 32), "width_factor 1"),
     ],
 )
-def test_a_hybrid_with_gaps_is_refused(
-    change: Callable[[dict[str, np.ndarray]], Any], message: str, tmp_path: Path
-) -> None:
+def test_a_hybrid_with_gaps_is_refused(change: Change, message: str, tmp_path: Path) -> None:
     arrays = hybrid(units=(2, 1))
     change(arrays)
     with pytest.raises(WeightsError, match=message):

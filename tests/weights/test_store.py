@@ -10,29 +10,16 @@ import pytest
 import scipy.ndimage
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_networks import fresh, tiny
 from torch import nn
 
 from vitrail.data.config import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.build import build
 from vitrail.model.config import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.weights.store import find_model, load_model, read_card, save_model
 
 NAMES = ["cat", "dog", "<b>"]
-
-
-def tiny(**changes: Any) -> ViTConfig:
-    values = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=3)
-    return ViTConfig(**{**values, **changes})
-
-
-def fresh(config: ViTConfig | ResNetConfig) -> nn.Module:
-    torch.manual_seed(0)
-    model = build(config)
-    for parameter in model.parameters():  # heads and norms start at 0 and 1: nothing that could be mixed up
-        nn.init.normal_(parameter, std=0.1)
-    return model.eval()
 
 
 def saved(folder: Path, config: ViTConfig | ResNetConfig | None = None) -> nn.Module:
