@@ -153,6 +153,17 @@ def test_weights_bring_their_network_and_get_a_new_zero_head(saved: Path) -> Non
         decide(replace(run, vit=Model(width=32)), Pictures(100, (300, 400)))
 
 
+def test_another_patch_resamples_the_weights_patch_kernels(saved: Path) -> None:
+    found = decide(Run(weights=str(saved), vit=Model(patch=4, dropout=0.1), device="cpu"), Pictures(100, (300, 400)))
+    assert (found.config.patch, found.config.grid, found.config.image_size) == (4, (8, 8), (32, 32))
+    model = resolve.build_model(found)
+    assert model.config == found.config and model.stem.weight.shape == (16, 3, 4, 4)
+    assert torch.equal(model.stem.weight, load_model(saved, patch=4).stem.weight)
+    assert "8 -> 4 px patches" in found.decisions["weights"]
+    with pytest.raises(UsageError, match="not divisible by the patch, 5 px"):
+        decide(Run(weights=str(saved), vit=Model(patch=5), device="cpu"), Pictures(100, (300, 400)))
+
+
 def test_the_classifier_is_kept_for_the_same_classes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=2, pre_logits=8)

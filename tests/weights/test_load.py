@@ -18,6 +18,7 @@ import pytest
 import scipy.ndimage
 import torch
 from safetensors.torch import save_file
+from tiny_networks import fresh, tiny
 from torch import Tensor, nn
 
 import vitrail
@@ -25,6 +26,7 @@ from vitrail.data.config import Preprocess
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
 from vitrail.model.config import ResNetConfig, ViTConfig, variant
+from vitrail.model.resize import resize_positions
 from vitrail.weights import hub, npz
 from vitrail.weights import load as load_module
 from vitrail.weights.archive import Archive
@@ -37,19 +39,6 @@ from vitrail.weights.store import save_model
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ["cat", "dog", "owl"]
-
-
-def tiny(**changes: Any) -> ViTConfig:
-    values = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=3)
-    return ViTConfig(**{**values, **changes})
-
-
-def fresh(config: ViTConfig | ResNetConfig) -> nn.Module:
-    torch.manual_seed(0)
-    model = build(config)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.1)
-    return model.eval()
 
 
 @dataclass
@@ -280,6 +269,37 @@ def test_biases_resampled_at_load_equal_those_resampled_as_the_model_runs(
     with torch.inference_mode():
         torch.testing.assert_close(loaded(images), model(images), rtol=1e-5, atol=1e-5)
     assert loaded.load_report.resampled == {"positions.bias": f"16 x 16 -> 24 x 20 px, {mode}"}
+
+
+def test_a_larger_patch_on_enlarged_patches_computes_the_same(tmp_path: Path, toy: Callable[..., Toy]) -> None:
+    toy(tiny())
+    model = fresh(tiny())
+    loaded = load(toy_file(tmp_path / "w", model), image_size=32, patch=8)
+    assert loaded.config == replace(model.config, image_size=(32, 32), patch=8)
+    assert loaded.load_report.resampled == {"stem.weight": "4 -> 8 px patches, pseudo-inverse of a bilinear resize"}
+    images = torch.randn(2, 3, 16, 16)
+    cut = images.unfold(2, 4, 4).unfold(3, 4, 4).reshape(-1, 1, 4, 4)
+    larger = nn.functional.interpolate(cut, scale_factor=2, mode="bilinear", antialias=True)
+    enlarged = larger.view(2, 3, 4, 4, 8, 8).permute(0, 1, 2, 4, 3, 5).reshape(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(enlarged), model(images), rtol=1e-4, atol=1e-4)
+
+
+def test_a_smaller_patch_makes_more_tokens_with_positions_in_between(tmp_path: Path, toy: Callable[..., Toy]) -> None:
+    toy(tiny())
+    model = fresh(tiny())
+    file = toy_file(tmp_path / "w", model)
+    loaded = load(file, patch=2)
+    assert loaded.config.grid == (8, 8) and loaded.stem.weight.shape == (16, 3, 2, 2)
+    expected = resize_positions(model.positions.embedding, (4, 4), (8, 8), model.config.resize_mode)
+    assert torch.equal(loaded.positions.embedding, expected)
+    assert loaded.load_report.resampled["positions.embedding"].startswith("4 x 4 patches of 4 -> 8 x 8 patches of 2 px")
+    with pytest.raises(UsageError, match="not divisible by the patch, 3 px"):
+        load(file, patch=3)
+    for config in (tiny(stem="hmlp"), ResNetConfig(units=(1, 1), width=32, classes=3, image_size=(32, 32))):
+        toy(config)
+        with pytest.raises(UsageError, match="only one linear projection"):
+            load(toy_file(tmp_path / "other", fresh(config)), patch=8)
 
 
 def test_a_reference_holds_only_for_the_model_as_it_was(tmp_path: Path, toy: Callable[..., Toy]) -> None:

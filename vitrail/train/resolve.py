@@ -27,7 +27,7 @@ from vitrail.objective.base import Objective
 from vitrail.train.batch_size import default_batch, free_memory, micro_batches
 from vitrail.train.run import Run
 from vitrail.train.tune import check_tune
-from vitrail.weights.assemble import skeleton
+from vitrail.weights.assemble import Changes, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.load import load, read_card
 
@@ -36,8 +36,9 @@ SNIFFED = 64
 USUAL_SIDE = 224
 LARGEST_CACHED = 256
 """Pixels of the longer side up to which an image counts as small."""
-WEIGHTLESS = ("dropout", "drop_path", "drop_path_shape")
-"""Overrides of `Run.vit` that change no tensor, so they can be combined with weights from elsewhere."""
+COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch")
+"""Overrides of `Run.vit` that can be combined with weights from elsewhere: they change no tensor, or, as the patch,
+only resample some."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,9 @@ def model_config(
     """Return the config of the network to train: the named variant, or that of the weights started from."""
     overrides = {f.name: value for f in fields(run.vit) if (value := getattr(run.vit, f.name)) is not None}
     if run.weights is not None:
-        if wrong := sorted(set(overrides) - set(WEIGHTLESS)):
+        if wrong := sorted(set(overrides) - set(COMBINABLE)):
             raise UsageError(
-                f"vit.{wrong[0]} is fixed by the weights in {run.weights}: only {', '.join(WEIGHTLESS)} "
+                f"vit.{wrong[0]} is fixed by the weights in {run.weights}: only {', '.join(COMBINABLE)} "
                 "can be set with them"
             )
         base = read_card(run.weights).config
@@ -139,7 +140,8 @@ def model_config(
         size = (run.image_size, run.image_size) if run.image_size else base.image_size
         if run.image_size is None:
             decisions["image_size"] = f"{size[0]} x {size[1]} px: that of the weights"
-        network = skeleton(replace(base, image_size=size))
+        patch = overrides.pop("patch", None)
+        network = skeleton(Changes(image_size=size, patch=patch).apply(base))
         if not run.keep_head:
             network.reset_head(classes)
         return replace(network.config, **overrides)
@@ -176,7 +178,7 @@ def build_model(resolved: Resolved) -> nn.Module:
     if run.weights is None:
         return build(resolved.config)
     classes = None if run.keep_head else resolved.config.classes
-    loaded = load(run.weights, classes=classes, image_size=resolved.config.image_size)
+    loaded = load(run.weights, classes=classes, image_size=resolved.config.image_size, patch=run.vit.patch)
     resolved.decisions["weights"] = str(loaded.load_report)
     if loaded.config == resolved.config:
         return loaded

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.model.build import build
 from vitrail.model.config import ResizeMode, ResNetConfig, ViTConfig
-from vitrail.model.resize import resize_bias, resize_line, resize_positions
+from vitrail.model.resize import resize_bias, resize_kernel, resize_line, resize_positions
 from vitrail.model.resnet import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
@@ -42,6 +42,7 @@ class Changes:
     classes: int | None = None
     image_size: int | tuple[int, int] | None = None
     resize_mode: ResizeMode | None = None
+    patch: int | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None and self.classes < 0:
@@ -57,11 +58,17 @@ class Changes:
             if not isinstance(config, ViTConfig):
                 raise UsageError("resize_mode is for positions, which a ResNet does not have: leave it out")
             config = replace(config, resize_mode=self.resize_mode)
+        changed: dict[str, Any] = {}
         if self.image_size is not None:
             size = self.image_size
-            height, width = (size, size) if isinstance(size, int) else size
-            config = replace(config, image_size=(height, width))
-        return config
+            changed["image_size"] = (size, size) if isinstance(size, int) else size
+        if self.patch is not None:
+            if not isinstance(config, ViTConfig) or config.stem != "linear":
+                raise UsageError("only one linear projection of each patch can be resampled to another patch size")
+            if self.patch < 1:
+                raise UsageError(f"a patch of {self.patch} pixels cannot be cut")
+            changed["patch"] = self.patch
+        return replace(config, **changed)
 
 
 def assemble(card: Card, source: Source, report: LoadReport, changes: Changes) -> ViT | ResNet:
@@ -208,8 +215,13 @@ def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Con
             resized = resize_line(tensor, shape[1])
         if resized is not tensor:
             sizes = [f"{config.image_size[0]} x {config.image_size[1]}" for config in (old, new)]
+            if old.patch != new.patch:
+                sizes = [f"{config.grid[0]} x {config.grid[1]} patches of {config.patch}" for config in (old, new)]
             report.resampled[name] = f"{sizes[0]} -> {sizes[1]} px, {way}"
             tensor = resized.contiguous()
+    if isinstance(old, ViTConfig) and isinstance(new, ViTConfig) and old.patch != new.patch and name == "stem.weight":
+        tensor = resize_kernel(tensor, new.patch).contiguous()
+        report.resampled[name] = f"{old.patch} -> {new.patch} px patches, pseudo-inverse of a bilinear resize"
     if tuple(tensor.shape) != shape:
         raise WeightsError(
             f"{name!r} of shape {tuple(tensor.shape)} cannot be resampled to {shape} for images of "

@@ -37,6 +37,7 @@ def load(
     classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
     resize_mode: ResizeMode | None = None,
+    patch: int | None = None,
 ) -> ViT | ResNet:
     """Return the model of some weights, in eval mode, with `model.card` and `model.load_report`.
 
@@ -46,9 +47,10 @@ def load(
 
     `classes` replaces the head (pre-logits included) by a zero linear layer, even where the number stays the
     same; the class names are then unknown. `image_size`, in pixels (one side, or height and width), resamples
-    the positions in the way of the weights' origin unless `resize_mode` says otherwise; both are recorded in
-    `model.config`. Tensors are memory-mapped where the file allows it, privately: training the model never
-    writes to the file, but the file must not be overwritten in place while the model lives.
+    the positions in the way of the weights' origin unless `resize_mode` says otherwise; `patch`, in pixels, resamples
+    the patch kernels (FlexiViT) and, as the grid changes, the positions. All are recorded in `model.config`.
+    Tensors are memory-mapped where the file allows it, privately: training the model never writes to the file, but
+    the file must not be overwritten in place while the model lives.
 
     A run that tuned only a part of a network (`Run.tune`) holds that part; the rest is read from the weights it
     started from, which must be where they were and as they were.
@@ -56,7 +58,7 @@ def load(
     Raises WeightsError, naming file and tensor, for anything missing, unexpected, of a wrong shape, not finite
     or unsafe; UsageError for values that do not fit the model.
     """
-    return _model(local(source), Changes(classes, image_size, resize_mode), ())
+    return _model(local(source), Changes(classes, image_size, resize_mode, patch), ())
 
 
 def _model(path: Path, changes: Changes, within: tuple[Path, ...]) -> ViT | ResNet:
@@ -67,6 +69,7 @@ def _model(path: Path, changes: Changes, within: tuple[Path, ...]) -> ViT | ResN
             classes=changes.classes,
             image_size=changes.image_size,
             resize_mode=changes.resize_mode,
+            patch=changes.patch,
             complete=partial(_from_base, within=within),
         )
     with open_archive(path) as archive:

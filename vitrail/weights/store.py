@@ -72,6 +72,7 @@ def load_model(
     classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
     resize_mode: ResizeMode | None = None,
+    patch: int | None = None,
     complete: Complete | None = None,
 ) -> ViT | ResNet:
     """Return the model saved at `path`, in eval mode, with `model.card` and `model.load_report`.
@@ -79,11 +80,12 @@ def load_model(
     path is a model folder, its model.safetensors, or a run folder (its model/best, else model/last).
     `classes` replaces the head (pre-logits included) by a zero linear layer (paper, section 3.2), even where
     the number stays the same; the class names are then unknown. `image_size`, in pixels, resamples the
-    positions, in the way of the weights' origin unless `resize_mode` says otherwise. `complete` gets the rest of
-    a model of which only a part is stored. Raises WeightsError, also for such a model without `complete`.
+    positions, in the way of the weights' origin unless `resize_mode` says otherwise, and so does `patch`, with the
+    patch kernels. `complete` gets the rest of a model of which only a part is stored. Raises WeightsError, also for
+    such a model without `complete`.
     """
     file = find_model(path)
-    changes = Changes(classes, image_size, resize_mode)
+    changes = Changes(classes, image_size, resize_mode, patch)
     report = LoadReport(file)
     card, tensors = _read(file, report, complete)
 
