@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from vitrail.config import Epochs, Percent, Steps
 from vitrail.objective.config import Supervised
 from vitrail.recipes.preprocessing import PRE_TRAINING, bit, inception
-from vitrail.recipes.published import HEAD_BIAS, TITLES, Recipe, as_recipe, passes
+from vitrail.recipes.published import HEAD_BIAS, TITLES, Pretrained, Recipe, as_recipe, passes
 from vitrail.train.run import Average, Optim, Run, Schedule
 
 BATCH = 4096
@@ -36,13 +36,9 @@ DROPS = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """A network on a data set."""
+class Row(Pretrained):
+    """A row of BiT's tables."""
 
-    recipe: str
-    model: str
-    data: str
-    epochs: int
     expected: str = "BiT publishes the weights, and numbers for the largest network."
 
 

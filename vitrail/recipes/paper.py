@@ -19,7 +19,7 @@ from vitrail.data.catalog import CATALOG
 from vitrail.model.config import ViTConfig, variant
 from vitrail.objective.config import Supervised
 from vitrail.recipes.preprocessing import PRE_TRAINING, inception
-from vitrail.recipes.published import HEAD_BIAS, TITLES, Recipe, as_recipe, passes
+from vitrail.recipes.published import HEAD_BIAS, TITLES, Pretrained, Recipe, as_recipe, passes
 from vitrail.train.run import Average, Model, Optim, Run, Schedule
 
 BATCH = 4096
@@ -46,13 +46,9 @@ REGULARISATION = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """A network on a data set in Table 3."""
+class Row(Pretrained):
+    """A row of Table 3."""
 
-    recipe: str
-    model: str
-    data: str
-    epochs: int
     lr: float
     top1: float | None
     """Percent on ImageNet after fine-tuning at 384: Table 6 for JFT-300M, Table 5 for the others."""

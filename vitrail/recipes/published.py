@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vitrail.data.catalog import CATALOG
 from vitrail.train.run import Run
@@ -22,6 +22,16 @@ TITLES = {"jft300m": "JFT-300M", "imagenet21k": "ImageNet-21k", "imagenet": "Ima
 HEAD_BIAS = {"jft300m": -10.0, "imagenet21k": -10.0, "imagenet": -6.9}
 """Initial bias of the classifier under a sigmoid loss, about -log(classes): what google-research/vision_transformer
 (issue 2) and big_vision use. For JFT-300M it is not published; it has about as many classes as ImageNet-21k."""
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A network, the data set it is pre-trained on and for how long: what the rows of the papers' tables share."""
+
+    recipe: str
+    model: str
+    data: str
+    epochs: int
 
 
 def as_recipe(

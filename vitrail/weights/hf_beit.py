@@ -28,9 +28,7 @@ class Beit(Family):
     """
 
     model_type = "beit"
-    prefix = "beit."
-    bare = "BeitModel"
-    classifier = "BeitForImageClassification"
+    title = "Beit"
     gammas = ("lambda_1", "lambda_2")
     remarks = ("keys without a bias: BEiT has none, and a zero one changes nothing",)
     defaults: Mapping[str, Any] = dict(layer_norm_eps=1e-12, patch_size=16, layer_scale_init_value=0.1)

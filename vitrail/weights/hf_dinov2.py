@@ -21,9 +21,7 @@ class DinoV2(Family):
     """DINOv2: LayerScale, SwiGLU in the giant; the classifier reads the class token and the mean of the patches."""
 
     model_type = "dinov2"
-    prefix = "dinov2."
-    bare = "Dinov2Model"
-    classifier = "Dinov2ForImageClassification"
+    title = "Dinov2"
     norms = ("norm1", "norm2")
     gammas = ("layer_scale1.lambda1", "layer_scale2.lambda1")
     defaults: Mapping[str, Any] = dict(layer_norm_eps=1e-6, patch_size=14, layerscale_value=1.0)
@@ -123,9 +121,7 @@ class DinoV2WithRegisters(DinoV2):
     """DINOv2 with registers, which have no positions; it alone resamples its positions with antialiasing."""
 
     model_type = "dinov2_with_registers"
-    prefix = "dinov2_with_registers."
-    bare = "Dinov2WithRegistersModel"
-    classifier = "Dinov2WithRegistersForImageClassification"
+    title = "Dinov2WithRegisters"
     defaults: Mapping[str, Any] = dict(layer_norm_eps=1e-6, patch_size=16, layerscale_value=1.0)
     resize_mode = "timm"  # the same: bicubic, antialiased, in float32
     registers = True

@@ -29,9 +29,8 @@ class Family:
     """The plain ViT. A pooler that feeds nothing is the pre-logits layer of its own pre-training (paper, 3.1)."""
 
     model_type = "vit"
-    prefix = "vit."
-    bare = "ViTModel"
-    classifier = "ViTForImageClassification"
+    title = "ViT"
+    """How the names of its classes begin."""
     norms = ("layernorm_before", "layernorm_after")
     gammas = ("", "")
     """LayerScale of attention and MLP, in the families that have it."""
@@ -50,6 +49,21 @@ class Family:
         (r"decoder\..*", "decoder of masked pre-training"),
     )
     """Patterns of names without a place here, and why."""
+
+    @property
+    def prefix(self) -> str:
+        """What stands in front of every name in a model with a head."""
+        return f"{self.model_type}."
+
+    @property
+    def bare(self) -> str:
+        """Name of its class without a head."""
+        return f"{self.title}Model"
+
+    @property
+    def classifier(self) -> str:
+        """Name of its class with a classifier; "" where there is none."""
+        return f"{self.title}ForImageClassification"
 
     # reading
 

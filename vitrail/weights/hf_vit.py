@@ -23,9 +23,7 @@ class DeiT(Family):
     """
 
     model_type = "deit"
-    prefix = "deit."
-    bare = "DeiTModel"
-    classifier = "DeiTForImageClassification"
+    title = "DeiT"
     taught = "DeiTForImageClassificationWithTeacher"
     front = 2
 
@@ -75,7 +73,8 @@ class MAE(Family):
     """The encoder of a masked autoencoder; its positions are fixed sines, taken from the file as they are."""
 
     model_type = "vit_mae"
-    bare = "ViTMAEModel"
+    title = "ViTMAE"
+    prefix = "vit."
     classifier = ""
 
     def own(self, archive: Archive, layout: Layout, settings: Mapping[str, Any]) -> dict[str, Any]:
