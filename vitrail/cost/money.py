@@ -1,9 +1,9 @@
 """What device-days cost, and what a blog post of 2020 made of the paper's. Torch-free.
 
 The post ("16x16 Words is all you Need?", seed 003) multiplies TPUv3-core-days by 24 hours and by the price of an
-hour of a preemptible TPU v3 and its host. That price bought a board of eight cores, not one, so by the core the
-runs were about an eighth of what the post says. `post_dollars` repeats the post, `dollars` takes a price per
-device.
+hour of "a TPU-v3", preemptible, and of its host. It does not say how many cores that price is for; the paper's
+"standard cloud TPUv3" has eight (section 4.2), so if it is the price of one of those, the runs cost an eighth of what
+the post says. `post_dollars` repeats the post, `dollars` takes a price per device.
 """
 
 from __future__ import annotations
