@@ -48,12 +48,14 @@ FLAGS = {
     "vtab": "weights data tasks seeds image_size steps batch_size lr config out device precision workers show_list",
     "evaluate": "model data split protocol labels groups image_size batch_size workers device precision out",
     "predict": "model images top out batch_size workers device precision",
-    "embed": "model paths out split prepare batch_size workers device precision",
+    "embed": "model paths out split prepare image_size batch_size workers device precision",
     "inspect": ("model images out what layer head class_name data split count image_size format batch_size device"),
-    "probe fewshot": ("model data features shots seeds l2 protocol prepare split batch_size workers device precision"),
-    "probe knn": "model data features k temperature split batch_size workers device precision",
+    "probe fewshot": (
+        "model data features shots seeds l2 protocol prepare split image_size batch_size workers device precision"
+    ),
+    "probe knn": "model data features k temperature split image_size batch_size workers device precision",
     "probe linear": (
-        "model data features lr weight_decay epochs minibatch seed split batch_size workers device precision"
+        "model data features lr weight_decay epochs minibatch seed split image_size batch_size workers device precision"
     ),
     "cost": "model images epochs image_size classes device utilisation usd_per_hour count",
     "bench": "models image_size batch_size mode device precision seconds out",
