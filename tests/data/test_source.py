@@ -276,6 +276,36 @@ def test_the_validation_split_is_the_one_there_is_or_part_of_train(tmp_path: Pat
         open_data(Data(str(root), train="extra"))
 
 
+def test_splits_are_joined_left_out_and_measured_by_name(tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "d", {"train/a": 4, "train/b": 4, "val/b": 3, "val/c": 2, "test/a": 1})
+    both = open_data(Data(str(root), train="train+val", holdout=0.0))
+    assert both.validation is None and len(both.train) == 13 and both.class_names == ["a", "b", "c"]
+    parts = {name: open_split(root, name, both.class_names) for name in ("train", "val")}
+    expected = {(item.label, item.image) for part in parts.values() for item in (part[i] for i in range(len(part)))}
+    items = [both.train[i] for i in range(13)]
+    assert {(item.label, item.image) for item in items} == expected
+    assert [item.label for item in items] == both.train.labels.tolist()
+    assert [item.id for item in items] == [both.train.id(i) for i in range(13)] and len({i.id for i in items}) == 13
+    assert sorted(both.train.sizes.tolist()) == sorted(len(image) for _, image in expected)
+    held = open_data(Data(str(root), train="val+train", holdout=0.25))
+    assert len(held.validation) == 4 and len(held.train) == 9  # 1 of 4, 2 of 7 and 1 of 2
+    assert both.fingerprint == open_data(Data(str(root), validation="none")).fingerprint
+
+    usual = write_tree(tmp_path / "e", {"train/a": 10, "train/b": 10, "val/a": 2, "test/a": 1})
+    none = open_data(Data(str(usual), validation="none", test="none"))
+    assert none.test is None and len(none.validation) == 2 and len(none.train) == 18  # held out, the split unopened
+    as_test = open_data(Data(str(usual), test="val"))
+    assert len(as_test.test) == 2 and as_test.held_out["share"] == 0.1
+    for data, message in (
+        (Data(str(usual), train="train+train"), "twice"),
+        (Data(str(usual), train="train+more"), "no split 'more'"),
+        (Data(str(usual), train="train+val", test="val"), "is trained on"),
+        (Data(str(usual), validation="train"), "is trained on"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_data(data)
+
+
 def test_a_subset_is_taken_after_the_hold_out(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "d", {"a": 20, "b": 20})
     full, part = open_data(str(root)), open_data(Data(str(root), subset=8))

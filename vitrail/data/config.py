@@ -13,19 +13,22 @@ class Data:
     path: str = "digits"
     """A folder, a CSV or parquet file, tar shards, an .npz of arrays, a hub data set, or 'digits'."""
     train: str = "train"
-    """Split to train on."""
+    """Split to train on; 'train+val' joins two."""
     validation: str | None = None
-    """Split to choose by; None takes validation | val | dev if there is one, else holds part of train out. The test
-    split is measured once, at the end."""
+    """Split to choose by; None takes validation | val | dev if there is one; without one, or with 'none', part of
+    train is held out."""
     holdout: float = 0.1
     """Share held out, stratified and seeded, where there is no validation split."""
+    test: str | None = None
+    """Split measured once, at the end; None takes test | testing if there is one, 'none' leaves it unopened."""
     image_column: str | None = None
     label_column: str | None = None
     """Columns of a table; None finds the usual names."""
     max_bad: float = 0.05
     """Largest share of training images that may be unreadable; when more turn up, training ends."""
-    subset: int | None = None
-    """Use only this many training images (nested: a smaller subset is part of a larger one)."""
+    subset: int | float | None = None
+    """Use only this many training images, or as a share (0.1). Drawn by `seed`, classes in proportion; a smaller subset
+    is part of a larger one, and validation images are the same for all."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A reader (`folder`, `table`, `arrow`, `shards`, `arrays`) turns a place into `Fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -18,8 +18,8 @@ UNKNOWN = -1
 """Label of an image whose class is not known."""
 
 ROLES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "val", "valid", "dev"),
+    "train": ("train", "training", "train800", "train800val200"),
+    "validation": ("validation", "val", "valid", "dev", "val200"),
     "test": ("test", "testing"),
 }
 """What a split is for -> the names it goes by."""
@@ -74,7 +74,7 @@ class Findings:
     """What was met while opening data: nothing is left out silently."""
 
     kind: str
-    """folder, csv, parquet, hub, shards, packed, arrays, digits."""
+    """folder, csv, parquet, hub, shards, packed, arrays, digits, tfds, lists."""
     ignored: dict[str, int] = field(default_factory=dict)
     """Reason -> number of files that are no images and were passed over."""
     dropped: list[Rejected] = field(default_factory=list)
@@ -126,6 +126,57 @@ class View:
     def id(self, index: int) -> str:
         """See `Listed.id`."""
         return self._source.id(int(self._indices[index]))
+
+    def within(self, index: int) -> tuple[Listed, int]:
+        """Return the source that an image is taken from, and its number there."""
+        return self._source, int(self._indices[index])
+
+
+class Joined:
+    """Splits one after another, their classes matched by name; a `Listed` source itself.
+
+    An id is "<split>/<id there>", so that it stays unique.
+    """
+
+    def __init__(self, splits: Mapping[str, Listed]) -> None:
+        lists = [list(source.class_names) for source in splits.values()]
+        same = all(names == lists[0] for names in lists)
+        self.class_names = lists[0] if same else order_classes({name for names in lists for name in names})
+        self._names = list(splits)
+        self._parts = [View(source, class_names=self.class_names) for source in splits.values()]
+        self._ends = np.cumsum([len(part) for part in self._parts])
+        self.labels = np.concatenate([part.labels for part in self._parts])
+        self.sizes = np.concatenate([part.sizes for part in self._parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Item:
+        part, place = self._place(index)
+        item = self._parts[part][place]
+        return Item(item.image, item.label, self.id(index))
+
+    def id(self, index: int) -> str:
+        """See `Listed.id`."""
+        part, place = self._place(index)
+        return f"{self._names[part]}/{self._parts[part].id(place)}"
+
+    def within(self, index: int) -> tuple[Listed, int]:
+        """Return the split that an image is taken from, and its number there."""
+        part, place = self._place(index)
+        return self._parts[part], place
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Which split an image is in, and where in it."""
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return part, index - int(self._ends[part]) + len(self._parts[part])
+
+
+def origin(source: Listed, index: int) -> tuple[Listed, int]:
+    """Return the source that a reader opened for an image of `source`, and the image's number there."""
+    while isinstance(source, View | Joined):
+        source, index = source.within(index)
+    return source, index
 
 
 def _translate(source: Listed, class_names: list[str]) -> np.ndarray:

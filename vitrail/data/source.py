@@ -17,17 +17,23 @@ from vitrail.data.arrays import read_digits, read_npz
 from vitrail.data.arrow import read_hub, read_parquet
 from vitrail.data.catalog import CATALOG
 from vitrail.data.config import Data
-from vitrail.data.item import ROLES, Findings, Found, Item, Listed, Source, View, role_of
+from vitrail.data.index_lists import index_lists, read_index_lists
+from vitrail.data.item import ROLES, Findings, Found, Item, Joined, Listed, Source, View, role_of
+from vitrail.data.lists import read_list, refers_to
 from vitrail.data.shards import packed_folders, read_packed, read_shards
 from vitrail.data.split import fingerprint, hold_out, subset
+from vitrail.data.tfds import prepared_folders, read_tfds
+from vitrail.data.vtab_source import PREFIX, read_task
 from vitrail.errors import DataError, UsageError, did_you_mean
 
 __all__ = ["Item", "Listed", "Source", "Splits", "find", "open_data", "open_split"]
 
 _HUB = "hf://datasets/"
+NONE = "none"
+"""In place of a split: use none."""
 _KINDS = (
     "a folder of class folders, a CSV, parquet files, tar shards, packed shards, an .npz, "
-    "a hub data set on disk "
+    "a folder with index lists, one prepared by TensorFlow Datasets, vtab:TASK:DIR, a hub data set on disk "
     f"or {_HUB}owner/name, 'digits', "
     f"or one of {', '.join(CATALOG)}"
 )
@@ -56,10 +62,15 @@ def open_data(data: Data | str | Path, *, seed: int = 0) -> Splits:
     """
     if not isinstance(data, Data):
         data = Data(path=str(data))
-    found = find(data.path, data.image_column, data.label_column)
+    return split_found(find(data.path, data.image_column, data.label_column), data, seed)
+
+
+def split_found(found: Found, data: Data, seed: int = 0) -> Splits:
+    """Split what `find` returned for `data.path` for training. Raises as `open_data` does."""
     findings = found.findings
-    name = _training_split(found, data)
-    train = found.splits[name]
+    names = _training_splits(found, data)
+    name = "+".join(names)
+    train = found.splits[name] if len(names) == 1 else Joined({part: found.splits[part] for part in names})
     class_names = train.class_names
     if len(class_names) < 2:
         tree = f"; {folder.EXPECTED}" if findings.kind == "folder" else ""
@@ -68,11 +79,15 @@ def open_data(data: Data | str | Path, *, seed: int = 0) -> Splits:
     if unlabelled:
         raise DataError(f"{unlabelled} of {len(train)} images of split {name!r} of {data.path} have no label")
     mark = fingerprint(found.splits)
-    chosen = _validation_split(found, data, name)
+    measured = _test_split(found, data, names)
+    chosen = _validation_split(found, data, names, measured)
+    asked = {chosen, measured if data.test is not None else None}
     others = {
-        split: _matched(found, split, class_names, required=split == chosen) for split in found.splits if split != name
+        split: _matched(found, split, class_names, required=split in asked)
+        for split in found.splits
+        if split not in names
     }
-    test = next((others[s] for s in _of_role(found, "test") if s in others), None)
+    test = None if measured is None else others[measured]
     if chosen is not None:
         validation, held = others[chosen], dict[str, Any](validation=chosen)
     elif data.holdout > 0:
@@ -120,10 +135,12 @@ def find(path: str, image_column: str | None = None, label_column: str | None = 
         return _find_in_folder(place, image_column, label_column)
     if place.is_file():
         return _find_file(place, image_column, label_column)
+    if path.startswith(PREFIX):
+        return read_task(path, find)
     if path in CATALOG:
         entry = CATALOG[path]
         if entry.hub is None:
-            raise DataError(f"{path} is not on the hub: give the folder you have it in")
+            raise DataError(f"{path} is not on the hub: give the folder you have it in. It comes from: {entry.source}")
         return _open_hub(entry.hub, image_column or entry.image_column, label_column or entry.label_column)
     if path.startswith(_HUB):
         return _open_hub(path.removeprefix(_HUB), image_column, label_column)
@@ -149,6 +166,8 @@ def _missing(path: str, place: Path) -> DataError:
 
 def _find_file(path: Path, image_column: str | None, label_column: str | None) -> Found:
     suffix = path.suffix.lower()
+    if suffix in table.SUFFIXES and (listed := refers_to(path)) is not None:
+        return read_list(path, _listed(path, listed, image_column, label_column))
     if suffix in table.SUFFIXES:
         return table.read_tables(path, [path], image_column, label_column)
     if suffix == ".parquet":
@@ -160,10 +179,22 @@ def _find_file(path: Path, image_column: str | None, label_column: str | None) -
     raise DataError(f"{path} is a file of no known kind; valid are {_KINDS}")
 
 
+def _listed(path: Path, data: str, image_column: str | None, label_column: str | None) -> Found:
+    """Open what a list of images refers to."""
+    try:
+        return find(data, image_column, label_column)
+    except DataError as error:
+        raise DataError(f"{path} lists images of {data}, which cannot be opened: {error}") from error
+
+
 def _find_in_folder(path: Path, image_column: str | None, label_column: str | None) -> Found:
     """Look for the most particular layout first."""
     if packed_folders(path):
         return read_packed(path)
+    if index_lists(path):
+        return read_index_lists(path)
+    if prepared_folders(path):
+        return read_tfds(path, image_column, label_column)
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         return _open_saved(path, image_column, label_column)
     for suffix in ("parquet", "tar"):
@@ -236,26 +267,49 @@ def _named(found: Found, wanted: str, path: str) -> str:
     raise UsageError(f"{path} has no split {wanted!r}: {listing}.{did_you_mean(wanted, list(found.splits))}")
 
 
-def _training_split(found: Found, data: Data) -> str:
+def _training_splits(found: Found, data: Data) -> list[str]:
+    """Names of the splits to train on: one, or those that "train+val" joins. Raises UsageError."""
     if list(found.splits) == [""] and role_of(data.train) == "train":
-        return ""
-    return _named(found, data.train, data.path)
+        return [""]
+    parts = [data.train] if data.train in found.splits else data.train.split("+")
+    names = [_named(found, part, data.path) for part in parts]
+    if len(set(names)) < len(names):
+        raise UsageError(f"data.train is {data.train!r}, which names the split {names[0]!r} twice")
+    return names
 
 
-def _validation_split(found: Found, data: Data, train: str) -> str | None:
+def _validation_split(found: Found, data: Data, train: list[str], test: str | None) -> str | None:
     """Return the split to choose by: the one named, else the validation split, if its classes are known.
 
     Never the test split unless it is named: a model chosen on it would look better than it is.
     """
+    if data.validation == NONE:
+        return None
     if data.validation is not None:
-        return _named(found, data.validation, data.path)
+        return _apart(_named(found, data.validation, data.path), "validation", data, train)
     for name in _of_role(found, "validation"):
-        if name == train:
+        if name in train or name == test:
             continue
         if np.all(found.splits[name].labels >= 0):
             return name
         found.findings.warnings.append(f"split {name!r} has images without a label: not used for validation")
     return None
+
+
+def _test_split(found: Found, data: Data, train: list[str]) -> str | None:
+    """Return the split to measure at the end: the one named, else the test split; None for 'none'."""
+    if data.test == NONE:
+        return None
+    if data.test is not None:
+        return _apart(_named(found, data.test, data.path), "test", data, train)
+    return next((name for name in _of_role(found, "test") if name not in train), None)
+
+
+def _apart(name: str, role: str, data: Data, train: list[str]) -> str:
+    """Return `name`. Raises UsageError where it is trained on."""
+    if name in train:
+        raise UsageError(f"data.{role} is the split {name!r} of {data.path}, which is trained on (data.train)")
+    return name
 
 
 def _matched(found: Found, split: str, class_names: list[str], *, required: bool) -> Listed | None:

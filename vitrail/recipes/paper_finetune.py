@@ -132,3 +132,8 @@ def _recipes() -> dict[str, Recipe]:
 
 
 PAPER_FINETUNE: dict[str, Recipe] = _recipes()
+
+ROW_OF: dict[str, Row] = {name: next(row for row in TABLE_4 if name.startswith(row.recipe)) for name in PAPER_FINETUNE}
+"""The row of Table 4 that a recipe is of: the learning rates to try, and the share of the images to choose by.
+
+CIFAR-100 stands in front of CIFAR-10, with whose name its own begins."""

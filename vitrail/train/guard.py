@@ -41,6 +41,10 @@ class Interrupted(VitrailError):
         return cls(f"stopped by {name} after step {step}, {kept}: go on with --resume {folder}", signum)
 
 
+class Diverged(TrainingError):
+    """Losses, gradients or weights are not finite: the same run would come to the same end."""
+
+
 class Stop(Exception):
     """Raised by `Signals.check` where a loop is not the training loop's own."""
 
@@ -140,7 +144,7 @@ class FiniteGuard:
     def skip(self, step: int, loss: float, norm: float, images: list[str]) -> str:
         """Undo what the step has changed and return the message for the log; `images` names its batch.
 
-        Raises TrainingError at the limit.
+        Raises Diverged at the limit.
         """
         for buffer, before in zip(self._statistics, self._before, strict=True):
             buffer.copy_(before)
@@ -148,7 +152,7 @@ class FiniteGuard:
         what = f"step {step} has loss {loss:g} and gradient norm {norm:g}; its images: {shorten(images)}"
         if self.in_a_row < self.limit:
             return f"warning: skipped an update that is not finite: {what}"
-        raise TrainingError(
+        raise Diverged(
             f"{self.in_a_row} steps in a row were not finite and changed nothing, the last checkpoint is good: "
             f"{what}. Resuming repeats them; start anew with a lower optim.lr, optim.clip set, or precision: float32"
         )
@@ -161,10 +165,10 @@ def shorten(names: list[str], limit: int = 8) -> str:
 
 
 def require_finite(module: nn.Module) -> None:
-    """Raise TrainingError if a weight or statistic of `module` is not finite: such weights are never saved."""
+    """Raise Diverged if a weight or statistic of `module` is not finite: such weights are never saved."""
     for name, tensor in module.state_dict().items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise TrainingError(
+            raise Diverged(
                 f"{name} holds values that are not finite, and was not saved: resume from the last checkpoint "
                 "with a lower optim.lr, optim.clip set, or precision: float32"
             )

@@ -1,0 +1,108 @@
+"""Trials as tasks of a Ray cluster, in place of processes of this machine; needs the extra `[ray]`.
+
+Every node must see the sweep's folder, the data and the weights at the same paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import UsageError
+from vitrail.train.guard import Interrupted, Signals
+from vitrail.transfer.processes import interrupted
+from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome, run_trial
+
+LOCAL = "local"
+POLL = 1.0
+"""Seconds between two looks for a signal."""
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """Trains trials wherever the cluster at `address` has room; a task whose node is lost goes on on another."""
+
+    address: str = LOCAL
+    """local: one that is started here; auto: the one this machine is part of; or ray://HOST:10001."""
+    parallel: int | None = None
+    """Trials at once; None: one for each GPU, else one for each node."""
+
+    def __call__(self, trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None]:
+        """Yield each trial when it has ended. Raises Interrupted after a signal, once all have saved."""
+        ray = _ray(self.address)
+        try:
+            cores = self._cores(ray)
+            task = ray.remote(_train).options(num_cpus=cores, num_gpus=self._gpus(ray))
+            with Signals() as signals:
+                waiting = {task.remote(str(trial.folder.absolute()), cores): trial for trial in trials}
+                while waiting:
+                    done, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL)
+                    if (number := signals.requested()) is not None:
+                        _end(ray, list(waiting))
+                        raise interrupted(number, len(waiting))
+                    for reference in done:
+                        trial = waiting.pop(reference)
+                        yield trial, _outcome(ray, reference, trial)
+        finally:
+            ray.shutdown()
+
+    def _cores(self, ray: Any) -> int:
+        """Of one trial."""
+        has = ray.cluster_resources()
+        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        return max(1, int(has.get("CPU", 1)) // (self.parallel or int(has.get("GPU", 0)) or max(nodes, 1)))
+
+    def _gpus(self, ray: Any) -> float:
+        """Of one trial: one, or a part of one where more trials than GPUs run at once."""
+        gpus = ray.cluster_resources().get("GPU", 0)
+        return min(1.0, gpus / (self.parallel or gpus)) if gpus else 0.0
+
+
+def _ray(address: str) -> Any:
+    """The library, connected. Raises UsageError where it is not installed, or there is no cluster."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError("Ray is not installed: pip install 'vitrail[ray]'") from error
+    try:
+        own = {"include_dashboard": False} if address == LOCAL else {}
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **own)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(f"no Ray cluster at {address!r}: {error}") from error
+    return ray
+
+
+def _train(folder: str, cores: int) -> None:
+    """The task: what it says goes to the trial's log."""
+    with (
+        open(Path(folder) / LOG, "a", encoding="utf-8") as said,
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
+        try:
+            run_trial(Path(folder), cores=cores)
+        except Interrupted as error:  # it has saved
+            print(error)
+
+
+def _outcome(ray: Any, reference: Any, trial: Trial) -> Outcome:
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return Outcome("failed", str(error).strip().splitlines()[-1])
+    return read_outcome(trial.folder) or Outcome(
+        "failed", f"its task was ended; all it said is in {trial.folder / LOG}"
+    )
+
+
+def _end(ray: Any, references: Sequence[Any]) -> None:
+    """Interrupt all tasks, and wait until they have saved."""
+    for reference in references:
+        ray.cancel(reference)
+    ray.wait(references, num_returns=len(references))
