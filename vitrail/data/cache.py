@@ -36,16 +36,43 @@ def cached_table(
     """
     state = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = json.dumps([1, state, settings], sort_keys=True, default=str)
-    target = cache_folder() / "tables" / (hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + ".arrow")
+    what, room = f"an index of {files[0].parent}", "room for a copy of the data set"
+    return kept_table(cached_file("tables", key), schema, batches, what, room)
+
+
+def cached_file(kind: str, key: str) -> Path:
+    """Return where the table of this kind and key is or would be."""
+    return cache_folder() / kind / (hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + ".arrow")
+
+
+def kept_table(
+    target: Path,
+    schema: pa.Schema,
+    batches: Callable[[pa.RecordBatchWriter], None],
+    what: str,
+    room: str = "room",
+) -> pa.Table:
+    """Return the table at `target`, which `batches(writer)` writes if it is not there.
+
+    Raises DataError, naming the folder, where it cannot be written: `what` could not be kept, and needs `room`.
+    """
     try:
         if not target.exists():
             write_table(target, schema, batches)
         return read_table(target)
     except OSError as error:
         raise DataError(
-            f"cannot keep an index of {files[0].parent} in {target.parent}: {error.strerror or error}; "
-            "set VITRAIL_CACHE to a folder with room for a copy of the data set"
+            f"cannot keep {what} in {target.parent}: {error.strerror or error}; "
+            f"set VITRAIL_CACHE to a folder with {room}"
         ) from error
+
+
+def refuse_within(target: str | Path, data: str) -> Path:
+    """Return `target` as an absolute path. Raises DataError where it lies within the data set at `data`."""
+    target, place = Path(target).expanduser().resolve(), Path(data).expanduser().resolve()
+    if place.exists() and (target == place or place in target.parents):
+        raise DataError(f"{target} lies within the data set {place}, where nothing is written: choose another folder")
+    return target
 
 
 def write_table(target: Path, schema: pa.Schema, batches: Callable[[pa.RecordBatchWriter], None]) -> None:

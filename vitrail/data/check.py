@@ -120,21 +120,30 @@ def _look(source: Listed, index: int) -> Look:
             image, format, mode = data, "array", "RGB"
     except DecodeError as error:
         return Look(error=error)
-    contents = data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
-    digest = hashlib.blake2b(contents, digest_size=16).digest()
-    return Look((image.shape[0], image.shape[1]), format, mode, digest)
+    return Look((image.shape[0], image.shape[1]), format, mode, digest(data))
+
+
+def digest(image: bytes | np.ndarray) -> bytes:
+    """Return 16 bytes that are equal for equal contents: of a file, or of an array of pixels."""
+    contents = image if isinstance(image, bytes) else np.ascontiguousarray(image).tobytes()
+    return hashlib.blake2b(contents, digest_size=16).digest()
 
 
 def _duplicates(splits: dict[str, Listed], tally: Tally) -> list[list[Copy]]:
     """Return the groups of images with equal contents, in the order of their first image."""
-    there = np.flatnonzero(tally.digests.any(axis=1))
-    digests = tally.digests[there]
+    return [[_copy(splits, int(place)) for place in group] for group in equal_groups(tally.digests)]
+
+
+def equal_groups(digests: np.ndarray) -> list[np.ndarray]:
+    """Return the numbers of equal digests (uint64 [N, 2], zeros for none), each group ascending, by their first."""
+    there = np.flatnonzero(digests.any(axis=1))
+    digests = digests[there]
     order = np.lexsort((there, digests[:, 1], digests[:, 0]))
     same = (digests[order][1:] == digests[order][:-1]).all(axis=1)
     # runs of equal neighbours: a group begins where `same` turns true and ends where it turns false
     edges = np.flatnonzero(np.diff(np.concatenate(([0], same.astype(np.int8), [0]))))
     groups = [there[order[begin : end + 1]] for begin, end in zip(edges[::2], edges[1::2], strict=True)]
-    return [[_copy(splits, int(place)) for place in group] for group in sorted(groups, key=lambda group: group[0])]
+    return sorted(groups, key=lambda group: int(group[0]))
 
 
 def _copy(splits: dict[str, Listed], place: int) -> Copy:

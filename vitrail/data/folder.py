@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from vitrail.data.item import Findings, Found, Item, Listed, role_of
+from vitrail.data.item import Findings, Found, Item, Listed, origin, role_of
 from vitrail.errors import DataError, DecodeError
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
@@ -52,6 +52,12 @@ class FileSource:
     def path(self, index: int) -> Path:
         """Where the image lies."""
         return Path(os.fsdecode(self._root)) / self.id(index)
+
+
+def file_of(source: Listed, index: int) -> Path | None:
+    """Return where an image of any source lies, None where it is no file of its own."""
+    source, index = origin(source, index)
+    return source.path(index) if isinstance(source, FileSource) else None
 
 
 def read_file(path: str | bytes | Path) -> bytes:

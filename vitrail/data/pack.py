@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import simplejpeg
 
-from vitrail.data.cache import read_table, write_table
+from vitrail.data.cache import read_table, refuse_within, write_table
 from vitrail.data.decode import decode
 from vitrail.data.item import Listed, Rejected
 from vitrail.data.ops import resize
@@ -54,10 +54,7 @@ def pack_data(path: str, folder: str | Path, **choices: Any) -> dict[str, Packed
 
     `choices` are those of `pack`. Raises DataError for a `folder` within the data.
     """
-    target = Path(folder).expanduser().resolve()
-    place = Path(path).expanduser().resolve()
-    if place.exists() and (target == place or place in target.parents):
-        raise DataError(f"{target} lies within the data set {place}, where nothing is written: choose another folder")
+    target = refuse_within(folder, path)
     found = find(path)
     return {name: pack(source, target / name, **choices) for name, source in found.splits.items()}
 

@@ -26,18 +26,20 @@ def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.nd
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 
-def subset(source: Listed, count: int, seed: int) -> np.ndarray:
-    """Return the ascending indices of `count` images, classes in proportion; smaller subsets lie in larger
-    ones.
+def subset(source: Listed, size: int | float, seed: int) -> np.ndarray:
+    """Return the ascending indices of `size` images, or of that share of them if it is not a whole number.
 
-    Raises UsageError unless 1 <= count <= len(source).
+    Classes are in proportion (stratified), and a smaller subset lies in every larger one of the same seed. Raises
+    UsageError unless 1 <= size <= len(source), or 0 < size <= 1 for a share.
     """
-    if not 1 <= count <= len(source):
-        raise UsageError(f"a subset of {count} images: valid are 1..{len(source)}")
-    position, size = _within_class(source, seed, "subset")
+    share = isinstance(size, float)
+    if not (0 < size <= 1 if share else 1 <= size <= len(source)):
+        raise UsageError(f"a subset of {size} images: valid are 1..{len(source)}, or a share above 0.0 and up to 1.0")
+    count = max(1, round(size * len(source))) if share else int(size)
+    position, members = _within_class(source, seed, "subset")
     # the k-th image of a class of n stands at (k + 1/2) / n of the way: any prefix has all classes in
     # proportion
-    order = np.lexsort((_ranks(source, seed, "tie"), (position + 0.5) / size))
+    order = np.lexsort((_ranks(source, seed, "tie"), (position + 0.5) / members))
     return np.sort(order[:count])
 
 

@@ -27,7 +27,7 @@ def check(path: str | Path, *, out: str | Path | None = None, workers: int | Non
     """
     from vitrail.data.check import check
 
-    report = check(path, workers=_workers(workers), progress=_Line("checked"))
+    report = check(path, workers=cores(workers), progress=Line("checked"))
     if out is not None:
         report.write_csv(out)
     return report
@@ -68,16 +68,17 @@ def pack(
     from vitrail.data.pack import pack_data
 
     choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20)
-    return pack_data(str(path), folder, **choices, workers=_workers(workers), progress=_Line("packed"))
+    return pack_data(str(path), folder, **choices, workers=cores(workers), progress=Line("packed"))
 
 
-def _workers(asked: int | None) -> int:
+def cores(asked: int | None) -> int:
+    """Return the number of threads asked for, or of the processor's cores."""
     from vitrail.train.resolve import available_cores
 
     return available_cores() if asked is None else asked
 
 
-class _Line:
+class Line:
     """Progress on a terminal, on one line of stderr."""
 
     def __init__(self, what: str) -> None:
@@ -85,6 +86,7 @@ class _Line:
         self.shown = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
 
     def __call__(self, done: int, total: int) -> None:
+        """Tell that `done` of `total` are done."""
         if self.shown and (done % 100 == 0 or done == total):
             print(f"\r{self.what} {done:,} of {total:,}", end="\n" if done == total else "", file=sys.stderr)
 
@@ -101,9 +103,9 @@ def show(result: Report | Stats | dict[str, Packed]) -> Any:
     if not isinstance(result, Report):
         return Group(*_stats_parts(result))
     lines = [*result.warnings]
-    lines += _some([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad])
+    lines += some([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad])
     groups = [" = ".join(f"{copy.split}/{copy.id}" for copy in group) for group in result.duplicates]
-    lines += _some([f"the same image: {group}" for group in groups])
+    lines += some([f"the same image: {group}" for group in groups])
     return Group(*_stats_parts(result.stats), Text("\n".join(lines or ["nothing is wrong with these images"])))
 
 
@@ -126,7 +128,7 @@ def _stats_parts(stats: Stats) -> list[Any]:
         f"{stats.path}: {stats.kind}, {stats.count:,} images of {len(stats.class_names)} classes",
         f"sizes of {stats.looked_at:,} looked at: {'; '.join(sides)} pixels ({kinds})",
     ]
-    return [Text(lines[0]), table, Text("\n".join([lines[1], *_some(stats.findings.lines())]))]
+    return [Text(lines[0]), table, Text("\n".join([lines[1], *some(stats.findings.lines())]))]
 
 
 def _packed_lines(packed: dict[str, Packed]) -> list[str]:
@@ -136,13 +138,14 @@ def _packed_lines(packed: dict[str, Packed]) -> list[str]:
             f"{name or 'all'}: {part.count:,} images in {part.shards} shards, {part.bytes / 2**20:.1f} MiB, "
             f"{part.folder}"
         )
-        lines += _some([f"  left out {bad.id}: {bad.reason}" for bad in part.bad])
+        lines += some([f"  left out {bad.id}: {bad.reason}" for bad in part.bad])
     return lines
 
 
-def _some(lines: list[str]) -> list[str]:
-    more = [f"... and {len(lines) - LINES} more"] if len(lines) > LINES else []
-    return lines[:LINES] + more
+def some(lines: list[str], total: int | None = None) -> list[str]:
+    """Return the first lines, and how many more there are of `total` (all there are, unless said)."""
+    more = (len(lines) if total is None else total) - LINES
+    return lines[:LINES] + ([f"... and {more:,} more"] if more > 0 else [])
 
 
 def as_json(result: Report | Stats | dict[str, Packed]) -> Any:
