@@ -22,9 +22,10 @@ from vitrail.data.config import Data, Preprocess
 from vitrail.data.source import open_data
 from vitrail.errors import DataError
 from vitrail.evaluate.classify import Classification, save_classification
+from vitrail.inspect.overlay import under_attention
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.report.figures import confusion, curves, thinned, under_attention
+from vitrail.report.figures import confusion, curves, thinned
 from vitrail.report.gallery import SHOWN, most_uncertain, worst_mistakes
 from vitrail.report.page import write_report
 from vitrail.report.text import percent, safe, span, wilson

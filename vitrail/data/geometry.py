@@ -126,13 +126,19 @@ class ResizeSmall(ToSize):
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
-        longest = MAX_ASPECT * min(image.shape[:2])
-        image = _central(image, min(image.shape[0], longest), min(image.shape[1], longest))
-        height, width = image.shape[:2]
+        middle = self.middle(*image.shape[:2])
+        return resize(_central(image, *middle), *self.resized(*middle), self.interpolation)
+
+    def middle(self, height: int, width: int) -> Size:
+        """Return (height, width) of the part of a picture that is resized: all of it but for very long ones."""
+        longest = MAX_ASPECT * min(height, width)
+        return min(height, longest), min(width, longest)
+
+    def resized(self, height: int, width: int) -> Size:
+        """Return the (height, width) that this part gets."""
         scale = max(self.size[0] / height, self.size[1] / width)
         # the side that fits exactly must not be rounded away
-        new_height, new_width = max(round(height * scale), self.size[0]), max(round(width * scale), self.size[1])
-        return resize(image, new_height, new_width, self.interpolation)
+        return max(round(height * scale), self.size[0]), max(round(width * scale), self.size[1])
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,19 @@
-"""Attention rollout: which parts of the image reach the output (paper, section 4.5 and Figure 6).
+"""Attention rollout: which parts of the image reach the output (paper, section 4.5 and Figures 6 and 14).
 
 "Quantifying Attention Flow in Transformers" (Abnar and Zuidema, 2020), computed as the paper's authors do:
 the heads of a layer are averaged, the identity is added for the residual, rows are normalised to sum to 1,
-and the layers are multiplied in order. The class token's row of the product says what it is made of.
+and the layers are multiplied in order. The row of the product for what the classifier reads (`reading`) says
+what that is made of. It knows neither values nor classes; `relevance` does.
+
+What the method leaves open is decided so:
+
+* Relative positions act on the logits, so the maps contain them already.
+* Registers are tokens like others: what passes through them counts for the patches it came from.
+* The branches of a parallel layer are averaged like heads. Heads, too, are maps over the same input whose
+  results are summed into the same residual, and rollout gives that sum one weight: the residual's. Treating
+  branches as layers in a row instead would let one pass on what it never saw.
+* The two halves of an axial layer are two layers with a residual each. Attention along a row is a map over the
+  whole grid that is zero outside the row, so their product reaches everywhere.
 """
 
 from __future__ import annotations
@@ -10,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.errors import UsageError
+from vitrail.inspect.reading import need_vit, reading
 from vitrail.model.posemb import Grid
 from vitrail.model.taps import AttentionMap, tap_attention
 from vitrail.model.vit import ViT
@@ -19,30 +30,22 @@ from vitrail.model.vit import ViT
 def rollout(model: ViT, images: Tensor) -> Tensor:
     """Return the share of each grid token in the output, [batch, rows, columns] in float32, not negative.
 
-    images as the model takes them. It is the row of the product for what the pool reads: the class token, the
-    mean of it and the distillation token, the grid's mean row (GAP, MAP), or the mean of that and the class
-    token. Shares of the class token itself and its like are left out, so a map sums to at most 1. The branches
-    of a parallel layer are averaged like heads; the two halves of an axial layer count as layers. Holds one
-    layer's maps at a time. Raises UsageError for a network that is no ViT.
+    images as the model takes them. Shares of the class token itself and its like are left out, so a map sums to
+    at most 1. Holds one layer's maps at a time. Raises UsageError for a network that is no ViT.
     """
-    if not isinstance(model, ViT):
-        raise UsageError(f"attention rollout needs a Vision Transformer, not a {type(model).__name__}")
-    grid, config = model.grid(images), model.config
+    need_vit(model, "attention rollout")
+    grid = model.grid(images)
     flow = _Flow(grid)
     training = model.training
     model.eval()
     try:
         with torch.inference_mode(), tap_attention(model, flow.receive):
-            model.features(images)
+            row = reading(model, model.encode(model.embed(images), grid, read=model.pool.reads), grid)
     finally:
         model.train(training)
-    joint = flow.joint()
-    if config.pool == "cls":
-        row = joint[:, : 1 + config.distilled].mean(dim=1)
-    else:
-        row = joint[:, config.prefix :].mean(dim=1)
-        row = (row + joint[:, 0]) / 2 if config.pool == "cls+gap" else row
-    return row[:, config.prefix :].reshape(len(images), *grid)
+    with torch.inference_mode():
+        shares = torch.einsum("bq,bqk->bk", row, flow.joint())[:, model.config.prefix :]
+    return shares.reshape(len(images), *grid).clone()
 
 
 class _Flow:

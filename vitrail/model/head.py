@@ -59,13 +59,16 @@ class MAPHead(nn.Module):
 
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
         """[batch, prefix + n, width] -> [batch, width]"""
-        tokens = tokens[:, prefix:]
-        batch, _, width = tokens.shape
-        query = self.query(self.probe).view(1, 1, self.heads, -1).transpose(1, 2)
-        key, value = self.key_value(tokens).view(batch, -1, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        weights = (query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5).softmax(-1)
-        pooled = self.out((weights @ value).reshape(batch, width))
+        maps, value = self.weigh(tokens[:, prefix:])
+        pooled = self.out((maps @ value).reshape(len(tokens), -1))
         return pooled + self.mlp(self.norm(pooled))
+
+    def weigh(self, grid: Tensor) -> tuple[Tensor, Tensor]:
+        """The probe's maps [batch, heads, 1, n] over the grid's tokens [batch, n, width], and their values."""
+        batch, _, width = grid.shape
+        query = self.query(self.probe).view(1, 1, self.heads, -1).transpose(1, 2)
+        key, value = self.key_value(grid).view(batch, -1, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        return (query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5).softmax(-1), value
 
 
 Pooling = ClassToken | AveragePool | ClassTokenAndAverage | MAPHead

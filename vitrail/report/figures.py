@@ -33,8 +33,6 @@ TRAINING, VALIDATION = 0, 1
 MOST_POINTS = 500
 FEW = 60
 """Points of a running mean."""
-SMOOTH = 128
-"""Pixels on the longer side of an image under attention, at least."""
 NAMED_CLASSES = 30
 """Up to this many classes, the confusion matrix writes their names and counts."""
 
@@ -193,19 +191,3 @@ def picture(image: np.ndarray, *, side: int = 176) -> str:
 def uri(data: bytes, kind: str) -> str:
     """Return an image file's bytes as a data URI."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
-
-
-def under_attention(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Return uint8 [H', W', 3]: the image in grey, tinted by attention rollout [rows, columns].
-
-    Blue is the least attended place of this image, yellow the most attended one. Small images are enlarged,
-    so that the map can be smooth.
-    """
-    factor = max(1, -(-SMOOTH // max(image.shape[:2])))
-    grey = np.asarray(Image.fromarray(image).convert("L")).repeat(factor, 0).repeat(factor, 1)
-    span = float(shares.max() - shares.min())
-    relative = (shares - shares.min()) / span if span > 0 else np.zeros_like(shares)
-    size = (grey.shape[1], grey.shape[0])
-    smooth = np.asarray(Image.fromarray(relative.astype(np.float32)).resize(size, Image.Resampling.BILINEAR))
-    tint = matplotlib.colormaps["cividis"](smooth)[:, :, :3] * 255
-    return (0.35 * grey[:, :, None] + 0.65 * tint).astype(np.uint8)

@@ -1,0 +1,117 @@
+"""Looking inside by number of images: seconds and peak memory of attention distance, rollout and relevance.
+
+    python -m benchmarks.inspect --model L/16 --size 384 --images 8 32 128
+
+Each measurement is a process of its own, so its peak is its own: the most resident memory, less what the process
+had before the first image. Memory that grew with images would show between the rows; what is held at once is the
+maps of one layer of one batch, which is printed for comparison. Weights and images are random: neither time nor
+memory depends on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import record
+
+WHAT = ("distance", "rollout", "relevance")
+
+
+def batches(images: int, batch: int, size: int) -> Iterator[torch.Tensor]:
+    """Random uint8 images [batch, 3, size, size], the last batch smaller."""
+    generator = torch.Generator().manual_seed(0)
+    for start in range(0, images, batch):
+        shape = (min(batch, images - start), 3, size, size)
+        yield torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+
+def look(what: str, model: Any, stream: Iterator[torch.Tensor]) -> None:
+    """Do what the verb does with each batch, and keep what it keeps."""
+    from vitrail.inspect.distance import attention_distance
+    from vitrail.inspect.relevance import relevance
+    from vitrail.inspect.rollout import rollout
+
+    if what == "distance":
+        attention_distance(model, stream)
+        return
+    kept = [relevance(model, images).shares if what == "relevance" else rollout(model, images) for images in stream]
+    torch.cat(kept)
+
+
+def peak_bytes() -> int:
+    """The most memory this process has had resident."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024)
+
+
+def one(options: argparse.Namespace) -> None:
+    """Measure one thing in this process and print it as JSON."""
+    from vitrail.model.attention import fast_math
+    from vitrail.model.build import create
+
+    record.prepare(options)
+    fast_math()
+    model = create(options.model, image_size=options.size).eval()
+    before, began = peak_bytes(), time.perf_counter()
+    look(options.what, model, batches(options.images[0], options.batch, options.size))
+    seconds = time.perf_counter() - began
+    print(json.dumps({"seconds": round(seconds, 3), "peak_mib": round((peak_bytes() - before) / 2**20, 1)}))
+
+
+def measured(what: str, images: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One row, from a process of its own."""
+    words = [f"--model={options.model}", f"--size={options.size}", f"--batch={options.batch}", f"--what={what}"]
+    words += [f"--threads={options.threads}"] if options.threads else []
+    command = [sys.executable, "-m", "benchmarks.inspect", *words, "--images", str(images)]
+    done = subprocess.run(command, cwd=record.ROOT, check=True, capture_output=True, text=True)
+    return {"what": what, "images": images, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def main() -> None:
+    """Measure all numbers of images and write results/inspect.json."""
+    parser = record.arguments(__doc__)
+    parser.add_argument("--model", default="L/16")
+    parser.add_argument("--size", type=int, default=384, help="pixels")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--images", type=int, nargs="+", default=[8, 32, 128])
+    parser.add_argument("--what", choices=WHAT, help="measure this alone, in this process")
+    options = parser.parse_args()
+    if options.quick:
+        options.model, options.size, options.images, options.batch = "Ti/16", 64, [2, 4], 2
+    if options.what:
+        one(options)
+        return
+    record.prepare(options)
+    rows = [measured(what, images, options) for what in WHAT for images in options.images]
+    from vitrail.model.config import ViTConfig, variant
+
+    config = variant(options.model, image_size=options.size)
+    assert isinstance(config, ViTConfig)
+    tokens = config.prefix + config.grid[0] * config.grid[1]
+    maps = config.heads * tokens**2 * 4 * options.batch / 2**20
+    table = Table(title=f"{options.model} at {options.size} px, batch {options.batch}", title_justify="left")
+    for column in ("", "images", "seconds", "s/image", "peak MiB"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        cells = (str(row["images"]), f"{row['seconds']:.1f}", f"{row['seconds'] / row['images']:.2f}")
+        table.add_row(row["what"], *cells, f"{row['peak_mib']:,.0f}")
+    Console(width=110).print(table)
+    print(f"maps of one layer of one batch: {maps:,.0f} MiB; of all layers and images: ", end="")
+    print(f"{maps * config.depth * max(options.images) / options.batch:,.0f} MiB")
+    shown = {"model": options.model, "size": options.size, "batch": options.batch}
+    record.save("inspect", options, **shown, one_layers_maps_mib=round(maps, 1), rows=rows)
+
+
+if __name__ == "__main__":
+    main()

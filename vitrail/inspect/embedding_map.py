@@ -1,0 +1,89 @@
+"""A data set as the network sees it: images near each other in its features, on a plane and as lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from vitrail.errors import UsageError
+
+Method = Literal["tsne", "pca"]
+LEAST = 10
+"""Images below which t-SNE has no neighbourhoods to keep, and PCA draws the map."""
+FIRST = 50
+"""Components that t-SNE starts from: distances in them are those of the features but for noise."""
+
+
+@dataclass(frozen=True)
+class EmbeddingMap:
+    """Points of images on a plane."""
+
+    points: np.ndarray
+    """float64 [N, 2]."""
+    method: Method
+
+
+def embedding_map(features: np.ndarray, method: Method | None = None, *, seed: int = 0) -> EmbeddingMap:
+    """Lay features [N, width] out on a plane; the same features give the same map.
+
+    t-SNE (van der Maaten and Hinton, 2008) keeps neighbours together; its distances between groups mean nothing.
+    PCA keeps the two directions of the largest variance. None takes t-SNE from 10 images on. Raises UsageError
+    for fewer than 2 images and for features that are not finite.
+    """
+    if len(features) < 2:
+        raise UsageError(f"a map needs at least 2 images, not {len(features)}")
+    if not np.isfinite(features).all():
+        raise UsageError("a map cannot be drawn of features that are not finite")
+    method = method or ("tsne" if len(features) >= LEAST else "pca")
+    if method == "pca":
+        return EmbeddingMap(_principal(features, 2), method)
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    tsne = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
+    return EmbeddingMap(tsne.fit_transform(_principal(features, FIRST)).astype(np.float64), method)
+
+
+def _principal(features: np.ndarray, count: int) -> np.ndarray:
+    """The first `count` principal components, [N, count], 0 where there are not as many; signs are fixed."""
+    rows = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
+    left, scale, _ = np.linalg.svd(rows, full_matrices=False)
+    found = left[:, :count] * scale[:count]
+    largest = np.take_along_axis(found, np.abs(found).argmax(axis=0)[None], axis=0)
+    found = found * np.where(largest < 0, -1.0, 1.0)
+    return np.pad(found, ((0, 0), (0, max(2 - found.shape[1], 0))))
+
+
+def neighbours(
+    queries: np.ndarray, features: np.ndarray, count: int, *, themselves: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the `count` nearest rows of `features` [N, width] to each query [Q, width], the nearest first.
+
+    The result is their numbers, int64 [Q, count], and cosine similarities, float32 [Q, count]; fewer where there
+    are not as many. `themselves` [Q] are the rows that the queries are, which do not count (-1: none). Equal
+    similarities keep the order of the rows. Queries are taken in chunks, so memory is that of the features.
+    """
+    if themselves is None:
+        themselves = np.full(len(queries), -1)
+    count = min(count, len(features) - bool((themselves >= 0).any()))
+    targets = _directions(features)
+    index, similarity = [], []
+    chunk = max(1, features.shape[1] // 4)
+    for start in range(0, len(queries), chunk):
+        part = slice(start, start + chunk)
+        alike = _directions(queries[part]) @ targets.T
+        own = np.flatnonzero(themselves[part] >= 0)
+        alike[own, themselves[part][own]] = -np.inf
+        best = np.argsort(-alike, axis=1, kind="stable")[:, :count]
+        index.append(best)
+        similarity.append(np.take_along_axis(alike, best, axis=1))
+    if not index:
+        return np.empty((0, count), dtype=np.int64), np.empty((0, count), dtype=np.float32)
+    return np.concatenate(index), np.concatenate(similarity)
+
+
+def _directions(features: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(features, axis=1, keepdims=True)
+    return (features / np.maximum(norms, 1e-12)).astype(np.float32)
