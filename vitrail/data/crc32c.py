@@ -20,7 +20,7 @@ _MASK_DELTA = np.uint32(0xA282EAD8)  # of the file format, against checksums of 
 @cache
 def _bytes_table() -> np.ndarray:
     """The register after one zero byte, from each of the 256 values it may have."""
-    table = np.arange(256, dtype=np.uint32)
+    table: np.ndarray = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = (table >> 1) ^ np.where(table & 1, _POLYNOMIAL, np.uint32(0))
     return table
@@ -30,7 +30,7 @@ def _bytes_table() -> np.ndarray:
 def _words_table() -> np.ndarray:
     """The same after two zero bytes, from each of 65,536 values."""
     single = _bytes_table()
-    table = np.arange(65_536, dtype=np.uint32)
+    table: np.ndarray = np.arange(65_536, dtype=np.uint32)
     for _ in range(2):
         table = single[table & 0xFF] ^ (table >> 8)
     return table
