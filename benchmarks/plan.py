@@ -131,7 +131,7 @@ def main() -> None:
     """Plan, run, print what was predicted and what happened, write results/plan.json."""
     parser = record.arguments(__doc__)
     parser.add_argument("--data", type=Path, help="images; left out: some of the embedded digits")
-    parser.add_argument("--images", type=int, default=200, help="how many digits to train on")
+    parser.add_argument("--images", type=int, default=120, help="how many digits to train on")
     parser.add_argument("--weights", type=Path, help="what to start from; left out: a tiny network, untrained")
     parser.add_argument("--image-size", type=int, help="pixels; left out: the weights' own, the recipe's")
     parser.add_argument("--seconds", type=float, default=10.0, help="for timing")

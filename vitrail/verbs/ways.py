@@ -151,8 +151,8 @@ def _about(rehearsal: Rehearsal, steps: int, share: float) -> str:
     which = (
         f"{learning / 1e6:,.3g} M parameters" if learning == values else f"{learning / values:.0%} of the parameters"
     )
-    epochs = steps / plan.per_epoch
-    return f"{steps:,} steps{of} of {run.batch_size} images{pieces} ({epochs:,.3g} epochs), {size} px; {which} learn"
+    count = f"{steps:,} step{'s' if steps > 1 else ''}{of} of {run.batch_size} images{pieces}"
+    return f"{count} ({steps / plan.per_epoch:,.3g} epochs), {size} px; {which} learn"
 
 
 def probed(asked: Question, weights: str) -> Iterator[Option]:
