@@ -115,7 +115,8 @@ def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None
     extra = bias(query.transpose(1, 2)) if bias else None
     mask = None if extra is None else extra.to(query.dtype)
     if uses_explicit(key_value.shape[1], key_value.device):
-        return _explicit_first(query, *key_value.chunk(2, dim=-1), mask)
+        keys, values = key_value.chunk(2, dim=-1)
+        return _explicit_first(query, keys, values, mask)
     key, value = key_value.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)
     return F.scaled_dot_product_attention(query.transpose(1, 2), key, value, mask, scale=1.0).transpose(1, 2).flatten(2)
 
