@@ -53,6 +53,8 @@ FACTOR = 4
 """From one size that is tried to the next."""
 SHARE = 1 / 12
 """Of the time there is, that a step may take at most; sizes are then chosen in about a third of it."""
+SECOND = 1 / 4
+"""The same for the second size: a single one cannot tell what does not grow with the images."""
 WRITTEN = 64 * 2**20
 """Bytes of a checkpoint that are written to time it, at most."""
 MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1}
@@ -81,6 +83,7 @@ class Rehearsal:
     """
 
     def __init__(self, run: Run, splits: Splits) -> None:
+        build_optimizer(nn.Linear(1, 1), run.optim)  # what torch imports for the first one is no part of `start`
         began = time.perf_counter()
         names = splits.class_names
         self.splits = splits
@@ -185,7 +188,8 @@ class Rehearsal:
         while images < most:
             larger = min(FACTOR * images, most)
             fixed = took / 2 if constant is None else constant  # of a small step, more than nothing
-            if fixed + (took - fixed) * larger / images > SHARE * seconds:
+            allowed = seconds * (SECOND if constant is None else SHARE)
+            if fixed + (took - fixed) * larger / images > allowed:
                 break
             longer = self._twice(step, larger)
             constant = overhead(images, took, larger, longer)
