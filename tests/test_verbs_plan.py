@@ -152,7 +152,7 @@ def test_little_time_is_kept_by_the_command(tmp_path: Path, capsys: Captured, mo
 
 
 def test_a_resnet_has_no_attention_to_tune(tmp_path: Path, capsys: Captured) -> None:
-    config = ResNetConfig(units=(1, 1, 1, 1), width=4, image_size=(32, 32), classes=3)
+    config = ResNetConfig(units=(1, 1, 1, 1), width=8, image_size=(32, 32), classes=3)
     found = as_json([drawn(tmp_path / "photos", each=4), "--from", saved(tmp_path / "resnet", config)], capsys)
     assert [option["name"] for option in found["options"]] == [name for name in WAYS if name != "attention-only"]
 
