@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()  # asked once: torch.compile cannot look into the question
 
 
