@@ -67,8 +67,8 @@ def test_training_images_that_are_test_images(sets: Path, tmp_path: Path, capsys
     pairs, kept = tmp_path / "lists" / "pairs.csv", tmp_path / "lists" / "kept.csv"
     against = ("--against", sets / "task")
     assert run("data", "dedup", sets / "pretrain", *against, "--out", pairs, "--keep-list", kept, "--workers", 2) == 0
-    text = capsys.readouterr().out
-    assert "20 of 24 images remain" in text and str(kept) in text
+    text = "".join(capsys.readouterr().out.split())  # lines break where a path ends
+    assert "20of24imagesremain" in text and "".join(str(kept).split()) in text
     assert contents(sets) == before
     with open(pairs, newline="") as file:
         rows = list(csv.DictReader(file))

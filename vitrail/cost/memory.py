@@ -112,10 +112,14 @@ def _attention(kept: Kept, config: ViTConfig, lines: int, tokens: int, grid: int
 
 
 def _last_attention(kept: Kept, config: ViTConfig, tokens: int, read: int) -> None:
-    """All tokens' keys and values, the queries of those that are read; always the fused kernel."""
+    """All tokens' keys and values, the queries of those that are read, and the output."""
     kept.product(2 * tokens * config.width)
-    kept.product(2 * read * config.width)
-    kept.sums(read * config.heads)
+    kept.product(read * config.width)
+    if kept.arithmetic.cpu and tokens <= LONGEST_EXPLICIT:
+        kept.product(read * config.heads * (config.width + tokens))  # each query once for each head, and the maps
+    else:
+        kept.product(read * config.width)
+        kept.sums(read * config.heads)
     if not kept.arithmetic.cpu and (kept.arithmetic.casts or read > 1):
         kept.product(read * config.width)  # their rows of the norm's output, copied
 
