@@ -95,9 +95,14 @@ def _layer_norm(kept: Kept, config: ViTConfig, rows: int, branch: int) -> None:
     kept.product(rows * config.width)
 
 
+def _is_explicit(kept: Kept, tokens: int) -> bool:
+    """Is attention over so many tokens computed by the explicit path (`vitrail.model.attention`)?"""
+    return kept.arithmetic.cpu and tokens <= LONGEST_EXPLICIT
+
+
 def _attention(kept: Kept, config: ViTConfig, lines: int, tokens: int, grid: int) -> None:
     rows, maps = lines * tokens, lines * config.heads * tokens**2
-    explicit = kept.arithmetic.cpu and tokens <= LONGEST_EXPLICIT
+    explicit = _is_explicit(kept, tokens)
     kept.product(4 * rows * config.width)  # q, k, v, and the output
     if explicit:
         kept.product(maps)
@@ -115,7 +120,7 @@ def _last_attention(kept: Kept, config: ViTConfig, tokens: int, read: int) -> No
     """All tokens' keys and values, the queries of those that are read, and the output."""
     kept.product(2 * tokens * config.width)
     kept.product(read * config.width)
-    if kept.arithmetic.cpu and tokens <= LONGEST_EXPLICIT:
+    if _is_explicit(kept, tokens):
         kept.product(read * config.heads * (config.width + tokens))  # each query once for each head, and the maps
     else:
         kept.product(read * config.width)
