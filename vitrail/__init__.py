@@ -7,7 +7,8 @@ model = vitrail.load(result.folder)
 ```
 
 Names are imported when they are used, so that importing this takes no time. `vitrail.train`,
-`vitrail.evaluate`, `vitrail.inspect` and `vitrail.cost` are packages too: calling the package calls the verb.
+`vitrail.evaluate`, `vitrail.inspect`, `vitrail.serve` and `vitrail.cost` are packages too: calling the package
+calls the verb.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.inspect import inspect
     from vitrail.verbs.plan import plan
     from vitrail.verbs.predict import predict
+    from vitrail.verbs.serve import serve
     from vitrail.verbs.sweep import sweep
     from vitrail.verbs.train import train
     from vitrail.verbs.vtab import vtab
@@ -80,6 +82,7 @@ _HOMES = {
     "vitrail.verbs.inspect": ("inspect",),
     "vitrail.verbs.plan": ("plan",),
     "vitrail.verbs.predict": ("predict",),
+    "vitrail.verbs.serve": ("serve",),
     "vitrail.verbs.sweep": ("sweep",),
     "vitrail.verbs.train": ("train",),
     "vitrail.verbs.vtab": ("vtab",),
@@ -87,7 +90,7 @@ _HOMES = {
     "vitrail.weights.save": ("save",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_PACKAGES = ("train", "evaluate", "cost", "inspect")
+_PACKAGES = ("train", "evaluate", "cost", "inspect", "serve")
 _GROUPS = {"probe": "vitrail.verbs.probe"}
 """Verbs of two words: `vitrail.probe.fewshot(...)`."""
 
@@ -133,6 +136,7 @@ __all__ = [
     "probe",
     "recipe",
     "save",
+    "serve",
     "sweep",
     "to_yaml",
     "train",

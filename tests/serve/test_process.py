@@ -1,0 +1,115 @@
+"""`vitrail serve`: from the command line to the port and back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from asgi_client import png
+from served_models import saved
+from server_process import serving
+
+from vitrail import cli
+from vitrail.errors import UsageError
+from vitrail.verbs.serve import serve
+
+pytest.importorskip("uvicorn", reason="the server needs vitrail[serve]")
+pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def _predict(url: str) -> dict[str, object]:
+    request = urllib.request.Request(f"{url}/v1/predict", png(), {"Content-Type": "image/png"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"queue": 0}, "queue is 0"),
+        ({"deadline": -1.0}, "deadline is -1"),
+        ({"precision": "int4"}, "no precision is called 'int4'"),
+        ({"port": 70_000}, "70000"),
+    ],
+)
+def test_impossible_settings(settings: dict[str, object], message: str, model: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        serve(model, **settings)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="serve what"):
+        serve()
+
+
+def test_a_port_that_is_taken(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", str(model), "--port", str(port)]) == 2
+    assert f"port {port} of 127.0.0.1 is taken" in capsys.readouterr().err
+
+
+def test_nothing_to_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", str(tmp_path / "none"), "--port", "0"]) == 1
+    assert "there is nothing at" in capsys.readouterr().err
+
+
+def test_sigterm_finishes_the_request_that_is_inside(model: Path) -> None:
+    with serving(model) as running:
+        process = psutil.Process(running.process.pid)
+        listening = {c.laddr.ip for c in process.net_connections() if c.status == "LISTEN"}
+        assert listening == {"127.0.0.1"}
+        port, body = int(running.url.rpartition(":")[2]), png()
+        head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: image/png\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:20])
+            while "vitrail_images_inside 1\n" not in _get(f"{running.url}/metrics"):
+                pass
+            running.process.send_signal(signal.SIGTERM)
+            while _takes_connections(port):
+                pass
+            client.sendall(body[20:])
+            answer = client.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 200") and b'"model":"tiny"' in answer
+        assert running.process.wait(30) in (-signal.SIGTERM, 143)
+
+
+def test_ctrl_c_ends_it_and_says_what_was_done(model: Path) -> None:
+    with serving(model) as running:
+        _predict(running.url)
+        running.process.send_signal(signal.SIGINT)
+        out, _ = running.process.communicate(timeout=30)
+    assert running.process.returncode == 0
+    assert out == f"{running.url}: 1 image answered\n"
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def _takes_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_many_requests(model: Path) -> None:
+    with serving(model) as running:
+        process = psutil.Process(running.process.pid)
+        sizes = []
+        for _ in range(5):
+            for _ in range(400):
+                _predict(running.url)
+            sizes.append(process.memory_info().rss)
+        assert sizes[-1] - sizes[1] < 8 * 2**20  # 1,200 requests; a kept tensor of each would be more

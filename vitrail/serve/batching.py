@@ -1,0 +1,116 @@
+"""Dynamic batching: what arrived while one batch was computed is the next batch.
+
+Nothing waits for company: an image that arrives alone is computed at once. All models share one thread, so that
+two of them never fight for the same cores. Where a batch fails its images are computed one by one, and only
+those that fail alone are failures. An image whose client has left, or whose deadline is past, is passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger("vitrail")
+
+Compute = Callable[[list[Any]], Sequence[Any]]
+"""Items -> one answer each, in their order; an answer may be an Exception, for that item alone."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    compute: Compute
+    item: Any
+    answer: asyncio.Future[Any]
+
+
+class Batcher:
+    """Hands items to functions, many at a time where they are for the same one.
+
+    `answered(items, seconds)` is told of every batch. Use: `start`, `submit` any number of times, `stop`.
+    """
+
+    def __init__(self, size: int, answered: Callable[[int, float], None]) -> None:
+        self.size, self.answered = size, answered
+        self.waiting: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "vitrail-compute")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to work, on the running event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def stop(self) -> None:
+        """End; what is being computed is finished, and what waits is cancelled."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for one in self.waiting:
+            one.answer.cancel()
+        self.waiting.clear()
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def submit(self, compute: Compute, item: Any) -> Any:
+        """Return what `compute` makes of an item, or raise what it raised. Cancelling this drops the item."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.waiting.append(_Waiting(compute, item, answer))
+        self._arrived.set()
+        return await answer
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = self._next()
+            if not batch:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            began = time.perf_counter()
+            items = [one.item for one in batch]
+            try:
+                results = await loop.run_in_executor(self._thread, isolated, batch[0].compute, items)
+            except asyncio.CancelledError:
+                for one in batch:
+                    one.answer.cancel()
+                raise
+            self.answered(len(batch), time.perf_counter() - began)
+            for one, result in zip(batch, results, strict=True):
+                if one.answer.done():
+                    continue
+                if isinstance(result, Exception):
+                    one.answer.set_exception(result)
+                else:
+                    one.answer.set_result(result)
+
+    def _next(self) -> list[_Waiting]:
+        """The oldest item still wanted and others for the same function behind it; the rest keeps its order."""
+        batch: list[_Waiting] = []
+        others: list[_Waiting] = []
+        while self.waiting and len(batch) < self.size:
+            one = self.waiting.popleft()
+            if one.answer.done():
+                continue
+            (batch if not batch or one.compute == batch[0].compute else others).append(one)
+        self.waiting.extendleft(reversed(others))
+        return batch
+
+
+def isolated(compute: Compute, items: list[Any]) -> list[Any]:
+    """Return an answer or an exception for each item: one that breaks a batch fails alone."""
+    try:
+        answers = list(compute(items))
+        if len(answers) != len(items):
+            raise RuntimeError(f"{len(answers)} answers for {len(items)} items")
+        return answers
+    except Exception as error:
+        if len(items) == 1:
+            log.error("an image failed in the network: %s: %s", type(error).__name__, error)
+            return [error]
+        log.warning("a batch of %d failed (%s): its images are computed one by one", len(items), error)
+        return [answer for item in items for answer in isolated(compute, [item])]
