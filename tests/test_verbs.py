@@ -329,6 +329,12 @@ def test_recipes_cp_writes_a_file_that_trains(tmp_path: Path, capsys: pytest.Cap
 def test_recipes_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["recipes", "show", "smoke", "--yaml"]) == 0
     assert from_yaml(capsys.readouterr().out, Run()) == recipe("smoke")
+    assert cli.main(["recipes", "show", "bit/hyperrule", "--yaml"]) == 0
+    settings = capsys.readouterr().out
+    assert "path: digits" not in settings, "a recipe for any data names none"
+    assert "model: " not in settings, "a recipe for any weights names no network"
+    assert cli.main(["recipes", "show", "paper/vit-l16-imagenet21k"]) == 0
+    assert "width: 1024\n  depth: 24\n  heads: 16\n  mlp_dim: 4096\n" in capsys.readouterr().out, "Table 1"
     assert cli.main(["recipes", "show", "smoke"]) == 0
     assert "Command: " in capsys.readouterr().out
     assert cli.main(["recipes"]) == 0

@@ -53,6 +53,11 @@ def recipe(name: str) -> Run:
     return RECIPES[name]()
 
 
+def starts_from_weights(name: str) -> bool:
+    """Is the recipe for `vitrail finetune`, where the weights bring the network along?"""
+    return "Command: `vitrail finetune" in description(name)
+
+
 def description(name: str) -> str:
     """Return what the recipe says of itself: what it does, its command, cost and expected number."""
     recipe(name)

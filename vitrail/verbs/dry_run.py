@@ -14,6 +14,8 @@ from vitrail.train.run import Run
 if TYPE_CHECKING:
     from vitrail.cost.devices import Device
     from vitrail.cost.estimate import Cost
+    from vitrail.data.item import Listed
+    from vitrail.objective.base import Objective
     from vitrail.train.plan import Plan
     from vitrail.train.resolve import Resolved
 
@@ -21,10 +23,14 @@ COPIES = 10
 """A run folder holds about so many times the weights: checkpoints with optimiser state, best and last model."""
 SAMPLED = 1000
 """Steps at which the size of the images is looked at."""
+FIRST = 8
+"""Images of the first step, which is slow: memory is allocated, kernels are chosen."""
+SECONDS = 3.0
+"""That the second step may take, going by the first."""
 
 
 def check(run: Run) -> tuple[dict[str, str], Cost]:
-    """Open the data, build the network, train on one batch; return what came of it, and what the run will cost.
+    """Open the data, build the network, train on a few images; return what came of it, and what the run will cost.
 
     Raises what training itself would raise. Writes nothing.
     """
@@ -34,11 +40,10 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
     from vitrail.model.attention import fast_math
     from vitrail.objective.supervised import SupervisedObjective
     from vitrail.train.batch_size import image_bytes
-    from vitrail.train.batches import endless, training_loader
+    from vitrail.train.batches import training_loader
     from vitrail.train.parallel import prepare
     from vitrail.train.plan import Plan
     from vitrail.train.resolve import build_model, resolve
-    from vitrail.train.step import backward, seed_step
     from vitrail.train.tune import tune
 
     splits = open_data(run.data, seed=run.seed)
@@ -62,17 +67,40 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
     }
     with closing(training_loader(run, splits.train)) as loader:
         plan = Plan.of(run, len(loader))
-        checked["length"] = f"{plan.total:,} steps of {run.batch_size} images, {len(loader):,} to an epoch"
-        batch = next(endless(loader, 0))
-        seed_step(run.seed, 0, 0)
-        began = time.perf_counter()
-        outcome = backward(objective, batch, step=0, parts=run.accumulate or 1, autocast=resolved.autocast)
-        seconds = time.perf_counter() - began
-    checked["one batch"] = f"loss {outcome.loss:.4f}, {seconds:.2f} s (the first is the slowest)"
-    cost = _cost(run, resolved, plan, seconds)
+    checked["length"] = f"{plan.total:,} steps of {run.batch_size} images, {plan.per_epoch:,} to an epoch"
+    loss, images, seconds = _step(objective, run, resolved, splits.train)
+    checked["one batch"] = f"loss {loss:.4f}; {images} image{'s' * (images != 1)} in {seconds:.2f} s"
+    cost = _cost(run, resolved, plan, images / seconds)
     if each is not None:  # of a network that is frozen in part no formula knows what it takes: it was measured
         cost = replace(cost, learning=tuned.parameters, activation_bytes=round(each))
     return checked | {f"cost, {subject}": text for subject, text in cost.lines().items()}, cost
+
+
+def _step(objective: Objective, run: Run, resolved: Resolved, images: Listed) -> tuple[float, int, float]:
+    """Return loss, images and seconds of a forward and backward pass, on a micro-batch or what a few seconds allow."""
+    from vitrail import world
+    from vitrail.data.loader import Batch
+    from vitrail.train.batches import endless, training_loader
+    from vitrail.train.step import backward, seed_step
+
+    assert run.batch_size is not None
+    micro = -(-run.batch_size // (world.size() * (run.accumulate or 1)))
+    with closing(training_loader(replace(run, batch_size=micro * world.size()), images)) as loader:
+        batch = next(endless(loader, 0))
+
+    def timed(count: int) -> tuple[float, float]:
+        some = Batch(batch.images[:count], batch.labels[:count], batch.index[:count])
+        seed_step(run.seed, 0, 0)
+        began = time.perf_counter()
+        outcome = backward(objective, some, step=0, parts=1, autocast=resolved.autocast)
+        return outcome.loss, time.perf_counter() - began
+
+    read = len(batch.labels)
+    first = min(FIRST, read)
+    _, seconds = timed(first)
+    second = min(read, max(first, int(first * SECONDS / seconds)))
+    loss, seconds = timed(second)
+    return loss, second, seconds
 
 
 def _disk(out: Path, need: int) -> str:
@@ -82,8 +110,8 @@ def _disk(out: Path, need: int) -> str:
     return f"{free / 2**30:.1f} GiB free, the run folder takes about {need / 2**30:.2f} GiB{enough}"
 
 
-def _cost(run: Run, resolved: Resolved, plan: Plan, seconds: float) -> Cost:
-    """The cost of the whole run on this machine, going by the `seconds` that this process's first batch took."""
+def _cost(run: Run, resolved: Resolved, plan: Plan, rate: float) -> Cost:
+    """The cost of the whole run on this machine, going by the images/s of this process."""
     from vitrail import world
     from vitrail.cost.estimate import estimate
     from vitrail.cost.flops import training_flops
@@ -91,7 +119,7 @@ def _cost(run: Run, resolved: Resolved, plan: Plan, seconds: float) -> Cost:
 
     assert run.batch_size is not None
     arithmetic = Arithmetic("bf16" if resolved.autocast else "float32", cpu=resolved.device.type == "cpu")
-    reached = training_flops(resolved.config) * run.batch_size / world.size() / seconds
+    reached = training_flops(resolved.config) * rate
     flops = _flops(run, resolved, plan)
     share = 1.0 if plan.limit is None else min(plan.limit * world.size() * reached / flops, 1.0)
     return estimate(
@@ -124,5 +152,5 @@ def _this_device(resolved: Resolved, reached: float) -> Device:
     from vitrail.train.batch_size import free_memory
 
     memory = free_memory(resolved.device)
-    why = "what the first batch reached; it is the slowest"
+    why = "what the second step reached"
     return Device(str(resolved.device), "this machine", reached, memory, 1.0, why)
