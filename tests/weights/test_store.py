@@ -260,3 +260,10 @@ def test_positions_of_an_impossible_size_are_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(Exception, match="not divisible by the patch"):
         load_model(tmp_path, image_size=18)
+
+
+def test_others_may_read_a_model_as_any_file(tmp_path: Path) -> None:
+    saved(tmp_path / "model")
+    (tmp_path / "plain").touch()
+    for name in ("model.safetensors", "card.json"):
+        assert (tmp_path / "model" / name).stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -13,7 +13,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """A file to write in the place of `path`, which it takes on leaving; on an error it is removed."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what the umask says; safetensors' files are for their owner alone
         yield temporary
+        temporary.chmod(mode)
         _flush(temporary)
         os.replace(temporary, path)
         _flush(path.parent)
