@@ -35,7 +35,7 @@ precision preprocess.crop preprocess.image_size preprocess.interpolation preproc
 progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
-vit.stem_norm vit.width weights workers
+vit.stem_norm vit.width weights wide_branches workers
 """
 TRAINING = f"path recipe config epochs lr resume print_config dry_run {RUN}"
 

@@ -7,7 +7,7 @@ import torch
 
 from vitrail.model.build import build
 from vitrail.model.config import ViTConfig
-from vitrail.model.frozen import FrozenBlock, freeze
+from vitrail.model.frozen import FrozenBlock, Plain, freeze
 
 TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)
 
@@ -27,6 +27,8 @@ TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, clas
         dict(final_norm="pooled"),
         dict(place="every", gelu="tanh"),
         dict(block="parallel", branches=2),
+        dict(block="parallel", branches=3, layer_scale=0.3, positions="relative"),
+        dict(block="parallel", branches=2, mlp="swiglu", positions="relative_bias", pool="gap"),
         dict(block="axial", pool="gap"),
         dict(stem="hmlp"),
         dict(pre_logits=16),
@@ -50,7 +52,27 @@ def test_the_same_logits(options: dict) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_blocks_are_packed_where_that_pays() -> None:
-    frozen = freeze(build(ViTConfig(**TINY)))
+@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_are_packed_and_joined_where_that_pays(branches: int, dtype: torch.dtype) -> None:
+    block = "parallel" if branches > 1 else "sequential"
+    frozen = freeze(build(ViTConfig(**TINY, block=block, branches=branches)), dtype)
     assert all(isinstance(block, FrozenBlock) for block in frozen.blocks)
+    joined = branches > 1 and dtype == torch.bfloat16
+    assert {len(block.attentions) for block in frozen.blocks} == {1 if joined else branches}
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
+
+
+@pytest.mark.parametrize("read", [None, 1])
+def test_a_frozen_block_of_other_devices_computes_the_same(read: int | None) -> None:
+    model = build(ViTConfig(**TINY, block="parallel", branches=3, layer_scale=0.3)).eval()
+    for parameter in model.parameters():
+        parameter.data += torch.randn_like(parameter) * 0.1
+    x, places = torch.randn(2, 17, 32), torch.arange(16)
+    with torch.no_grad():
+        expected = model.blocks[1](x, places, (4, 4), read)
+        for together in (False, True):
+            block = FrozenBlock(
+                model.blocks[1], model.positions, torch.float32, Plain, last=read is not None, together=together
+            )
+            torch.testing.assert_close(block(x, places, (4, 4), read), expected, rtol=1e-4, atol=1e-5)

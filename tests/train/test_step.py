@@ -120,6 +120,20 @@ def test_activation_checkpointing_changes_neither_gradients_nor_names(drop: floa
         assert torch.equal(value, expected[name]), name
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_wide_branches_are_the_same_step(checkpointing: bool) -> None:
+    how = dict(block="parallel", branches=2, drop_path=0.3, layer_scale=0.5)
+    apart, together = make(**how), make(**how)
+    prepare(together.model, Run(wide_branches=True, activation_checkpointing=checkpointing))
+    assert together.state_dict().keys() == apart.state_dict().keys()
+    assert all("forward" in vars(block) for block in together.model.blocks)
+    seed_step(0, 0, 0)
+    expected = gradients(apart, data())
+    seed_step(0, 0, 0)
+    for name, value in gradients(together, data()).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
 def test_activation_checkpointing_keeps_less() -> None:
     def kept(run: Run) -> int:
         objective, total = make(), 0

@@ -136,6 +136,22 @@ def _explicit_first(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
     return out.diagonal(dim1=2, dim2=3).movedim(-1, 2).flatten(2)
 
 
+def mix(
+    x: Tensor, weight: Tensor, offset: Tensor, heads: int, bias: Bias | None = None, read: int | None = None
+) -> Tensor:
+    """Attention up to its output projection: x [batch, tokens, in] -> [batch, tokens or read, heads * features].
+
+    weight [3 * heads * features, in] and offset project to queries, which come out scaled, keys and values; `bias`
+    and `read` are as in `Attention.forward`.
+    """
+    if read is None:
+        qkv = linear(x, weight, offset).unflatten(-1, (3, heads, -1))
+        return attend(qkv, bias(qkv[:, :, 0].transpose(1, 2)) if bias else None)
+    width = len(weight) // 3
+    query = linear(x[:, :read], weight[:width], offset[:width])
+    return attend_first(query, linear(x, weight[width:], offset[width:]), heads, bias)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention (appendix A, Eq. 5-8): tokens [batch, tokens, width] -> the same shape."""
 
@@ -164,17 +180,7 @@ class Attention(nn.Module):
 
         `read` computes the output of the first so many tokens only; all tokens are still attended to.
         """
-        if read is not None:
-            return self.out(self._first(x, bias, read))
-        qkv = self.project(x)
-        return self.out(attend(qkv, bias(qkv[:, :, 0].transpose(1, 2)) if bias else None))
-
-    def _first(self, x: Tensor, bias: Bias | None, read: int) -> Tensor:
-        weight, offset = self.scaled()
-        width = x.shape[-1]
-        query = linear(x[:, :read], weight[:width], offset[:width])
-        key_value = linear(x, weight[width:], offset[width:])
-        return attend_first(query, key_value, self.heads, bias)
+        return self.out(mix(x, *self.scaled(), self.heads, bias, read))
 
     def maps(self, x: Tensor, bias: Bias | None = None, heads: list[int] | None = None) -> Tensor:
         """The attention maps themselves [batch, heads, tokens, tokens] in float32, for the heads asked for."""

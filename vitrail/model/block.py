@@ -70,11 +70,15 @@ class Residual(nn.Module):
         """[batch, tokens, width] -> the same shape."""
         if self.gamma is not None:
             branch = branch * self.gamma
-        if self.training and self.drop_path:
-            keep = 1 - self.drop_path
-            alive = torch.empty(len(branch), 1, 1, device=branch.device).bernoulli_(keep) / keep
-            branch = branch * alive.to(branch.dtype)
-        return branch
+        alive = self.alive(branch)
+        return branch if alive is None else branch * alive.to(branch.dtype)
+
+    def alive(self, x: Tensor) -> Tensor | None:
+        """By what stochastic depth multiplies the branch of each image of x, [batch, 1, 1]; None: nothing."""
+        if not (self.training and self.drop_path):
+            return None
+        keep = 1 - self.drop_path
+        return torch.empty(len(x), 1, 1, device=x.device).bernoulli_(keep) / keep
 
 
 class AttentionBranch(nn.Module):

@@ -1,8 +1,11 @@
 """A network that will not learn any more, laid out for speed: `freeze(model)`.
 
 On a CPU every weight matrix is packed once the way oneDNN wants it (it would otherwise be packed again in every
-call), the scale of the queries is folded into their projection, and residuals are added inside the matrix
-product that makes them. On other devices freezing is eval mode in the type asked for.
+call); the scale of the queries, the scale and shift of the norms and LayerScale are folded into the projections; and
+residuals are added inside the matrix product that makes them. The branches of parallel blocks become one wide branch
+(`vitrail.model.wide`) in bfloat16, and on other devices; in float32 on a CPU they are faster one by one, because the
+wider activations leave the cache (`python -m benchmarks.parallel`). All else on other devices is eval mode in the type
+asked for.
 """
 
 from __future__ import annotations
@@ -10,16 +13,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.model.attention import Attention, Bias, attend, attend_first
-from vitrail.model.block import MLP, AttentionBranch, Block, MLPBranch, swiglu
-from vitrail.model.layers import on_onednn
-from vitrail.model.posemb import Grid
+from vitrail.model.attention import Bias, attend, attend_first
+from vitrail.model.block import MLP, Block, SwiGLU, swiglu
+from vitrail.model.layers import LayerNorm, on_onednn
+from vitrail.model.posemb import Grid, Positions
 from vitrail.model.vit import ViT
+from vitrail.model.wide import Wide, for_branches, wide_attention, wide_mlp
 
 
 class Packed(nn.Module):
@@ -39,56 +44,99 @@ class Packed(nn.Module):
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
 
 
-class FrozenAttention(nn.Module):
-    """`Attention` up to its output projection, packed; in the last layer only the tokens that are read query."""
+class Plain(nn.Module):
+    """A dense layer as torch has it, where there is no oneDNN."""
 
-    def __init__(self, attention: Attention, last: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self.heads = attention.heads
-        weight, bias = attention.scaled()
-        width = attention.qkv.in_features
-        self.qkv = None if last else Packed(weight, bias)
-        self.query = Packed(weight[:width], bias[:width]) if last else None
-        self.key_value = Packed(weight[width:], bias[width:]) if last else None
+        self.weight, self.bias = weight.detach(), bias.detach()
 
-    def forward(self, x: Tensor, bias: Bias, read: int | None) -> Tensor:
-        """What goes into the output projection, [batch, tokens or read, width]."""
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        return F.linear(x, self.weight, self.bias)
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual [..., out] + the layer applied to x [..., in]."""
+        return residual + self(x)
+
+
+Layer = type[Packed] | type[Plain]
+
+
+class FrozenAttention(nn.Module):
+    """Attention branches as one; in the last layer only the tokens that are read query."""
+
+    def __init__(self, wide: Wide, heads: int, layer: Layer, last: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        width = len(wide.inner.weight) // 3
+        self.qkv = None if last else layer(*wide.inner)
+        self.query = layer(*(tensor[:width] for tensor in wide.inner)) if last else None
+        self.key_value = layer(*(tensor[width:] for tensor in wide.inner)) if last else None
+        self.out = layer(wide.outer.weight, wide.outer.bias.sum(0))
+
+    def forward(self, x: Tensor, normed: Tensor, bias: Bias, read: int | None) -> Tensor:
+        """x [batch, tokens or read, width] + what normed [batch, tokens, width] adds to it."""
         if self.qkv is not None:
-            qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))
-            return attend(qkv, bias(qkv[:, :, 0].transpose(1, 2)))
+            qkv = self.qkv(normed).unflatten(-1, (3, self.heads, -1))
+            return self.out.added_to(x, attend(qkv, bias(qkv[:, :, 0].transpose(1, 2))))
         assert self.query is not None and self.key_value is not None
-        return attend_first(self.query(x[:, :read]), self.key_value(x), self.heads, bias)
+        mixed = attend_first(self.query(normed[:, :read]), self.key_value(normed), self.heads, bias)
+        return self.out.added_to(x, mixed)
+
+
+class FrozenMLP(nn.Module):
+    """MLP branches as one."""
+
+    def __init__(self, wide: Wide, mlp: MLP | SwiGLU, layer: Layer) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = layer(*wide.inner), layer(wide.outer.weight, wide.outer.bias.sum(0))
+        self.activate: Callable[[Tensor], Tensor] = swiglu
+        if isinstance(mlp, MLP):
+            self.activate = partial(F.gelu, approximate=mlp.approximate)
+
+    def forward(self, x: Tensor, normed: Tensor) -> Tensor:
+        """x [batch, tokens, width] + what normed, of the same shape, adds to it."""
+        return self.fc2.added_to(x, self.activate(self.fc1(normed)))
 
 
 class FrozenBlock(nn.Module):
-    """`Block` of one attention and one MLP; LayerScale is folded into the layers it scales."""
+    """`Block` with the norms' scales and shifts, and LayerScale, folded into the layers behind and before them.
 
-    def __init__(self, block: Block, last: bool) -> None:
+    Where `together`, its branches are one.
+    """
+
+    def __init__(
+        self, block: Block, positions: Positions, dtype: torch.dtype, layer: Layer, *, last: bool, together: bool
+    ) -> None:
         super().__init__()
-        (attention,), (mlp,) = block.attentions, block.mlps
-        assert isinstance(attention, AttentionBranch) and isinstance(mlp, MLPBranch)
-        self.bias = block.bias
-        self.attention_norm, self.mlp_norm = attention.norm, mlp.norm
-        self.attention = FrozenAttention(attention.attention, last)
-        self.out = Packed(*scaled(attention.attention.out, attention.residual.gamma))
-        self.fc1 = Packed(mlp.mlp.fc1.weight, mlp.mlp.fc1.bias)
-        self.fc2 = Packed(*scaled(mlp.mlp.fc2, mlp.residual.gamma))
-        self.activate: Callable[[Tensor], Tensor] = swiglu
-        if isinstance(mlp.mlp, MLP):
-            self.activate = partial(F.gelu, approximate=mlp.mlp.approximate)
+        attentions: list[Any] = list(block.attentions)
+        mlps: list[Any] = list(block.mlps)
+        self.layer, self._positions = block.layer, (positions,)
+        self.branches = len(attentions) if together else 1
+        width, eps = attentions[0].attention.qkv.in_features, attentions[0].norm.eps
+        self.norm = LayerNorm(width, eps=eps, elementwise_affine=False)
+        heads = self.branches * attentions[0].attention.heads
+        self.attentions, self.mlps = nn.ModuleList(), nn.ModuleList()
+        for at in range(0, len(attentions), self.branches):  # folded in the type they are in, then rounded
+            wide = wide_attention(attentions[at : at + self.branches]).to(dtype)
+            self.attentions.append(FrozenAttention(wide, heads, layer, last))
+        for at in range(0, len(mlps), self.branches):
+            wide = wide_mlp(mlps[at : at + self.branches]).to(dtype)
+            self.mlps.append(FrozenMLP(wide, mlps[at].mlp, layer))
 
     def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
         """See `Block.forward`."""
-        mixed = self.attention(self.attention_norm(x), self.bias(places, grid), read)
-        x = self.out.added_to(x[:, :read].contiguous(), mixed)
-        return self.fc2.added_to(x, self.activate(self.fc1(self.mlp_norm(x))))
-
-
-def scaled(layer: nn.Linear, gamma: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a layer whose output is multiplied by `gamma` [out]."""
-    if gamma is None:
-        return layer.weight, layer.bias
-    return layer.weight * gamma[:, None], layer.bias * gamma
+        bias: Bias = partial(self._positions[0].logits, self.layer, places=places, grid=grid)
+        if self.branches > 1:
+            bias = for_branches(bias, self.branches)
+        normed, x = self.norm(x), x[:, :read].contiguous()
+        for attention in self.attentions:
+            x = attention(x, normed, bias, read)
+        normed = self.norm(x)
+        for mlp in self.mlps:
+            x = mlp(x, normed)
+        return x
 
 
 @torch.no_grad()
@@ -96,14 +144,21 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a copy of a model for inference in `dtype`: images -> logits in that type.
 
     The same outputs to rounding; on a CPU 1.1 to 1.2 times as fast (B/16, batch 1 and 8). It cannot
-    be trained, saved or tapped. ViTs with parallel or axial blocks, and ResNets, gain only the type.
+    be trained, saved or tapped. ViTs with axial blocks, and ResNets, gain only the type.
     """
     frozen = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
-    if not isinstance(frozen, ViT) or not on_onednn(frozen.norm.weight, dtype):
+    if not isinstance(frozen, ViT) or not isinstance(model, ViT) or frozen.config.block == "axial":
         return frozen
-    if frozen.config.block == "sequential":
-        last = len(frozen.blocks) - 1 if frozen.pool.reads else None
-        for layer, block in enumerate(frozen.blocks):
-            assert isinstance(block, Block)
-            frozen.blocks[layer] = FrozenBlock(block, layer == last)
+    packed = on_onednn(frozen.norm.weight, dtype)
+    together = frozen.config.branches > 1 and (
+        dtype == torch.bfloat16 if packed else frozen.norm.weight.device.type != "cpu"
+    )
+    if not (packed or together):
+        return frozen
+    last = len(frozen.blocks) - 1 if frozen.pool.reads else None
+    for index, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        frozen.blocks[index] = FrozenBlock(
+            block, frozen.positions, dtype, Packed if packed else Plain, last=index == last, together=together
+        )
     return frozen

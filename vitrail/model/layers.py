@@ -91,6 +91,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def linear_after_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str = "none") -> Tensor:
+    """`linear` of GELU(x)."""
+    dtype = compute_dtype(x)
+    if on_onednn(x, dtype):
+        return _Linear.apply(x, weight, bias, dtype, approximate)
+    return F.linear(F.gelu(x, approximate=approximate), weight, bias)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """`F.layer_norm` over the last dimension, in the type the next matrix product takes; float32 statistics."""
+    dtype = compute_dtype(x)
+    if x.device.type != "cpu" or dtype == torch.float32 or torch.compiler.is_compiling():
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return torch.native_layer_norm(x.to(dtype), x.shape[-1:], weight, bias, eps)[0]
+
+
 class Linear(nn.Linear):
     """`nn.Linear` through `linear`."""
 
@@ -100,19 +116,12 @@ class Linear(nn.Linear):
 
     def after_gelu(self, x: Tensor, approximate: str = "none") -> Tensor:
         """The layer applied to GELU(x)."""
-        dtype = compute_dtype(x)
-        if on_onednn(x, dtype):
-            return _Linear.apply(x, self.weight, self.bias, dtype, approximate)
-        return F.linear(F.gelu(x, approximate=approximate), self.weight, self.bias)
+        return linear_after_gelu(x, self.weight, self.bias, approximate)
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` over the last dimension; its statistics are always float32."""
+    """`nn.LayerNorm` over the last dimension, through `layer_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., width] -> the same shape, in the type the next matrix product takes."""
-        dtype = compute_dtype(input)
-        if input.device.type != "cpu" or dtype == torch.float32 or torch.compiler.is_compiling():
-            return super().forward(input)
-        shape = list(self.normalized_shape)
-        return torch.native_layer_norm(input.to(dtype), shape, self.weight, self.bias, self.eps)[0]
+        return layer_norm(input, self.weight, self.bias, self.eps)

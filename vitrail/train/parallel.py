@@ -1,5 +1,6 @@
-"""What wraps the single-device model from outside, in this order:
+"""What is done to the single-device model from outside, in this order:
 
+0. the branches of parallel blocks computed as one, where the run says so;
 1. activation checkpointing, on each block: what is recomputed must be inside what is compiled;
 2. torch.compile, on each block: the blocks share one compiled graph, so the wait is that of a single block;
 3. the sum of gradients over processes, after the last micro-batch's backward.
@@ -18,14 +19,17 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail import world
 from vitrail.model.vit import ViT
+from vitrail.model.wide import compute_together
 from vitrail.train.run import Run
 
 
 def prepare(model: nn.Module, run: Run) -> None:
-    """Apply activation checkpointing and compilation to `model`, in place, as `run` says.
+    """Apply wide branches, activation checkpointing and compilation to `model`, in place, as `run` says.
 
     A network without encoder blocks (a ResNet) is treated as one block.
     """
+    if run.wide_branches:
+        compute_together(model)
     blocks = checkpointed_parts(model)
     if run.activation_checkpointing:
         for block in blocks:

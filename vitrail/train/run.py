@@ -137,6 +137,9 @@ class Run:
     precision: Literal["auto", "bf16", "float32"] = "auto"
     compile: bool = False
     activation_checkpointing: bool = False
+    wide_branches: bool = False
+    """Compute the branches of parallel blocks as one wide branch; the same network, and slower on the CPUs measured
+    (`vitrail.model.wide`)."""
     workers: int | None = None
     """Threads that decode images; None: from the machine. 0 decodes in the training thread."""
     cache: Literal["auto", "yes", "no"] = "auto"

@@ -19,7 +19,7 @@ from vitrail.weights.base import Base
 IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune")
 """Settings that a resumed run must share with the one it continues. The rest may change: duration, time_limit,
 early_stop, how often to evaluate and save, and all about the machine (accumulate, precision, workers, cache,
-compile, activation_checkpointing, device); the bits are then the same as far as the arithmetic is."""
+compile, activation_checkpointing, wide_branches, device); the bits are then the same as far as the arithmetic is."""
 NOTED = ("source", "path", "sha256")
 """What a checkpoint says of the base it needs; how to find it again is in run.json."""
 

@@ -35,7 +35,7 @@ from vitrail.train.standing import identity
 RUN, LOG, OUTCOME = "run.yaml", "log.txt", "outcome.json"
 NAME = "run"
 ELSEWHERE = ("name", "out", "device", "workers", "cache", "accumulate", "compile", "activation_checkpointing", "keep",
-             "checkpoint_every")  # fmt: skip
+             "checkpoint_every", "wide_branches")  # fmt: skip
 """Settings that say where a run is and how it is carried out, not what it computes."""
 
 
