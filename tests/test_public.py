@@ -27,7 +27,7 @@ RUN = """
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout data.image_column
-data.label_column data.max_bad data.subset data.test data.train data.validation device duration early_stop
+data.label_column data.max_bad data.strict data.subset data.test data.train data.validation device duration early_stop
 evaluate_every fewshot
 image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.head_bias objective.loss
 objective.smoothing optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out

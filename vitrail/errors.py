@@ -37,7 +37,7 @@ class DecodeError(DataError):
     """One file cannot become an image.
 
     `reason` is a short, stable, machine-readable word: "empty", "not-an-image", "truncated", "corrupt",
-    "too-many-pixels", "unsupported", "unreadable".
+    "too-many-pixels", "too-large", "unsupported", "unreadable".
     """
 
     def __init__(self, message: str, *, reason: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -12,6 +15,12 @@ from vitrail.data.item import Findings, Found, Item, Listed, View, order_classes
 from vitrail.data.split import hold_out
 from vitrail.errors import DataError
 
+LARGE = 1 << 30
+"""Bytes that any array may unpack to; beyond, the ratio counts."""
+RATIO = 200
+"""Of a thousand that deflate can reach with zeros; drawings in black and white come to a few dozen."""
+DAMAGED = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, SyntaxError, TokenError)
+"""What reading a broken zip raises; the last two come from array headers."""
 _PAIRS = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels")),
     "validation": (("x_val", "y_val"), ("x_valid", "y_valid"), ("val_images", "val_labels")),
@@ -76,7 +85,7 @@ def read_npz(path: Path) -> Found:
                 )
             arrays = {name: _load(path, archive, members[name]) for pair in wanted.values() for name in pair}
             checks = {name: archive.getinfo(members[name]).CRC for pair in wanted.values() for name in pair}
-    except (zipfile.BadZipFile, ValueError) as error:
+    except DAMAGED as error:
         raise DataError(f"{path} is not a readable .npz: {error}") from error
     return Found(_sources(path, wanted, arrays, checks), Findings("arrays"))
 
@@ -116,21 +125,35 @@ def _channels_last(path: Path, name: str, images: np.ndarray) -> np.ndarray:
 
 
 def _load(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
-    """Return one array of an .npz, through a memory map if it is stored uncompressed."""
+    """Return one array of an .npz, through a memory map if it is stored uncompressed.
+
+    The header is compared with the member, and the member with the file, before anything is allocated.
+    """
     info = archive.getinfo(member)
+    if info.file_size > max(LARGE, RATIO * info.compress_size):
+        raise DataError(
+            f"{path}: {member} has {info.compress_size:,} bytes and claims to unpack to {info.file_size:,}: no images "
+            "compress like that"
+        )
     with archive.open(info) as stream:
-        if info.compress_type != zipfile.ZIP_STORED:
-            return np.lib.format.read_array(stream, allow_pickle=False)
         version = np.lib.format.read_magic(stream)
         if version > (2, 0):
-            return np.lib.format.read_array(archive.open(info), allow_pickle=False)
+            raise DataError(f"{path}: {member} is an array of version {version}; images and labels are of 1 or 2")
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read_header(stream)
         header = stream.tell()
+        if dtype.hasobject:
+            raise DataError(f"{path}: {member} holds Python objects, which are not read")
+        if min(shape, default=0) < 0 or header + math.prod(shape) * dtype.itemsize != info.file_size:
+            raise DataError(
+                f"{path}: the header of {member} claims {dtype} of shape {shape}, but "
+                f"{info.file_size - header:,} bytes are there"
+            )
+    if info.compress_type != zipfile.ZIP_STORED:
+        with archive.open(info) as stream:
+            return np.lib.format.read_array(stream, allow_pickle=False)
     with open(path, "rb") as file:  # the data follow a local header whose name and extra fields vary in length
         file.seek(info.header_offset + 26)
         name_length, extra_length = np.frombuffer(file.read(4), "<u2")
     offset = info.header_offset + 30 + int(name_length) + int(extra_length) + header
-    if dtype.hasobject:
-        raise DataError(f"{path}: {member} holds Python objects, which are not read")
     return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")

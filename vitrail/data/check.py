@@ -6,7 +6,6 @@ Nothing is changed: what is bad is listed, with the reason, for the user to act 
 from __future__ import annotations
 
 import csv
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +17,8 @@ import numpy as np
 from vitrail.data.config import Data
 from vitrail.data.decode import decode
 from vitrail.data.item import Listed
-from vitrail.data.prefetch import Pool, ordered
+from vitrail.data.leaks import digest
+from vitrail.data.prefetch import Pool, ordered, stuck
 from vitrail.data.source import find
 from vitrail.data.stats import Look, Stats, Tally, describe, summarise
 from vitrail.errors import DecodeError
@@ -95,7 +95,13 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: Progress | Non
     pool = Pool(workers) if workers else None
     try:
         for name, source in found.splits.items():
-            scan = ordered(pool, partial(_look, source), range(len(source)), ahead=4 * max(1, workers))
+            scan = ordered(
+                pool,
+                partial(_look, source),
+                range(len(source)),
+                ahead=4 * max(1, workers),
+                hung=lambda index, source=source: stuck(source.id(index)),  # type: ignore[misc]
+            )
             for index, look in enumerate(scan):
                 tally.add(look)
                 if look.error is not None:
@@ -121,12 +127,6 @@ def _look(source: Listed, index: int) -> Look:
     except DecodeError as error:
         return Look(error=error)
     return Look((image.shape[0], image.shape[1]), format, mode, digest(data))
-
-
-def digest(image: bytes | np.ndarray) -> bytes:
-    """Return 16 bytes that are equal for equal contents: of a file, or of an array of pixels."""
-    contents = image if isinstance(image, bytes) else np.ascontiguousarray(image).tobytes()
-    return hashlib.blake2b(contents, digest_size=16).digest()
 
 
 def _duplicates(splits: dict[str, Listed], tally: Tally) -> list[list[Copy]]:

@@ -26,6 +26,8 @@ class Data:
     """Columns of a table; None finds the usual names."""
     max_bad: float = 0.05
     """Largest share of training images that may be unreadable; when more turn up, training ends."""
+    strict: bool = False
+    """Refuse data of which anything is left out: an empty class folder, a broken link, an image that cannot be read."""
     subset: int | float | None = None
     """Use only this many training images, or as a share (0.1). Drawn by `seed`, classes in proportion; a smaller subset
     is part of a larger one, and validation images are the same for all."""

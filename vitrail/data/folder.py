@@ -18,6 +18,8 @@ from vitrail.errors import DataError, DecodeError
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
                       ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm"))  # fmt: skip
+MAX_BYTES = 2**30
+"""Largest image file read: 134 million pixels of 16 bits, the decoder's limit, take 0.8 GB uncompressed."""
 _JUNK = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 
 EXPECTED = """expected is one folder per class, in split folders or not:
@@ -61,16 +63,23 @@ def file_of(source: Listed, index: int) -> Path | None:
 
 
 def read_file(path: str | bytes | Path) -> bytes:
-    """Return the bytes of a file; a failed read is tried once more. Raises DecodeError("unreadable")."""
+    """Return the bytes of a file; a failed read is tried once more. Raises DecodeError "unreadable", "too-large"."""
     for attempt in range(2):
         try:
             with open(path, "rb") as file:
+                refuse_large(os.fstat(file.fileno()).st_size, os.fsdecode(path))
                 return file.read()
         except OSError as error:
             # a missing file stays missing; a network file system may recover from an input/output error
             if attempt or isinstance(error, FileNotFoundError | PermissionError):
                 raise DecodeError(f"{os.fsdecode(path)}: {error.strerror}", reason="unreadable") from error
     raise AssertionError("unreachable")
+
+
+def refuse_large(size: int, name: str) -> None:
+    """Raise DecodeError "too-large" for more bytes than any image has: they are not brought into memory."""
+    if size > MAX_BYTES:
+        raise DecodeError(f"{name}: {size:,} bytes, more than the {MAX_BYTES:,} of any image", reason="too-large")
 
 
 def is_junk(name: str) -> bool:

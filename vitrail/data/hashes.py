@@ -25,11 +25,12 @@ import pyarrow as pa
 from PIL import Image
 
 from vitrail.data.cache import cached_file, kept_table
-from vitrail.data.check import Progress, digest
+from vitrail.data.check import Progress
 from vitrail.data.decode import decode
 from vitrail.data.folder import file_of
 from vitrail.data.item import Listed
-from vitrail.data.prefetch import Pool, ordered
+from vitrail.data.leaks import digest
+from vitrail.data.prefetch import Pool, ordered, stuck
 from vitrail.errors import DecodeError
 
 SIDE = 32
@@ -170,7 +171,8 @@ def _compute(
 ) -> None:
     """Hash some images and write their rows."""
     looks: list[tuple[bytes, np.ndarray | None, str]] = []
-    found = ordered(pool, partial(_look, source), numbers, ahead=64 if pool is None else 8 * pool.size)
+    ahead = 64 if pool is None else 8 * pool.size
+    found = ordered(pool, partial(_look, source), numbers, ahead=ahead, hung=lambda number: stuck(source.id(number)))
     for done, look in enumerate(found, start=1):
         looks.append(look)
         if len(looks) == _ROWS or done == len(numbers):

@@ -88,6 +88,13 @@ class Findings:
         """List an image (or what claims to be one) that was left out."""
         self.dropped.append(Rejected(id, reason))
 
+    def require_whole(self, path: str) -> None:
+        """Raise DataError if anything of the data at `path` was left out, or warned of."""
+        lines = [*self.warnings, *(f"{item.id}: {item.reason}" for item in self.dropped)]
+        if lines:
+            more = "" if len(lines) == 1 else f" (and {len(lines) - 1} more)"
+            raise DataError(f"{path} is not used as a whole, and data.strict is set: {lines[0]}{more}")
+
     def lines(self) -> list[str]:
         """The findings as lines for a terminal; empty if there is nothing to say."""
         lines = list(self.warnings)

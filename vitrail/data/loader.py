@@ -19,7 +19,7 @@ from vitrail.data.item import Listed, Source
 from vitrail.data.kept import Kept
 from vitrail.data.ops import Op, transform_batch
 from vitrail.data.order import Order
-from vitrail.data.prefetch import Pool, ordered
+from vitrail.data.prefetch import TIMEOUT, Pool, ordered
 from vitrail.data.stream import stream
 from vitrail.errors import DataError, DecodeError, VitrailError
 
@@ -65,7 +65,8 @@ class _Part:
     epoch: int
     last: bool
     """Is it the batch's last part?"""
-    bad: list[tuple[str, str]] = field(default_factory=list)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    """Index and reason of what could not be read."""
     reading: int = -1
     """The image being read, -1 before the first."""
     steps: int = 0
@@ -85,8 +86,9 @@ class Loader:
     An image that cannot be decoded is listed in `bad`; training takes the next one of the order in its place,
     evaluation leaves it out. `cache` keeps decoded images in memory: for data sets of small images.
 
-    Raises DataError for an empty source, and from `epoch`: when a read takes longer than `timeout` seconds,
-    when `ATTEMPTS` images in a row are unreadable, and for an error in `transform`, each naming the image.
+    Raises DataError for an empty source, and from `epoch`: when a read takes longer than `timeout` seconds (None:
+    `prefetch.TIMEOUT`; without threads it is waited for), when `ATTEMPTS` images in a row are unreadable, and for an
+    error in `transform`, each naming the image.
     """
 
     def __init__(
@@ -104,20 +106,22 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         cache: bool = False,
-        timeout: float = 120.0,
+        timeout: float | None = None,
     ) -> None:
         if not len(source):
             raise DataError("there are no images to load")
         self.source = source
         self.wait_seconds = 0.0
         self.bad: list[tuple[str, str]] = []
-        self._seen_bad: set[str] = set()
+        self.bad_index: list[int] = []
+        """Where in the source each of `bad` is."""
+        self._seen_bad: set[int] = set()
         self._transform = transform
         self._size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         self._seed = seed
         self._batch_size = batch_size
         self._evaluation = not shuffle and not drop_last
-        self._timeout = timeout
+        self._timeout = TIMEOUT if timeout is None else timeout
         self._world = world
         self._order = Order(
             len(source),
@@ -222,12 +226,13 @@ class Loader:
             try:
                 image, label = self._read(index)
             except DecodeError as error:
-                part.bad.append((self._name(index), error.reason))
+                part.bad.append((index, error.reason))
                 continue
             return image, label, index, copy
         if self._evaluation:
             return None
-        name, reason = part.bad[-1]
+        index, reason = part.bad[-1]
+        name = self._name(index)
         raise DataError(f"{ATTEMPTS} images in a row cannot be read, the last of them {name}: {reason}")
 
     def _read(self, index: int) -> tuple[np.ndarray, int]:
@@ -269,10 +274,11 @@ class Loader:
         )
 
     def _record(self, part: _Part) -> None:
-        for name, reason in part.bad:
-            if name not in self._seen_bad:
-                self._seen_bad.add(name)
-                self.bad.append((name, reason))
+        for index, reason in part.bad:
+            if index not in self._seen_bad:
+                self._seen_bad.add(index)
+                self.bad.append((self._name(index), reason))
+                self.bad_index.append(index)
 
 
 def _batch(slots: _Slots) -> Batch:

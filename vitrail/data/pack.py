@@ -24,7 +24,7 @@ from vitrail.data.cache import read_table, refuse_within, write_table
 from vitrail.data.decode import decode
 from vitrail.data.item import Listed, Rejected
 from vitrail.data.ops import resize
-from vitrail.data.prefetch import Pool, ordered
+from vitrail.data.prefetch import Pool, ordered, stuck
 from vitrail.data.shards import INDEX, SCHEMA
 from vitrail.data.source import find
 from vitrail.data.split import fingerprint
@@ -96,7 +96,8 @@ def pack(
     pool = Pool(workers) if workers else None
     try:
         encode = partial(_encode, source, short_side, quality)
-        images = ordered(pool, encode, range(first, len(source)), ahead=4 * max(1, workers))
+        ahead, todo = 4 * max(1, workers), range(first, len(source))
+        images = ordered(pool, encode, todo, ahead=ahead, hung=lambda index: stuck(source.id(index)))
         while first < len(source):
             parts.append(_write_shard(folder, len(parts), images, source, first, settings, progress))
             first = parts[-1]["next"]

@@ -13,9 +13,14 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from vitrail.errors import DataError
+
 T = TypeVar("T")
 R = TypeVar("R")
 Task = tuple["Future[Any]", Callable[..., Any], Any]
+
+TIMEOUT = 120.0
+"""Seconds after which a read that has not come back counts as hung."""
 
 
 class Pool:
@@ -84,8 +89,9 @@ def ordered(
     """Yield `function(argument)` for each argument, in order, with up to `ahead` calls in the pool.
 
     Without a pool the calls are made here, one at a time. An exception of a call is raised in its place. A
-    result that has not come after `timeout` seconds of waiting raises what `hung(argument)` returns; None
-    means to wait as long again. Ending the iteration early cancels what has not begun."""
+    result that has not come after `timeout` seconds of waiting (None: `TIMEOUT`) raises what `hung(argument)`
+    returns; None means to wait as long again. Ending the iteration early cancels what has not begun."""
+    timeout = TIMEOUT if timeout is None else timeout
     if pool is None:
         yield from map(function, arguments)
         return
@@ -111,6 +117,13 @@ def ordered(
     finally:
         for _, future in waiting:
             future.cancel()
+
+
+def stuck(name: str) -> DataError:
+    """Return the error that names an image whose read has not come back within `TIMEOUT`."""
+    return DataError(
+        f"reading {name} has taken more than {TIMEOUT:g} s: the disk or network it lies on does not answer"
+    )
 
 
 _END: Any = object()

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitrail.data.cache import cached_table, read_table
-from vitrail.data.folder import is_image_name, is_junk
+from vitrail.data.folder import is_image_name, is_junk, refuse_large
 from vitrail.data.item import UNKNOWN, Findings, Found, Item, order_classes
 from vitrail.data.table import group_by_split
 from vitrail.errors import DataError, DecodeError
@@ -51,6 +51,7 @@ class ShardSource:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Item:
+        refuse_large(int(self.sizes[index]), self.id(index))
         data = self._read(int(self._shard[index]), int(self._offset[index]), int(self.sizes[index]))
         id = self.id(index)
         image = _array(data, id) if data.startswith(b"\x93NUMPY") else data
@@ -179,7 +180,8 @@ def packed_folders(path: Path) -> dict[str, Path]:
     """Return split -> folder of packed shards at or right below `path`; empty if there are none."""
     if (path / INDEX).is_file():
         return {"": path}
-    return {folder.name: folder for folder in sorted(path.iterdir()) if (folder / INDEX).is_file()}
+    # a folder that may not be looked into is no error here
+    return {folder.name: folder for folder in sorted(path.iterdir()) if os.path.isfile(folder / INDEX)}
 
 
 def read_packed(path: Path) -> Found:

@@ -87,6 +87,8 @@ def split_found(found: Found, data: Data, seed: int = 0) -> Splits:
         for split in found.splits
         if split not in names
     }
+    if data.strict:
+        findings.require_whole(data.path)
     test = None if measured is None else others[measured]
     if chosen is not None:
         validation, held = others[chosen], dict[str, Any](validation=chosen)
@@ -126,8 +128,14 @@ def open_split(
 def find(path: str, image_column: str | None = None, label_column: str | None = None) -> Found:
     """Return everything at `path`, unjoined: its splits by their own names and what was left out.
 
-    Raises DataError, saying what was looked for and what would be valid, where nothing is or can be read.
-    """
+    Raises DataError, saying what was looked for and what would be valid, where nothing is or can be read."""
+    try:
+        return _find(path, image_column, label_column)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error} ({error.filename})") from error
+
+
+def _find(path: str, image_column: str | None, label_column: str | None) -> Found:
     if path == "digits":
         return read_digits()
     place = Path(path).expanduser()
@@ -255,8 +263,7 @@ def _of_role(found: Found, role: str) -> list[str]:
 
 
 def _named(found: Found, wanted: str, path: str) -> str:
-    """Return the split called `wanted`, or a usual other name of it. Raises UsageError with the splits there
-    are."""
+    """Return the split called `wanted`, or a usual other name of it. Raises UsageError with the splits there are."""
     if wanted in found.splits:
         return wanted
     role = role_of(wanted)
@@ -313,8 +320,7 @@ def _apart(name: str, role: str, data: Data, train: list[str]) -> str:
 
 
 def _matched(found: Found, split: str, class_names: list[str], *, required: bool) -> Listed | None:
-    """Return a split with its labels in `class_names`; one that is not required and does not fit is left
-    out."""
+    """Return a split with its labels in `class_names`; one that is not required and does not fit is left out."""
     try:
         return View(found.splits[split], class_names=class_names)
     except DataError as error:

@@ -25,7 +25,7 @@ from vitrail.data.config import Preprocess
 from vitrail.data.decode import decode
 from vitrail.data.folder import is_image_name, is_junk, read_file
 from vitrail.data.ops import eval_transform
-from vitrail.data.prefetch import Pool, ordered
+from vitrail.data.prefetch import Pool, ordered, stuck
 from vitrail.errors import DataError, DecodeError, WeightsError
 from vitrail.evaluate.classify import Precision, Predict, predictor
 
@@ -123,7 +123,8 @@ def predict_files(
 
     `model` is a network with a card (from `vitrail.load`); `predict` runs another engine in
     its place. Each row has the `top` best classes, or fewer if there are not as many. `workers` threads decode;
-    at most a few batches are held. Raises DataError if there is no file, WeightsError for a model without card.
+    at most a few batches are held. Raises DataError if there is no file, and when one takes longer to read than
+    `prefetch.TIMEOUT` (without threads it is waited for), WeightsError for a model without card.
     """
     card = getattr(model, "card", None)
     if card is None:
@@ -151,7 +152,7 @@ def _rows(
 
     pool = Pool(workers) if workers else None
     try:
-        prepared = ordered(pool, prepare, remembered(), ahead=2 * batch_size)
+        prepared = ordered(pool, prepare, remembered(), ahead=2 * batch_size, hung=lambda path: stuck(_text(path)))
         while chunk := list(islice(prepared, batch_size)):
             images = [item for item in chunk if isinstance(item, np.ndarray)]
             answers = iter(_best(predict, images, names, top))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from vitrail import world
 from vitrail.data.item import Listed
 from vitrail.data.loader import Batch, Loader
@@ -45,7 +47,7 @@ def endless(
     """Yield the batches of a run from step number `step` on, epoch after epoch.
 
     `tell(image, reason)` hears of each unreadable image once. Raises DataError when their share of the images
-    passes `max_bad`.
+    passes `max_bad`, or all of a class are unreadable.
     """
     told = 0
     while True:
@@ -55,8 +57,9 @@ def endless(
                 if tell is not None:
                     tell(image, reason)
             if told < len(loader.bad):
-                told = len(loader.bad)
                 _refuse_if_many(loader, max_bad)
+                _refuse_if_a_class_is_gone(loader, loader.bad_index[told:])
+                told = len(loader.bad)
             yield batch
             step += 1
 
@@ -69,6 +72,21 @@ def _refuse_if_many(loader: Loader, max_bad: float) -> None:
             f"{bad} of {images:,} training images cannot be read, more than the {max_bad:.1%} of data.max_bad; the "
             f"first is {name} ({reason}). `vitrail data check` lists them all; --data.max-bad goes on without them"
         )
+
+
+def _refuse_if_a_class_is_gone(loader: Loader, newly: list[int]) -> None:
+    """Raise DataError where the newly unreadable images were the last ones of a class that this process has."""
+    if not isinstance(loader.source, Listed):
+        return
+    labels = loader.source.labels
+    for label in np.unique(labels[newly]).tolist():
+        bad = int(np.count_nonzero(labels[loader.bad_index] == label))
+        if bad == np.count_nonzero(labels == label):
+            what = "the only training image" if bad == 1 else f"all {bad} training images"
+            raise DataError(
+                f"{what} of class {loader.source.class_names[label]!r} cannot be read: the network could never learn "
+                "it. `vitrail data check` says why; repair them, or take the class out"
+            )
 
 
 def _common(run: Run) -> dict[str, Any]:

@@ -46,7 +46,11 @@ class Diverged(TrainingError):
 
 
 class Stop(Exception):
-    """Raised by `Signals.check` where a loop is not the training loop's own."""
+    """Raised by `Signals.check` where a loop is not the training loop's own; `signum` says which signal came."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
 
 
 class Signals:
@@ -83,8 +87,8 @@ class Signals:
 
     def check(self) -> None:
         """Raise `Stop` if a signal has come, on every process alike."""
-        if self.requested() is not None:
-            raise Stop
+        if (signum := self.requested()) is not None:
+            raise Stop(signum)
 
 
 @contextmanager

@@ -100,8 +100,9 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
         explaining_memory(run),
     ):
         checkpoints = Checkpoints(folder, run.keep, progress.say)
+        notes: list[str] = []
         if resume is None:
-            record_start(folder, run, resolved.decisions, splits, tuned)
+            notes = record_start(folder, run, resolved.decisions, splits, tuned) or []
         else:
             checkpoints.restore(state)
             if state.is_over(run) and (result := recorded_result(folder)):
@@ -109,11 +110,11 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
             record_resume(folder, run, state.standing.step, tuned)
         standing = state.standing
         folder.open_board(standing.step)
-        progress.announce(folder.path, resolved.decisions)
+        progress.announce(folder.path, resolved.decisions, notes)
         began = time.monotonic() - standing.elapsed
         guard = FiniteGuard(objective, run.max_nonfinite)
         unreadable = partial(record_unreadable, folder, standing, progress.say)
-        batches = endless(loader, standing.step, max_bad=run.data.max_bad, tell=unreadable)
+        batches = endless(loader, standing.step, max_bad=0.0 if run.data.strict else run.data.max_bad, tell=unreadable)
 
         # 5. Steps, and between them evaluations and checkpoints
         while True:
@@ -126,13 +127,13 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
                 progress.reset()
             if run.early_stop and standing.stale >= run.early_stop:
                 over = over or "early stop"
-            stop = signals.requested()
-            if over or stop or plan.saves(step):
+            signum = signals.requested()
+            if over or signum or plan.saves(step):
                 state.mark(over, run)
                 checkpoints.save(state)
                 validation.save_last(standing, folder)
-            if stop:
-                raise Interrupted.after(stop, folder.path, step, checkpoints.saved)
+            if signum:
+                raise Interrupted.after(signum, folder.path, step, checkpoints.saved)
             if over:
                 break
 
@@ -162,7 +163,10 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
 
         # 6. The best model on the test images, if there are any to spare, and the result
         validation.sign(folder)
-        test = validation.test(splits, folder, signals.check)
+        try:
+            test = validation.test(splits, folder, signals.check)
+        except Stop as stop:
+            raise Interrupted.after(stop.signum, folder.path, standing.step, checkpoints.saved) from None
         result = Result.of(standing, folder.path, len(loader), test)
         record_end(folder, result)
         return result

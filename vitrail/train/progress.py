@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,8 @@ from vitrail.train.step import Outcome
 PLAIN_EVERY = 10.0
 """Seconds between lines where there is no terminal."""
 LIVE_EVERY = 0.25
+NOTES = 10
+"""Lines about the data at the start of a run."""
 SMOOTHED = 20
 """Steps over which the line on a terminal averages, at least."""
 
@@ -123,9 +126,13 @@ class Progress:
             f"waiting {rates['waiting']:.0%}"
         )
 
-    def announce(self, folder: Path, decisions: dict[str, str]) -> None:
-        """Say where the run goes and what was decided for it."""
+    def announce(self, folder: Path, decisions: dict[str, str], notes: Sequence[str] = ()) -> None:
+        """Say where the run goes, what was found in its data, and what was decided for it."""
         self.say(f"run folder: {folder}")
+        for note in notes[:NOTES]:
+            self.say(note)
+        if len(notes) > NOTES:
+            self.say(f"... and {len(notes) - NOTES:,} more, all in {folder / 'run.json'}")
         for name, decision in decisions.items():
             self.say(f"  {name}: {decision}")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from vitrail import world
 from vitrail.config_yaml import to_yaml
+from vitrail.data.leaks import leaked
 from vitrail.data.source import Splits
 from vitrail.errors import CheckpointError
 from vitrail.objective.base import Prepared
@@ -21,8 +22,11 @@ from vitrail.train.tune import Tuned
 
 
 @world.on_main
-def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits: Splits, tuned: Tuned) -> None:
-    """Write config.yaml, run.json, classes.json and split.json."""
+def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits: Splits, tuned: Tuned) -> list[str]:
+    """Write config.yaml, run.json, classes.json and split.json; return what there is to say about the data."""
+    warned = set(splits.report.warnings)
+    notes = [f"warning: {line}" if line in warned else line for line in splits.report.lines()]
+    notes += [f"warning: {line}" for line in _leaks(splits)]
     folder.write_text("config.yaml", to_yaml(run))
     folder.write_json("classes.json", splits.class_names)
     folder.write_json("split.json", splits.held_out)
@@ -35,7 +39,7 @@ def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits:
             for name in ("train", "validation", "test")
             if (source := getattr(splits, name)) is not None
         },
-        "notes": splits.report.lines(),
+        "notes": notes,
     }
     folder.write_json(
         "run.json",
@@ -49,6 +53,18 @@ def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits:
             **_partial(folder, tuned),
         },
     )
+    return notes
+
+
+def _leaks(splits: Splits) -> Iterator[str]:
+    """Yield a warning for each held-out split that has training images in it; nothing where that is not known."""
+    for name, source in (("validation", splits.validation), ("test", splits.test)):
+        found = None if source is None else leaked(splits.train, source)
+        if found:
+            yield (
+                f"{len(found)} {name} images are training images, too, the first is {found[0]}: results on "
+                "them are not to be trusted (vitrail data check lists them)"
+            )
 
 
 @world.on_main

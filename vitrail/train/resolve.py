@@ -17,6 +17,7 @@ from PIL import Image
 from torch import nn
 
 from vitrail import world
+from vitrail.data.check import LONG, SMALL
 from vitrail.data.config import Preprocess
 from vitrail.data.item import Listed
 from vitrail.errors import DataError, UsageError
@@ -78,6 +79,10 @@ def resolve(run: Run, train: Listed, class_names: list[str]) -> Resolved:
     """Decide everything but `accumulate`. Raises UsageError or DataError where the settings cannot work."""
     decisions: dict[str, str] = {}
     sizes = image_sizes(train)
+    if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
+        decisions["odd sizes"] = (
+            f"{odd} of {len(sizes)} images looked at have a side below {SMALL} px, or are {LONG} times longer than wide"
+        )
     device = choose_device(run.device)
     if run.keep_head:
         decisions["head"] = _kept_head(run, class_names)
