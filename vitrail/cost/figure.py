@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogFormatter, NullFormatter
 
 STYLES = {"inference": "-", "training": "--"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -56,7 +56,15 @@ def _finish(axes: Axes, sizes: list[int], what: str) -> None:
     axes.set_yscale("log")
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_major_formatter(_Plain())
+    axes.yaxis.set_minor_formatter(_Plain(minor_thresholds=(2, 0.5)))
     axes.set_xlabel("side of the image, pixels")
     axes.set_ylabel(what)
     axes.grid(alpha=0.2)
+
+
+class _Plain(LogFormatter):
+    """Numbers in full, "600" and "20,000"; between the powers of ten as many of them as there is room for."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:,.6g}" if super().__call__(x, pos) else ""

@@ -119,21 +119,18 @@ def _listing(tasks: Sequence[Task], data: str | Path | None) -> Listing:
 
 
 def show(result: Scores | Listing) -> Any:
-    """Return the result as tables for a terminal."""
+    """Return the result as text or a table for a terminal."""
     return _shown_list(result) if isinstance(result, Listing) else _shown(result)
 
 
-def _shown_list(result: Listing) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    for column in ("task", "group", "classes", "test images", "where its data are, or come from"):
-        table.add_column(column, justify="right" if column in ("classes", "test images") else "left", overflow="fold")
+def _shown_list(result: Listing) -> str:
+    """Two lines a task: addresses are too long for a column."""
+    lines = []
     for task in result.tasks:
         where = result.there.get(task.name) or f"{'not there; ' if result.looked else ''}{task.entry.source}"
-        table.add_row(task.name, task.group, str(task.classes), f"{task.test_images:,}", where)
-    return table
+        kind = f"{task.name:20}  {task.group:11}  {task.classes:3} classes  {task.test_images:6,} test images"
+        lines += [kind, f"    {where}"]
+    return "\n".join(lines)
 
 
 def _shown(result: Scores) -> Any:
