@@ -111,7 +111,7 @@ def test_the_command_line_says_what_to_see(
 ) -> None:
     pattern = str(photos / "red" / "[01].png")
     argv = ["inspect", str(networks / "axial"), pattern, "--out", str(tmp_path / "out"), "--head", "1"]
-    assert cli.main([*argv, "--what", "rollout,maps", "--format", "svg", "--format", "pdf", "--layer", "0"]) == 0
+    assert cli.main([*argv, "--what", "rollout,maps", "--format", "svg", "pdf", "--layer", "0"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("axial: written to ")
     assert "rollout: rollout.svg, rollout.pdf, rollout.npz" in printed

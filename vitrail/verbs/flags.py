@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Required, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Required, TypedDict, Union, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
@@ -79,27 +79,37 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
 
 
 def _spread(function: Callable[..., Any], argv: Sequence[str]) -> list[str]:
-    """Give each number of a list a flag of its own: "--shots 1 5" becomes "--shots 1 --shots 5".
+    """Give each value of a list a flag of its own: "--shots 1 5" becomes "--shots 1 --shots 5", as does "--shots 1,5".
 
-    A list ends where no number follows, so it takes no subject away that stands behind it.
+    Lists of numbers and of known words. A list ends where no such value follows, so it takes no subject away that
+    stands behind it.
     """
-    hints = _hints(function)
-    lists = {f"--{name.replace('_', '-')}" for name, hint in hints.items() if _is_numbers(hint)}
+    valid = {f"--{name.replace('_', '-')}": hint for name, hint in _hints(function).items() if _is_list(hint)}
     words: list[str] = []
     flag = ""
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
-        if word.replace("_", "-") in lists and _NUMBER.fullmatch(following):
-            flag = word  # comes with each of its numbers
-        elif flag and _NUMBER.fullmatch(word):
-            words += [flag, word]
+        hint = valid.get(word.replace("_", "-"))
+        if hint is not None and _all_of(hint, following):
+            flag = word  # comes with each of its values
+        elif flag and _all_of(valid[flag.replace("_", "-")], word):
+            for value in word.split(","):
+                words += [flag, value]
         else:
             flag = ""
             words.append(word)
     return words
 
 
-def _is_numbers(hint: Any) -> bool:
-    return get_args(hint)[1:] == (Ellipsis,) and get_args(hint)[0] in (int, float)
+def _is_list(hint: Any) -> bool:
+    """Are these numbers, or known words?"""
+    each, *rest = get_args(hint) or (None,)
+    return rest == [Ellipsis] and (each in (int, float) or get_origin(each) is Literal)
+
+
+def _all_of(hint: Any, word: str) -> bool:
+    """Is the word a value of such a list, or several with commas?"""
+    each = get_args(hint)[0]
+    return all(bool(_NUMBER.fullmatch(v)) if each in (int, float) else v in get_args(each) for v in word.split(","))
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitrail.errors import UsageError, did_you_mean
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vitrail")
 
+What = Literal["filters", "positions", "distance", "rollout", "relevance", "maps", "patches", "neighbours", "map"]
+Format = Literal["png", "svg", "pdf"]
+
 OF_WEIGHTS = ("filters", "positions")
 OF_PICTURES = ("distance", "rollout", "relevance", "maps", "patches")
 OF_DATA = ("neighbours", "map")
-WHAT = (*OF_WEIGHTS, *OF_PICTURES, *OF_DATA)
 COMPARED = (*OF_WEIGHTS, "distance")
 """What is drawn of several networks side by side."""
-FORMATS = ("png", "svg", "pdf")
 SAMPLE = 12
 """Pictures taken from a data set where none are given."""
 
@@ -44,7 +45,7 @@ def inspect(
     model: str | Path,
     *images: str | Path,
     out: str | Path = "inspect",
-    what: tuple[str, ...] = (),
+    what: tuple[What, ...] = (),
     layer: int | None = None,
     head: int | None = None,
     class_name: str | None = None,
@@ -52,7 +53,7 @@ def inspect(
     split: str | None = None,
     count: int = 128,
     image_size: int | None = None,
-    format: tuple[str, ...] = (),
+    format: tuple[Format, ...] = (),
     batch_size: int = 8,
     device: str | None = None,
 ) -> Inspection:
@@ -66,8 +67,7 @@ def inspect(
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         images: Files, folders, and patterns such as 'photos/*.jpg', in any number; or more networks.
         out: The folder for figures and numbers; files of the same names are replaced.
-        what: filters, positions, distance, rollout, relevance, maps, patches, neighbours or map; may be repeated,
-            or several with commas.
+        what: One figure or several; left out: all that can be drawn.
         layer: Of maps and patches (left out: the last), and of positions where each layer has its own; from 0,
             or from the end: -1.
         head: Of maps, from 0; left out: all.
@@ -76,11 +76,11 @@ def inspect(
         split: Which split of it; left out: test, else validation, else all there is.
         count: Images that attention distance is averaged over, at most.
         image_size: Look at it at another resolution, in pixels.
-        format: png, svg or pdf; may be repeated, or several with commas; left out: png.
+        format: One or several; left out: png.
         batch_size: Images at once; memory grows with it.
         device: cpu, cuda, cuda:1 or mps; left out: the best there is.
     """
-    chosen, formats = _listed(what, WHAT, "cannot inspect"), _listed(format, FORMATS, "no figure is written as")
+    chosen, formats = _listed(what, What, "cannot inspect"), _listed(format, Format, "no figure is written as")
     if count < 1 or batch_size < 1:
         raise UsageError("count and batch_size must be above 0")
     from vitrail.inspect.page import Folder
@@ -121,20 +121,20 @@ class _Chosen:
     count: int
 
 
-def _listed(words: tuple[str, ...], valid: tuple[str, ...], complaint: str) -> tuple[str, ...]:
-    """The values of a flag that may be repeated, or given several with commas."""
-    chosen = [part.strip() for word in words for part in word.split(",") if part.strip()]
-    for name in chosen:
+def _listed(words: tuple[str, ...], choice: Any, complaint: str) -> tuple[str, ...]:
+    """The words, each once. Raises UsageError for one that is not of the `Literal` `choice`."""
+    valid = get_args(choice)
+    for name in words:
         if name not in valid:
             raise UsageError(f"{complaint} {name!r}.{did_you_mean(name, valid)} Valid: {', '.join(valid)}")
-    return tuple(dict.fromkeys(chosen))
+    return tuple(dict.fromkeys(words))
 
 
 def _default(comparing: bool, material: Material) -> tuple[str, ...]:
     if comparing:
         return COMPARED
     if material.data is not None:
-        return WHAT
+        return get_args(What)
     return (*OF_WEIGHTS, *OF_PICTURES) if material.paths else OF_WEIGHTS
 
 
