@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = """
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples Model Optim Percent Preprocess
 ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError WeightsError __version__
-bench cost create demo doctor embed evaluate finetune fit from_yaml inspect load plan predict probe recipe save serve
-sweep to_yaml train variant vtab
+bench cost create demo doctor embed evaluate finetune fit from_yaml inspect load plan predict probe recipe report
+save serve sweep to_yaml train variant vtab
 """
 
 RUN = """
@@ -50,6 +50,7 @@ FLAGS = {
     "predict": "model images top out batch_size workers device precision",
     "embed": "model paths out split prepare image_size batch_size workers device precision",
     "inspect": ("model images out what layer head class_name data split count image_size format batch_size device"),
+    "report": "run runs out",
     "serve": (
         "models host port allow_host image_size batch_size queue max_mb max_megapixels deadline device precision"
     ),
@@ -100,7 +101,7 @@ def test_importing_takes_no_time() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "cost", "inspect", "serve"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "cost", "inspect", "report", "serve"])
 def test_a_package_that_is_a_verb_can_be_called_and_imported(name: str) -> None:
     code = f"""
 import vitrail
@@ -109,7 +110,7 @@ import vitrail.{name}
 from vitrail.{name} import __name__ as package
 assert package == "vitrail.{name}" and callable(vitrail.{name})
 import inspect
-assert list(inspect.signature(vitrail.{name}).parameters)[0] in ("path", "model", "models")
+assert list(inspect.signature(vitrail.{name}).parameters)[0] in ("path", "model", "models", "run")
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
@@ -145,6 +146,7 @@ def test_the_flags_of_a_verb(verb: str) -> None:
         "predict",
         "embed",
         "inspect",
+        "report",
         "serve",
         "cost",
         "bench",

@@ -7,8 +7,8 @@ model = vitrail.load(result.folder)
 ```
 
 Names are imported when they are used, so that importing this takes no time. `vitrail.train`,
-`vitrail.evaluate`, `vitrail.inspect`, `vitrail.serve` and `vitrail.cost` are packages too: calling the package
-calls the verb.
+`vitrail.evaluate`, `vitrail.inspect`, `vitrail.report`, `vitrail.serve` and `vitrail.cost` are packages too: calling
+the package calls the verb.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.inspect import inspect
     from vitrail.verbs.plan import plan
     from vitrail.verbs.predict import predict
+    from vitrail.verbs.report import report
     from vitrail.verbs.serve import serve
     from vitrail.verbs.sweep import sweep
     from vitrail.verbs.train import train
@@ -82,6 +83,7 @@ _HOMES = {
     "vitrail.verbs.inspect": ("inspect",),
     "vitrail.verbs.plan": ("plan",),
     "vitrail.verbs.predict": ("predict",),
+    "vitrail.verbs.report": ("report",),
     "vitrail.verbs.serve": ("serve",),
     "vitrail.verbs.sweep": ("sweep",),
     "vitrail.verbs.train": ("train",),
@@ -90,7 +92,7 @@ _HOMES = {
     "vitrail.weights.save": ("save",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_PACKAGES = ("train", "evaluate", "cost", "inspect", "serve")
+_PACKAGES = ("train", "evaluate", "cost", "inspect", "report", "serve")
 _GROUPS = {"probe": "vitrail.verbs.probe"}
 """Verbs of two words: `vitrail.probe.fewshot(...)`."""
 
@@ -135,6 +137,7 @@ __all__ = [
     "predict",
     "probe",
     "recipe",
+    "report",
     "save",
     "serve",
     "sweep",

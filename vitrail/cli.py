@@ -50,6 +50,7 @@ VERBS: dict[str, Verb] = {
     "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
     "embed": Verb("vitrail.verbs.embed:embed", "write the features of images to a file"),
     "inspect": Verb("vitrail.verbs.inspect:inspect", "look inside a network: filters, positions, attention, features"),
+    "report": Verb("vitrail.verbs.report:report", "write a run's report again, or compare runs on one page"),
     "serve": Verb("vitrail.verbs.serve:serve", "answer on this machine: a page for images, and an HTTP interface"),
     "probe fewshot": Verb("vitrail.verbs.probe:fewshot", "measure features by least squares from a few images"),
     "probe knn": Verb("vitrail.verbs.probe:knn", "measure features by their nearest neighbours"),
@@ -80,6 +81,7 @@ vitrail evaluate runs/train-1 photos/test
 vitrail finetune photos/ --from google/vit-base-patch16-224-in21k
 vitrail predict runs/train-1 holiday/ 'scans/*.png' --out classes.csv
 vitrail inspect runs/train-1 cat.jpg dog.jpg
+vitrail report runs/train-1 runs/train-2
 vitrail serve runs/train-1
 vitrail probe fewshot runs/train-1 flowers/ --shots 1 5 10
 vitrail cost B/16 --images 1.28e6 --epochs 300 --device a100

@@ -225,7 +225,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert (result.folder, result.steps) == (folder, 16)
     assert_same_bits(whole, folder)
     for kind in ("train", "validation"):
-        volatile = {"time", "images_per_second", "waiting", "memory_gib"}
+        volatile = {"time", "images_per_second", "waiting", "memory_gib", "joules"}
         ours, theirs = (
             [{k: v for k, v in line.items() if k not in volatile} for line in lines(f, kind)] for f in (folder, whole)
         )

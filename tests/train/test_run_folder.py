@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+import vitrail
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.train.folder import RunFolder, plain
+from vitrail.train.provenance import command
 
 
 def lines(folder: RunFolder) -> list[dict[str, object]]:
@@ -105,3 +109,11 @@ def test_a_broken_tracker_does_not_stop_a_run(
     folder.close()
     assert lines(folder)[0]["loss"] == 1.0
     assert "TensorBoard" in capsys.readouterr().err
+
+
+def test_the_command_can_be_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/vitrail", "train", "my photos"])
+    assert command() == "/usr/bin/vitrail train 'my photos'"
+    main = Path(vitrail.__file__).parent / "__main__.py"  # the name that `python -m vitrail` goes by
+    monkeypatch.setattr(sys, "argv", [str(main), "train", "my photos"])
+    assert command() == f"{shlex.quote(sys.executable)} -m vitrail train 'my photos'"

@@ -27,8 +27,10 @@ from vitrail.evaluate.reliability import plot
 
 INK = "#010203"
 """Stands for the page's text colour while matplotlib draws."""
-SERIES = ("#0072b2", "#d55e00")
-"""Blue and vermilion; style.css lightens them on a dark page."""
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#666666")
+"""Blue and vermilion, and more for more runs; style.css lightens them on a dark page."""
+DASHES = ("-", "--", ":")
+"""Of lines beyond as many as there are colours."""
 TRAINING, VALIDATION = 0, 1
 MOST_POINTS = 500
 FEW = 60
@@ -65,22 +67,25 @@ def curves(
     describe: str,
     percent: bool = False,
     running_mean: bool = False,
+    looks: Mapping[str, int] | None = None,
 ) -> str:
     """Return an SVG of values over steps; `label` is the y axis with its unit, `describe` the alternative text.
 
-    A line has its colour by its name, the same in all figures. With `running_mean`, lines of many points are
-    drawn faintly under their mean.
+    A line has its colour by its name, the same in all figures, or by its number in `looks`. With `running_mean`,
+    lines of many points are drawn faintly under their mean.
     """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.6, 3.1), layout="constrained")
         axes = figure.add_subplot()
         for name, (steps, values) in lines.items():
-            color = SERIES[VALIDATION if name == "validation" else TRAINING]
+            place = (VALIDATION if name == "validation" else TRAINING) if looks is None else looks[name]
+            color, dash = SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]
             steps, values = thinned(steps, values, MOST_POINTS)
             if running_mean and len(steps) > FEW:
-                axes.plot(steps, values, color=color, alpha=0.3, linewidth=0.8)
+                axes.plot(steps, values, dash, color=color, alpha=0.3, linewidth=0.8)
                 steps, values = thinned(steps, values, FEW)
-            axes.plot(steps, values, color=color, marker="o" if len(steps) <= 30 else "", markersize=4, label=name)
+            marker = "o" if len(steps) <= 30 else ""
+            axes.plot(steps, values, dash, color=color, marker=marker, markersize=4, label=name)
         axes.set_title(title)
         axes.set_xlabel("optimiser step")
         axes.set_ylabel(label)
@@ -91,7 +96,7 @@ def curves(
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         if len(lines) > 1:
             axes.legend(frameon=False, fontsize=10)
-        return _svg(figure, describe)
+        return svg(figure, describe)
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> Curve:
@@ -125,7 +130,7 @@ def confusion(counts: np.ndarray, class_names: Sequence[str]) -> str:
         bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
         bar.set_label("share of the true class's images")
         best, total = int(np.trace(counts)), int(counts.sum())
-        return _svg(
+        return svg(
             figure,
             f"Confusion matrix of {classes} classes: {best} of {total} images are on the diagonal, "
             "where the answer is the true class. The tables below list the largest confusions.",
@@ -137,7 +142,7 @@ def reliability(found: Calibration) -> str:
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.6, 4.8), layout="constrained")
         plot(figure, found)
-        return _svg(
+        return svg(
             figure,
             f"Reliability diagram of {found.count} images in {len(found.bin_count)} bins: mean confidence "
             f"{found.confidence:.1%}, accuracy {found.accuracy:.1%}, expected calibration error {found.ece:.1%}.",
@@ -150,8 +155,8 @@ def _write_counts(axes: Axes, counts: np.ndarray, brightness: np.ndarray) -> Non
         axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=9)
 
 
-def _svg(figure: Figure, describe: str) -> str:
-    """The figure as an <svg> element that takes its width from the page and its ink from the text colour."""
+def svg(figure: Figure, describe: str, enlarged: float = 1.0) -> str:
+    """Return the figure as an <svg> element that is no wider than the page and takes its ink from the text colour."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # glyphs matplotlib cannot measure, the browser can draw
@@ -167,7 +172,7 @@ def _svg(figure: Figure, describe: str) -> str:
     head, drawing = text.split(">", 1)
     box = re.search(r'viewBox="([^"]+)"', head)
     assert box is not None  # matplotlib always writes one
-    width = box[1].split()[2]
+    width = f"{enlarged * float(box[1].split()[2]):.6g}"
     return (
         f'<svg role="img" aria-label="{escape(describe)}" viewBox="{box[1]}" style="width: {width}pt" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink">{drawing}'

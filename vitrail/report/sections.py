@@ -40,7 +40,7 @@ def verdict(contents: Contents) -> str:
     images = data.get("images", {}).get("train")
     on = f"{images:,} images of {len(contents.class_names)} classes" if images else "images"
     where = f" ({safe(data['path'])})" if data.get("path") else ""
-    long = f" in {span(result['seconds'])}" if result.get("seconds") else ""
+    long = f" in {span(result['seconds'])}".replace(" ", "\N{NO-BREAK SPACE}") if result.get("seconds") else ""
     if answers is None:
         unfinished = "" if result else " The run has not ended."
         return f'<p class="verdict">{who} on {on}{where}{long}; it was not evaluated.{unfinished}</p>'
@@ -92,7 +92,7 @@ def numbers(contents: Contents, parameters: int | None) -> str:
     if result:
         about = f"{result.get('epochs', 0):.3g} epochs; {safe(result.get('ended', ''))}"
         tiles.append(("training steps", f"{result.get('steps', 0):,}", about))
-        tiles.append(("training time", span(result.get("seconds", 0)), "evaluations not counted"))
+        tiles.append(("training time", span(result.get("seconds", 0)), "evaluations on the way included"))
     cells = "".join(f"<div><dt>{name}</dt><dd>{value}<small>{about}</small></dd></div>" for name, value, about in tiles)
     return f'<dl class="numbers">{cells}</dl>' if cells else ""
 
@@ -244,22 +244,24 @@ def batch(contents: Contents) -> str:
 
 def repeat(contents: Contents) -> str:
     """The command, and what was decided without being asked for."""
-    known = contents.facts
-    parts = ["<h2>Do it again</h2>"]
-    if command := known.get("command"):
-        place = [f"cd {shlex.quote(known['directory'])}"] if known.get("directory") else []
-        parts.append(f"<p>The command:</p>{_code(*place, command)}")
-    config = shlex.quote(str(contents.folder / "config.yaml"))
-    parts.append(
-        f"<p>The same with every decision as it was taken then:</p>{_code(f'vitrail train --config {config}')}"
-    )
-    if decisions := known.get("decisions"):
+    parts = ["<h2>Do it again</h2>", commands(contents)]
+    if decisions := contents.facts.get("decisions"):
         parts.append("<p>Settings that were left open, and how they were decided:</p>")
         parts.append(facts(decisions.items()))
     if contents.run is not None:
         settings = _code(*to_yaml(contents.run).splitlines())
         parts.append(f"<details><summary>All settings (config.yaml)</summary>{settings}</details>")
     return "".join(parts)
+
+
+def commands(contents: Contents) -> str:
+    """The command as it was given, and the one that takes every decision from config.yaml."""
+    known, given = contents.facts, ""
+    if command := known.get("command"):
+        place = [f"cd {shlex.quote(known['directory'])}"] if known.get("directory") else []
+        given = f"<p>The command:</p>{_code(*place, command)}"
+    again = f"vitrail train --config {shlex.quote(str(contents.folder / 'config.yaml'))}"
+    return f"{given}<p>The same with every decision as it was taken then:</p>{_code(again)}"
 
 
 def _code(*lines: str) -> str:

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from vitrail import world
+from vitrail.cost.energy import EnergyMeter, gpu_powers
 from vitrail.train.step import Outcome
 
 PLAIN_EVERY = 10.0
@@ -70,6 +71,7 @@ class Progress:
         self.quiet = logging.getLogger("vitrail").level > logging.INFO  # --quiet: warnings alone
         self._live: Live | None = None
         self._shown = time.monotonic()
+        self._energy = EnergyMeter(gpu_powers(device, everyone=world.size() > 1))
         self._lr = self._waited = 0.0
         self._left: float | None = None
         self._logged: Window
@@ -95,6 +97,7 @@ class Progress:
         self.step, self._lr, self._waited, self._left = step, lr, waited, left
         self._logged.add(outcome)
         self._visible.add(outcome)
+        self._energy.sample()
         now = time.monotonic()
         if now - self._shown > (LIVE_EVERY if self._live else PLAIN_EVERY):
             self._show(self.line())
@@ -103,10 +106,13 @@ class Progress:
                 self._visible = Window(waited)
 
     def numbers(self) -> dict[str, float]:
-        """Return what happened since the last call: loss, metrics, lr, images per second, share waiting, memory."""
+        """Return what happened since the last call: loss, metrics, lr, images per second, share waiting, memory.
+
+        Joules too, where the machine tells; an evaluation's are among them.
+        """
         window, self._logged = self._logged, Window(self._waited)
         gib = {"memory_gib": round(memory(self.device) / 2**30, 3)}
-        return {**window.means(), "lr": self._lr, **window.rates(self._waited), **gib}
+        return {**window.means(), "lr": self._lr, **window.rates(self._waited), **gib, **self._energy.numbers()}
 
     def reset(self) -> None:
         """Leave out of the rates what was not training: an evaluation."""

@@ -20,12 +20,19 @@ PACKAGES = ("vitrail", "torch", "torchvision", "numpy", "pillow", "simplejpeg", 
 def provenance() -> dict[str, Any]:
     """Return command, working directory, versions, commit of this source tree and machine, as JSON values."""
     return {
-        "command": shlex.join(sys.argv),
+        "command": command(),
         "directory": os.getcwd(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "commit": commit(),
         "machine": machine(),
     }
+
+
+def command() -> str:
+    """Return the command line of this process, as a shell takes it."""
+    as_module = sys.argv[0] == str(Path(__file__).resolve().parents[1] / "__main__.py")
+    start = [sys.executable, "-m", "vitrail"] if as_module else sys.argv[:1]
+    return shlex.join([*start, *sys.argv[1:]])
 
 
 def commit() -> str | None:

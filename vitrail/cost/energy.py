@@ -1,0 +1,142 @@
+"""Energy while something runs, where the machine tells: processors through RAPL, NVIDIA's GPUs through NVML.
+
+RAPL (Linux, Intel and AMD) counts the microjoules of each processor package, and of its memory where there is a
+counter for it, in files under /sys/class/powercap; many systems let only root read them. NVML tells a GPU's power in
+milliwatts, through torch where the package `nvidia-ml-py` is installed; it is summed over time. Both are about
+the whole machine, whatever else runs on it, and leave out what the rest of it takes: fans, disks, power supply.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+POWERCAP = Path("/sys/class/powercap")
+EVERY = 1.0
+"""Seconds between two looks, at least. A counter starts again after minutes at full load; that must be noticed."""
+
+Power = Callable[[], float]
+"""Watts, now."""
+
+
+class EnergyMeter:
+    """Adds up energy from its making on; `sample` often, `numbers` from time to time.
+
+    `gpus` are sources of watts (`gpu_powers`). Where nothing can be read, `numbers` is empty.
+    """
+
+    def __init__(
+        self,
+        gpus: Iterable[Power] = (),
+        powercap: Path = POWERCAP,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._zones = [zone for path in _zones(powercap) if (zone := _Zone.of(path)) is not None]
+        self._gpus = list(gpus)
+        self._watts = self._power()
+        self._then = clock()
+        self._joules = 0.0
+
+    @property
+    def measures(self) -> bool:
+        """Is there anything that can be read?"""
+        return bool(self._zones or self._gpus)
+
+    def sample(self) -> None:
+        """Take a look, unless the last was less than `EVERY` seconds ago."""
+        if self.measures and self._clock() - self._then >= EVERY:
+            self._look()
+
+    def numbers(self) -> dict[str, float]:
+        """Return the joules since the last call: {"joules": ...}, or {} where nothing can be read."""
+        if not self.measures:
+            return {}
+        self._look()
+        joules, self._joules = self._joules, 0.0
+        return {"joules": round(joules, 3)}
+
+    def _look(self) -> None:
+        now = self._clock()
+        self._joules += sum(zone.since() for zone in self._zones)
+        watts = self._power()
+        self._joules += 0.5 * (self._watts + watts) * (now - self._then)
+        self._watts, self._then = watts, now
+
+    def _power(self) -> float:
+        """Watts of all GPUs; one that stops telling counts no more."""
+        total = 0.0
+        for gpu in list(self._gpus):
+            try:
+                total += gpu()
+            except Exception:  # a driver's own errors, of many classes, must never stop a run
+                self._gpus.remove(gpu)
+        return total
+
+
+def gpu_powers(device: torch.device, everyone: bool = False) -> list[Power]:
+    """Return the sources of watts of `device`, or with `everyone` of all GPUs that this process sees.
+
+    [] where torch cannot tell: no NVIDIA GPU, or no NVML.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return []
+    own = torch.cuda.current_device() if device.index is None else device.index
+    numbers: Iterable[int] = range(torch.cuda.device_count()) if everyone else (own,)
+    found: list[Power] = []
+    for number in numbers:
+
+        def watts(number: int = number) -> float:
+            return torch.cuda.power_draw(number) / 1000
+
+        try:
+            watts()
+        except Exception:  # no NVML, or a GPU that does not tell
+            continue
+        found.append(watts)
+    return found
+
+
+class _Zone:
+    """One RAPL counter."""
+
+    def __init__(self, path: Path, joules: float, wraps_at: float) -> None:
+        self.path, self.last, self.wraps_at = path, joules, wraps_at
+
+    @classmethod
+    def of(cls, path: Path) -> _Zone | None:
+        """The counter in a folder; None where it cannot be read."""
+        try:
+            return cls(path, _joules(path / "energy_uj"), _joules(path / "max_energy_range_uj"))
+        except (OSError, ValueError):
+            return None
+
+    def since(self) -> float:
+        """Joules since the last call; 0 while the file cannot be read."""
+        try:
+            now = _joules(self.path / "energy_uj")
+        except (OSError, ValueError):
+            return 0.0
+        used = now - self.last if now >= self.last else now + self.wraps_at - self.last
+        self.last = now
+        return used
+
+
+def _joules(path: Path) -> float:
+    return int(path.read_text(encoding="ascii")) / 1e6
+
+
+def _zones(powercap: Path) -> list[Path]:
+    """Folders of processor packages and of their memory; cores are part of a package, and `psys` of everything."""
+    wanted = []
+    for path in sorted(powercap.glob("intel-rapl:*")):  # AMD's go by the same name
+        try:
+            name = (path / "name").read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            continue
+        if name.startswith("package") or name == "dram":
+            wanted.append(path)
+    return wanted

@@ -1,0 +1,96 @@
+"""`vitrail report`: the page of one run, written again, or several runs beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import UsageError
+
+if TYPE_CHECKING:
+    from vitrail.report.compare import Comparison
+
+COMPARED = "comparison.html"
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Where the page is, and what was compared; None of one run."""
+
+    path: Path
+    comparison: Comparison | None = None
+
+
+def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) -> Reported:
+    """Write the report of one run again, or one page that compares several.
+
+    Of several runs: settings that differ, curves over each other, accuracy with McNemar's test on the images
+    that all have answered, classes that gain and lose, images that only one gets right, and cost. The first run
+    is the one that the others are compared with. Nothing is trained or evaluated anew.
+
+    Args:
+        run: A run folder.
+        runs: More run folders, to compare with it.
+        out: The file to write, which is replaced; left out: report.html in the run folder, or comparison.html here.
+    """
+    target = None if out is None else Path(out)
+    if target is not None and target.is_dir():
+        raise UsageError(f"--out {out} is a folder: give the file to write, such as {target / COMPARED}")
+    folders = [Path(folder) for folder in (run, *runs)]
+    if len(folders) == 1:
+        from vitrail.report.page import write_report
+
+        return Reported(write_report(folders[0], target))
+    from vitrail.report.compare_page import write_comparison
+
+    target = target or Path(COMPARED)
+    return Reported(target, write_comparison(folders, target))
+
+
+def show(result: Reported) -> str:
+    """Return what was compared and where the page is, as text."""
+    lines = [f"report: {result.path}"]
+    found = result.comparison
+    if found is None:
+        return lines[0]
+    for label, contents in zip(found.labels, found.runs, strict=True):
+        answers = contents.answers
+        lines.append(f"{label}: " + ("not evaluated" if answers is None else f"top-1 {answers.top1:.2%}"))
+    for one in found.against:
+        low, high = one.pair.interval
+        lines.append(
+            f"{found.labels[one.number]} against {found.labels[0]}: {100 * one.pair.difference:+.2f} points "
+            f"(95 % confidence: {100 * low:+.2f} to {100 * high:+.2f}) on {one.pair.count:,} images, "
+            f"McNemar p = {one.p:.3g}"
+        )
+    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+
+
+def as_json(result: Reported) -> Any:
+    """Return the result as JSON values."""
+    value: dict[str, Any] = {"path": str(result.path)}
+    found = result.comparison
+    if found is None:
+        return value
+    value["runs"] = []
+    for label, contents, cost in zip(found.labels, found.runs, found.costs, strict=True):
+        answers = contents.answers
+        accuracy = None if answers is None else {**answers.metrics(), "right": int(answers.correct.sum())}
+        spent = {"flops": cost.flops, "seconds": cost.seconds, "joules": cost.joules, "steps": cost.steps}
+        value["runs"].append({"run": label, "folder": str(contents.folder), "validation": accuracy, "cost": spent})
+    value["settings"] = {name: dict(zip(found.labels, values, strict=True)) for name, values in found.settings.items()}
+    value["against_first"] = [
+        {
+            "run": found.labels[one.number],
+            "images": one.pair.count,
+            "only_first_right": one.pair.only_first,
+            "only_this_right": one.pair.only_second,
+            "difference": one.pair.difference,
+            "interval": list(one.pair.interval),
+            "p": one.p,
+        }
+        for one in found.against
+    ]
+    value["notes"] = found.notes
+    return value
