@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = """
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples Model Optim Percent Preprocess
 ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError WeightsError __version__
-bench cost create demo doctor embed evaluate finetune fit from_yaml inspect load plan predict probe recipe report
-save serve sweep to_yaml train variant vtab
+bench cost create demo doctor embed evaluate finetune fit from_yaml inspect load plan predict probe recipe regroup
+report save serve sweep to_yaml train variant vtab
 """
 
 RUN = """
@@ -68,7 +68,7 @@ FLAGS = {
     "data pack": "path folder short_side quality shard_mb workers",
     "data dedup": "path against model distance cosine mirrored out keep_list batch_size workers device precision",
     "data split": "path folder sizes seed holdout",
-    "weights convert": "source target format overwrite",
+    "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",
     "weights verify": "source",
     "weights push": "source repository licence private dry_run",

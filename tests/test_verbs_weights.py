@@ -98,6 +98,22 @@ def test_convert_there_and_back(ours: Path, google: Path, tmp_path: Path) -> Non
         torch.testing.assert_close(vitrail.load(tmp_path / "back")(images), vitrail.load(ours)(images))
 
 
+def test_convert_puts_blocks_side_by_side_and_back(
+    ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("weights", "convert", ours, tmp_path / "parallel", "--branches", "2") == 0
+    parallel: Any = vitrail.load(tmp_path / "parallel")
+    assert (parallel.config.depth, parallel.config.branches) == (1, 2)
+    assert (parallel.card.class_names, parallel.card.licence) == (["blue", "red"], "mit")
+    assert parallel.card.metrics == {} and parallel.card.source.endswith("its 2 blocks 1 x 2")  # another function
+    assert run("weights", "convert", tmp_path / "parallel", tmp_path / "row", "--branches", "1") == 0
+    before, after = (vitrail.load(folder).state_dict() for folder in (ours, tmp_path / "row"))
+    assert before.keys() == after.keys() and all(torch.equal(after[name], before[name]) for name in before)
+    capsys.readouterr()
+    assert run("weights", "convert", ours, tmp_path / "none", "--branches", "3") == 2
+    assert "valid: 1, 2" in capsys.readouterr().err and not (tmp_path / "none").exists()
+
+
 def test_convert_refuses_what_a_format_cannot_say(
     ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

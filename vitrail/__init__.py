@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from vitrail.model.build import create
     from vitrail.model.config import ResNetConfig, ViTConfig, variant
+    from vitrail.model.regroup import regroup
     from vitrail.objective.config import Supervised
     from vitrail.recipes.registry import recipe
     from vitrail.train.loop import fit
@@ -69,6 +70,7 @@ _HOMES = {
     ),
     "vitrail.model.build": ("create",),
     "vitrail.model.config": ("ResNetConfig", "ViTConfig", "variant"),
+    "vitrail.model.regroup": ("regroup",),
     "vitrail.objective.config": ("Supervised",),
     "vitrail.recipes.registry": ("recipe",),
     "vitrail.train.loop": ("fit",),
@@ -137,6 +139,7 @@ __all__ = [
     "predict",
     "probe",
     "recipe",
+    "regroup",
     "report",
     "save",
     "serve",

@@ -61,7 +61,12 @@ class Pushed:
 
 
 def convert(
-    source: str | Path, target: str | Path, *, format: Format = "vitrail", overwrite: bool = False
+    source: str | Path,
+    target: str | Path,
+    *,
+    format: Format = "vitrail",
+    branches: int | None = None,
+    overwrite: bool = False,
 ) -> Converted:
     """Write weights in another library's format, so that they open there; refused where it cannot express them.
 
@@ -71,14 +76,18 @@ def convert(
         source: A run, a model folder, a weight file of any known library, or a name on the hub.
         target: The folder (vitrail, hf, timm) or file to write.
         format: vitrail, google, big_vision, bit, timm, hf, torchvision or deit.
+        branches: Put the encoder's blocks side by side by so many, or with 1 in a row (`vitrail.regroup`): the same
+            weights, and another function, so what was measured with them is left out.
         overwrite: Replace what is there.
     """
     from vitrail.weights.load import load
     from vitrail.weights.save import save
 
     model: Any = load(source)
-    saved = save(model, target, format, overwrite=overwrite)
-    return Converted(model.load_report, saved)
+    report = model.load_report
+    if branches is not None:
+        model = _regrouped(model, branches)
+    return Converted(report, save(model, target, format, overwrite=overwrite))
 
 
 def info(source: str | Path, *, tensors: bool = False) -> Info:
@@ -144,6 +153,18 @@ def push(
         text = (Path(folder) / README).read_text(encoding="utf-8")
         url = None if dry_run else upload(folder, repository, private=private)
     return Pushed(repository, files, text, url)
+
+
+def _regrouped(model: Any, branches: int) -> Any:
+    from dataclasses import replace
+
+    from vitrail.model.regroup import regroup, regrouped
+
+    config = regrouped(model.config, branches)
+    other = regroup(model, branches)
+    told = f"{model.card.source}, its {config.depth * branches} blocks {config.depth} x {branches}"
+    other.card = replace(model.card, config=config, source=told, metrics={}, provenance={}, reference={})
+    return other
 
 
 def _row(name: str, tensor: Any) -> Tensor:
