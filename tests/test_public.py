@@ -17,8 +17,9 @@ from vitrail.verbs.flags import flag_names
 ROOT = Path(__file__).resolve().parents[1]
 
 NAMES = """
-Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples Model Optim Percent Preprocess
-ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError WeightsError __version__
+Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples MaskedPatch Model Optim Percent
+Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError WeightsError
+__version__
 bench cost create demo doctor embed evaluate finetune fit from_yaml inspect load plan predict probe recipe regroup
 report save serve sweep to_yaml train variant vtab
 """
@@ -29,8 +30,9 @@ augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augm
 average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout data.image_column
 data.label_column data.max_bad data.strict data.subset data.test data.train data.validation device duration early_stop
 evaluate_every fewshot
-image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.head_bias objective.loss
-objective.smoothing optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out
+image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.corrupt objective.head_bias
+objective.kind objective.loss objective.mask objective.mask_after_stem objective.other objective.smoothing
+objective.target optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out
 precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize progressive.start
 progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vitrail.model.build import create
     from vitrail.model.config import ResNetConfig, ViTConfig, variant
     from vitrail.model.regroup import regroup
-    from vitrail.objective.config import Supervised
+    from vitrail.objective.config import MaskedPatch, Supervised
     from vitrail.recipes.registry import recipe
     from vitrail.train.loop import fit
     from vitrail.train.run import Average, Model, Optim, Run, Schedule
@@ -71,7 +71,7 @@ _HOMES = {
     "vitrail.model.build": ("create",),
     "vitrail.model.config": ("ResNetConfig", "ViTConfig", "variant"),
     "vitrail.model.regroup": ("regroup",),
-    "vitrail.objective.config": ("Supervised",),
+    "vitrail.objective.config": ("MaskedPatch", "Supervised"),
     "vitrail.recipes.registry": ("recipe",),
     "vitrail.train.loop": ("fit",),
     "vitrail.train.run": ("Average", "Model", "Optim", "Run", "Schedule"),
@@ -108,6 +108,7 @@ __all__ = [
     "Duration",
     "Epochs",
     "Examples",
+    "MaskedPatch",
     "Model",
     "Optim",
     "Percent",

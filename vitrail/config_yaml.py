@@ -173,15 +173,29 @@ def _merge(base: T, values: Any, place: _Place) -> T:
 
 
 def _convert(value: Any, hint: Any, base: Any, place: _Place) -> Any:
-    section = _section(hint)
-    if section is not None and not (NoneType in _arms(hint) and _is_null(value)):
-        return _merge(base if isinstance(base, section) else section(), value, place)
+    sections = sections_of(hint)
+    if sections and not (NoneType in _arms(hint) and _is_null(value)):
+        if len(sections) > 1:
+            return _merge_kind(value, sections, base, place)
+        return _merge(base if isinstance(base, sections[0]) else sections[0](), value, place)
     try:
         return _parse(value, hint)
     except ValueError:
         near = did_you_mean(str(value), map(str, _options(hint))) if isinstance(value, str) else ""
         place.wrong(f"expected {_describe(hint)}, got {_show(value)}.{near}")
         return base
+
+
+def _merge_kind(value: Any, sections: list[Any], base: Any, place: _Place) -> Any:
+    """Settings whose `kind` says which of several sections they are of; without one, that of `base`."""
+    kind = value.get("kind", base.kind) if isinstance(value, Mapping) else getattr(value, "kind", base.kind)
+    kinds = {section.kind: section for section in sections}  # the class holds the field's default
+    if str(kind) not in kinds:
+        here = place.child("kind", value.lines.get("kind") if isinstance(value, _Section) else None)
+        here.wrong(f"expected one of {', '.join(kinds)}, got {_show(kind)}.{did_you_mean(str(kind), kinds)}")
+        return base
+    section = kinds[str(kind)]
+    return _merge(base if isinstance(base, section) else section(), value, place)
 
 
 def _parse(value: Any, hint: Any) -> Any:
@@ -237,10 +251,10 @@ def _arms(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _section(hint: Any) -> type | None:
-    """The dataclass among the types of a hint, if it is one of settings."""
-    arms = (arm for arm in _arms(hint) if isinstance(arm, type) and is_dataclass(arm))
-    return next((arm for arm in arms if not issubclass(arm, Duration)), None)
+def sections_of(hint: Any) -> list[Any]:
+    """Return the dataclasses of settings among the types of a hint; several are told apart by their `kind`."""
+    arms = [arm for arm in _arms(hint) if isinstance(arm, type) and is_dataclass(arm)]
+    return [arm for arm in arms if not issubclass(arm, Duration)]
 
 
 def _options(hint: Any) -> list[Any]:
@@ -261,8 +275,7 @@ def _suggest(key: str, section: type) -> str:
     if near:
         return near
     for name, hint in _hints(section).items():
-        inner = _section(hint)
-        if inner is not None and key in _keys(inner):
+        if any(key in _keys(inner) for inner in sections_of(hint)):
             return f" Did you mean '{name}.{key}'?"
     return f" Valid: {', '.join(_keys(section))}"
 

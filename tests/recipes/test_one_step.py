@@ -16,14 +16,15 @@ from vitrail.data.ops import eval_transform, train_transform
 from vitrail.data.stream import stream
 from vitrail.model.build import build
 from vitrail.model.config import ResNetConfig, ViTConfig, variant
-from vitrail.objective.config import Supervised
-from vitrail.objective.supervised import SupervisedObjective
+from vitrail.objective.config import MaskedPatch, Supervised
 from vitrail.recipes.choose import Facts
 from vitrail.recipes.fit import fitted
 from vitrail.recipes.registry import RECIPES, recipe
 from vitrail.train.average import Averager
+from vitrail.train.objectives import build_objective
 from vitrail.train.optim import build_optimizer, clip_, set_learning_rate
 from vitrail.train.plan import Plan
+from vitrail.train.resolve import Resolved
 from vitrail.train.run import Run
 from vitrail.train.step import backward, seed_step
 
@@ -33,7 +34,7 @@ CLASSES, BATCH = 5, 6
 def reduced(run: Run) -> ViTConfig | ResNetConfig:
     """The network of a recipe with as little of it as there can be of everything it has."""
     overrides = {key: value for key, value in vars(run.vit).items() if value is not None}
-    config = variant(run.model, **overrides, classes=CLASSES)
+    config = variant(run.model, **overrides, classes=CLASSES if run.supervised else 0)
     if isinstance(config, ResNetConfig):
         return replace(config, units=(1, 1, 1, 1), width=8, image_size=(64, 64))
     if len(config.stem_units) > 3:  # the fourth stage of a ResNet has half of its parameters
@@ -56,8 +57,10 @@ def images(run: Run, size: tuple[int, int]) -> Batch:
     return Batch(torch.from_numpy(shown).permute(0, 3, 1, 2), labels, torch.arange(BATCH))
 
 
-def first_loss(config: Supervised) -> float:
+def first_loss(config: Supervised | MaskedPatch) -> float:
     """The loss of an example where all logits are the head's bias; targets add up to 1 whatever is mixed."""
+    if isinstance(config, MaskedPatch):
+        return math.log(512)  # colours
     bias = config.head_bias
     if config.loss == "softmax":
         return math.log(CLASSES)
@@ -74,7 +77,8 @@ def test_a_recipe_takes_steps(name: str) -> None:
     torch.manual_seed(0)
     config = reduced(run)
     model = build(config)
-    objective = SupervisedObjective(model, run.objective, run.augment, CLASSES, run.seed).train()
+    resolved = Resolved(run, config, run.preprocess or Preprocess(), torch.device("cpu"))
+    objective = build_objective(resolved, model, CLASSES).train()
     batch = images(run, config.image_size)
     optimizer, average = build_optimizer(objective, run.optim), Averager(model, run.average)
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from vitrail.data.item import Findings, Found, Item, Listed, origin, role_of
+from vitrail.data.item import UNKNOWN, Findings, Found, Item, Listed, origin, role_of
 from vitrail.errors import DataError, DecodeError
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
@@ -124,6 +124,26 @@ def read_folder(path: Path) -> Found:
     return Found({"": read_classes(path, findings)}, findings)
 
 
+def read_unlabelled(path: Path) -> Found | None:
+    """Open a folder of images as they lie, at any depth, in `train` and the like or not; None where there are class
+    folders or no images. For learning without labels: every label is UNKNOWN."""
+    folders = _folders(path)
+    splits = [folder for folder in folders if role_of(folder.name) and _layout(folder) == "images"]
+    if not any(role_of(folder.name) == "train" for folder in splits):
+        splits = []
+    if not splits and not _has_image(path):
+        return None
+    findings = Findings("folder", warnings=["there are no class folders: the images have no labels"])
+    return Found({part.name if splits else "": _unlabelled(part, findings) for part in splits or [path]}, findings)
+
+
+def _unlabelled(path: Path, findings: Findings) -> Listed:
+    files = list(_images(path, "", findings))
+    names = pa.array([os.fsencode(name) for name, _ in files], pa.large_binary())
+    labels = np.full(len(files), UNKNOWN, dtype=np.int64)
+    return FileSource(path, names, labels, np.array([size for _, size in files], dtype=np.int64), [])
+
+
 def read_classes(path: Path, findings: Findings) -> Listed:
     """List `path/class/**/image`; classes are the sorted folder names. Empty class folders are warned of."""
     names: list[pa.Array] = []
@@ -197,7 +217,7 @@ def _images(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[str
             findings.drop(below, f"unreadable folder: {error.strerror}")
             continue
         for entry in entries:
-            name = f"{below}/{entry.name}"
+            name = f"{below}/{entry.name}" if below else entry.name
             if is_junk(entry.name):
                 findings.ignore("hidden or system file")
             elif _is_dir(entry) and not is_image_name(entry.name):

@@ -139,6 +139,15 @@ class View:
         return self._source, int(self._indices[index])
 
 
+class Unlabelled(View):
+    """A source without its labels, beside others whose classes are `class_names`."""
+
+    def __init__(self, source: Listed, class_names: Sequence[str]) -> None:
+        super().__init__(source)
+        self.class_names = list(class_names)
+        self.labels = np.full(len(source), UNKNOWN, dtype=np.int64)
+
+
 class Joined:
     """Splits one after another, their classes matched by name; a `Listed` source itself.
 

@@ -18,19 +18,18 @@ from vitrail.data.arrow import read_hub, read_parquet
 from vitrail.data.catalog import CATALOG
 from vitrail.data.config import Data
 from vitrail.data.index_lists import index_lists, read_index_lists
-from vitrail.data.item import ROLES, Findings, Found, Item, Joined, Listed, Source, View, role_of
+from vitrail.data.item import Findings, Found, Item, Joined, Listed, Source, View
 from vitrail.data.lists import read_list, refers_to
+from vitrail.data.roles import matched, named_split, of_role, test_split, training_splits, validation_split
 from vitrail.data.shards import packed_folders, read_packed, read_shards
 from vitrail.data.split import fingerprint, hold_out, subset
 from vitrail.data.tfds import prepared_folders, read_tfds
 from vitrail.data.vtab_source import PREFIX, read_task
-from vitrail.errors import DataError, UsageError, did_you_mean
+from vitrail.errors import DataError, did_you_mean
 
 __all__ = ["Item", "Listed", "Source", "Splits", "find", "open_data", "open_split"]
 
 _HUB = "hf://datasets/"
-NONE = "none"
-"""In place of a split: use none."""
 _KINDS = (
     "a folder of class folders, a CSV, parquet files, tar shards, packed shards, an .npz, "
     "a folder with index lists, one prepared by TensorFlow Datasets, vtab:TASK:DIR, a hub data set on disk "
@@ -54,36 +53,37 @@ class Splits:
     {"seed", "share", "from", "ids": [...]} of the images held out."""
 
 
-def open_data(data: Data | str | Path, *, seed: int = 0) -> Splits:
+def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) -> Splits:
     """Open `data.path`, whatever it is, and split it for training; `seed` draws the held-out images.
 
-    Raises DataError (missing, empty, one class only, labels unknown, classes that training does not have) and
-    UsageError (no such split or column).
+    Where no `labels` are needed, images may have none, and a folder needs no class folders. Raises DataError (missing,
+    empty, one class only, labels unknown, classes that training lacks) and UsageError (no such split or column).
     """
     if not isinstance(data, Data):
         data = Data(path=str(data))
-    return split_found(find(data.path, data.image_column, data.label_column), data, seed)
+    found = find(data.path, data.image_column, data.label_column, labels=labels)
+    return split_found(found, data, seed, labels=labels)
 
 
-def split_found(found: Found, data: Data, seed: int = 0) -> Splits:
+def split_found(found: Found, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
     """Split what `find` returned for `data.path` for training. Raises as `open_data` does."""
     findings = found.findings
-    names = _training_splits(found, data)
+    names = training_splits(found, data)
     name = "+".join(names)
     train = found.splits[name] if len(names) == 1 else Joined({part: found.splits[part] for part in names})
     class_names = train.class_names
-    if len(class_names) < 2:
+    if labels and len(class_names) < 2:
         tree = f"; {folder.EXPECTED}" if findings.kind == "folder" else ""
         raise DataError(f"{data.path} has one class only, {class_names[0]!r}: nothing can be told apart{tree}")
     unlabelled = int(np.count_nonzero(train.labels < 0))
-    if unlabelled:
+    if labels and unlabelled:
         raise DataError(f"{unlabelled} of {len(train)} images of split {name!r} of {data.path} have no label")
     mark = fingerprint(found.splits)
-    measured = _test_split(found, data, names)
-    chosen = _validation_split(found, data, names, measured)
+    measured = test_split(found, data, names)
+    chosen = validation_split(found, data, names, measured, labels=labels)
     asked = {chosen, measured if data.test is not None else None}
     others = {
-        split: _matched(found, split, class_names, required=split in asked)
+        split: matched(found, split, class_names, required=split in asked, labels=labels)
         for split in found.splits
         if split not in names
     }
@@ -118,29 +118,31 @@ def open_split(
     listing them, for classes that `class_names` lacks, and UsageError for a split that is not there."""
     found = find(str(path), image_column, label_column)
     if split is not None:
-        name = _named(found, split, str(path))
+        name = named_split(found, split, str(path))
     else:
-        named = [*_of_role(found, "test"), *_of_role(found, "validation"), *found.splits]
+        named = [*of_role(found, "test"), *of_role(found, "validation"), *found.splits]
         name = next(name for name in named if len(named) == 1 or np.any(found.splits[name].labels >= 0))
     return found.splits[name] if class_names is None else View(found.splits[name], class_names=class_names)
 
 
-def find(path: str, image_column: str | None = None, label_column: str | None = None) -> Found:
+def find(path: str, image_column: str | None = None, label_column: str | None = None, *, labels: bool = True) -> Found:
     """Return everything at `path`, unjoined: its splits by their own names and what was left out.
 
-    Raises DataError, saying what was looked for and what would be valid, where nothing is or can be read."""
+    Without need of `labels`, a folder of images as they lie will do. Raises DataError, saying what was looked for and
+    what would be valid, where nothing is or can be read.
+    """
     try:
-        return _find(path, image_column, label_column)
+        return _find(path, image_column, label_column, labels)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error} ({error.filename})") from error
 
 
-def _find(path: str, image_column: str | None, label_column: str | None) -> Found:
+def _find(path: str, image_column: str | None, label_column: str | None, labels: bool) -> Found:
     if path == "digits":
         return read_digits()
     place = Path(path).expanduser()
     if path and place.is_dir():
-        return _find_in_folder(place, image_column, label_column)
+        return _find_in_folder(place, image_column, label_column, labels)
     if place.is_file():
         return _find_file(place, image_column, label_column)
     if path.startswith(PREFIX):
@@ -195,7 +197,7 @@ def _listed(path: Path, data: str, image_column: str | None, label_column: str |
         raise DataError(f"{path} lists images of {data}, which cannot be opened: {error}") from error
 
 
-def _find_in_folder(path: Path, image_column: str | None, label_column: str | None) -> Found:
+def _find_in_folder(path: Path, image_column: str | None, label_column: str | None, labels: bool) -> Found:
     """Look for the most particular layout first."""
     if packed_folders(path):
         return read_packed(path)
@@ -219,7 +221,8 @@ def _find_in_folder(path: Path, image_column: str | None, label_column: str | No
     tables = [file for file in sorted(path.iterdir()) if file.suffix.lower() in table.SUFFIXES]
     if tables and not folder.is_class_tree(path):
         return table.read_tables(path, tables, image_column, label_column)
-    return folder.read_folder(path)
+    plain = None if labels else folder.read_unlabelled(path)
+    return plain or folder.read_folder(path)
 
 
 def _open_saved(path: Path, image_column: str | None, label_column: str | None) -> Found:
@@ -254,77 +257,3 @@ def _hub_cached(name: str) -> bool:
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets") / name.replace("/", "___")
     fetched = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"datasets--{name.replace('/', '--')}"
     return prepared.is_dir() or fetched.is_dir()
-
-
-def _of_role(found: Found, role: str) -> list[str]:
-    """Names of the splits that serve as `role`, the usual name first."""
-    lowered = {name.lower(): name for name in found.splits}
-    return [lowered[name] for name in ROLES[role] if name in lowered]
-
-
-def _named(found: Found, wanted: str, path: str) -> str:
-    """Return the split called `wanted`, or a usual other name of it. Raises UsageError with the splits there are."""
-    if wanted in found.splits:
-        return wanted
-    role = role_of(wanted)
-    if role and (names := _of_role(found, role)):
-        return names[0]
-    there = [repr(name) for name in found.splits if name]
-    listing = f"its splits are {', '.join(there)}" if there else "it is not split"
-    raise UsageError(f"{path} has no split {wanted!r}: {listing}.{did_you_mean(wanted, list(found.splits))}")
-
-
-def _training_splits(found: Found, data: Data) -> list[str]:
-    """Names of the splits to train on: one, or those that "train+val" joins. Raises UsageError."""
-    if list(found.splits) == [""] and role_of(data.train) == "train":
-        return [""]
-    parts = [data.train] if data.train in found.splits else data.train.split("+")
-    names = [_named(found, part, data.path) for part in parts]
-    if len(set(names)) < len(names):
-        raise UsageError(f"data.train is {data.train!r}, which names the split {names[0]!r} twice")
-    return names
-
-
-def _validation_split(found: Found, data: Data, train: list[str], test: str | None) -> str | None:
-    """Return the split to choose by: the one named, else the validation split, if its classes are known.
-
-    Never the test split unless it is named: a model chosen on it would look better than it is.
-    """
-    if data.validation == NONE:
-        return None
-    if data.validation is not None:
-        return _apart(_named(found, data.validation, data.path), "validation", data, train)
-    for name in _of_role(found, "validation"):
-        if name in train or name == test:
-            continue
-        if np.all(found.splits[name].labels >= 0):
-            return name
-        found.findings.warnings.append(f"split {name!r} has images without a label: not used for validation")
-    return None
-
-
-def _test_split(found: Found, data: Data, train: list[str]) -> str | None:
-    """Return the split to measure at the end: the one named, else the test split; None for 'none'."""
-    if data.test == NONE:
-        return None
-    if data.test is not None:
-        return _apart(_named(found, data.test, data.path), "test", data, train)
-    return next((name for name in _of_role(found, "test") if name not in train), None)
-
-
-def _apart(name: str, role: str, data: Data, train: list[str]) -> str:
-    """Return `name`. Raises UsageError where it is trained on."""
-    if name in train:
-        raise UsageError(f"data.{role} is the split {name!r} of {data.path}, which is trained on (data.train)")
-    return name
-
-
-def _matched(found: Found, split: str, class_names: list[str], *, required: bool) -> Listed | None:
-    """Return a split with its labels in `class_names`; one that is not required and does not fit is left out."""
-    try:
-        return View(found.splits[split], class_names=class_names)
-    except DataError as error:
-        if required:
-            raise DataError(f"split {split!r} has {error}") from error
-        found.findings.warnings.append(f"split {split!r} left out: it has {error}")
-        return None

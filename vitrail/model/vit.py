@@ -71,12 +71,19 @@ class ViT(nn.Module):
 
         The prefix is class token, distillation token and registers, those there are; the grid is in raster order.
         """
-        grid = self.grid(images)
+        return self.place(self.patches(images), self.grid(images))
+
+    def patches(self, images: Tensor) -> Tensor:
+        """E x_p of Eq. 1: images -> patch embeddings [batch, grid, width] without positions, in raster order."""
+        self.grid(images)  # refuses what does not fit
         if images.dtype == torch.uint8 and not getattr(self.stem, "folds_pixels", False):
             images = normalise(images, self.pixel_scale, self.pixel_shift).to(self.norm.weight.dtype)
-        patches = rearrange(self.stem(images), "b d h w -> b (h w) d")
+        return rearrange(self.stem(images), "b d h w -> b (h w) d")
+
+    def place(self, patches: Tensor, grid: Grid) -> Tensor:
+        """The rest of Eq. 1: patch embeddings [batch, grid, width] -> tokens with the prefix in front, and E_pos."""
         prefix = (self.cls, self.dist, self.registers)
-        front = [token.expand(len(images), -1, -1) for token in prefix if token is not None]
+        front = [token.expand(len(patches), -1, -1) for token in prefix if token is not None]
         tokens = torch.cat([*front, patches], dim=1) if front else patches
         positions = self.positions.tokens(None, grid)
         return self.dropout(tokens if positions is None else tokens + positions)

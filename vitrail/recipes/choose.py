@@ -25,12 +25,12 @@ class Facts:
     """Median of the shorter side, in pixels, of a sample."""
 
 
-def look(data: Data, seed: int = 0) -> Facts:
+def look(data: Data, seed: int = 0, *, labels: bool = True) -> Facts:
     """Open the data and look at the sizes of a few images. Raises DataError where there are none."""
     from vitrail.data.source import open_data
     from vitrail.train.resolve import image_sizes
 
-    train = open_data(data, seed=seed).train
+    train = open_data(data, seed=seed, labels=labels).train
     sizes = image_sizes(train)
     return Facts(len(train), round(statistics.median(map(min, sizes))) if sizes else 0)
 

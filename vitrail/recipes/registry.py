@@ -15,6 +15,7 @@ from vitrail.recipes.deit3 import DEIT3
 from vitrail.recipes.finetune import finetune
 from vitrail.recipes.paper import PAPER
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE
+from vitrail.recipes.self_supervised import SELF_SUPERVISED
 from vitrail.recipes.small import digits, scratch_photos, scratch_small
 from vitrail.recipes.smoke import smoke
 from vitrail.recipes.three_things import THREE_THINGS
@@ -33,6 +34,7 @@ RECIPES: dict[str, Callable[[], Run]] = {
     **DEIT,
     **DEIT3,
     **THREE_THINGS,
+    **SELF_SUPERVISED,
 }
 
 BRING_DATA = ("smoke", "digits")

@@ -121,7 +121,7 @@ def validation_images(contents: Contents) -> Any:
     here = Path(contents.facts.get("directory") or ".") / data.path
     if not Path(data.path).exists() and here.exists():  # a relative path, and we are somewhere else
         data = replace(data, path=str(here))
-    splits = open_data(data, seed=contents.run.seed)
+    splits = open_data(data, seed=contents.run.seed, labels=contents.run.supervised)
     trained_on = contents.facts.get("data", {}).get("fingerprint")
     if trained_on and splits.fingerprint != trained_on:
         raise DataError(f"{data.path} is not what the run was trained on: files were added, removed or changed")

@@ -12,6 +12,7 @@ from vitrail.report.cost_section import cost
 from vitrail.report.document import document, write_page
 from vitrail.report.gallery import exhibits, most_uncertain, worst_mistakes
 from vitrail.report.insides import attended, positioned
+from vitrail.report.seen import seen
 from vitrail.weights.load import load
 
 LIT = (
@@ -40,6 +41,7 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
         *_galleries(contents, model, source),
         _distances(contents, model, source),
         positioned(model),
+        seen(contents),
         sections.batch(contents),
         cost(contents, None if model is None else model.config),
         sections.repeat(contents),

@@ -18,6 +18,8 @@ from vitrail.inspect.overlay import under_attention
 from vitrail.report.contents import Contents
 from vitrail.report.figures import confusion, curves, picture, reliability, uri
 from vitrail.report.gallery import Exhibit
+from vitrail.report.seen import is_self_supervised, reached, shares
+from vitrail.report.seen import tiles as self_supervised_tiles
 from vitrail.report.text import facts, percent, safe, span, table, wilson
 
 MOST_CLASSES = 200
@@ -38,12 +40,15 @@ def verdict(contents: Contents) -> str:
     result = contents.facts.get("result") or {}
     who = _model_name(contents)
     images = data.get("images", {}).get("train")
-    on = f"{images:,} images of {len(contents.class_names)} classes" if images else "images"
+    classes = "" if is_self_supervised(contents) else f" of {len(contents.class_names)} classes"
+    on = f"{images:,} images{classes}" if images else "images"
     where = f" ({safe(data['path'])})" if data.get("path") else ""
     long = f" in {span(result['seconds'])}".replace(" ", "\N{NO-BREAK SPACE}") if result.get("seconds") else ""
     if answers is None:
         unfinished = "" if result else " The run has not ended."
-        return f'<p class="verdict">{who} on {on}{where}{long}; it was not evaluated.{unfinished}</p>'
+        came = reached(contents) if is_self_supervised(contents) else ""
+        end = f" {came}." if came else "; it was not evaluated."
+        return f'<p class="verdict">{who} on {on}{where}{long}{end}{unfinished}</p>'
     low, high = wilson(int(answers.correct.sum()), answers.count)
     most = answers.class_count.max() / answers.count
     note = f"Always answering the most frequent class would be right for {percent(most)}."
@@ -74,7 +79,7 @@ def _model_name(contents: Contents) -> str:
 def numbers(contents: Contents, parameters: int | None) -> str:
     """The few numbers of a run, as tiles."""
     answers, result = contents.answers, contents.facts.get("result") or {}
-    tiles: list[tuple[str, str, str]] = []
+    tiles = self_supervised_tiles(contents) if is_self_supervised(contents) else []
     if answers is not None:
         tiles.append(("top-1 accuracy", percent(answers.top1), "best class is right"))
         if len(contents.class_names) > 5:
@@ -100,25 +105,30 @@ def numbers(contents: Contents, parameters: int | None) -> str:
 def progress(contents: Contents) -> str:
     """Loss, accuracy and learning rate over steps."""
     train, seen = contents.curve("loss", beside="lr"), contents.curve("nll", beside="nll")
+    unlabelled = is_self_supervised(contents)
+    if unlabelled:
+        seen = contents.curve("loss", beside="count")
     accuracy, rate = contents.curve("top1", beside="nll"), contents.curve("lr", beside="lr")
     drawn = []
     if len(train[0]) or len(seen[0]):
         lines = {"training": train, "validation": seen}
         ends = "; ".join(f"{name} ends at {line[1][-1]:.3f}" for name, line in lines.items() if len(line[1]))
         text = f"Loss over steps: {ends}."
-        drawn.append(curves("Loss", "loss per image (nats)", _full(lines), describe=text, running_mean=True))
+        unit = "loss per image" if unlabelled else "loss per image (nats)"
+        drawn.append(curves("Loss", unit, _full(lines), describe=text, running_mean=True))
     if len(accuracy[0]):
         best = f"the best is {percent(float(accuracy[1].max()))}"
         text = f"Validation accuracy over steps: {best}, the last {percent(float(accuracy[1][-1]))}."
         drawn.append(curves("Accuracy", "images answered right", {"validation": accuracy}, percent=True, describe=text))
-    drawn += _few_shots(contents)
+    drawn += shares(contents) + _few_shots(contents)
     if len(rate[0]):
         text = f"Learning rate over steps: at most {rate[1].max():.3g}, at the end {rate[1][-1]:.3g}."
         drawn.append(curves("Learning rate", "learning rate", {"training": rate}, describe=text))
     if not drawn:
         return ""
     figures = "".join(f"<figure>{figure}</figure>" for figure in drawn)
-    note = "Training loss is measured on augmented images, with label smoothing and mixing where they are on, so it "
+    with_ = "" if unlabelled else ", with label smoothing and mixing where they are on"
+    note = f"Training loss is measured on augmented images{with_}, so it "
     note += "may lie above the validation loss without anything being wrong."
     return f'<h2>How training went</h2><div class="curves">{figures}</div><p class="why">{note}</p>'
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -35,6 +35,9 @@ from vitrail.weights.load import load
 from vitrail.weights.reference import reference
 from vitrail.weights.store import WEIGHTS, save_model
 
+SHARES = ("colour", "code")
+"""Metrics of learning without labels: shares of the predictions that are right."""
+
 
 @dataclass
 class Validation:
@@ -60,6 +63,7 @@ class Validation:
                 f"early_stop is {self.run.early_stop}: it counts evaluations, at least 1, and needs validation "
                 "images (data.validation, or data.holdout above 0)"
             )
+        self.found: Classification | None = None
         self.fewshot: TrainingFewShot | None = None
         if self.run.fewshot is not None:
             if self.loader is None or self.train is None:
@@ -74,26 +78,39 @@ class Validation:
         `check` is called before every batch and may raise, to end an evaluation early; nothing has changed then.
         """
         with self.average.swapped():
-            found = None if self.loader is None else self._classify(self.model, self.loader, check)
-            numbers = {} if found is None else found.metrics()
+            numbers = {} if self.loader is None else self.measure(self.loader, check)
             shots = self._few_shots(check, standing, folder)
-            improved = _is_better(numbers, standing.best, "top1")
-            if improved or _is_better(numbers, standing.best, "nll"):
+            order, best = _order(numbers), _order(standing.best)
+            improved = _is_finite(numbers) and order[:1] > best[:1]
+            if _is_finite(numbers) and (not standing.best or not numbers or order > best):
                 standing.best = {"step": standing.step, **numbers}
-                self._keep_best(standing, folder, found)
+                self._keep_best(standing, folder)
         standing.stale = 0 if improved else standing.stale + 1
         standing.evaluated = standing.step
         if world.is_main() and numbers:
             folder.log("validation", standing.step, **numbers)
+            self.write(folder)
         if world.is_main() and shots:
             folder.log("fewshot", standing.step, **shots)
         return {**numbers, **shots}
+
+    def measure(self, loader: Loader, check: Callable[[], None]) -> dict[str, float]:
+        """Return what the network as it is comes to on the images of `loader`, all processes together."""
+        self.found = self._classify(self.model, loader, check)
+        return self.found.metrics()
+
+    def write(self, folder: RunFolder) -> None:
+        """Write what shows the newest evaluation into the run folder; nothing by default. The main process alone."""
+
+    def save(self, place: Path, card: Card) -> None:
+        """Write the network into a model folder."""
+        save_model(place, self.model, card, self.base)
 
     def save_last(self, standing: Standing, folder: RunFolder) -> None:
         """Keep the newest model, whether it is the best or not."""
         if world.is_main():
             with self.average.swapped(), folder.tolerating("the last model"):
-                save_model(folder.last, self.model, self._signed(standing, folder, {}), self.base)
+                self.save(folder.last, self._signed(standing, folder, {}))
 
     @world.on_main
     def sign(self, folder: RunFolder) -> None:
@@ -150,13 +167,13 @@ class Validation:
         return checked
 
     @world.on_main
-    def _keep_best(self, standing: Standing, folder: RunFolder, found: Classification | None) -> None:
+    def _keep_best(self, standing: Standing, folder: RunFolder) -> None:
         numbers = {f"validation {name}": value for name, value in standing.best.items() if name != "step"}
         with folder.tolerating("the best model"):
-            save_model(folder.best, self.model, self._signed(standing, folder, numbers), self.base)
-            if found is not None:
+            self.save(folder.best, self._signed(standing, folder, numbers))
+            if self.found is not None:
                 partial = folder.path / ".evaluation.npz"
-                save_classification(partial, found)
+                save_classification(partial, self.found)
                 partial.replace(folder.path / "evaluation.npz")
 
     def _signed(self, standing: Standing, folder: RunFolder, metrics: dict[str, float]) -> Card:
@@ -169,19 +186,21 @@ def describe(numbers: dict[str, float]) -> str:
     """Write the numbers of an evaluation as one phrase."""
     if not numbers:
         return "no validation images"
+    on = f"on {numbers['count']:.0f} images"
     shots = "".join(f", {name} {value:.2%}" for name, value in numbers.items() if name.endswith("-shot"))
-    return (
-        f"validation top-1 {numbers['top1']:.2%}, top-5 {numbers['top5']:.2%}, loss {numbers['nll']:.4f} "
-        f"on {numbers['count']:.0f} images{shots}"
-    )
+    if "top1" in numbers:
+        classified = f"validation top-1 {numbers['top1']:.2%}, top-5 {numbers['top5']:.2%}, loss {numbers['nll']:.4f}"
+        return f"{classified} {on}{shots}"
+    shares = "".join(f", {name} {numbers[name]:.2%} right" for name in SHARES if name in numbers)
+    return f"validation loss {numbers['loss']:.4f}{shares} {on}{shots}"
 
 
-def _is_better(numbers: dict[str, float], best: dict[str, float], by: Literal["top1", "nll"]) -> bool:
-    """Is this evaluation better by top-1, or equal in it and better by loss? The first always is."""
-    if not all(math.isfinite(value) for value in numbers.values()):
-        return False
-    if not best or not numbers:
-        return True
-    if by == "top1":
-        return numbers["top1"] > best["top1"]
-    return numbers["top1"] == best["top1"] and numbers["nll"] < best["nll"]
+def _order(numbers: dict[str, float]) -> tuple[float, ...]:
+    """What the best model is chosen by, the larger the better: top-1, then loss; without labels, loss."""
+    if "top1" in numbers:
+        return numbers["top1"], -numbers["nll"]
+    return (-numbers["loss"],) if "loss" in numbers else ()
+
+
+def _is_finite(numbers: dict[str, float]) -> bool:
+    return all(math.isfinite(value) for value in numbers.values())

@@ -16,13 +16,13 @@ from vitrail import world
 from vitrail.config_yaml import from_yaml
 from vitrail.data.source import open_data
 from vitrail.model.attention import fast_math
-from vitrail.objective.supervised import SupervisedObjective
 from vitrail.train.average import Averager
 from vitrail.train.batch_size import explaining_memory
 from vitrail.train.batches import endless, evaluation_loader, training_loader
-from vitrail.train.evaluation import Validation, describe
+from vitrail.train.evaluation import describe
 from vitrail.train.folder import RunFolder
 from vitrail.train.guard import FiniteGuard, Interrupted, Signals, Stop, run_lock
+from vitrail.train.objectives import build_objective
 from vitrail.train.optim import build_optimizer, clip_, set_learning_rate
 from vitrail.train.parallel import prepare
 from vitrail.train.plan import Plan
@@ -39,6 +39,7 @@ from vitrail.train.record import (
 from vitrail.train.resolve import build_model, inherit, resolve
 from vitrail.train.run import Run
 from vitrail.train.saving import Checkpoints
+from vitrail.train.self_supervised import build_validation
 from vitrail.train.standing import Result, TrainingState, identity
 from vitrail.train.step import backward, seed_step
 from vitrail.train.tune import relocated, tune
@@ -60,7 +61,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     if folder is not None:
         recorded = from_yaml(folder.path / "config.yaml", Run())
         run = relocated(inherit(run, recorded), recorded, folder)
-    splits = open_data(run.data, seed=run.seed)
+    splits = open_data(run.data, seed=run.seed, labels=run.supervised)
     names = splits.class_names
     resolved = resolve(run, splits.train, names)
 
@@ -69,7 +70,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     torch.manual_seed(run.seed)
     model = build_model(resolved)
     tuned = tune(model, run, resolved.decisions)
-    objective = SupervisedObjective(model, run.objective, run.augment, len(names), run.seed)
+    objective = build_objective(resolved, model, len(names))
     objective.to(resolved.device).train()
     run = resolved.with_micro_batches(objective)
     assert run.batch_size and run.accumulate  # decided by now
@@ -81,11 +82,12 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     held_out = None if splits.validation is None else evaluation_loader(run, splits.validation)
     plan = Plan.of(run, len(loader))
     sized = Sizes(run.progressive, resolved.config)
-    average = Averager(model, run.average, start=plan.average_start)
+    average = Averager(model if run.supervised else objective, run.average, start=plan.average_start)
     about = identity(run, resolved.config, names, splits.fingerprint)
     state = TrainingState(objective, optimizer, average, about, base=tuned.base)
 
-    validation = Validation(model, average, held_out, resolved.card(names), run, tuned.base, splits.train)
+    card = resolved.card(names if run.supervised else [])
+    validation = build_validation(objective, average, held_out, card, run, tuned.base, splits.train)
 
     # 4. The run folder: a new one, or where an earlier process left off
     folder = folder or RunFolder.create(run.out, run.name)

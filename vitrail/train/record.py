@@ -90,7 +90,7 @@ def record_end(folder: RunFolder, result: Result) -> None:
 @world.on_main
 def record_batch(folder: RunFolder, batch: Prepared, class_names: list[str]) -> None:
     """Write batch.png."""
-    captions = [class_names[label] for label in batch.labels.tolist()]
+    captions = [class_names[label] if label >= 0 else "" for label in batch.labels.tolist()]
     folder.write_bytes("batch.png", batch_picture(batch.images, captions))
 
 

@@ -78,6 +78,7 @@ class Resolved:
 def resolve(run: Run, train: Listed, class_names: list[str]) -> Resolved:
     """Decide everything but `accumulate`. Raises UsageError or DataError where the settings cannot work."""
     decisions: dict[str, str] = {}
+    _check_objective(run)
     sizes = image_sizes(train)
     if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
         decisions["odd sizes"] = (
@@ -86,7 +87,7 @@ def resolve(run: Run, train: Listed, class_names: list[str]) -> Resolved:
     device = choose_device(run.device)
     if run.keep_head:
         decisions["head"] = _kept_head(run, class_names)
-    config = model_config(run, len(class_names), sizes, decisions)
+    config = model_config(run, len(class_names) if run.supervised else 0, sizes, decisions)
     check_tune(run, config)
     preprocess = run.preprocess or _preprocess(config.image_size, sizes, decisions)
     if preprocess.image_size != config.image_size:
@@ -132,7 +133,10 @@ def inherit(run: Run, recorded: Run) -> Run:
 def model_config(
     run: Run, classes: int, sizes: list[tuple[int, int]], decisions: dict[str, str]
 ) -> ViTConfig | ResNetConfig:
-    """Return the config of the network to train: the named variant, or that of the weights started from."""
+    """Return the config of the network to train: the named variant, or that of the weights started from.
+
+    0 `classes` are for learning without labels: the network gets no classifier.
+    """
     overrides = {f.name: value for f in fields(run.vit) if (value := getattr(run.vit, f.name)) is not None}
     if run.weights is not None:
         if wrong := sorted(set(overrides) - set(COMBINABLE)):
@@ -160,6 +164,19 @@ def model_config(
             "larger image_size will learn more"
         )
     return config
+
+
+def _check_objective(run: Run) -> None:
+    """Raise UsageError for settings that make sense only with labels, in a run that learns without."""
+    needs_labels = {
+        "augment.mixup": run.augment.mixup,
+        "augment.cutmix": run.augment.cutmix,
+        "keep_head": run.keep_head,
+        "tune": run.tune != "all",
+    }
+    if not run.supervised and (wrong := [name for name, asked in needs_labels.items() if asked]):
+        kind = run.objective.kind
+        raise UsageError(f"objective {kind} has no labels and no classifier: leave out {', '.join(wrong)}")
 
 
 def _kept_head(run: Run, class_names: list[str]) -> str:

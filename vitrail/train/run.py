@@ -12,7 +12,7 @@ from typing import Literal
 from vitrail.config import Duration, Epochs, Percent
 from vitrail.data.config import Augment, Data, Preprocess
 from vitrail.model.config import Place, Pool, Positions, Stem
-from vitrail.objective.config import Supervised
+from vitrail.objective.config import MaskedPatch, Supervised
 
 Tune = Literal["all", "attention", "ffn", "head"]
 """The whole network; the attentions and the classifier; the MLPs and the classifier; the classifier."""
@@ -110,7 +110,8 @@ class Run:
     """Keep the classifier of `weights`, for the same classes in the same order, in place of a zero one."""
     tune: Tune = "all"
     """What of the network in `weights` learns, the classifier always; checkpoints hold only that (`train/tune.py`)."""
-    objective: Supervised = field(default_factory=Supervised)
+    objective: Supervised | MaskedPatch = field(default_factory=Supervised)
+    """What is learned, chosen by `objective.kind`: from labels, or without any."""
     augment: Augment = field(default_factory=Augment)
     preprocess: Preprocess | None = None
     """How validation images are prepared; None: squash for images of one size, else resize and crop 0.875."""
@@ -133,7 +134,8 @@ class Run:
     keep: int = 2
     """Checkpoints kept."""
     early_stop: int | None = None
-    """Stop after this many evaluations without improvement of validation top-1; None: never."""
+    """Stop after this many evaluations without improvement of validation top-1, or without labels of the
+    validation loss; None: never."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     compile: bool = False
     activation_checkpointing: bool = False
@@ -149,3 +151,8 @@ class Run:
     seed: int = 0
     device: str | None = None
     """'cpu', 'cuda', 'cuda:1', 'mps'; None: the best there is."""
+
+    @property
+    def supervised(self) -> bool:
+        """Does it learn from labels? If not, images need none, and the network gets no classifier."""
+        return isinstance(self.objective, Supervised)

@@ -58,7 +58,7 @@ class Result:
     ended: str
     """Why: "all steps done", "time limit" or "early stop"."""
     best: dict[str, float]
-    """Of the best model: its step, and top1, top5, nll and count on the validation images."""
+    """Of the best model: its step, and top1, top5, nll and count on the validation images; without labels, loss."""
     test: dict[str, float] | None = None
     """The best model's numbers on the test images, looked at once; None where there are none to spare."""
     message: str = ""
@@ -67,16 +67,18 @@ class Result:
     @classmethod
     def of(cls, standing: Standing, folder: Path, per_epoch: int, test: dict[str, float] | None = None) -> Result:
         """Return the result of a run that stands where `standing` says."""
-        top1 = f", validation top-1 {standing.best['top1']:.2%}" if "top1" in standing.best else ""
+        best = standing.best
+        reached = f", validation top-1 {best['top1']:.2%}" if "top1" in best else ""
+        reached = f", validation loss {best['loss']:.4f}" if "loss" in best else reached
         return cls(
             folder,
             standing.step,
             standing.step / per_epoch,
             round(standing.elapsed, 1),
             standing.ended,
-            standing.best,
+            best,
             test,
-            f"{standing.ended} after {standing.step} steps{top1}; everything is in {folder}",
+            f"{standing.ended} after {standing.step} steps{reached}; everything is in {folder}",
         )
 
 

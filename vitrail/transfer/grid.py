@@ -90,6 +90,8 @@ class Planned:
     @classmethod
     def of(cls, sweep: Sweep, folder: Path | str) -> Planned:
         """Look at the data of `sweep`; its trials go to `folder`."""
+        if not sweep.base.supervised:
+            raise UsageError(f"a sweep chooses by accuracy, and objective {sweep.base.objective.kind} has no labels")
         return cls(sweep, Path(folder), arrange(sweep.base.data, sweep.dev, sweep.base.seed))
 
     @cached_property

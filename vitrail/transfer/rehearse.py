@@ -30,11 +30,11 @@ from vitrail.data.loader import Batch
 from vitrail.data.source import Splits
 from vitrail.evaluate.classify import predictor
 from vitrail.model.attention import fast_math
-from vitrail.objective.supervised import SupervisedObjective
 from vitrail.train import checkpoint
 from vitrail.train.average import Averager
 from vitrail.train.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE, cut, image_bytes
 from vitrail.train.batches import evaluation_loader, training_loader
+from vitrail.train.objectives import build_objective
 from vitrail.train.optim import build_optimizer, clip_, set_learning_rate
 from vitrail.train.parallel import prepare
 from vitrail.train.plan import Plan
@@ -93,7 +93,7 @@ class Rehearsal:
         torch.manual_seed(run.seed)
         model = build_model(self.resolved)
         tune(model, run, self.resolved.decisions)
-        self.objective = SupervisedObjective(model, run.objective, run.augment, len(names), run.seed)
+        self.objective = build_objective(self.resolved, model, len(names))
         self.objective.to(self.resolved.device).train()
         self.image_bytes = image_bytes(self.objective, run, config)
         """That a step takes for each image that is in the network at once."""
@@ -105,7 +105,7 @@ class Rehearsal:
         set_learning_rate(self.optimizer, 0.0)  # what is timed leaves the weights as they are
         with closing(training_loader(run, splits.train)) as loader:
             self.plan = Plan.of(run, len(loader))
-        self.average = Averager(model, run.average)
+        self.average = Averager(model if run.supervised else self.objective, run.average)
         self.sized = Sizes(run.progressive, config)
         self.start = time.perf_counter() - began
         """Seconds that this took."""

@@ -18,7 +18,8 @@ from vitrail.config import Percent
 from vitrail.config_yaml import plain
 from vitrail.data.config import Data
 from vitrail.data.index_lists import PARTS, WHOLE
-from vitrail.data.source import NONE, find, split_found
+from vitrail.data.roles import NONE
+from vitrail.data.source import find, split_found
 from vitrail.data.vtab import Task
 from vitrail.data.vtab_source import HUB, PREFIX, locate
 from vitrail.errors import DataError, TrainingError, UsageError

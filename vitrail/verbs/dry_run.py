@@ -38,29 +38,30 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
 
     from vitrail.data.source import open_data
     from vitrail.model.attention import fast_math
-    from vitrail.objective.supervised import SupervisedObjective
     from vitrail.train.batch_size import image_bytes
     from vitrail.train.batches import training_loader
+    from vitrail.train.objectives import build_objective
     from vitrail.train.parallel import prepare
     from vitrail.train.plan import Plan
     from vitrail.train.resolve import build_model, resolve
     from vitrail.train.tune import tune
 
-    splits = open_data(run.data, seed=run.seed)
+    splits = open_data(run.data, seed=run.seed, labels=run.supervised)
     names = splits.class_names
     resolved = resolve(run, splits.train, names)
     fast_math()
     torch.manual_seed(run.seed)
     model = build_model(resolved)
     tuned = tune(model, run, resolved.decisions)
-    objective = SupervisedObjective(model, run.objective, run.augment, len(names), run.seed)
+    objective = build_objective(resolved, model, len(names))
     objective.to(resolved.device).train()
     run = resolved.with_micro_batches(objective)
     each = None if tuned.base is None else image_bytes(objective, run, resolved.config)
     prepare(model, run)
     held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
+    classes = f" of {len(names)} classes" if run.supervised else ""
     checked = {
-        "data": f"{len(splits.train):,} images of {len(names)} classes to train on, {held_out}",
+        "data": f"{len(splits.train):,} images{classes} to train on, {held_out}",
         "model": f"{run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
         **resolved.decisions,
         "disk": _disk(Path(run.out), COPIES * 4 * tuned.parameters),

@@ -73,7 +73,7 @@ def _for_so_many_images(asked: Asked) -> Run:
     run = asked.over(named("finetune"))
     if run.weights is None:
         raise UsageError(f"fine-tune which network? {', '.join(asked.config)} names no weights: add --from RUN")
-    facts = look(run.data, run.seed)
+    facts = look(run.data, run.seed, labels=run.supervised)
     base = finetune_run(named("finetune"), run.weights, facts.images)
     run = asked.over(base)
     log.info("recipe finetune for %s images: %s", f"{facts.images:,}", run.duration)

@@ -12,7 +12,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Required, TypedDict, Union, get_args, get_origin, get_type_hints
@@ -22,12 +22,14 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from vitrail.config import Duration, parse_duration
+from vitrail.config_yaml import sections_of
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.train.run import Run
 
 ALIASES = {
     "weights": ("--from",),
     "class_name": ("--class",),
+    "objective.mask_after_stem": ("--mask-after-stem",),
     "show_list": ("--list",),
     "verbose": ("-v",),
     "quiet": ("-q",),
@@ -189,13 +191,32 @@ def _settings(section: type, prefix: str = "") -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for field in fields(section):
         name, hint = field.name, hints[field.name]
-        inner = next((arm for arm in _arms(hint) if _is_section(arm)), None)
-        if inner is not None:
-            nested = TypedDict(name, _settings(inner, f"{prefix}{name}."), total=False)  # type: ignore
-            nested.__doc__ = inspect.getdoc(inner)
+        inner = sections_of(hint)
+        if inner:
+            nested = TypedDict(name, _nested(inner, f"{prefix}{name}."), total=False)  # type: ignore
+            nested.__doc__ = inspect.getdoc(inner[0]) if len(inner) == 1 else docs.get(name)
             keys[name] = nested
         elif prefix + name != SUBJECT:
             keys[name] = _described(hint, docs.get(name, ""), _default(field), aliases=ALIASES.get(name))
+    return keys
+
+
+def _nested(sections: list[Any], prefix: str) -> dict[str, Any]:
+    """The flags of a section; of several, of which `kind` chooses one, those of all, and each says whose it is."""
+    if len(sections) == 1:
+        return _settings(sections[0], prefix)
+    keys: dict[str, Any] = {"kind": _described(Literal[tuple(s.kind for s in sections)], "", sections[0].kind)}
+    owners: dict[str, list[tuple[Any, Field[Any]]]] = {}
+    for section in sections:
+        for field in fields(section):
+            owners.setdefault(field.name, []).append((section, field))
+    del owners["kind"]
+    for name, those in owners.items():
+        hint: Any = Union[tuple(get_type_hints(section)[name] for section, _ in those)]  # type: ignore # noqa: UP007
+        text = f"({', '.join(section.kind for section, _ in those)}) {field_docs(those[0][0]).get(name, '')}"
+        defaults = {_default(field) for _, field in those}
+        default = defaults.pop() if len(defaults) == 1 else None
+        keys[name] = _described(hint, text, default, aliases=ALIASES.get(prefix + name))
     return keys
 
 
@@ -244,10 +265,6 @@ def _default(field: Field[Any]) -> Any:
 
 def _arms(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _is_section(hint: Any) -> bool:
-    return isinstance(hint, type) and is_dataclass(hint) and not issubclass(hint, Duration | NoneType)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def _own_images(model: str | Path) -> Listed:
     if not written.is_file():
         raise UsageError(f"this needs images, and {model} is no run that knows any: vitrail inspect {model} FILE ...")
     run = from_yaml(written, Run())
-    splits = open_data(run.data, seed=run.seed)
+    splits = open_data(run.data, seed=run.seed, labels=run.supervised)
     found = splits.test if splits.validation is None else splits.validation
     if found is None:
         raise UsageError(f"{model} was trained without validation images: vitrail inspect {model} FILE ...")

@@ -69,7 +69,7 @@ def plan(asked: Asked) -> tuple[Run, str]:
     run = asked.over(Run())
     if asked.config:
         return run, f"configuration {', '.join(asked.config)}"
-    name, why = choose(look(run.data, run.seed))
+    name, why = choose(look(run.data, run.seed, labels=run.supervised))
     return asked.over(recipe(name)), f"recipe {name}, because of {why}"
 
 
@@ -84,7 +84,7 @@ def from_recipe(asked: Asked) -> tuple[Run, str]:
     run, why = asked.over(base), f"recipe {asked.recipe}"
     if rule is None and not absolute(run):
         return run, why
-    facts = look(run.data, run.seed)
+    facts = look(run.data, run.seed, labels=run.supervised)
     if rule is not None:
         base = replace(rule(facts.images, facts.side), name=base.name)
         run = asked.over(base)

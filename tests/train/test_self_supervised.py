@@ -1,0 +1,210 @@
+"""Training without labels, end to end: it learns, goes on exactly where it was, and does not count processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from vitrail.config import Epochs, Percent, Steps
+from vitrail.config_yaml import from_yaml, to_yaml
+from vitrail.data.config import Augment, Data
+from vitrail.data.source import open_data
+from vitrail.errors import DataError, UsageError
+from vitrail.objective.config import MaskedPatch
+from vitrail.report.page import write_report
+from vitrail.train import checkpoint, loop
+from vitrail.train.guard import Interrupted
+from vitrail.train.run import Average, Model, Optim, Run, Schedule
+from vitrail.weights.load import load
+
+OBJECTIVES: dict[str, Any] = {
+    "masked-patch": MaskedPatch(),
+    "masked-patch-pixels": MaskedPatch(target="pixels"),
+}
+
+
+def tiny(out: Path, name: str, **changes: Any) -> Run:
+    """Four steps on handwritten digits of 16 x 16 pixels, with dropout and an average."""
+    run = Run(
+        name=name,
+        out=str(out),
+        data=Data(path="digits", subset=64, test="none"),
+        model="Ti/4",
+        vit=Model(width=16, depth=2, heads=2, mlp_dim=32, dropout=0.1),
+        image_size=16,
+        objective=OBJECTIVES[name],
+        augment=Augment(scale=(0.5, 1.0)),
+        optim=Optim(lr=3e-3),
+        average=Average(kind="ema", decay=0.9),
+        duration=Steps(4),
+        batch_size=16,
+        accumulate=2,
+        evaluate_every=Steps(2),
+        checkpoint_every=Steps(2),
+        precision="float32",
+        workers=0,
+        device="cpu",
+    )
+    return replace(run, **changes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was never interrupted."""
+    return loop.fit(tiny(tmp_path_factory.mktemp("whole"), request.param)).folder
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoint.latest_valid(folder / "checkpoints")
+    assert newest is not None
+    files = [folder / "model/last/model.safetensors", newest / "model.safetensors", newest / "state.safetensors"]
+    return {f"{number} {key}": tensor for number, file in enumerate(files) for key, tensor in load_file(file).items()}
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def interrupted(run: Run, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Start a run and stop it by a signal in the middle of `step`."""
+    original = loop.seed_step
+
+    def seed_step(seed: int, at: int, rank: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(seed, at, rank)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "seed_step", seed_step)
+        with pytest.raises(Interrupted):
+            loop.fit(run)
+    return max(Path(run.out).iterdir(), key=lambda path: path.stat().st_ctime)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny(tmp_path, from_yaml(whole / "config.yaml", Run()).name)
+    folder = interrupted(run, 2, monkeypatch)
+    loop.fit(run, resume=folder)
+    ours, theirs = state(folder), state(whole)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert [line["loss"] for line in lines(folder, "train")] == [line["loss"] for line in lines(whole, "train")]
+
+
+def test_the_network_kept_has_no_classifier_and_can_be_finetuned(whole: Path, tmp_path: Path) -> None:
+    kept = load(whole)
+    assert kept.config.classes == 0 and kept.card.class_names == []
+    recorded = from_yaml(whole / "config.yaml", Run())
+    run = Run(
+        out=str(tmp_path),
+        data=recorded.data,
+        weights=str(whole),
+        augment=Augment(crop="center"),
+        optim=Optim(lr=0.0),
+        duration=Steps(1),
+        batch_size=16,
+        device="cpu",
+        workers=0,
+    )
+    found = load(loop.fit(run).folder)
+    assert found.config.classes == 10
+    after = found.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in kept.state_dict().items())
+
+
+def test_the_report_shows_what_it_sees(whole: Path) -> None:
+    with Image.open(whole / "seen.png") as picture:
+        width, height = picture.size
+    assert width > 4 * 100 and height > 8 * 100  # 4 columns of 8 images
+    page = write_report(whole).read_text()
+    assert "What it sees" in page and "validation loss" in page and "not evaluated" not in page
+    best = json.loads((whole / "run.json").read_text())["result"]["best"]
+    assert best["loss"] == min(line["loss"] for line in lines(whole, "validation"))
+    assert f"{best['loss']:.4f}" in page
+
+
+def test_it_learns_from_photographs_without_class_folders(shared_data: Path, tmp_path: Path) -> None:
+    place = tmp_path / "photos" / "2024" / "may"
+    place.mkdir(parents=True)
+    cifar = open_data(Data(path=str(shared_data / "cifar100"), subset=100, holdout=0.001)).train
+    for index in range(100):
+        item = cifar[index]
+        (place.parents[1] if index < 60 else place).joinpath(f"{index}.webp").write_bytes(bytes(item.image))
+    with pytest.raises(DataError):
+        open_data(Data(path=str(tmp_path / "photos")))
+    for name in OBJECTIVES:
+        data = Data(path=str(tmp_path / "photos"), holdout=0.2)
+        run = tiny(
+            tmp_path, name, data=data, image_size=32, vit=Model(width=32, depth=1, heads=2, mlp_dim=64),
+            schedule=Schedule(shape="constant", warmup=Percent(0)), average=Average(), accumulate=1,
+            duration=Epochs(8), evaluate_every=Epochs(1), checkpoint_every=Epochs(8),
+        )  # fmt: skip
+        folder = loop.fit(run).folder
+        losses = [line["loss"] for line in lines(folder, "validation")]
+        assert losses[-1] < losses[0], name
+        assert json.loads((folder / "run.json").read_text())["data"]["images"] == {"train": 80, "validation": 20}
+
+
+def test_a_configuration_chooses_by_kind() -> None:
+    run = from_yaml("objective: {kind: masked-patch, corrupt: 0.15}", Run())
+    assert run.objective == MaskedPatch(corrupt=0.15)
+    assert from_yaml("objective: {mask: 0.5}", run).objective == MaskedPatch(corrupt=0.15, mask=0.5)
+    assert from_yaml(to_yaml(run), Run()) == run
+    assert from_yaml("objective: {kind: supervised}", run).objective == Run().objective
+    with pytest.raises(UsageError, match=r"objective\.kind: expected one of supervised, masked-patch"):
+        from_yaml("objective: {kind: masked}", Run())
+    with pytest.raises(UsageError, match="unknown setting"):
+        from_yaml("objective: {corrupt: 0.15}", Run())
+
+
+def test_what_needs_labels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"augment\.mixup"):
+        loop.fit(tiny(tmp_path, "masked-patch", augment=Augment(mixup=0.2)))
+
+
+def _one_of_two(rank: int, port: int, runs: list[Run]) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    for run in runs:
+        loop.fit(run)
+    torch.distributed.barrier()
+    os._exit(0)  # gloo may abort a process that leaves the orderly way
+
+
+@pytest.mark.slow
+def test_two_processes_draw_the_same_masks_as_one(tmp_path: Path) -> None:
+    calm = Optim(name="sgd", lr=0.1, weight_decay=0.0)  # does not turn rounding into signs
+    still = Model(width=16, depth=2, heads=2, mlp_dim=32)  # dropout is drawn by each process for itself
+    runs = [tiny(tmp_path / "two", name, vit=still, optim=calm, evaluate_every=Steps(1)) for name in OBJECTIVES]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_one_of_two, (port, runs), nprocs=2)
+    for run in runs:
+        alone = loop.fit(replace(run, out=str(tmp_path / "one"))).folder
+        together = tmp_path / "two" / f"{run.name}-1"
+        for kind in ("train", "validation"):
+            ours, theirs = ([line["loss"] for line in lines(folder, kind)] for folder in (alone, together))
+            assert ours == pytest.approx(theirs, rel=1e-5), (run.name, kind)

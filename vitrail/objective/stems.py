@@ -1,0 +1,66 @@
+"""Masking and the stem: where no pixel of one patch reaches another's token, masking before it is masking after it.
+
+That holds for the linear and the hMLP stem (follow-up, section 5). Only hMLP's BatchNorm, in training, takes its
+statistics from all patches; so there, unless it is asked for otherwise, masked patches are erased from the image
+first. In the other stems 3x3 convolutions carry masked pixels into the visible tokens, and erasing puts an edge
+there instead.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import UsageError
+from vitrail.model.posemb import Grid
+from vitrail.model.vit import ViT
+
+LOCAL = ("linear", "hmlp")
+ERASED = 128
+"""uint8 value of erased pixels; in normalised images they are 0."""
+
+
+def need_maskable(model: nn.Module, kind: str, *, after_stem: bool) -> ViT:
+    """Return `model` if patches can be masked in it. Raises UsageError, with the reason, where they cannot."""
+    if not isinstance(model, ViT):
+        raise UsageError(
+            f"objective {kind} masks patches, so it needs a Vision Transformer, not {type(model).__name__}"
+        )
+    if model.config.block == "axial":
+        raise UsageError(f"objective {kind} cannot mask in axial blocks, which need every row and column whole")
+    if model.config.stem not in LOCAL and not after_stem:
+        raise UsageError(
+            f"objective {kind} with stem {model.config.stem!r}: its convolutions carry the pixels of masked patches "
+            "into the tokens of their neighbours, so masking before and after the stem are two different things. Use "
+            "stem 'hmlp' or 'linear', where they are the same, or ask for masking after the stem with "
+            "--mask-after-stem (objective.mask_after_stem: true); the follow-up found no gain in it (section 5)"
+        )
+    return model
+
+
+def pixels_of(patches: Tensor, images: Tensor, patch: int) -> Tensor:
+    """bool [batch, patches] -> bool [batch, 1, height, width]: the pixels of these patches of `images`."""
+    batch, _, height, width = images.shape
+    grid = patches.view(batch, 1, height // patch, width // patch)
+    return grid.repeat_interleave(patch, -2).repeat_interleave(patch, -1)
+
+
+def erase(images: Tensor, masked: Tensor, patch: int) -> Tensor:
+    """Return images [batch, channels, height, width] with the patches where `masked` [batch, patches] grey."""
+    return images.masked_fill(pixels_of(masked, images, patch), ERASED if images.dtype == torch.uint8 else 0)
+
+
+def encoded(model: ViT, tokens: Tensor, grid: Grid, keep: Tensor | None = None) -> Tensor:
+    """Return the encoder's output for all tokens, normalised also where the config normalises only after pooling."""
+    tokens = model.encode(tokens, grid, keep)
+    return tokens if model.config.final_norm == "tokens" else model.norm(tokens)
+
+
+def flags(places: Tensor, patches: int) -> Tensor:
+    """Raster numbers [batch, n] -> bool [batch, patches]: True at these places."""
+    return torch.zeros(len(places), patches, dtype=torch.bool, device=places.device).scatter(1, places, True)
+
+
+def at(tokens: Tensor, places: Tensor) -> Tensor:
+    """[batch, patches, features] -> [batch, n, features]: those at `places` [batch, n]."""
+    return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))
