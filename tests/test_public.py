@@ -28,8 +28,8 @@ RUN = """
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout data.image_column
-data.label_column data.max_bad data.strict data.subset data.test data.train data.validation device duration early_stop
-evaluate_every fewshot
+data.label_column data.max_bad data.strict data.subset data.test data.together data.train
+data.validation device duration early_stop evaluate_every fewshot
 image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.corrupt objective.head_bias
 objective.kind objective.loss objective.mask objective.mask_after_stem objective.other objective.smoothing
 objective.target optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out
@@ -67,7 +67,7 @@ FLAGS = {
     "bench": "models image_size batch_size mode device precision seconds out",
     "data check": "path out workers",
     "data stats": "path",
-    "data pack": "path folder short_side quality shard_mb workers",
+    "data pack": "path folder short_side quality shard_mb shuffle workers",
     "data dedup": "path against model distance cosine mirrored out keep_list batch_size workers device precision",
     "data split": "path folder sizes seed holdout",
     "weights convert": "source target format branches overwrite",

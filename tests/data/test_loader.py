@@ -19,7 +19,7 @@ from vitrail.data.loader import ATTEMPTS, Batch, Loader
 from vitrail.data.ops import eval_transform, train_transform
 from vitrail.data.order import Order
 from vitrail.data.prefetch import Pool, ordered
-from vitrail.errors import DataError, DecodeError
+from vitrail.errors import DataError, DecodeError, UsageError
 
 SIDE = 4
 
@@ -452,3 +452,64 @@ def test_an_unreadable_file_is_named_by_its_path(tmp_path: Path) -> None:
     one = loader(source, shuffle=False, drop_last=False)
     assert indices(list(one.epoch(0))) == [1]
     assert one.bad == [("a/1.png", "unreadable")]
+
+
+# neighbours that stay together
+
+
+@given(
+    runs=st.integers(1, 6), size=st.integers(1, 5), repeats=st.integers(1, 3), extra=st.integers(0, 40),
+    world=st.sampled_from([1, 2, 3]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_runs_of_neighbours_are_an_order_of_all_images(
+    runs: int, size: int, repeats: int, extra: int, world: int, seed: int
+) -> None:
+    batch = runs * world * size * repeats  # of all processes
+    count = 2 * batch // repeats + extra
+    order = Order(count, batch // world, shuffle=True, drop_last=True, repeats=repeats, world=world, together=size)
+    permutation = order.permutation(seed, 0)
+    assert sorted(permutation[place] for place in range(count)) == list(range(count))
+
+
+@given(size=st.integers(2, 6), lanes=st.sampled_from([4, 8]), extra=st.integers(0, 30), seed=st.integers(0, 99))
+def test_a_process_gets_whole_runs_and_batches_do_not_depend_on_how_many_there_are(
+    size: int, lanes: int, extra: int, seed: int
+) -> None:
+    whole, count = size * lanes, 3 * size * lanes + extra
+    seen: dict[int, list[list[int]]] = {}
+    for world in (1, 2, 4):
+        seen[world] = [[] for _ in range(count // whole)]
+        for rank in range(world):
+            order = Order(count, whole // world, shuffle=True, drop_last=True, rank=rank, world=world, together=size)
+            permutation = order.permutation(seed, 1)
+            assert len(order) == count // whole
+            for number in range(len(order)):
+                mine = [order.image(permutation, place)[0] for place in order.positions(number).tolist()]
+                if number < count // size * size // whole:
+                    # as many breaks between neighbours as there are runs, but for the one run around the end
+                    breaks = sum((image + 1) % count not in mine for image in mine)
+                    assert breaks <= lanes // world
+                seen[world][number] += mine
+    assert all(
+        sorted(one) == sorted(two) == sorted(four)
+        for one, two, four in zip(seen[1], seen[2], seen[4], strict=True)
+    )  # fmt: skip
+
+
+def test_runs_begin_elsewhere_in_another_epoch() -> None:
+    order = Order(400, 80, shuffle=True, drop_last=True, together=8)
+    begins = set()
+    for epoch in range(8):
+        permutation = order.permutation(0, epoch)
+        runs = [sorted(order.image(permutation, p)[0] for p in range(lane, 80, 10)) for lane in range(10)]
+        whole = [run for run in runs if run[-1] - run[0] == 7]
+        assert len(whole) >= 9  # all but the one around the end
+        begins.add(whole[0][0] % 8)
+    assert len(begins) > 1
+
+
+def test_a_batch_that_is_not_whole_runs_is_refused() -> None:
+    with pytest.raises(UsageError, match="a batch of 10 images must hold a whole number of runs of 4"):
+        loader(Numbered(40), batch_size=5, world=2, together=4)
+    with pytest.raises(UsageError, match="each shown 2 times"):
+        loader(Numbered(40), batch_size=4, repeats=2, together=4)

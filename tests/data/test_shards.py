@@ -81,7 +81,7 @@ def test_webdataset_shards_with_every_kind_of_label(tmp_path: Path) -> None:
 
 
 def test_more_shards_than_are_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.data.shards._OPEN", 2)
+    monkeypatch.setattr("vitrail.data.shard_files._OPEN", 2)
     for number in range(5):
         write_tar(tmp_path / f"s-{number}.tar", [("0.png", picture(number)), ("0.cls", str(number % 2).encode())])
     (source,) = find(str(tmp_path)).splits.values()

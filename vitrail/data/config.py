@@ -11,7 +11,7 @@ class Data:
     """Where the images are and how they are split."""
 
     path: str = "digits"
-    """A folder, a CSV or parquet file, tar shards, an .npz of arrays, a hub data set, or 'digits'."""
+    """A folder, a CSV or parquet file, tar shards, an .npz of arrays, a hub data set, an address, or 'digits'."""
     train: str = "train"
     """Split to train on; 'train+val' joins two."""
     validation: str | None = None
@@ -31,6 +31,10 @@ class Data:
     subset: int | float | None = None
     """Use only this many training images, or as a share (0.1). Drawn by `seed`, classes in proportion; a smaller subset
     is part of a larger one, and validation images are the same for all."""
+
+    together: int = 1
+    """Neighbours in the data set that are shown in one batch and read in one piece; 1 shuffles single images. For
+    shards at an address, which were packed in random order (`vitrail data pack --shuffle`)."""
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ A reader (`folder`, `table`, `arrow`, `shards`, `arrays`) turns a place into `Fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 
-from vitrail.errors import DataError
+from vitrail.errors import DataError, DecodeError
+
+T = TypeVar("T")
 
 UNKNOWN = -1
 """Label of an image whose class is not known."""
@@ -60,6 +62,29 @@ class Listed(Source, Protocol):
     def id(self, index: int) -> str:
         """Return the name of an image, unique in its split and independent of where the data lie."""
         ...
+
+
+@runtime_checkable
+class Distant(Listed, Protocol):
+    """A source that is better asked for many images at once, because each answer takes a round trip."""
+
+    distant: bool
+    """Is it worth asking ahead?"""
+
+    def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
+        """Return what `source[i].image` would for each index; in the place of one that cannot be had, why."""
+        ...
+
+
+def is_distant(source: Source) -> TypeGuard[Distant]:
+    """Is it worth asking this source for many images ahead of time?"""
+    return bool(getattr(source, "distant", False))
+
+
+def ids(source: Listed, indices: np.ndarray) -> list[str]:
+    """Return the ids of several images: at once where the source can."""
+    many = getattr(source, "ids", None)
+    return [source.id(index) for index in indices.tolist()] if many is None else list(many(indices))
 
 
 class Rejected(NamedTuple):
@@ -118,25 +143,40 @@ class View:
         self, source: Listed, indices: np.ndarray | None = None, class_names: Sequence[str] | None = None
     ) -> None:
         self._source = source
-        self._indices = np.arange(len(source)) if indices is None else np.asarray(indices, dtype=np.int64)
+        self._indices = None if indices is None else np.asarray(indices, dtype=np.int64)
         self.class_names = list(source.class_names if class_names is None else class_names)
-        self.labels = _translate(source, self.class_names)[self._indices]
-        self.sizes = source.sizes[self._indices]
+        labels = _translate(source, self.class_names)
+        self.labels = labels if self._indices is None else labels[self._indices]
+        self.sizes = source.sizes if self._indices is None else source.sizes[self._indices]
+        self.distant = is_distant(source)
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> Item:
-        item = self._source[int(self._indices[index])]
+        item = self._source[self._there(index)]
         return Item(item.image, int(self.labels[index]), item.id)
 
     def id(self, index: int) -> str:
         """See `Listed.id`."""
-        return self._source.id(int(self._indices[index]))
+        return self._source.id(self._there(index))
+
+    def ids(self, indices: np.ndarray) -> list[str]:
+        """Return the ids of several images."""
+        return ids(self._source, indices if self._indices is None else self._indices[indices])
+
+    def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
+        """See `Distant.fetch`."""
+        assert is_distant(self._source)
+        return self._source.fetch(indices if self._indices is None else self._indices[indices])
 
     def within(self, index: int) -> tuple[Listed, int]:
         """Return the source that an image is taken from, and its number there."""
-        return self._source, int(self._indices[index])
+        return self._source, self._there(index)
+
+    def _there(self, index: int) -> int:
+        """The number in the source of an image here."""
+        return range(len(self))[index] if self._indices is None else int(self._indices[index])
 
 
 class Unlabelled(View):
@@ -163,6 +203,7 @@ class Joined:
         self._ends = np.cumsum([len(part) for part in self._parts])
         self.labels = np.concatenate([part.labels for part in self._parts])
         self.sizes = np.concatenate([part.sizes for part in self._parts])
+        self.distant = all(part.distant for part in self._parts)  # one place has one kind of file system
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -181,6 +222,26 @@ class Joined:
         """Return the split that an image is taken from, and its number there."""
         part, place = self._place(index)
         return self._parts[part], place
+
+    def ids(self, indices: np.ndarray) -> list[str]:
+        """Return the ids of several images."""
+        return self._of_parts(indices, lambda name, part, places: [f"{name}/{id}" for id in part.ids(places)])
+
+    def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
+        """See `Distant.fetch`."""
+        return self._of_parts(indices, lambda name, part, places: part.fetch(places))
+
+    def _of_parts(self, indices: np.ndarray, ask: Callable[[str, View, np.ndarray], list[T]]) -> list[T]:
+        """Ask each split for its share of some images, and bring the answers into their order."""
+        answers: list[Any] = [None] * len(indices)
+        parts = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(parts).tolist():
+            part = self._parts[number]
+            mine = np.flatnonzero(parts == number)
+            places = indices[mine] - int(self._ends[number]) + len(part)
+            for place, answer in zip(mine.tolist(), ask(self._names[number], part, places), strict=True):
+                answers[place] = answer
+        return answers
 
     def _place(self, index: int) -> tuple[int, int]:
         """Which split an image is in, and where in it."""

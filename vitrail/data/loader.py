@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 
 import numpy as np
-import torch
 
 from vitrail.data.decode import decode
-from vitrail.data.item import Listed, Source
+from vitrail.data.item import Item, Listed, Source, is_distant
 from vitrail.data.kept import Kept
 from vitrail.data.ops import Op, transform_batch
-from vitrail.data.order import Order
-from vitrail.data.prefetch import TIMEOUT, Pool, ordered
+from vitrail.data.order import Order, Permutation
+from vitrail.data.prefetch import TIMEOUT, Pool, ahead, ordered
+from vitrail.data.slots import Batch, Fetched, Part, Slots
 from vitrail.data.stream import stream
 from vitrail.errors import DataError, DecodeError, VitrailError
 
@@ -29,50 +29,10 @@ Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 ATTEMPTS = 100
 """Unreadable images in a row, in the order of training, after which the data set is given up."""
 _BATCHES_AHEAD = 3
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Images ready for the network. The tensors are the caller's to keep and to change."""
-
-    images: torch.Tensor
-    """uint8 [B, 3, H, W]; channels lie innermost in memory (channels_last), as decoders write them."""
-    labels: torch.Tensor
-    """int64 [B]."""
-    index: torch.Tensor
-    """int64 [B]: where in the source each image is."""
-
-
-@dataclass
-class _Slots:
-    """The memory of one batch, to be filled by several threads."""
-
-    images: np.ndarray
-    labels: np.ndarray
-    index: np.ndarray
-    good: np.ndarray
-    """bool: which slots got an image."""
-
-
-@dataclass
-class _Part:
-    """Some slots of a batch, filled by one thread."""
-
-    slots: _Slots
-    begin: int
-    positions: np.ndarray
-    permutation: np.ndarray
-    epoch: int
-    last: bool
-    """Is it the batch's last part?"""
-    bad: list[tuple[int, str]] = field(default_factory=list)
-    """Index and reason of what could not be read."""
-    reading: int = -1
-    """The image being read, -1 before the first."""
-    steps: int = 0
-    """Reads begun so far."""
-    steps_seen: int = -1
-    """`steps` when the consumer last lost patience."""
+_ON_THE_WAY = 512
+"""Images of a distant source asked for ahead of decoding: at 50 ms a round trip that is 10,000 images/s."""
+_ASKING = 4
+"""Batches of a distant source that are asked for at the same time; the images of each are asked for together."""
 
 
 class Loader:
@@ -84,7 +44,9 @@ class Loader:
     batch. Evaluation (neither) gives every image exactly once over all processes.
 
     An image that cannot be decoded is listed in `bad`; training takes the next one of the order in its place,
-    evaluation leaves it out. `cache` keeps decoded images in memory: for data sets of small images.
+    evaluation leaves it out. `cache` keeps decoded images in memory: for data sets of small images. `together`
+    neighbours are shown in one batch (see `Order`). Of a distant source (`vitrail.data.item.Distant`) the next
+    batches are asked for while earlier ones are decoded.
 
     Raises DataError for an empty source, and from `epoch`: when a read takes longer than `timeout` seconds (None:
     `prefetch.TIMEOUT`; without threads it is waited for), when `ATTEMPTS` images in a row are unreadable, and for an
@@ -105,6 +67,7 @@ class Loader:
         repeats: int = 1,
         rank: int = 0,
         world: int = 1,
+        together: int = 1,
         cache: bool = False,
         timeout: float | None = None,
     ) -> None:
@@ -131,10 +94,12 @@ class Loader:
             repeats=repeats,
             rank=rank,
             world=world,
+            together=together,
         )
         # twice as many parts as threads: they finish a batch at about the same time
         self._part = batch_size if not workers else math.ceil(batch_size / (2 * workers))
         self._pool = Pool(workers) if workers else None
+        self._asking = Pool(_ASKING) if is_distant(source) else None
         self._cache = Kept(len(source)) if cache else None
 
     def __len__(self) -> int:
@@ -149,7 +114,8 @@ class Loader:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of an epoch from number `start` on."""
         permutation = self._order.permutation(self._seed, epoch)
-        parts = (part for number in range(start, len(self)) for part in self._parts(epoch, permutation, number))
+        batches = (self._parts(epoch, permutation, number) for number in range(start, len(self)))
+        parts = (part for batch in self._asked(batches) for part in batch)
         ahead = _BATCHES_AHEAD * math.ceil(self._batch_size / self._part)
         filled = ordered(self._pool, self._fill, parts, ahead=ahead, timeout=self._timeout, hung=self._hung)
         try:
@@ -159,39 +125,56 @@ class Loader:
         finally:
             filled.close()
 
-    def _next(self, filled: Iterator[_Part]) -> Batch | None:
+    def _next(self, filled: Iterator[Part]) -> Batch | None:
         """Wait for all parts of the next batch; None at the end of the epoch."""
         began = time.perf_counter()
         try:
             for part in filled:
                 self._record(part)
                 if part.last:
-                    return _batch(part.slots)
+                    return part.slots.batch()
             return None
         finally:
             self.wait_seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """End the threads. The loader cannot be used after that; closing twice is allowed."""
-        if self._pool is not None:
-            self._pool.close()
+        for pool in (self._pool, self._asking):
+            if pool is not None:
+                pool.close()
 
-    def _parts(self, epoch: int, permutation: np.ndarray, number: int) -> Iterator[_Part]:
+    def _asked(self, batches: Iterator[list[Part]]) -> Iterator[list[Part]]:
+        """Ask a distant source for every batch some batches before it is yielded."""
+        if self._asking is None:
+            yield from batches
+            return
+        for parts, fetched in ahead(self._asking, self._ask, batches, math.ceil(_ON_THE_WAY / self._batch_size)):
+            parts[0].slots.fetched = fetched
+            yield parts
+
+    def _ask(self, parts: list[Part]) -> Fetched:
+        assert is_distant(self.source)
+        images = {self._order.image(part.permutation, place)[0] for part in parts for place in part.positions.tolist()}
+        wanted = sorted(index for index in images if self._cache is None or self._cache.get(index) is None)
+        return dict(zip(wanted, self.source.fetch(np.array(wanted, dtype=np.int64)), strict=True))
+
+    def _parts(self, epoch: int, permutation: Permutation, number: int) -> list[Part]:
         """Lay out a batch in memory and cut it into parts."""
         positions = self._order.positions(number)
         count = len(positions)
         # fresh memory for every batch: the caller may keep it, and page faults cost 1 % of decoding
-        slots = _Slots(
+        slots = Slots(
             np.empty((count, *self._size, 3), dtype=np.uint8),
             np.empty(count, dtype=np.int64),
             np.empty(count, dtype=np.int64),
             np.zeros(count, dtype=bool),
         )
-        for begin in range(0, count, self._part):
-            mine = positions[begin : begin + self._part]
-            yield _Part(slots, begin, mine, permutation, epoch, last=begin + self._part >= count)
+        return [
+            Part(slots, begin, positions[begin : begin + self._part], permutation, epoch, begin + self._part >= count)
+            for begin in range(0, count, self._part)
+        ]
 
-    def _fill(self, part: _Part) -> _Part:
+    def _fill(self, part: Part) -> Part:
         """Read, decode and transform every image of a part into its slot."""
         images = self._images(part)
         if self._cache is not None and isinstance(self._transform, Op):
@@ -207,7 +190,7 @@ class Loader:
             part.slots.images[slot] = self._transformed(image, random, index)
         return part
 
-    def _images(self, part: _Part) -> Iterator[tuple[int, np.ndarray, int, np.random.Generator]]:
+    def _images(self, part: Part) -> Iterator[tuple[int, np.ndarray, int, np.random.Generator]]:
         """Yield (slot, decoded image, index, its random numbers), and note labels and indices, one by one."""
         for slot, position in enumerate(part.positions.tolist(), start=part.begin):
             found = self._find(part, position)
@@ -217,14 +200,14 @@ class Loader:
             part.slots.labels[slot], part.slots.index[slot], part.slots.good[slot] = label, index, True
             yield slot, image, index, stream(self._seed, part.epoch, index + copy * len(self.source))
 
-    def _find(self, part: _Part, position: int) -> tuple[np.ndarray, int, int, int] | None:
+    def _find(self, part: Part, position: int) -> tuple[np.ndarray, int, int, int] | None:
         """Return (image, label, index, copy) for a position; None where evaluation leaves an unreadable one
         out."""
         for attempt in range(1 if self._evaluation else ATTEMPTS):
             index, copy = self._order.image(part.permutation, position, attempt)
             part.reading, part.steps = index, part.steps + 1
             try:
-                image, label = self._read(index)
+                image, label = self._read(index, part.slots.fetched)
             except DecodeError as error:
                 part.bad.append((index, error.reason))
                 continue
@@ -235,12 +218,12 @@ class Loader:
         name = self._name(index)
         raise DataError(f"{ATTEMPTS} images in a row cannot be read, the last of them {name}: {reason}")
 
-    def _read(self, index: int) -> tuple[np.ndarray, int]:
-        """Return (pixels uint8 [H, W, 3], label), from memory if they were kept."""
+    def _read(self, index: int, fetched: Future[Fetched] | None) -> tuple[np.ndarray, int]:
+        """Return (pixels uint8 [H, W, 3], label), from memory if they were kept, from what was fetched if it is."""
         if self._cache is not None and (kept := self._cache.get(index)) is not None:
             return kept
         try:
-            item = self.source[index]
+            item = self._item(index, fetched)
             image = decode(item.image) if isinstance(item.image, bytes) else item.image
         except VitrailError:
             raise
@@ -249,6 +232,14 @@ class Loader:
         if self._cache is not None:
             self._cache.put(index, image, item.label)
         return image, item.label
+
+    def _item(self, index: int, fetched: Future[Fetched] | None) -> Item:
+        image = None if fetched is None else fetched.result().get(index)
+        if image is None or not is_distant(self.source):
+            return self.source[index]
+        if isinstance(image, DecodeError):
+            raise image
+        return Item(image, int(self.source.labels[index]), "")
 
     def _transformed(self, image: np.ndarray, random: np.random.Generator, index: int) -> np.ndarray:
         try:
@@ -262,7 +253,7 @@ class Loader:
     def _name(self, index: int) -> str:
         return self.source.id(index) if isinstance(self.source, Listed) else f"[{index}]"
 
-    def _hung(self, part: _Part) -> Exception | None:
+    def _hung(self, part: Part) -> Exception | None:
         """Explain a part that has not come for `timeout` seconds; None if it has moved on since it was last
         asked for."""
         if part.steps_seen < part.steps:
@@ -273,18 +264,9 @@ class Loader:
             f"{self._timeout:g} s: the disk or network it lies on does not answer"
         )
 
-    def _record(self, part: _Part) -> None:
+    def _record(self, part: Part) -> None:
         for index, reason in part.bad:
             if index not in self._seen_bad:
                 self._seen_bad.add(index)
                 self.bad.append((self._name(index), reason))
                 self.bad_index.append(index)
-
-
-def _batch(slots: _Slots) -> Batch:
-    """Hand a filled batch over as tensors, without a copy unless a slot stayed empty."""
-    arrays = (slots.images, slots.labels, slots.index)
-    if not slots.good.all():
-        arrays = tuple(array[slots.good] for array in arrays)
-    images, labels, index = map(torch.from_numpy, arrays)
-    return Batch(images.permute(0, 3, 1, 2), labels, index)

@@ -22,12 +22,14 @@ import simplejpeg
 
 from vitrail.data.cache import read_table, refuse_within, write_table
 from vitrail.data.decode import decode
-from vitrail.data.item import Listed, Rejected
+from vitrail.data.item import Listed, Rejected, View
 from vitrail.data.ops import resize
+from vitrail.data.order import ORDER
 from vitrail.data.prefetch import Pool, ordered, stuck
-from vitrail.data.shards import INDEX, SCHEMA
+from vitrail.data.shards import INDEX, SCHEMA, index_table
 from vitrail.data.source import find
 from vitrail.data.split import fingerprint
+from vitrail.data.stream import stream
 from vitrail.errors import DataError, DecodeError, UsageError
 
 Progress = Callable[[int, int], None]
@@ -59,6 +61,11 @@ def pack_data(path: str, folder: str | Path, **choices: Any) -> dict[str, Packed
     return {name: pack(source, target / name, **choices) for name, source in found.splits.items()}
 
 
+def _shuffled(source: Listed) -> Listed:
+    """The same images in an order that has nothing to do with their classes, always the same one."""
+    return View(source, stream(0, 0, 0, ORDER).permutation(len(source)))
+
+
 def pack(
     source: Listed,
     folder: str | Path,
@@ -66,6 +73,7 @@ def pack(
     short_side: int = 256,
     quality: int | None = 90,
     shard_bytes: int = 1 << 28,
+    shuffle: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Packed:
@@ -73,7 +81,8 @@ def pack(
     `folder`.
 
     Images are JPEGs of `quality` 1..100 (4:2:0), or uint8 arrays without loss for None; a JPEG that is small
-    enough is copied as it is. A shard ends with the image that reaches `shard_bytes`. Called again with the
+    enough is copied as it is. A shard ends with the image that reaches `shard_bytes`. With `shuffle` the images are
+    in random order, so that neighbours can be shown together (`Data.together`). Called again with the
     same source and choices it goes on, or finds all done; the result is the same to the bit. Raises DataError
     for a folder that holds something else and UsageError for impossible choices."""
     if short_side < 1 or shard_bytes < 1 or not (quality is None or 1 <= quality <= 100):
@@ -89,6 +98,9 @@ def pack(
         "source": fingerprint({"": source}),
         "version": 1,
     }
+    if shuffle:
+        settings["shuffle"] = True
+        source = _shuffled(source)
     if (folder / INDEX).is_file():
         return _finished(folder, settings)
     parts = _resume(folder, settings)
@@ -167,7 +179,7 @@ def _write_shard(
         os.fsync(file.fileno())
     os.replace(temporary, folder / name)
     record = {"name": name, "bytes": length, "next": following, "bad": bad, "settings": settings}
-    table = pa.Table.from_pylist(rows, SCHEMA.with_metadata({"vitrail": json.dumps(record)}))
+    table = index_table(rows).replace_schema_metadata({"vitrail": json.dumps(record)})
     write_table(_part(folder, number), table.schema, lambda writer: writer.write_table(table))
     return record
 
@@ -206,7 +218,9 @@ def _resume(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _same(folder: Path, there: dict[str, Any], wanted: dict[str, Any]) -> None:
     different = [
-        f"{key} {there.get(key)!r} instead of {wanted[key]!r}" for key in wanted if there.get(key) != wanted[key]
+        f"{key} {there.get(key)!r} instead of {wanted.get(key)!r}"
+        for key in {**wanted, **there}
+        if there.get(key) != wanted.get(key)
     ]
     if different:
         raise DataError(f"{folder} holds shards of another pack ({', '.join(different)}): choose a new folder")

@@ -119,6 +119,23 @@ def ordered(
             future.cancel()
 
 
+def ahead(pool: Pool, function: Callable[[T], R], arguments: Iterable[T], count: int) -> Generator[tuple[T, Future[R]]]:
+    """Yield each argument with the call that was queued for it, once those of the `count` that follow are queued too.
+
+    Ending the iteration early cancels what has not begun."""
+    waiting: deque[tuple[T, Future[R]]] = deque()
+    try:
+        for argument in arguments:
+            waiting.append((argument, pool.submit(function, argument)))
+            if len(waiting) > count:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        for _, future in waiting:
+            future.cancel()
+
+
 def stuck(name: str) -> DataError:
     """Return the error that names an image whose read has not come back within `TIMEOUT`."""
     return DataError(

@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 
 from vitrail.data import folder, table
+from vitrail.data.address import is_address
 from vitrail.data.arrays import read_digits, read_npz
-from vitrail.data.arrow import read_hub, read_parquet
+from vitrail.data.arrow import read_parquet
 from vitrail.data.catalog import CATALOG
 from vitrail.data.config import Data
+from vitrail.data.hub import hub_cached, open_hub, open_saved
 from vitrail.data.index_lists import index_lists, read_index_lists
 from vitrail.data.item import Findings, Found, Item, Joined, Listed, Source, View
 from vitrail.data.lists import read_list, refers_to
+from vitrail.data.remote import find_remote
 from vitrail.data.roles import matched, named_split, of_role, test_split, training_splits, validation_split
 from vitrail.data.shards import packed_folders, read_packed, read_shards
 from vitrail.data.split import fingerprint, hold_out, subset
@@ -33,7 +36,7 @@ _HUB = "hf://datasets/"
 _KINDS = (
     "a folder of class folders, a CSV, parquet files, tar shards, packed shards, an .npz, "
     "a folder with index lists, one prepared by TensorFlow Datasets, vtab:TASK:DIR, a hub data set on disk "
-    f"or {_HUB}owner/name, 'digits', "
+    f"or {_HUB}owner/name, packed or tar shards at an address such as s3://bucket/folder, 'digits', "
     f"or one of {', '.join(CATALOG)}"
 )
 
@@ -140,6 +143,8 @@ def find(path: str, image_column: str | None = None, label_column: str | None = 
 def _find(path: str, image_column: str | None, label_column: str | None, labels: bool) -> Found:
     if path == "digits":
         return read_digits()
+    if is_address(path) and not path.startswith(_HUB):
+        return find_remote(path)
     place = Path(path).expanduser()
     if path and place.is_dir():
         return _find_in_folder(place, image_column, label_column, labels)
@@ -151,11 +156,11 @@ def _find(path: str, image_column: str | None, label_column: str | None, labels:
         entry = CATALOG[path]
         if entry.hub is None:
             raise DataError(f"{path} is not on the hub: give the folder you have it in. It comes from: {entry.source}")
-        return _open_hub(entry.hub, image_column or entry.image_column, label_column or entry.label_column)
+        return open_hub(entry.hub, image_column or entry.image_column, label_column or entry.label_column)
     if path.startswith(_HUB):
-        return _open_hub(path.removeprefix(_HUB), image_column, label_column)
-    if _hub_cached(path):
-        return _open_hub(path, image_column, label_column)
+        return open_hub(path.removeprefix(_HUB), image_column, label_column)
+    if hub_cached(path):
+        return open_hub(path, image_column, label_column)
     raise _missing(path, place)
 
 
@@ -206,7 +211,7 @@ def _find_in_folder(path: Path, image_column: str | None, label_column: str | No
     if prepared_folders(path):
         return read_tfds(path, image_column, label_column)
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return _open_saved(path, image_column, label_column)
+        return open_saved(path, image_column, label_column)
     for suffix in ("parquet", "tar"):
         files = sorted(
             file
@@ -223,37 +228,3 @@ def _find_in_folder(path: Path, image_column: str | None, label_column: str | No
         return table.read_tables(path, tables, image_column, label_column)
     plain = None if labels else folder.read_unlabelled(path)
     return plain or folder.read_folder(path)
-
-
-def _open_saved(path: Path, image_column: str | None, label_column: str | None) -> Found:
-    import datasets  # seconds to import
-
-    saved = datasets.load_from_disk(str(path))
-    splits = saved if isinstance(saved, datasets.DatasetDict) else {"": saved}
-    return read_hub(dict(splits), path, image_column, label_column)
-
-
-def _open_hub(name: str, image_column: str | None, label_column: str | None) -> Found:
-    """Open a hub data set by name: from its cache, or downloaded once. Never runs code of the data set."""
-    import datasets  # seconds to import
-
-    try:
-        loaded = datasets.load_dataset(name)
-    except Exception as error:  # the library raises a dozen kinds, down to plain ValueError
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(
-            f"hub data set {name!r} is not in the cache {datasets.config.HF_DATASETS_CACHE} "
-            f"and could not be loaded: {reason}. With a network once: hf download --repo-type dataset {name}; "
-            "or give the folder that holds its parquet files"
-        ) from error
-    return read_hub(dict(loaded), Path(str(datasets.config.HF_DATASETS_CACHE)), image_column, label_column)
-
-
-def _hub_cached(name: str) -> bool:
-    """Is a data set `owner/name` in the hub's cache on this machine?"""
-    if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
-        return False
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets") / name.replace("/", "___")
-    fetched = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"datasets--{name.replace('/', '--')}"
-    return prepared.is_dir() or fetched.is_dir()

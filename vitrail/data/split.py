@@ -6,11 +6,14 @@ the split, and a smaller share or subset is part of a larger one."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 
-from vitrail.data.item import Listed
+from vitrail.data.item import Listed, ids
 from vitrail.errors import UsageError
+
+_BLOCK = 1 << 16
 
 
 def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,11 +59,25 @@ def _within_class(source: Listed, seed: int, purpose: str) -> tuple[np.ndarray, 
 def _ranks(source: Listed, seed: int, purpose: str) -> np.ndarray:
     """Return one pseudo-random uint64 per image, a function of (seed, purpose, id)."""
     prefix = f"{seed}/{purpose}/".encode()
-    hashes = b"".join(
-        hashlib.blake2b(prefix + source.id(index).encode("utf-8", "surrogateescape"), digest_size=8).digest()
-        for index in range(len(source))
-    )
-    return np.frombuffer(hashes, dtype="<u8")
+    ranks = np.empty(len(source), dtype=np.uint64)
+    for block in _blocks(len(source)):
+        hashes = [
+            hashlib.blake2b(prefix + id.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+            for id in ids(source, block)
+        ]
+        ranks[block] = np.frombuffer(b"".join(hashes), dtype="<u8")
+    return ranks
+
+
+def _blocks(count: int) -> Iterator[np.ndarray]:
+    """Cut 0..count-1 into pieces whose names fit in memory whatever `count` is."""
+    for begin in range(0, count, _BLOCK):
+        yield np.arange(begin, min(begin + _BLOCK, count))
+
+
+def row_digest(id: str, size: int, name: str) -> bytes:
+    """Return a hash of one image's id, stored bytes and class name ("" where it is unknown); 8 bytes."""
+    return hashlib.blake2b(f"{id}\0{size}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
 def fingerprint(splits: dict[str, Listed]) -> str:
@@ -70,15 +87,21 @@ def fingerprint(splits: dict[str, Listed]) -> str:
     """
     total = hashlib.blake2b(digest_size=8)
     for name in sorted(splits):
-        source = splits[name]
-        names = [*source.class_names, ""]
-        rows = sorted(
-            hashlib.blake2b(
-                f"{source.id(i)}\0{source.sizes[i]}\0{names[source.labels[i]]}".encode("utf-8", "surrogateescape"),
-                digest_size=8,
-            ).digest()
-            for i in range(len(source))
-        )
+        rows = np.sort(_digests(splits[name])).astype(">u8")
         total.update(f"{name}\0{len(rows)}\0".encode())
-        total.update(b"".join(rows))
+        total.update(rows.data)
     return total.hexdigest()
+
+
+def _digests(source: Listed) -> np.ndarray:
+    """Return `row_digest` of every image as a number, uint64 [N]; an index may have kept them."""
+    kept = getattr(source, "digests", None)
+    if kept is not None and (digests := kept()) is not None:
+        return np.asarray(digests)
+    names = [*source.class_names, ""]
+    digests = np.empty(len(source), dtype=np.uint64)
+    for block in _blocks(len(source)):
+        rows = zip(ids(source, block), source.sizes[block].tolist(), source.labels[block].tolist(), strict=True)
+        joined = b"".join(row_digest(id, size, names[label]) for id, size, label in rows)
+        digests[block] = np.frombuffer(joined, dtype=">u8")
+    return digests

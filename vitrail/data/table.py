@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,7 @@ LABEL_COLUMNS = (
     "species",
 )
 SUFFIXES = (".csv", ".tsv")
+P = TypeVar("P", bound=PurePath)
 _MISSING = frozenset(("", "nan", "none", "null", "na", "n/a"))
 
 
@@ -63,15 +65,15 @@ def find_column(names: Iterable[str], wanted: str | None, usual: tuple[str, ...]
     )
 
 
-def split_of(path: Path) -> str:
+def split_of(path: PurePath) -> str:
     """Return the split a file's name speaks of ("train-00000-of-00002" -> "train"), "" if none."""
     words = path.stem.lower().replace("-", ".").replace("_", ".").split(".")
     return next((word for word in words if role_of(word)), "")
 
 
-def group_by_split(files: list[Path]) -> dict[str, list[Path]]:
+def group_by_split(files: Sequence[P]) -> dict[str, list[P]]:
     """Sort files into splits by name, or by the name of the folder each is in."""
-    groups: dict[str, list[Path]] = {}
+    groups: dict[str, list[P]] = {}
     for file in files:
         name = split_of(file) or (file.parent.name if role_of(file.parent.name) else "")
         groups.setdefault(name, []).append(file)

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from vitrail.data.cache import cached_table
 from vitrail.data.item import UNKNOWN, Findings, Found, Listed, order_classes
-from vitrail.data.shards import SCHEMA, ShardSource
+from vitrail.data.shard_files import LocalFiles
+from vitrail.data.shards import SCHEMA, ShardSource, index_table
 from vitrail.data.table import IMAGE_COLUMNS, LABEL_COLUMNS, find_column
 from vitrail.data.tfrecord import BYTES, Feature, example, records
 from vitrail.data.vtab import Label
@@ -88,7 +89,7 @@ def read_tfds(
     seen = {name for table in tables.values() for name in table["label"].unique().drop_null().to_pylist()}
     names = names or order_classes(seen)
     splits: dict[str, Listed] = {
-        split: ShardSource(prepared.splits[split], table, names) for split, table in tables.items()
+        split: ShardSource(LocalFiles(prepared.splits[split]), table, names) for split, table in tables.items()
     }
     return Found(splits, Findings("tfds"))
 
@@ -217,7 +218,7 @@ def _stated_count(prepared: Prepared, split: str) -> int | None:
 
 def _index(files: list[Path], image: str, label: Label, names: list[str]) -> pa.Table:
     maker = _Index(files, image, label, names)
-    settings: dict[str, object] = {"format": "tfds 1", "image": image, "label": maker.settings}
+    settings: dict[str, object] = {"format": "tfds 2", "image": image, "label": maker.settings}
     return cached_table(files, settings, SCHEMA, maker.write)
 
 
@@ -238,9 +239,9 @@ class _Index:
     def write(self, writer: pa.RecordBatchWriter) -> None:
         rows = self._rows()
         while some := list(islice(rows, _ROWS)):
-            writer.write_table(pa.Table.from_pylist(some, SCHEMA))
+            writer.write_table(index_table(some))
 
-    def _rows(self) -> Iterator[dict[str, object]]:
+    def _rows(self) -> Iterator[dict[str, Any]]:
         wanted = {self.image, *self.label.keys}
         for shard, file in enumerate(self.files):
             for number, record in enumerate(records(file)):

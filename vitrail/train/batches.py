@@ -23,6 +23,7 @@ def training_loader(run: Run, source: Listed) -> Loader:
         transform=train_transform(run.augment, run.preprocess),
         batch_size=run.batch_size // world.size(),
         repeats=run.augment.repeats,
+        together=run.data.together,
         **_common(run),
     )
 

@@ -157,7 +157,7 @@ def identity(run: Run, config: Any, class_names: list[str], fingerprint: str) ->
     """Return what makes a run itself: data, classes, network and whatever shapes its gradient, as JSON values."""
     return {
         "data": fingerprint,
-        "splits": {name: getattr(run.data, name) for name in ("train", "validation", "holdout", "subset")},
+        "splits": {name: getattr(run.data, name) for name in ("train", "validation", "holdout", "subset", "together")},
         "class_names": class_names,
         "model": {"kind": type(config).__name__, **plain(config)},
         **{name: plain(getattr(run, name)) for name in IDENTITY},

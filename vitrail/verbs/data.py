@@ -51,6 +51,7 @@ def pack(
     short_side: int = 256,
     quality: int = 90,
     shard_mb: int = 256,
+    shuffle: bool = False,
     workers: int | None = None,
 ) -> dict[str, Packed]:
     """Write images to shards that training reads several times faster: `vitrail train FOLDER`.
@@ -63,11 +64,12 @@ def pack(
         short_side: Pixels; images with a longer short side are scaled down to it.
         quality: Of the JPEGs, 1 to 100.
         shard_mb: Size of a shard in MiB.
+        shuffle: Write the images in random order, for --data.together.
         workers: Threads that decode and encode; left out: from the machine.
     """
     from vitrail.data.pack import pack_data
 
-    choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20)
+    choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20, shuffle=shuffle)
     return pack_data(str(path), folder, **choices, workers=cores(workers), progress=Line("packed"))
 
 
