@@ -124,10 +124,23 @@ def weights(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return [header, *((row["name"], f"{row['seconds']:.2f}", peaks.get(row["name"], "")) for row in rows)]
 
 
+def serve(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Both servers under the same clients, and what ours holds in memory."""
+    percentiles = ("p50", "p95", "p99")
+    header = f"serving B/16, 224 px, to {document['clients']} clients at once"
+    lines: list[tuple[str, ...]] = [(header, "images/s", *(f"{name}, s" for name in percentiles))]
+    for row in document["rows"]:
+        lines.append((row["name"], f"{row['images_per_second']:.1f}", *(f"{row[name]:.2f}" for name in percentiles)))
+    over = document["ours_over_peer"]
+    lines.append(("vitrail over LitServe", *(ratio(over[name]) for name in ("images_per_second", *percentiles))))
+    return lines
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], list[tuple[str, ...]]]] = {
     "train_step": train_step,
     "tune": tune,
     "inference": inference,
+    "serve": serve,
     "input_pipeline": input_pipeline,
     "startup": startup,
     "weights": weights,

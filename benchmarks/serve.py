@@ -3,8 +3,10 @@
 Both servers are processes of their own on this machine, one at a time, given the same frozen network, threads,
 largest batch and decoder; what differs is the server. The clients send one JPEG of 500 x 375 pixels after the
 other over connections they keep, from a third process, on the cores that the server also has: so does everybody
-who tries this. A round is thrown out where any answer was not 200. LitServe has no bound on its queue; ours is
-set above the number of clients, so that neither refuses. Also: memory of our server over 2,000 requests.
+who tries this. Any answer but 200 ends the measurement. LitServe has no bound on its queue; ours is set above the
+number of clients, so that neither refuses. Then the memory of our server over 2,000 requests.
+
+LitServe is no dependency of anything here: `pip install litserve` before this is run.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import argparse
 import http.client
 import io
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +34,13 @@ import torch
 from PIL import Image
 
 from benchmarks import peers, record
+from benchmarks.compare import Ratio
 
 CLIENTS = 64
 BATCH = 8
-FLAT = 2_000
+REQUESTS = 2_000
+PEER = "LitServe"
+COLUMNS = ("images_per_second", "p50", "p95", "p99")
 
 
 @dataclass(frozen=True)
@@ -45,13 +52,9 @@ class Load:
     wall: float
 
     def row(self) -> dict[str, float]:
-        """Images/s, and latency in milliseconds."""
-        p50, p95, p99 = np.percentile(self.seconds, [50, 95, 99]) * 1000
-        rate = len(self.seconds) / self.wall
-        return {
-            name: round(float(v), 1)
-            for name, v in zip(("images_s", "p50", "p95", "p99"), (rate, p50, p95, p99), strict=True)
-        }
+        """Images/s, and percentiles of the time to an answer in seconds."""
+        values = (len(self.seconds) / self.wall, *np.percentile(self.seconds, (50, 95, 99)))
+        return dict(zip(COLUMNS, (round(float(value), 4) for value in values), strict=True))
 
 
 def jpeg() -> bytes:
@@ -82,26 +85,27 @@ def form(image: bytes) -> tuple[bytes, dict[str, str]]:
     return head + image + b"\r\n--edge--\r\n", {"Content-Type": "multipart/form-data; boundary=edge"}
 
 
-def load(port: int, path: str, clients: int, seconds: float | None, count: int | None = None) -> Load:
-    """Answers to `clients` at once for some seconds, or until there are `count`. Raises SystemExit for any but 200."""
+def load(port: int, path: str, clients: int, enough: Callable[[int, float], bool]) -> Load:
+    """Ask from `clients` threads until `enough(answers, seconds)`. Raises SystemExit for any answer but 200."""
     body, headers = form(jpeg())
     taken: list[float] = []
-    wrong: list[int] = []
+    wrong: list[str] = []
     began = time.perf_counter()
-
-    def more() -> bool:
-        return time.perf_counter() - began < seconds if seconds is not None else len(taken) < (count or 0)
 
     def client() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        while more() and not wrong:
+        while not wrong and not enough(len(taken), time.perf_counter() - began):
             start = time.perf_counter()
-            connection.request("POST", path, body, headers)
-            answer = connection.getresponse()
-            answer.read()
+            try:
+                connection.request("POST", path, body, headers)
+                answer = connection.getresponse()
+                content = answer.read()
+            except OSError as error:
+                wrong.append(repr(error))
+                return
             taken.append(time.perf_counter() - start)
             if answer.status != 200:
-                wrong.append(answer.status)
+                wrong.append(f"{answer.status} {content[:200]!r}")
         connection.close()
 
     threads = [threading.Thread(target=client) for _ in range(clients)]
@@ -118,19 +122,25 @@ def load(port: int, path: str, clients: int, seconds: float | None, count: int |
 def server(name: str, folder: Path, port: int, threads: int) -> Iterator[tuple[psutil.Process, str]]:
     """A server that answers; its process and the path to post to."""
     if name == record.OURS:
-        flags = ["--port", str(port), "--batch-size", str(BATCH), "--queue", "256", "--device", "cpu"]
-        flags += ["--deadline", "120"]
-        command, path = [sys.executable, "-m", "vitrail", "serve", str(folder), *flags], "/v1/predict"
+        flags = ["--port", str(port), "--batch-size", str(BATCH), "--queue", "256", "--deadline", "120"]
+        command, path = (
+            [sys.executable, "-m", "vitrail", "serve", str(folder), "--device", "cpu", *flags],
+            "/v1/predict",
+        )
     else:
-        command, path = [sys.executable, "-m", "benchmarks.serve", "--litserve", str(folder), str(port)], "/predict"
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    process = subprocess.Popen(command, env=environment)
+        command, path = [sys.executable, "-m", "benchmarks.serve_litserve", str(folder), str(port)], "/predict"
+    # threads that wait give their core away soon: `vitrail` asks for that itself, and LitServe is to have it, too
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "1000"}
+    process = psutil.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         _wait(port, "/readyz" if name == record.OURS else "/health")
-        yield psutil.Process(process.pid), path
+        yield process, path
     finally:
+        workers = process.children(recursive=True)
         process.terminate()
         process.wait(60)
+        for worker in psutil.wait_procs(workers, timeout=10)[1]:
+            worker.kill()
 
 
 def _wait(port: int, path: str) -> None:
@@ -147,39 +157,18 @@ def _wait(port: int, path: str) -> None:
     raise SystemExit(f"no server at port {port}")
 
 
-def litserve(folder: str, port: int) -> None:
-    """Serve the same network with LitServe, the way its documentation shows."""
-    import litserve as ls
-
-    from vitrail.data.decode import decode
-    from vitrail.data.ops import eval_transform
-    from vitrail.evaluate.classify import predictor
-    from vitrail.model.attention import fast_math
-    from vitrail.weights.load import load as load_network
-
-    class Classifier(ls.LitAPI):
-        def setup(self, device: str) -> None:
-            fast_math()
-            network: Any = load_network(folder)
-            self.transform, self.ask = eval_transform(network.card.preprocess), predictor(network, "cpu")
-
-        def decode_request(self, request: Any) -> np.ndarray:
-            return self.transform(decode(request["image"].file.read()), np.random.default_rng(0))
-
-        def batch(self, inputs: list[np.ndarray]) -> torch.Tensor:
-            return torch.from_numpy(np.stack(inputs)).permute(0, 3, 1, 2)
-
-        def predict(self, images: torch.Tensor) -> Any:
-            return self.ask(images).softmax(1).topk(5)
-
-        def unbatch(self, output: Any) -> list[Any]:
-            return list(zip(output.values.tolist(), output.indices.tolist(), strict=True))
-
-        def encode_response(self, output: Any) -> Any:
-            return {"top": [{"class": str(c), "probability": p} for p, c in zip(*output, strict=True)]}
-
-    api = Classifier(max_batch_size=BATCH, batch_timeout=0.005)
-    ls.LitServer(api, accelerator="cpu", timeout=120).run(port=port, host="127.0.0.1", generate_client_file=False)
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, float]]]:
+    """Rounds that alternate between the servers, each one started afresh."""
+    warm, seconds = (1.0, 2.0) if options.quick else (4.0, 10.0)
+    found: dict[str, list[dict[str, float]]] = {record.OURS: [], PEER: []}
+    threads = torch.get_num_threads()
+    for number in range(options.rounds):
+        for name in list(found) if number % 2 == 0 else reversed(list(found)):
+            with server(name, folder, options.port, threads) as (_, path):
+                load(options.port, path, CLIENTS, lambda _, passed: passed > warm)
+                found[name].append(load(options.port, path, CLIENTS, lambda _, passed: passed > seconds).row())
+                print(name, found[name][-1])
+    return found
 
 
 def memory(folder: Path, port: int, threads: int, count: int) -> list[float]:
@@ -187,47 +176,38 @@ def memory(folder: Path, port: int, threads: int, count: int) -> list[float]:
     with server(record.OURS, folder, port, threads) as (process, path):
         found = []
         for _ in range(5):
-            load(port, path, 8, None, count // 5)
+            load(port, path, BATCH, lambda answers, _: answers >= count // 5)
             found.append(round(process.memory_info().rss / 2**20, 1))
         return found
-
-
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, float]]]:
-    """Rounds that alternate between the servers."""
-    seconds = 2.0 if options.quick else 20.0
-    found: dict[str, list[dict[str, float]]] = {record.OURS: [], "LitServe": []}
-    threads = torch.get_num_threads()
-    for number in range(options.rounds):
-        for name in found if number % 2 == 0 else reversed(list(found)):
-            with server(name, folder, options.port, threads) as (_, path):
-                load(options.port, path, CLIENTS, 1.0 if options.quick else 5.0)  # warm
-                found[name].append(load(options.port, path, CLIENTS, seconds).row())
-                print(name, found[name][-1])
-    return found
 
 
 def main() -> None:
     """Run everything and write results/serve.json."""
     parser = record.arguments(__doc__)
+    parser.set_defaults(rounds=5)
     parser.add_argument("--port", type=int, default=8123)
-    parser.add_argument("--litserve", nargs=2, metavar=("FOLDER", "PORT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.litserve:
-        litserve(options.litserve[0], int(options.litserve[1]))
-        return
     record.prepare(options)
     architecture = peers.SMALL_IMAGES if options.quick else peers.B16
     with tempfile.TemporaryDirectory() as root:
         folder = model_folder(Path(root) / "model", architecture)
         rounds = measure(options, folder)
-        medians = {
-            name: {key: round(float(np.median([row[key] for row in rows])), 1) for key in rows[0]}
-            for name, rows in rounds.items()
-        }
-        print(medians)
-        mib = memory(folder, options.port, torch.get_num_threads(), 100 if options.quick else FLAT)
-        print("MiB after each fifth:", mib)
-    record.save("serve", options, clients=CLIENTS, batch=BATCH, medians=medians, rounds=rounds, memory_mib=mib)
+        mib = memory(folder, options.port, torch.get_num_threads(), 100 if options.quick else REQUESTS)
+    rows = [summary(name, each) for name, each in rounds.items()]
+    pairs = list(zip(rounds[record.OURS], rounds[PEER], strict=True))
+    over = {column: Ratio([ours[column] / theirs[column] for ours, theirs in pairs]).summary() for column in COLUMNS}
+    print(*rows, over, f"MiB after each fifth: {mib}", sep="\n")
+    versions = {name: metadata.version(name) for name in ("litserve", "fastapi", "uvicorn")}
+    content = {"clients": CLIENTS, "batch": BATCH, "rows": rows, "ours_over_peer": over, "memory_mib": mib}
+    record.save("serve", options, **content, servers=versions)
+
+
+def summary(name: str, each: list[dict[str, float]]) -> dict[str, Any]:
+    """The median of each column, and the rounds."""
+    columns = {column: [row[column] for row in each] for column in COLUMNS}
+    rates, seconds = columns["images_per_second"], {c: v for c, v in columns.items() if c != "images_per_second"}
+    medians = {column: statistics.median(values) for column, values in columns.items()}
+    return {"name": name, **medians, "rounds": rates, "seconds_of_rounds": seconds}
 
 
 if __name__ == "__main__":

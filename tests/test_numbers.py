@@ -123,3 +123,13 @@ def test_the_table_of_tuning_is_in_shares_of_tuning_everything() -> None:
     header, row = readme.tune({"results": [result]})
     assert len(header) == len(row)
     assert row == ("S/16, batch 2, bf16: attention", "1.25x (1.00 to 1.50)", "0.25", "0.25", "0.25", "0.25")
+
+
+def test_the_table_of_serving_has_both_servers_and_their_ratio() -> None:
+    columns = ("images_per_second", "p50", "p95", "p99")
+    rows = [{"name": name, **dict.fromkeys(columns, value)} for name, value in (("vitrail", 20.0), ("LitServe", 10.0))]
+    over = {column: {"median": 2.0, "low": 1.5, "high": 2.5} for column in columns}
+    header, *found = readme.serve({"clients": 64, "rows": rows, "ours_over_peer": over})
+    assert "64 clients" in header[0] and {len(row) for row in found} == {len(header)}
+    assert found[0] == ("vitrail", "20.0", "20.00", "20.00", "20.00")
+    assert found[-1][1:] == ("2.00x (1.50 to 2.50)",) * 4

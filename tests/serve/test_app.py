@@ -333,9 +333,9 @@ def test_ready_live_and_counted(models: list[Served]) -> None:
     assert 'vitrail_images_total{model="vit"} 1' in lines
     assert 'vitrail_refused_total{reason="not-an-image"} 1' in lines
     described = found["/v1/models"].json["models"]
-    assert [(one["name"], one["attention"], one["classes"]) for one in described] == [
-        ("vit", True, len(NAMES)),
-        ("resnet", False, len(NAMES)),
+    assert [(one["name"], one["attention"], one["class_names"]) for one in described] == [
+        ("vit", True, list(NAMES)),
+        ("resnet", False, list(NAMES)),
     ]
 
 

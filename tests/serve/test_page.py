@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from asgi_client import png
 from PIL import Image
-from served_models import HOSTILE, resnet, saved
+from served_models import HOSTILE, TINY, resnet, saved
 from server_process import Running, serving
+
+from vitrail.model.config import ViTConfig
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
@@ -42,7 +44,8 @@ REFUSALS = "Failed to load resource: the server responded with a status of 4"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("models")
-    with serving(saved(root / "vit"), saved(root / "resnet", resnet())) as running:
+    coarse = ViTConfig(**{**TINY, "patch": 8, "depth": 1})
+    with serving(saved(root / "vit"), saved(root / "resnet", resnet()), saved(root / "coarse", coarse)) as running:
         yield running
 
 
@@ -79,14 +82,25 @@ def choose(page: Any, name: str, content: bytes, kind: str = "image/png") -> Non
 def test_an_image_chosen_then_another(page: Any) -> None:
     choose(page, "first.png", png())
     expect(page.locator("#status")).to_contain_text("first.png: ")
-    expect(page.locator(".model")).to_have_count(2)
+    expect(page.locator(".model")).to_have_count(3)
     expect(page.locator(".model").nth(0).locator(".top li")).to_have_count(4)
-    expect(page.locator(".model").nth(1).locator("canvas.map")).to_be_hidden()  # a ResNet has no attention
+    expect(page.locator(".model").nth(1).locator("canvas")).to_have_count(0)  # a ResNet has no attention
     choose(page, "second.png", png((0, 0, 200)))
     expect(page.locator("#status")).to_contain_text("second.png: ")
     expect(page.locator("#name")).to_have_text("second.png")
     expect(page.locator(".model").nth(0).locator(".top li")).to_have_count(4)
     expect(page.locator(".model").nth(0).locator(".time")).to_contain_text("ms")
+
+
+def test_a_second_image_before_the_first_is_answered(page: Any) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (3000, 3000), (90, 0, 0)).save(file, "PNG")
+    choose(page, "first.png", file.getvalue())
+    choose(page, "second.png", png())
+    expect(page.locator("#status")).to_contain_text("second.png: ")
+    expect(page.locator("#status")).to_contain_text("%")
+    expect(page.locator("#name")).to_have_text("second.png")
+    expect(page.locator(".model[aria-busy=true]")).to_have_count(0)
 
 
 @pytest.mark.parametrize("how", ["drop", "paste"])
@@ -121,36 +135,68 @@ def test_30_megapixels_are_taken_and_200_are_not(page: Any, size: tuple[int, int
     expect(page.locator("#status")).to_contain_text(words, timeout=30_000)
 
 
+def pixels(page: Any, selector: str) -> bytes:
+    return base64.b64decode(page.locator(selector).first.evaluate("c => c.toDataURL()").partition(",")[2])
+
+
 def test_a_patch_by_mouse_and_by_keyboard(page: Any) -> None:
     choose(page, "a.png", png())
     part = page.locator(".model").nth(0)
-    canvas = part.locator("canvas.map")
+    canvas, about = part.locator("canvas.map"), part.locator(".about")
     expect(canvas).to_be_visible()
-    before = canvas.evaluate("c => c.toDataURL()")
-    part.get_by_label("Opacity").fill("0")
-    assert canvas.evaluate("c => c.toDataURL()") != before
     box = canvas.bounding_box()
-    canvas.click(position={"x": box["width"] * 0.9, "y": box["height"] * 0.1})
-    expect(part.locator(".about")).to_contain_text("row 0, column 3")
+    canvas.click(position={"x": box["width"] * 0.75, "y": box["height"] * 0.15})
+    expect(about).to_contain_text("row 0, column 3")
     expect(part.locator("canvas.positions")).to_be_visible()
+    other = page.locator(".model").nth(2)
+    expect(other.locator(".about")).to_contain_text("row 0, column 1")  # the same place in two rows of two
     canvas.press("ArrowDown")
-    expect(part.locator(".about")).to_contain_text("row 1, column 3")
-    part.get_by_label("Head", exact=True).select_option("1")
-    expect(part.locator(".about")).to_contain_text("Layer 1, head 1")
+    expect(about).to_contain_text("row 1, column 3")
+    part.locator(".head").select_option("1")
+    expect(about).to_contain_text("Layer 1, head 1")
+    part.locator(".layer").fill("0")
+    expect(about).to_contain_text("Layer 0, head 1")
+    part.get_by_label("all layers").check()
+    expect(about).to_contain_text("Rollout")
     canvas.press("Escape")
-    expect(part.locator(".about")).to_contain_text("what the classifier reads")
     expect(part.locator("canvas.positions")).to_be_hidden()
+    expect(other.locator("canvas.positions")).to_be_hidden()
+
+
+def test_without_a_tint_the_map_is_the_picture(page: Any) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (200, 100), (10, 140, 60)).save(file, "PNG")
+    choose(page, "green.png", file.getvalue())
+    expect(page.locator("canvas.map").first).to_be_visible()
+    page.locator(".opacity").first.fill("0")
+    shown = Image.open(io.BytesIO(pixels(page, "canvas.map"))).convert("RGB")
+    assert shown.size == (1000, 500)
+    assert shown.getpixel((500, 250)) == (10, 140, 60)
+    assert shown.getpixel((5, 250)) != (10, 140, 60)  # the network did not see the sides
+    page.locator(".opacity").first.fill("100")
+    assert Image.open(io.BytesIO(pixels(page, "canvas.map"))).convert("RGB").getpixel((500, 250)) != (10, 140, 60)
+
+
+def test_a_picture_that_the_browser_cannot_show_is_shown_as_the_network_saw_it(page: Any) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 20), (10, 140, 60)).save(file, "TIFF")
+    choose(page, "scan.tiff", file.getvalue(), "image/tiff")
+    expect(page.locator("canvas.map").first).to_be_visible()
+    expect(page.locator("#picture")).to_be_hidden()
+    page.locator(".opacity").first.fill("0")
+    shown = Image.open(io.BytesIO(pixels(page, "canvas.map"))).convert("RGB")
+    assert shown.size == (1000, 1000) and shown.getpixel((500, 500)) == (10, 140, 60)
 
 
 def test_everything_is_reached_by_tab(page: Any) -> None:
     choose(page, "a.png", png())
-    expect(page.locator("canvas.map").nth(0)).to_be_visible()
+    expect(page.locator("canvas.map").first).to_be_visible()
     page.locator("body").press("Tab")
     reached = []
-    for _ in range(12):
+    for _ in range(10):
         reached.append(page.evaluate("document.activeElement.tagName + ' ' + document.activeElement.className"))
         page.keyboard.press("Tab")
-    assert {"INPUT ", "CANVAS map", "SELECT ", "SUMMARY "} <= set(reached)
+    assert {"INPUT unseen", "CANVAS map", "INPUT layer", "SELECT head", "INPUT opacity", "SUMMARY "} <= set(reached)
 
 
 def test_light_dark_and_narrow(page: Any, tmp_path: Path) -> None:
@@ -158,6 +204,7 @@ def test_light_dark_and_narrow(page: Any, tmp_path: Path) -> None:
     choose(page, "a.png", png())
     expect(page.locator("canvas.map").nth(0)).to_be_visible()
     page.locator("canvas.map").nth(0).click()
+    expect(page.locator("canvas.positions").nth(1)).to_be_visible()
     backgrounds = []
     for scheme, width in (("light", 1280), ("dark", 1280), ("light", 320)):
         page.emulate_media(color_scheme=scheme)

@@ -33,8 +33,10 @@ from vitrail.serve.metrics import MEDIA_TYPE
 from vitrail.serve.served import Look
 from vitrail.version import __version__
 
-PAGE = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
-TYPES = {"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+PAGE = {"/": "index.html"} | {
+    f"/{name}": name for name in ("page.css", "page.js", "column.js", "draw.js", "ask.js", "mark.svg")
+}
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 PATHS = ("/v1/predict", "/v1/embed", "/v1/attention", "/v1/models", "/livez", "/readyz", "/metrics", *PAGE)
 POST: dict[str, Any] = {"openapi_extra": {"requestBody": IMAGE_BODY}, "responses": problems()}
 

@@ -149,7 +149,7 @@ class Served:
         vit = isinstance(self.network, ViT)
         return {
             "name": self.name,
-            "classes": len(self.class_names),
+            "class_names": self.class_names,
             "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
             "image_size": list(self.card.preprocess.image_size),
             "attention": vit,

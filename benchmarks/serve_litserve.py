@@ -1,0 +1,59 @@
+"""LitServe over the same network, the way its documentation shows: the peer in `benchmarks.serve`.
+
+`python -m benchmarks.serve_litserve FOLDER PORT`, after `pip install litserve`, which nothing else here needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import litserve
+import numpy as np
+import torch
+
+from benchmarks.serve import BATCH
+from vitrail.data.decode import decode
+from vitrail.data.ops import eval_transform
+from vitrail.evaluate.classify import predictor
+from vitrail.model.attention import fast_math
+from vitrail.weights.load import load
+
+
+class Classifier(litserve.LitAPI):
+    """Image to its five best classes. Its methods run in a worker process, which gets this object pickled."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(max_batch_size=BATCH, batch_timeout=0.005)
+        self.folder = folder
+
+    def setup(self, device: str) -> None:
+        """In the worker."""
+        fast_math()
+        network: Any = load(self.folder)
+        self.transform, self.ask = eval_transform(network.card.preprocess), predictor(network, "cpu")
+
+    def decode_request(self, request) -> np.ndarray:  # LitServe reads a form where no type is given
+        """Form -> uint8 [H, W, 3]."""
+        return self.transform(decode(request["image"].file.read()), np.random.default_rng(0))
+
+    def batch(self, inputs: list[np.ndarray]) -> torch.Tensor:
+        """-> uint8 [batch, 3, H, W]."""
+        return torch.from_numpy(np.stack(inputs)).permute(0, 3, 1, 2)
+
+    def predict(self, images: torch.Tensor) -> Any:
+        """-> the best probabilities and classes."""
+        return self.ask(images).softmax(1).topk(5)
+
+    def unbatch(self, output: Any) -> list[Any]:
+        """-> those of each image."""
+        return list(zip(output.values.tolist(), output.indices.tolist(), strict=True))
+
+    def encode_response(self, output: Any) -> Any:
+        """-> JSON."""
+        return {"top": [{"class": str(c), "probability": p} for p, c in zip(*output, strict=True)]}
+
+
+if __name__ == "__main__":
+    server = litserve.LitServer(Classifier(sys.argv[1]), accelerator="cpu", timeout=120)
+    server.run(port=int(sys.argv[2]), host="127.0.0.1", generate_client_file=False)

@@ -1,0 +1,281 @@
+// One model's part of the page. What comes from a file, a class or a server is set as text, never as markup.
+import { post } from "/ask.js";
+import { loaded, outline, overlay, paint, range, tinted } from "/draw.js";
+
+const LONGEST = 3; // a picture of longer sides would be a stripe
+const NAMED = 200; // classes on a card
+
+export class Column {
+  // `moved(column, place)` is told where in the picture, in its pixels, a patch is chosen; null: nowhere
+  constructor(model, moved) {
+    this.model = model;
+    this.moved = moved;
+    this.file = this.picture = this.found = this.patch = this.under = this.looking = null;
+    this.part = document.getElementById("column").content.firstElementChild.cloneNode(true);
+    this.part.setAttribute("aria-label", model.name);
+    this.one("h2").textContent = model.name;
+    this.one(".kind").textContent = kind(model);
+    this.results = this.one(".results");
+    this.problem = this.one(".bad");
+    this.map = this.one(".map");
+    this.layer = this.one(".layer");
+    this.head = this.one(".head");
+    this.opacity = this.one(".opacity");
+    for (const [name, value] of facts(model)) this.one(".card").append(element("dt", name), element("dd", value));
+    if (model.attention) this.listen();
+    else for (const part of this.all(".look, .controls, .tiles")) part.remove();
+  }
+
+  one(selector) {
+    return this.part.querySelector(selector);
+  }
+
+  all(selector) {
+    return this.part.querySelectorAll(selector);
+  }
+
+  get view() {
+    return this.one("input[type=radio]:checked").value;
+  }
+
+  set view(value) {
+    this.one(`input[value=${value}]`).checked = true;
+  }
+
+  listen() {
+    this.layer.max = this.layer.value = this.model.layers - 1;
+    for (let head = 0; head < this.model.heads; head++) this.head.append(new Option(`head ${head}`, head));
+    for (const radio of this.all("input[type=radio]")) {
+      radio.name = `view of ${this.model.name}`;
+      radio.addEventListener("change", () => this.draw());
+    }
+    for (const [control, event] of [[this.layer, "input"], [this.head, "change"]]) {
+      control.addEventListener(event, () => { this.view = "attention"; this.look(); });
+    }
+    this.opacity.addEventListener("input", () => this.draw());
+    this.one(".clear").addEventListener("click", () => this.choose(null));
+    this.map.addEventListener("click", (event) => this.choose(this.patchAt(event)));
+    this.map.addEventListener("pointermove", (event) => this.point(this.patchAt(event)));
+    this.map.addEventListener("pointerleave", () => this.point(null));
+    this.map.addEventListener("keydown", (event) => this.key(event));
+    this.one("output").textContent = this.layer.value;
+  }
+
+  // classes and where it looks; returns the best class. `picture` is a promise of what `copied` gives
+  async show(file, picture, signal) {
+    Object.assign(this, { file, picture, patch: null, under: null });
+    this.busy = true;
+    try {
+      const answer = await post("/v1/predict", file, { model: this.model.name }, signal);
+      const image = answer.images[0];
+      if (image.problem) throw new Error(image.problem.message);
+      this.one(".top").replaceChildren(...image.top.map(bar));
+      this.one(".time").textContent = `answered in ${milliseconds(answer.seconds)}`;
+      if (this.model.attention) await this.look(signal);
+      this.problem.hidden = true;
+      this.results.hidden = false;
+      return image.top[0];
+    } finally {
+      if (!signal.aborted) this.busy = false; // else another image is on its way
+    }
+  }
+
+  // what is shown of the image before is pale, and cannot be asked about
+  set busy(value) {
+    this.part.setAttribute("aria-busy", value);
+    this.results.inert = value;
+  }
+
+  fail(message) {
+    this.problem.textContent = message;
+    this.problem.hidden = !message;
+    this.results.hidden = true;
+  }
+
+  // a new look takes the place of the one before it; `signal` comes with a new image
+  async look(signal = null) {
+    this.looking?.abort();
+    const mine = (this.looking = new AbortController());
+    signal?.addEventListener("abort", () => mine.abort());
+    this.one("output").textContent = this.layer.value;
+    const [row, column] = this.patch ?? [null, null];
+    const query = { model: this.model.name, layer: this.layer.value, head: this.head.value, row, column };
+    try {
+      const found = await post("/v1/attention", this.file, query, mine.signal);
+      const [crop, copy] = await Promise.all([loaded(found.crop), this.picture]);
+      if (mine.signal.aborted) return;
+      Object.assign(this, { found, crop, copy });
+      this.draw();
+    } catch (error) {
+      if (signal) throw error;
+      if (error.name !== "AbortError") this.one(".about").textContent = error.message;
+    }
+  }
+
+  // the picture itself where the browser shows it as the server does, else what the network saw of it
+  base() {
+    const { found, crop, copy } = this;
+    const [height, width] = found.picture;
+    const same = copy?.width === width && copy?.height === height;
+    if (same && Math.max(width / height, height / width) < LONGEST) return { image: copy.canvas, seen: found.seen, width };
+    return { image: crop, seen: whole(crop), width: crop.width };
+  }
+
+  draw() {
+    const { found, map, patch, under } = this;
+    const { image, seen, width } = this.base();
+    const context = paint(map, image);
+    const scale = map.width / width;
+    this.box = Object.fromEntries(Object.entries(seen).map(([name, length]) => [name, length * scale]));
+    const values = found[this.view];
+    overlay(context, values, this.box, this.opacity.value / 100);
+    if (under) outline(context, under, found.grid, this.box, 0.5);
+    if (patch && this.view === "attention") outline(context, patch, found.grid, this.box);
+    const [least, most] = range(values);
+    this.one(".least").textContent = percent(least);
+    this.one(".most").textContent = percent(most);
+    this.one(".here").textContent = under ? `here ${percent(values[under[0]][under[1]])}` : "";
+    this.tell();
+    this.drawTiles();
+  }
+
+  tell() {
+    const { found } = this;
+    const who = found.patch ? `the patch in row ${found.patch[0]}, column ${found.patch[1]}` : "what the classifier reads";
+    const head = found.head === null ? "mean of all heads" : `head ${found.head}`;
+    const what = this.view === "rollout"
+      ? "Rollout: what reaches the classifier through all layers."
+      : `Layer ${found.layer}, ${head}: what ${who} attends to.`;
+    const text = `${what} Click a patch to see what it attends to; arrow keys move it.`;
+    if (this.one(".about").textContent !== text) this.one(".about").textContent = text; // said once
+    this.map.setAttribute("aria-label", `${what} ${found.grid[0]} rows and ${found.grid[1]} columns of patches.`);
+    this.one(".clear").disabled = !this.patch;
+  }
+
+  drawTiles() {
+    const { found, crop } = this;
+    const tile = this.one(".crop");
+    const seen = paint(tile, crop);
+    if (found.patch) outline(seen, found.patch, found.grid, whole(tile), 2);
+    const size = `${crop.width} × ${crop.height} px`;
+    tile.setAttribute("aria-label", `What the network saw, ${size}`);
+    tile.nextElementSibling.textContent = `Exactly what it saw, ${size} in ${found.grid[0]} × ${found.grid[1]} patches`;
+    this.one(".alike").hidden = !found.patch;
+    if (!found.patch) return;
+    const alike = this.one(".positions");
+    alike.hidden = !found.positions;
+    alike.nextElementSibling.textContent = found.positions_about;
+    if (!found.positions) return;
+    const [least, most] = range(found.positions).map((value) => value.toFixed(2));
+    const context = paint(alike, tinted(found.positions));
+    outline(context, found.patch, found.grid, whole(alike), 2);
+    alike.setAttribute("aria-label", found.positions_about);
+    alike.nextElementSibling.textContent = `Positions like this patch’s: ${found.positions_about}, ${least} to ${most}`;
+  }
+
+  patchAt(event) {
+    const shown = this.map.getBoundingClientRect();
+    const scale = this.map.width / shown.width;
+    const [rows, columns] = this.found.grid;
+    const row = Math.floor((((event.clientY - shown.top) * scale - this.box.top) / this.box.height) * rows);
+    const column = Math.floor((((event.clientX - shown.left) * scale - this.box.left) / this.box.width) * columns);
+    return row >= 0 && row < rows && column >= 0 && column < columns ? [row, column] : null;
+  }
+
+  point(patch) {
+    if (String(patch) === String(this.under)) return;
+    this.under = patch;
+    this.draw();
+  }
+
+  key(event) {
+    if (event.key === "Escape" && this.patch) this.choose(null);
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Enter: [0, 0], " ": [0, 0] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const sides = this.found.grid;
+    const to = (side) => Math.min(sides[side] - 1, Math.max(0, this.patch[side] + step[side]));
+    this.choose(this.patch ? [to(0), to(1)] : sides.map((side) => Math.floor(side / 2)));
+  }
+
+  // by hand: the other columns follow
+  choose(patch) {
+    const { seen, grid } = this.found;
+    const at = (side, start, length) => start + ((patch[side] + 0.5) / grid[side]) * length;
+    this.hold(patch);
+    this.moved(this, patch && [at(0, seen.top, seen.height), at(1, seen.left, seen.width)]);
+  }
+
+  // choose the patch at a place of the picture, in its pixels
+  follow(place) {
+    if (!this.found || this.results.hidden) return;
+    const { seen, grid } = this.found;
+    const row = place && Math.floor(((place[0] - seen.top) / seen.height) * grid[0]);
+    const column = place && Math.floor(((place[1] - seen.left) / seen.width) * grid[1]);
+    const inside = place && row >= 0 && row < grid[0] && column >= 0 && column < grid[1];
+    this.hold(inside ? [row, column] : null);
+  }
+
+  hold(patch) {
+    this.patch = patch;
+    if (patch) this.view = "attention";
+    this.look();
+  }
+}
+
+function whole({ width, height }) {
+  return { left: 0, top: 0, width, height };
+}
+
+function element(name, text, className = "") {
+  return Object.assign(document.createElement(name), { textContent: text, className });
+}
+
+function bar({ class: name, probability }) {
+  const item = element("li");
+  const length = element("div", "", "bar");
+  length.setAttribute("aria-hidden", "true");
+  length.append(element("span"));
+  length.firstChild.style.width = `${100 * probability}%`;
+  item.append(element("span", name, "class"), element("span", percent(probability), "share"), length);
+  return item;
+}
+
+function kind(model) {
+  const [height, width] = model.image_size;
+  const what = model.attention ? `ViT of ${model.layers} layers, ${model.heads} heads` : "ResNet: no attention to look at";
+  return `${what} · ${short(model.parameters)} parameters · ${model.class_names.length} classes · ${width} × ${height} px`;
+}
+
+// the model card as names and values, the architecture last; what it leaves open is left out
+function* facts({ parameters, class_names, card }) {
+  yield ["parameters", parameters.toLocaleString("en")];
+  const more = class_names.length - NAMED;
+  yield ["classes", class_names.slice(0, NAMED).join(", ") + (more > 0 ? ` and ${more} more` : "")];
+  const { config, ...others } = card;
+  for (const [name, value] of Object.entries({ ...others, config })) {
+    const nested = value !== null && typeof value === "object" && !Array.isArray(value);
+    for (const [part, one] of nested ? Object.entries(value) : [["", value]]) {
+      if (one !== null && one !== "" && one.length !== 0) yield [part ? `${name} · ${part}` : name, written(one)];
+    }
+  }
+}
+
+function written(value) {
+  if (Array.isArray(value)) return value.map(written).join(", ");
+  return typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value);
+}
+
+export function percent(share) {
+  const value = 100 * share;
+  if (value > 0 && value < 0.01) return "under 0.01 %";
+  return `${value.toFixed(value < 1 && value > 0 ? 2 : 1)} %`;
+}
+
+function milliseconds(seconds) {
+  return seconds < 0.1 ? `${(1000 * seconds).toFixed(0)} ms` : `${seconds.toFixed(2)} s`;
+}
+
+function short(number) {
+  return number < 1e6 ? `${(number / 1e3).toFixed(0)} k` : `${(number / 1e6).toFixed(1)} M`;
+}
