@@ -101,9 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a class name must not end a run in a terminal without UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        _run(argv)
+        code = _run(argv)
         sys.stdout.flush()
-        return 0
+        return code
     except SystemExit as error:  # tyro has printed help, or what is wrong with the flags
         return error.code if isinstance(error.code, int) else 1
     except BrokenPipeError:  # the reader, such as head, has seen enough
@@ -116,21 +116,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code if isinstance(error, VitrailError) else 130
 
 
-def _run(argv: list[str]) -> None:
+def _run(argv: list[str]) -> int:
     before, words = _split(argv)
     if not words:
         if "--version" in before:
             print(f"vitrail {__version__}")
-            return
+            return 0
         if unknown := [flag for flag in before if flag not in ("-h", "--help", *GLOBAL)]:
             raise UsageError(f"no flag {unknown[0]!r} without a verb.{did_you_mean(unknown[0], GLOBAL)}")
         print(_help(VERBS))
-        return
+        return 0
     name, rest = _find(words, "-h" in before or "--help" in before)
     if name not in VERBS:
         print(_help({verb: about for verb, about in VERBS.items() if verb.startswith(f"{name} ")}))
-        return
-    _call(name, [*rest, *before])
+        return 0
+    return _call(name, [*rest, *before])
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -159,8 +159,8 @@ def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:
     raise UsageError(f"vitrail {words[0]} {what}.{did_you_mean(second, after)} Valid: {', '.join(after)}")
 
 
-def _call(name: str, argv: list[str]) -> None:
-    """Parse the flags of a verb, call it, print its result."""
+def _call(name: str, argv: list[str]) -> int:
+    """Parse the flags of a verb, call it, print its result, and return the exit code that the result asks for."""
     from vitrail.verbs.flags import parse
 
     module, function = VERBS[name].load()
@@ -173,14 +173,13 @@ def _call(name: str, argv: list[str]) -> None:
 
         value = module.as_json(result) if hasattr(module, "as_json") else result
         print(json.dumps(plain(value), indent=2, ensure_ascii=False))
-        return
-    text = module.show(result)
-    if isinstance(text, str):
+    elif isinstance(text := module.show(result), str):
         print(text)
     else:
         from rich.console import Console
 
         Console().print(text)
+    return int(getattr(result, "exit_code", 0))
 
 
 def _with_latest(argv: list[str]) -> list[str]:

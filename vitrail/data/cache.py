@@ -21,7 +21,12 @@ def cache_folder() -> Path:
     """Return the folder for derived files (it may not exist yet)."""
     if chosen := os.environ.get("VITRAIL_CACHE"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return Path(chosen) / "vitrail"
+    try:
+        return Path.home() / ".cache" / "vitrail"
+    except RuntimeError:  # a user without a home, as in many containers
+        return Path(tempfile.gettempdir()) / f"vitrail-{os.getuid()}"
 
 
 def cached_table(

@@ -39,7 +39,7 @@ def hub_cached(name: str) -> bool:
     """Is a data set `owner/name` in the hub's cache on this machine?"""
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
         return False
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    home = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets") / name.replace("/", "___")
     fetched = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"datasets--{name.replace('/', '--')}"
     return prepared.is_dir() or fetched.is_dir()

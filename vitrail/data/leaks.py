@@ -7,10 +7,13 @@ Only images of equal stored size can be equal, so a small data set is compared i
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 
 from vitrail.data.item import Listed
+from vitrail.data.prefetch import Pool, ordered, stuck
 from vitrail.errors import DecodeError
 
 READ_AT_MOST = 2**28
@@ -26,18 +29,24 @@ def digest(image: bytes | np.ndarray) -> bytes:
 def leaked(train: Listed, held_out: Listed) -> list[str] | None:
     """Return the ids of held-out images whose contents are those of a training image, too.
 
-    None where comparing them would take reading more than `READ_AT_MOST` bytes.
+    None where comparing them would take reading more than `READ_AT_MOST` bytes. Raises DataError for a read that hangs.
     """
     sizes = np.intersect1d(train.sizes, held_out.sizes)
-    mine, theirs = (np.flatnonzero(np.isin(source.sizes, sizes)) for source in (train, held_out))
+    mine, theirs = (np.flatnonzero(np.isin(source.sizes, sizes)).tolist() for source in (train, held_out))
     if train.sizes[mine].sum() + held_out.sizes[theirs].sum() > READ_AT_MOST:
         return None
-    known = {_digest(train, index) for index in mine.tolist()} - {None}
-    return [held_out.id(index) for index in theirs.tolist() if _digest(held_out, index) in known]
+    known = set(_digests(train, mine)) - {None}
+    return [held_out.id(i) for i, found in zip(theirs, _digests(held_out, theirs), strict=True) if found in known]
 
 
-def _digest(source: Listed, index: int) -> bytes | None:
-    try:
-        return digest(source[index].image)
-    except DecodeError:  # the loader's to report
-        return None
+def _digests(source: Listed, rows: list[int]) -> Iterator[bytes | None]:
+    """The digest of each of these images; None where it cannot be read, which is the loader's to report."""
+
+    def one(index: int) -> bytes | None:
+        try:
+            return digest(source[index].image)
+        except DecodeError:
+            return None
+
+    with closing(Pool(1)) as pool:  # so that a read that hangs is noticed
+        yield from ordered(pool, one, rows, ahead=16, hung=lambda index: stuck(source.id(index)))

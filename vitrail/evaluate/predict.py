@@ -118,20 +118,22 @@ def predict_files(
     device: torch.device | str | None = None,
     precision: Precision = "auto",
     predict: Predict | None = None,
+    skip: int = 0,
 ) -> Iterator[Row]:
     """Yield a row for each file of `paths` (see `find_images`), in their order, as the batches are done.
 
-    `model` is a network with a card (from `vitrail.load`); `predict` runs another engine in
-    its place. Each row has the `top` best classes, or fewer if there are not as many. `workers` threads decode;
-    at most a few batches are held. Raises DataError if there is no file, and when one takes longer to read than
-    `prefetch.TIMEOUT` (without threads it is waited for), WeightsError for a model without card.
+    `model` is a network with a card (from `vitrail.load`); `predict` runs another engine in its place; the first
+    `skip` files are left out. Each row has the `top` best classes, or fewer if there are not as many. `workers`
+    threads decode; at most a few batches are held. Raises DataError if there is no file, and when one takes longer to
+    read than `prefetch.TIMEOUT` (without threads it is waited for), WeightsError for a model without card.
     """
     card = getattr(model, "card", None)
     if card is None:
         raise WeightsError("this model has no card, which says how its images are prepared: use vitrail.load")
-    names = [_text(name) for name in card.class_names] or [str(i) for i in range(card.config.classes)]
+    names = [as_text(name) for name in card.class_names] or [str(i) for i in range(card.config.classes)]
     ask = predict or predictor(model, device, precision)
-    return _rows(find_images(paths), _preparer(card.preprocess), ask, names, top, batch_size, workers)
+    files = islice(find_images(paths), skip, None)
+    return _rows(files, _preparer(card.preprocess), ask, names, top, batch_size, workers)
 
 
 def _rows(
@@ -152,12 +154,12 @@ def _rows(
 
     pool = Pool(workers) if workers else None
     try:
-        prepared = ordered(pool, prepare, remembered(), ahead=2 * batch_size, hung=lambda path: stuck(_text(path)))
+        prepared = ordered(pool, prepare, remembered(), ahead=2 * batch_size, hung=lambda path: stuck(as_text(path)))
         while chunk := list(islice(prepared, batch_size)):
             images = [item for item in chunk if isinstance(item, np.ndarray)]
             answers = iter(_best(predict, images, names, top))
             for path, item in zip(paths[: len(chunk)], chunk, strict=True):
-                yield item if isinstance(item, Unreadable) else Prediction(_text(path), *next(answers))
+                yield item if isinstance(item, Unreadable) else Prediction(as_text(path), *next(answers))
             del paths[: len(chunk)]
     finally:
         if pool is not None:
@@ -173,7 +175,7 @@ def _preparer(preprocess: Preprocess) -> Callable[[Path], np.ndarray | Unreadabl
         try:
             return transform(decode(read_file(path)), unused)
         except DecodeError as error:
-            return Unreadable(_text(path), error.reason, _text(str(error)))
+            return Unreadable(as_text(path), error.reason, as_text(str(error)))
 
     return prepare
 
@@ -193,8 +195,8 @@ def _best(
     ]
 
 
-def _text(value: str | Path) -> str:
-    """A name that can be written as UTF-8, whatever bytes the file system allows in it."""
+def as_text(value: str | Path) -> str:
+    """Return a name that can be written as UTF-8, whatever bytes the file system allows in it."""
     return os.fsencode(value).decode("utf-8", "backslashreplace")
 
 

@@ -39,6 +39,8 @@ INPUT_SHARE = 1 / 8
 LEAST_SHARE = 0.5
 """What activation checkpointing leaves on a CPU, at least: the C library's heap keeps the holes between what was
 freed (peak measured for S/16 in bfloat16: 0.8 of the activations, where 0.3 are in use)."""
+CPU_WORDS = ("DefaultCPUAllocator", "could not create a primitive", "could not create a memory", "std::bad_alloc")
+"""How torch says on a CPU that an allocation failed: its own, oneDNN's, C++'s."""
 STATE_BYTES = 20
 """Per trainable value: float32 gradient, two moments, averaged weights, and one passing copy of the weights."""
 COPIES_ON_A_DEVICE = 3
@@ -160,19 +162,24 @@ def out_of_memory(error: BaseException) -> bool:
     """Is this what torch raises when an allocation fails, on any device?"""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_WORDS)
 
 
 @contextmanager
-def explaining_memory(run: Run) -> Iterator[None]:
-    """Context in which running out of memory becomes a TrainingError that says what to do about it."""
+def explaining_memory(run: Run, parts: Callable[[], int] | None = None) -> Iterator[None]:
+    """Context in which running out of memory becomes a TrainingError that says what to do about it.
+
+    `parts` tells the number of micro-batches at that time, where it may have changed.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        parts = 2 * (run.accumulate or 1)
+        now = parts() if parts is not None else run.accumulate or 1
+        more = min(2 * now, run.batch_size or 2 * now)
+        smaller = f"with accumulate: {more} (the same batch of {run.batch_size}, in smaller pieces), or " * (more > now)
         raise TrainingError(
-            f"out of memory: resume with accumulate: {parts} (the same batch of {run.batch_size}, in smaller pieces), "
-            "or with activation_checkpointing. Checkpoints in the run folder are untouched"
+            f"out of memory ({str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}): "
+            f"resume {smaller}with activation_checkpointing. Checkpoints in the run folder are untouched"
         ) from error

@@ -80,7 +80,7 @@ def _refuse_if_a_class_is_gone(loader: Loader, newly: list[int]) -> None:
     if not isinstance(loader.source, Listed):
         return
     labels = loader.source.labels
-    for label in np.unique(labels[newly]).tolist():
+    for label in np.unique(labels[newly][labels[newly] >= 0]).tolist():
         bad = int(np.count_nonzero(labels[loader.bad_index] == label))
         if bad == np.count_nonzero(labels == label):
             what = "the only training image" if bad == 1 else f"all {bad} training images"

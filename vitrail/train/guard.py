@@ -138,6 +138,11 @@ class FiniteGuard:
         """Remember what a forward pass changes."""
         self._before = [buffer.clone() for buffer in self._statistics]
 
+    def restore(self) -> None:
+        """Put back what forward passes have changed since `before_step`."""
+        for buffer, before in zip(self._statistics, self._before, strict=True):
+            buffer.copy_(before)
+
     def finite(self, loss: float, norm: float) -> bool:
         """May this step's update be applied? `loss` and `norm` are those of all processes together."""
         if math.isfinite(loss) and math.isfinite(norm):
@@ -150,8 +155,7 @@ class FiniteGuard:
 
         Raises Diverged at the limit.
         """
-        for buffer, before in zip(self._statistics, self._before, strict=True):
-            buffer.copy_(before)
+        self.restore()
         self.in_a_row += 1
         what = f"step {step} has loss {loss:g} and gradient norm {norm:g}; its images: {shorten(images)}"
         if self.in_a_row < self.limit:

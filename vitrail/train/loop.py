@@ -14,8 +14,10 @@ import torch
 
 from vitrail import world
 from vitrail.config_yaml import from_yaml
+from vitrail.data.item import Listed
 from vitrail.data.source import open_data
 from vitrail.model.attention import fast_math
+from vitrail.objective.base import Batch
 from vitrail.train.average import Averager
 from vitrail.train.batch_size import explaining_memory
 from vitrail.train.batches import endless, evaluation_loader, training_loader
@@ -31,15 +33,19 @@ from vitrail.train.progressive import Sizes
 from vitrail.train.record import (
     record_batch,
     record_end,
+    record_memory,
     record_resume,
+    record_spike,
     record_start,
     record_unreadable,
     recorded_result,
 )
+from vitrail.train.recovery import MicroBatches
 from vitrail.train.resolve import build_model, inherit, resolve
 from vitrail.train.run import Run
 from vitrail.train.saving import Checkpoints
 from vitrail.train.self_supervised import build_validation
+from vitrail.train.spikes import Spikes
 from vitrail.train.standing import Result, TrainingState, identity
 from vitrail.train.step import backward, seed_step
 from vitrail.train.tune import relocated, tune
@@ -92,6 +98,8 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     # 4. The run folder: a new one, or where an earlier process left off
     folder = folder or RunFolder.create(run.out, run.name)
     progress = Progress(plan.total, run.batch_size, resolved.device)
+    guard, spikes = FiniteGuard(objective, run.max_nonfinite), Spikes()
+    micro_batches = MicroBatches(objective, guard, run, partial(record_memory, folder, run, progress.say))
     with (
         run_lock(folder.path),
         Signals() as signals,
@@ -99,7 +107,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
         closing(loader),
         closing(validation),
         progress,
-        explaining_memory(run),
+        explaining_memory(run, lambda: micro_batches.parts),
     ):
         checkpoints = Checkpoints(folder, run.keep, progress.say)
         notes: list[str] = []
@@ -109,12 +117,11 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
             checkpoints.restore(state)
             if state.is_over(run) and (result := recorded_result(folder)):
                 return result
-            record_resume(folder, run, state.standing.step, tuned)
+            notes = record_resume(folder, run, state.standing.step, tuned) or []
         standing = state.standing
         folder.open_board(standing.step)
         progress.announce(folder.path, resolved.decisions, notes)
         began = time.monotonic() - standing.elapsed
-        guard = FiniteGuard(objective, run.max_nonfinite)
         unreadable = partial(record_unreadable, folder, standing, progress.say)
         batches = endless(loader, standing.step, max_bad=0.0 if run.data.strict else run.data.max_bad, tell=unreadable)
 
@@ -146,16 +153,18 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
             batch = sized(next(batches), plan.growth(step, standing.elapsed))
             if step == 0:
                 record_batch(folder, objective.prepare(batch, step=0), names)
-            outcome = backward(objective, batch, step=step, parts=run.accumulate, autocast=resolved.autocast)
+            outcome = micro_batches(partial(backward, objective, batch, step=step, autocast=resolved.autocast), step)
             norm = float(clip_(objective.parameters(), run.optim.clip))
             if guard.finite(outcome.loss, norm):
                 optimizer.step()
                 average.update(step)
             else:
-                images = [splits.train.id(index) for index in batch.index.tolist()]
+                images = _names(splits.train, batch)
                 folder.log("skipped", step, loss=outcome.loss, norm=norm, images=images)
                 progress.say(guard.skip(step, outcome.loss, norm, images))
             optimizer.zero_grad(set_to_none=True)
+            if times := spikes.times(outcome.loss):
+                record_spike(folder, progress.say, step, outcome.loss, times, _names(splits.train, batch))
 
             standing.step += 1
             standing.elapsed = max(world.gather(time.monotonic() - began))
@@ -172,3 +181,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
         result = Result.of(standing, folder.path, len(loader), test)
         record_end(folder, result)
         return result
+
+
+def _names(source: Listed, batch: Batch) -> list[str]:
+    return [source.id(index) for index in batch.index.tolist()]

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vitrail import world
-from vitrail.config_yaml import to_yaml
+from vitrail.config_yaml import from_yaml, to_yaml
 from vitrail.data.leaks import leaked
 from vitrail.data.source import Splits
 from vitrail.errors import CheckpointError
 from vitrail.objective.base import Prepared
 from vitrail.train.folder import RunFolder
+from vitrail.train.guard import shorten
 from vitrail.train.picture import batch_picture
 from vitrail.train.provenance import provenance
 from vitrail.train.run import Run
@@ -68,8 +69,12 @@ def _leaks(splits: Splits) -> Iterator[str]:
 
 
 @world.on_main
-def record_resume(folder: RunFolder, run: Run, step: int, tuned: Tuned) -> None:
-    """Note in run.json where and how the run goes on; drop what was logged after `step`; write its new config.yaml."""
+def record_resume(folder: RunFolder, run: Run, step: int, tuned: Tuned) -> list[str]:
+    """Note in run.json where and how the run goes on; drop what was logged after `step`; write its new config.yaml.
+
+    Returns how the batch is cut now, and how it was where that has changed.
+    """
+    before = from_yaml(folder.path / "config.yaml", run).accumulate
     facts = folder.read_json("run.json")
     facts.pop("ended", None)
     facts.pop("result", None)
@@ -78,6 +83,34 @@ def record_resume(folder: RunFolder, run: Run, step: int, tuned: Tuned) -> None:
     facts |= _partial(folder, tuned)  # the base may have moved
     folder.write_json("run.json", facts)
     folder.write_text("config.yaml", to_yaml(run))
+    why = f", before it {before}" if before != run.accumulate else ""
+    if not why and facts.get("out_of_memory"):
+        why = f", since memory ran out at step {facts['out_of_memory'][-1]['step']}"
+    return [f"batch: {run.batch_size} images, as before; accumulate: {run.accumulate}{why}"]
+
+
+@world.on_main
+def record_memory(folder: RunFolder, run: Run, say: Callable[[str], None], step: int, parts: int) -> None:
+    """Tell that a batch is cut into `parts` from `step` on, as memory ran out, for resumed runs to know."""
+    say(
+        f"warning: out of memory at step {step}: going on with accumulate: {parts}, the same batch of "
+        f"{run.batch_size} images in smaller pieces"
+    )
+    folder.log("out of memory", step, accumulate=parts)
+    facts = folder.read_json("run.json")
+    facts.setdefault("out_of_memory", []).append({"step": step, "accumulate": parts})
+    folder.write_json("run.json", facts)
+    folder.write_text("config.yaml", to_yaml(replace(run, accumulate=parts)))
+
+
+def record_spike(
+    folder: RunFolder, say: Callable[[str], None], step: int, loss: float, times: float, images: list[str]
+) -> None:
+    """Tell of a loss that is many `times` the usual one."""
+    folder.log("spike", step, loss=loss, times=times, images=images)
+    say(
+        f"warning: step {step} has loss {loss:g}, {times:.0f} times the median before it; its images: {shorten(images)}"
+    )
 
 
 @world.on_main

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import statistics
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
@@ -20,6 +21,7 @@ from vitrail import world
 from vitrail.data.check import LONG, SMALL
 from vitrail.data.config import Preprocess
 from vitrail.data.item import Listed
+from vitrail.data.prefetch import Pool, ordered, stuck
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluate.classify import fast_bf16
 from vitrail.model.build import build
@@ -211,19 +213,26 @@ def build_model(resolved: Resolved) -> nn.Module:
 
 
 def image_sizes(source: Listed, count: int = SNIFFED) -> list[tuple[int, int]]:
-    """Return (height, width) of up to `count` images spread over the source, from their headers; [] if none opens."""
-    sizes = []
-    for i in range(min(count, len(source))):
+    """Return (height, width) of up to `count` images spread over the source, from their headers; [] if none opens.
+
+    Raises DataError for a read that hangs.
+    """
+
+    def look(index: int) -> tuple[int, int] | None:
         try:
-            image = source[i * len(source) // min(count, len(source))].image
+            image = source[index].image
             if isinstance(image, bytes):
                 with Image.open(io.BytesIO(image)) as opened:
-                    sizes.append((opened.height, opened.width))
-            else:
-                sizes.append(image.shape[:2])
+                    return opened.height, opened.width
+            return image.shape[0], image.shape[1]
         except Exception:  # unreadable images are the loader's to report; here they only have no say
-            continue
-    return sizes
+            return None
+
+    count = min(count, len(source))
+    rows = (i * len(source) // count for i in range(count))
+    with closing(Pool(1)) as pool:  # so that a read that hangs is noticed
+        found = list(ordered(pool, look, rows, ahead=count, hung=lambda index: stuck(source.id(index))))
+    return [size for size in found if size is not None]
 
 
 def choose_device(name: str | None) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +17,10 @@ PATIENCE = 3
 """Checkpoints in a row that may fail before training stops: more work is not put at risk."""
 
 
+GRACE = 30.0
+"""Seconds between SIGTERM and SIGKILL: torchrun's, Slurm's and Kubernetes' default."""
+
+
 class Checkpoints:
     """Saves and restores a `TrainingState` in a run folder; `say` prints a line. Only the main process writes."""
 
@@ -26,6 +31,7 @@ class Checkpoints:
         self.saved: int | None = None
         """Step of the newest checkpoint."""
         self._failed = 0
+        self._warned = False
         self._standing: dict[str, Any] = {}
 
     def save(self, state: TrainingState) -> None:
@@ -40,7 +46,9 @@ class Checkpoints:
         saved = True
         if world.is_main():
             try:
+                began = time.monotonic()
                 checkpoint.save(self.folder.checkpoints, step, state.state_dict(), keep=self.keep)
+                self._warn_if_slow(time.monotonic() - began)
                 self.saved, self._failed, self._standing = step, 0, standing
             except CheckpointError as error:
                 saved = False
@@ -50,6 +58,15 @@ class Checkpoints:
             raise TrainingError(
                 f"the last {PATIENCE} checkpoints could not be written to {self.folder.checkpoints}: make room and "
                 "resume from the newest one there"
+            )
+
+    def _warn_if_slow(self, seconds: float) -> None:
+        """Say once that a save takes long: it may not be done when a patient killer loses patience."""
+        if seconds > GRACE / 2 and not self._warned:
+            self._warned = True
+            self.say(
+                f"warning: saving a checkpoint took {seconds:.0f} s, and schedulers often kill {GRACE:.0f} s after "
+                "SIGTERM: ask yours for more time, or the newest checkpoint will be the periodic one before"
             )
 
     def restore(self, state: TrainingState) -> None:

@@ -91,7 +91,7 @@ def _hide(name: str, value: str) -> str:
 def _without_home(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_home(item) for name, item in value.items()}
-    home = str(Path("~").expanduser())
+    home = os.path.expanduser("~")
     return re.sub(rf"{re.escape(home)}(?=/|$)", "~", value) if isinstance(value, str) and len(home) > 1 else value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,9 @@ from vitrail.errors import UsageError
 from vitrail.verbs.classifier import load_classifier
 
 if TYPE_CHECKING:
-    from vitrail.evaluate.predict import Kind, Prediction, Unreadable
+    from collections.abc import Callable, Iterator
+
+    from vitrail.evaluate.predict import Kind, Prediction, Row, Summary, Unreadable
 
 log = logging.getLogger("vitrail")
 KINDS: dict[str, Kind] = {".csv": "csv", ".json": "jsonl", ".jsonl": "jsonl"}
@@ -26,12 +29,15 @@ class Predictions:
     unreadable: list[Unreadable]
     summary: str
     out: str | None = None
+    exit_code: int = 0
+    """What the command ends with: 1 where `strict` was asked for and a file could not be read."""
 
 
 def predict(
     model: str | Path,
     *images: str | Path,
     top: int = 5,
+    strict: bool = False,
     out: str | Path | None = None,
     batch_size: int = 32,
     workers: int | None = None,
@@ -40,12 +46,14 @@ def predict(
 ) -> Predictions:
     """Name the classes of images, the likeliest first.
 
-    Goes on past files that cannot be read, and lists them (with --out FILE in FILE.errors.csv).
+    Goes on past files that cannot be read, and lists them (with --out FILE in FILE.errors.csv). Interrupted, it goes
+    on where it stopped when it is called again with the same --out.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         images: Files, folders, and patterns such as 'photos/**/*.jpg', in any number.
         top: Classes named of each image.
+        strict: Exit with 1 if a file could not be read; the answers for the others are given all the same.
         out: Write to this .csv or .jsonl file as the answers come; left out: CSV on stdout.
         batch_size: Images at once.
         workers: Threads that decode; left out: from the machine.
@@ -58,13 +66,15 @@ def predict(
         raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
     if out is not None and Path(out).suffix.lower() not in KINDS:
         raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}")
-    from vitrail.evaluate.predict import Prediction, Summary, Unreadable, predict_files, write_predictions
+    from vitrail.evaluate.predict import Prediction, Summary, Unreadable, predict_files
     from vitrail.model.attention import fast_math
     from vitrail.train.resolve import available_cores, choose_device
+    from vitrail.weights.fingerprint import weights_fingerprint
 
     network = load_classifier(model)
     fast_math()
-    rows = predict_files(
+    rows = partial(
+        predict_files,
         network,
         images,
         top=top,
@@ -74,14 +84,30 @@ def predict(
         precision=precision,
     )
     if out is not None:
-        written = write_predictions(rows, Path(out), kind=KINDS[Path(out).suffix.lower()])
-        return Predictions([], written.unreadable, str(written), str(out))
-    found = list(rows)
+        written = _write(Path(out), [weights_fingerprint(model), top, precision], images, rows)
+        return Predictions([], written.unreadable, str(written), str(out), int(strict and bool(written.unreadable)))
+    found = list(rows())
     bad = [row for row in found if isinstance(row, Unreadable)]
     for row in bad:
         log.warning("left out %s: %s", row.path, row.message)
     good = [row for row in found if isinstance(row, Prediction)]
-    return Predictions(good, bad, str(Summary(len(good), bad)))
+    return Predictions(good, bad, str(Summary(len(good), bad)), exit_code=int(strict and bool(bad)))
+
+
+def _write(out: Path, key: list[Any], images: tuple[str | Path, ...], rows: Callable[..., Iterator[Row]]) -> Summary:
+    """Write the answers to `out`, going on from what an interrupted call of this `key` has left."""
+    from vitrail.evaluate.journal import Journal
+    from vitrail.evaluate.predict import find_images, write_predictions
+
+    journal = Journal(out, key, find_images(images))
+    if journal.kept:
+        log.info("going on after %d files that an earlier call has looked at", journal.kept)
+    try:
+        written = write_predictions(journal.rows(lambda kept: rows(skip=kept)), out, kind=KINDS[out.suffix.lower()])
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror or error}; another call goes on from here") from error
+    journal.close()
+    return written
 
 
 def show(result: Predictions) -> str:

@@ -91,7 +91,7 @@ def _without_home(value: Any) -> Any:
         return {name: _without_home(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_without_home(item) for item in value]
-    return value.replace(str(Path.home()), "~") if isinstance(value, str) else value
+    return value.replace(os.path.expanduser("~"), "~") if isinstance(value, str) else value
 
 
 def _preprocessing(card: Card) -> str:
