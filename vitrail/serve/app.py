@@ -30,7 +30,7 @@ from vitrail.serve.engine import Engine, Outcome, seconds_since
 from vitrail.serve.guard import Guard, Hosts
 from vitrail.serve.limits import Refused
 from vitrail.serve.metrics import MEDIA_TYPE
-from vitrail.serve.served import Look
+from vitrail.serve.served import TOP, Look
 from vitrail.version import __version__
 
 PAGE = {"/": "index.html"} | {
@@ -41,7 +41,7 @@ PATHS = ("/v1/predict", "/v1/embed", "/v1/attention", "/v1/models", "/livez", "/
 POST: dict[str, Any] = {"openapi_extra": {"requestBody": IMAGE_BODY}, "responses": problems()}
 
 Model = Annotated[str | None, Query(description="Name of a model, as in /v1/models; left out: the first")]
-Top = Annotated[int, Query(ge=1, le=1000, description="Classes named of each image")]
+Top = Annotated[int, Query(ge=1, le=TOP, description="Classes named of each image")]
 
 
 def create_app(engine: Engine, hosts: Hosts | None = None) -> Guard:
@@ -73,7 +73,7 @@ def _add_posts(app: FastAPI, engine: Engine) -> None:
         """Name the classes of one image, or of several."""
         began, served = time.perf_counter(), engine.model(model)
         async with engine.admitted(request) as uploads:
-            outcomes = await engine.within_deadline(request, engine.answer(served, uploads, served.logits))
+            outcomes = await engine.within_deadline(request, engine.answer(served, uploads, served.rank))
         images = [
             Predicted(one.name, [] if one.refused else served.top(one.value, top), _problem(one)) for one in outcomes
         ]

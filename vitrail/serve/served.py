@@ -11,7 +11,7 @@ import io
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from vitrail.inspect.rollout import rollout
 from vitrail.model.vit import ViT
 from vitrail.serve.limits import Refused, undecodable
 
+TOP = 1000
+"""Classes that can be asked for, at most. They are ranked where the network computes, a batch at a time: the event
+loop would have to wait for the interpreter at each tensor operation of its own."""
 DIGITS = 6
 """Decimals of shares and similarities in answers."""
 
@@ -44,6 +47,15 @@ class Prepared:
     """Height and width of the picture, upright."""
     box: Box
     """The part of it that the network sees."""
+
+
+class Ranked(NamedTuple):
+    """The best classes of an image, best first."""
+
+    classes: np.ndarray
+    """int64 [k]."""
+    shares: np.ndarray
+    """float32 [k]: the probability of each."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +103,21 @@ class Served:
         pixels = self.transform(image, np.random.default_rng(0))  # nothing is random in evaluation
         return Prepared(pixels, (height, width), seen(self.transform, height, width))
 
-    def logits(self, images: list[Prepared]) -> list[Tensor | Exception]:
-        """Return float32 logits [classes] of each image, on the CPU; an exception where they are not finite."""
-        return _rows(self.predict(_stack(images)), images)
+    def rank(self, images: list[Prepared]) -> list[Ranked | Exception]:
+        """Return the best classes of each image, `TOP` at most; an exception where its logits are not finite."""
+        logits = self.predict(_stack(images)).float().cpu()
+        shares, classes = logits.softmax(dim=1).topk(min(TOP, logits.shape[1]))
+        ranked = map(Ranked, classes.numpy(), shares.numpy())
+        return [one if fine else _not_finite() for one, fine in zip(ranked, _finite(logits), strict=True)]
 
-    def features(self, images: list[Prepared]) -> list[Tensor | Exception]:
+    def features(self, images: list[Prepared]) -> list[np.ndarray | Exception]:
         """Return float32 features [width] of each image, as `vitrail embed` does."""
-        return _rows(self.embed(_stack(images)), images)
+        rows = self.embed(_stack(images)).float().cpu()
+        return [row if fine else _not_finite() for row, fine in zip(rows.numpy(), _finite(rows), strict=True)]
 
-    def top(self, logits: Tensor, count: int) -> list[dict[str, Any]]:
-        """Return the `count` best classes with their probabilities, best first."""
-        values, classes = logits.float().softmax(dim=0).topk(min(count, len(logits)))
-        pairs = zip(classes.tolist(), values.tolist(), strict=True)
+    def top(self, ranked: Ranked, count: int) -> list[dict[str, Any]]:
+        """Return the `count` best classes, at most `TOP`, with their probabilities, best first."""
+        pairs = zip(ranked.classes[:count].tolist(), ranked.shares[:count].tolist(), strict=True)
         return [{"class": self.class_names[number], "probability": share} for number, share in pairs]
 
     def look(self, wanted: list[tuple[Prepared, Look]]) -> list[dict[str, Any] | Exception]:
@@ -163,7 +178,7 @@ class Served:
         """Answer once, so that the first client does not wait for what is set up on the way."""
         height, width = self.card.preprocess.image_size
         grey = Prepared(np.full((height, width, 3), 127, np.uint8), (height, width), Box(0, 0, height, width))
-        answer = self.logits([grey])[0]
+        answer = self.rank([grey])[0]
         if isinstance(answer, Exception):
             raise answer
 
@@ -172,13 +187,13 @@ def _stack(images: list[Prepared]) -> Tensor:
     return torch.from_numpy(np.stack([image.pixels for image in images])).permute(0, 3, 1, 2)
 
 
-def _rows(found: Tensor, images: list[Prepared]) -> list[Tensor | Exception]:
-    if len(found) != len(images):
-        raise RuntimeError(f"{len(found)} rows for {len(images)} images")
-    rows = found.float().cpu()
-    finite = rows.isfinite().all(dim=1).tolist()
-    bad = Refused(500, "not-finite", "the network's answer to this image is not finite")
-    return [row.clone() if ok else bad for row, ok in zip(rows, finite, strict=True)]
+def _finite(rows: Tensor) -> list[bool]:
+    finite: list[bool] = rows.isfinite().all(dim=1).tolist()
+    return finite
+
+
+def _not_finite() -> Refused:
+    return Refused(500, "not-finite", "the network's answer to this image is not finite")
 
 
 def _mean(maps: list[HeadMaps]) -> Tensor:
