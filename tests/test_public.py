@@ -49,8 +49,8 @@ FLAGS = {
     "sweep": f"path recipe config lr vary seeds dev epochs out parallel devices ray dry_run {RUN}",
     "vtab": "weights data tasks seeds image_size steps batch_size lr config out device precision workers show_list",
     "evaluate": "model data split protocol labels groups image_size batch_size workers device precision out",
-    "predict": "model images top strict out batch_size workers device precision",
-    "embed": "model paths out split prepare image_size batch_size workers device precision",
+    "predict": "model images top strict out merge batch_size workers device precision",
+    "embed": "model paths out merge split prepare image_size batch_size workers device precision",
     "inspect": ("model images out what layer head class_name data split count image_size format batch_size device"),
     "report": "run runs out",
     "serve": (

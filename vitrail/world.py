@@ -5,6 +5,7 @@ Everything works without an initialised process group: one process is rank 0 of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -29,6 +30,23 @@ def rank() -> int:
 def size() -> int:
     """Number of processes in this run."""
     return dist.get_world_size() if active() else 1
+
+
+def share() -> tuple[int, int]:
+    """Return (number of this process, how many there are) for work that is shared without talking.
+
+    From the process group if there is one, else from what torchrun, a Slurm array or srun has set.
+    """
+    if active():
+        return rank(), size()
+    for number, count, first in (
+        ("RANK", "WORLD_SIZE", "0"),
+        ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", os.environ.get("SLURM_ARRAY_TASK_MIN", "0")),
+        ("SLURM_PROCID", "SLURM_NTASKS", "0"),
+    ):
+        if number in os.environ and count in os.environ:
+            return int(os.environ[number]) - int(first), int(os.environ[count])
+    return 0, 1
 
 
 def is_main() -> bool:

@@ -27,6 +27,7 @@ _PAUSE = 0.25  # seconds before the second attempt; doubled before each further 
 class ShardFiles(Protocol):
     """Numbered files that ranges are read of, by several threads at once."""
 
+    names: list[str]
     distant: bool
     """Is reading worth planning ahead, because a round trip is long?"""
 
@@ -46,6 +47,7 @@ class LocalFiles:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = list(files)
+        self.names = [file.name for file in self._files]
         self._handles: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -89,6 +91,7 @@ class RemoteFiles:
     def __init__(self, system: Any, paths: Sequence[str]) -> None:
         self._system = system
         self._paths = list(paths)
+        self.names = [path.rpartition("/")[2] for path in self._paths]
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
         """See `ShardFiles.read`."""

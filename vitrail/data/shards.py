@@ -85,6 +85,14 @@ class ShardSource:
                 found.append(error)
         return found
 
+    def parts(self) -> list[tuple[str, np.ndarray]]:
+        """Return (name of the shard, its images) for each shard that has any."""
+        shard = self._table["shard"].to_numpy()
+        order = np.argsort(shard, kind="stable")
+        numbers, begins = np.unique(shard[order], return_index=True)
+        pieces = np.split(order, begins[1:])
+        return [(Path(self._files.names[n]).stem, piece) for n, piece in zip(numbers.tolist(), pieces, strict=True)]
+
     def digests(self) -> np.ndarray | None:
         """Return what `vitrail.data.split.row_digest` gives of each image, uint64 [N]; None from an older index."""
         return np.asarray(self._table["digest"].to_numpy()) if "digest" in self._table.column_names else None

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import DataError, UsageError
+from vitrail.verbs import bulk
+from vitrail.verbs.bulk import Answered, features_of, is_bulk, open_job, run
 from vitrail.verbs.features import Embedder, Prepare, open_splits
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def embed(
     model: str | Path,
     *paths: str | Path,
     out: str | Path | None = None,
+    merge: str | Path | None = None,
     split: str | None = None,
     prepare: Prepare = "model",
     image_size: int | None = None,
@@ -40,17 +43,21 @@ def embed(
     workers: int | None = None,
     device: str | None = None,
     precision: Literal["auto", "bf16", "float32"] = "auto",
-) -> Embedded:
+) -> Embedded | Answered:
     """Write what a network's classifier sees of images to an .npz: one vector for each image.
 
     Of a data set with splits the file holds train_features, train_labels, train_ids, the same of test, and
     class_names: what `vitrail probe --features` reads. Of files, folders and patterns it holds features and ids, the
     files' paths. Files that cannot be read are listed and left out.
 
+    With a folder as --out, of a data set of any size, one .parquet is written for each of its shards. The command
+    can be killed and run again, and by many processes (torchrun, a Slurm array): they share the shards.
+
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         paths: Image files, folders and patterns such as 'photos/**/*.jpg', in any number; or one data set.
-        out: The .npz to write.
+        out: The .npz to write, or a folder.
+        merge: With a folder: once all is there, also write it to this .parquet.
         split: Which split of the data set is test; left out: test, else validation.
         prepare: model resizes and crops as in evaluation; protocol as `vitrail probe fewshot` does.
         image_size: Side in pixels; left out: the network's own. Its positions are resampled.
@@ -61,11 +68,10 @@ def embed(
     """
     if not paths or out is None:
         raise UsageError(f"vitrail embed {model} FILE|FOLDER|PATTERN|DATA ... --out FEATURES.npz")
-    if Path(out).suffix.lower() != ".npz":
-        raise UsageError(f"{out}: features are written to a file that ends in .npz")
+    if not is_bulk(out) and Path(out).suffix.lower() != ".npz":
+        raise UsageError(f"{out}: features are written to a file that ends in .npz, or to a folder")
     from vitrail.evaluate.feature_file import save_features
 
-    sources = _sources(model, paths, split)
     how = dict(
         prepare=prepare,
         image_size=image_size,
@@ -74,6 +80,15 @@ def embed(
         device=device,
         precision=precision,
     )
+    if is_bulk(out):
+        if split is not None:
+            raise UsageError(f"split is {split!r}: a folder takes the answers for all splits")
+        asked = {"prepare": prepare, "image_size": image_size, "precision": precision}
+        job = open_job("embed", model, paths, out, **asked)
+        return run(job, features_of(Embedder(model, **how)), merge)  # type: ignore[arg-type]
+    if merge is not None:
+        raise UsageError(f"merge is for a folder of answers, and {out} is one file already")
+    sources = _sources(model, paths, split)
     embedder = Embedder(model, **how)  # type: ignore[arg-type]
     arrays: dict[str, np.ndarray] = {}
     images: dict[str, int] = {}
@@ -136,15 +151,19 @@ def _data_set(path: str | Path) -> dict[str, Listed] | None:
     return {"": next(iter(found.splits.values()))}
 
 
-def show(result: Embedded) -> str:
+def show(result: Embedded | Answered) -> str:
     """Return the result as text for a terminal."""
+    if isinstance(result, Answered):
+        return bulk.show(result)
     counts = ", ".join(f"{count:,} {name} images".replace("  ", " ") for name, count in result.images.items())
     lines = [f"{counts} of {result.width} features each: {result.out}"]
     return "\n".join(lines + [f"left out, unreadable: {id_} ({reason})" for id_, reason in result.unreadable])
 
 
-def as_json(result: Embedded) -> Any:
+def as_json(result: Embedded | Answered) -> Any:
     """Return the result as JSON values."""
+    if isinstance(result, Answered):
+        return bulk.as_json(result)
     images = {name or "all": count for name, count in result.images.items()}
     unreadable = [{"image": id_, "reason": reason} for id_, reason in result.unreadable]
     return {"out": result.out, "images": images, "width": result.width, "unreadable": unreadable}

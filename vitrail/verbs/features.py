@@ -79,6 +79,8 @@ class Embedder:
             raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
         if prepare not in ("model", "protocol"):
             raise UsageError(f"images are not prepared as {prepare!r}: model or protocol")
+        import torch
+
         from vitrail.data.ops import eval_transform
         from vitrail.evaluate.classify import predictor
         from vitrail.evaluate.fewshot_images import FewShotImages
@@ -88,15 +90,15 @@ class Embedder:
         network = load_network(model, image_size)
         preprocess = network.card.preprocess
         fast_math()
-        self._embed = predictor(network, choose_device(device), precision, features=True)
+        self.embed = predictor(network, choose_device(device), precision, features=True)
         size = preprocess.image_size
+        self.width = int(self.embed(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape[1])
+        """Features of an image."""
         transform = FewShotImages(size) if prepare == "protocol" else eval_transform(preprocess)
-        self._loading: dict[str, Any] = dict(
+        self.loading: dict[str, Any] = dict(
             transform=transform,
             image_size=size,
             batch_size=batch_size,
-            shuffle=False,
-            drop_last=False,
             workers=available_cores() // 2 if workers is None else workers,
         )
 
@@ -105,9 +107,9 @@ class Embedder:
         from vitrail.data.loader import Loader
         from vitrail.evaluate.features import collect
 
-        loader = Loader(source, **self._loading)
+        loader = Loader(source, shuffle=False, drop_last=False, **self.loading)
         try:
-            found = collect(self._embed, loader, source.class_names)
+            found = collect(self.embed, loader, source.class_names)
         finally:
             loader.close()
         for id_, reason in found.bad:

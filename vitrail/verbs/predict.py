@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import UsageError
+from vitrail.verbs import bulk
+from vitrail.verbs.bulk import Answered, classes_of, is_bulk, open_job, run
 from vitrail.verbs.classifier import load_classifier
 
 if TYPE_CHECKING:
@@ -39,22 +41,27 @@ def predict(
     top: int = 5,
     strict: bool = False,
     out: str | Path | None = None,
+    merge: str | Path | None = None,
     batch_size: int = 32,
     workers: int | None = None,
     device: str | None = None,
     precision: Literal["auto", "bf16", "float32"] = "auto",
-) -> Predictions:
+) -> Predictions | Answered:
     """Name the classes of images, the likeliest first.
 
     Goes on past files that cannot be read, and lists them (with --out FILE in FILE.errors.csv). Interrupted, it goes
     on where it stopped when it is called again with the same --out.
+
+    With a folder as --out, of a data set of any size, one .parquet is written for each of its shards. The command
+    can be killed and run again, and by many processes (torchrun, a Slurm array): they share the shards.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         images: Files, folders, and patterns such as 'photos/**/*.jpg', in any number.
         top: Classes named of each image.
         strict: Exit with 1 if a file could not be read; the answers for the others are given all the same.
-        out: Write to this .csv or .jsonl file as the answers come; left out: CSV on stdout.
+        out: Write to this .csv or .jsonl file as the answers come, or to a folder; left out: CSV on stdout.
+        merge: With a folder: once all is there, also write it to this .parquet.
         batch_size: Images at once.
         workers: Threads that decode; left out: from the machine.
         device: cpu, cuda, cuda:1 or mps; left out: the best there is.
@@ -64,8 +71,10 @@ def predict(
         raise UsageError(f"predict which images? vitrail predict {model} FILE|FOLDER|PATTERN ...")
     if precision not in ("auto", "bf16", "float32"):
         raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
-    if out is not None and Path(out).suffix.lower() not in KINDS:
-        raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}")
+    if out is not None and not is_bulk(out) and Path(out).suffix.lower() not in KINDS:
+        raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}, or to a folder")
+    if merge is not None and not is_bulk(out):
+        raise UsageError(f"merge is for a folder of answers (--out), not for {out or 'the terminal'}")
     from vitrail.evaluate.predict import Prediction, Summary, Unreadable, predict_files
     from vitrail.model.attention import fast_math
     from vitrail.train.resolve import available_cores, choose_device
@@ -73,13 +82,18 @@ def predict(
 
     network = load_classifier(model)
     fast_math()
+    threads = available_cores() // 2 if workers is None else workers
+    if out is not None and is_bulk(out):
+        job = open_job("predict", model, images, out, top=top, precision=precision)
+        loading = {"batch_size": batch_size, "workers": threads}
+        return run(job, classes_of(network, top, device, precision, loading), merge, strict=strict)
     rows = partial(
         predict_files,
         network,
         images,
         top=top,
         batch_size=batch_size,
-        workers=available_cores() // 2 if workers is None else workers,
+        workers=threads,
         device=choose_device(device),
         precision=precision,
     )
@@ -110,8 +124,10 @@ def _write(out: Path, key: list[Any], images: tuple[str | Path, ...], rows: Call
     return written
 
 
-def show(result: Predictions) -> str:
+def show(result: Predictions | Answered) -> str:
     """Return the result as CSV, or where it was written."""
+    if isinstance(result, Answered):
+        return bulk.show(result)
     from vitrail.evaluate.predict import write_predictions
 
     if result.out is not None:
@@ -121,8 +137,10 @@ def show(result: Predictions) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def as_json(result: Predictions) -> Any:
+def as_json(result: Predictions | Answered) -> Any:
     """Return the result as JSON values."""
+    if isinstance(result, Answered):
+        return bulk.as_json(result)
     rows = [
         {
             "path": row.path,
