@@ -116,6 +116,47 @@ def protocols(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def parallel(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Blocks side by side: time of a step, over the same blocks in a row, over timm's same network."""
+    lines: list[tuple[str, ...]] = [("the same blocks in a row and side by side", "ms", "over in a row", "over timm")]
+    for r in document["results"]:
+        for row in r["rows"]:
+            if row["name"].startswith("timm"):
+                continue
+            label = f"{row['name'].removeprefix(f'{record.OURS} ')}, {r['work']}, batch {r['batch']}, {r['precision']}"
+            took = f"{1000 * r['batch'] / row['images_per_second']:,.1f}"
+            timm = ratio(row["over_timm"]) if "over_timm" in row else ""
+            lines.append((label, took, ratio(row["over_sequential"]), timm))
+    return lines
+
+
+def lesson_tuning(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Tables 5 and 6 of the follow-up at this scale; time, memory and storage over those of tuning everything."""
+    header = ("fine-tuning a ViT of CIFAR-100", "test top-1", "step", "peak memory", "stored")
+    lines: list[tuple[str, ...]] = [header]
+    rows = document["tuning"]
+    for row in rows:
+        whole = next(r for r in rows if (r["data"], r["size"], r["part"]) == (row["data"], row["size"], "all"))
+        shares = [f"{row[name] / whole[name]:.2f}" for name in ("step_ms", "peak_bytes", "stored_bytes")]
+        lines.append((f"{row['data']}, {row['size']} px: {row['part']}", _top1(row), *shares))
+    return lines
+
+
+def lesson_stems(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Table 7 of the follow-up at this scale."""
+    header = ("stem", "B/16, M parameters", "GFLOPs", "CIFAR-100 from labels", "after masked pre-training")
+    lines: list[tuple[str, ...]] = [header]
+    for row in document["stems"]:
+        told = [_top1(row[arm]) if arm in row else "" for arm in ("supervised", "masked")]
+        lines.append((row["stem"], f"{row['parameters'] / 1e6:.1f}", f"{row['gflops']:.2f}", *told))
+    return lines
+
+
+def _top1(row: dict[str, Any]) -> str:
+    spread = f" ± {row['deviation']:.1f} ({len(row['seeds'])} seeds)" if row["deviation"] is not None else ""
+    return f"{row['mean']:.1f} %{spread}"
+
+
 def weights(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Loading L/16: seconds, and the largest memory as a multiple of the file."""
     peaks = {row["name"]: f"{row['peak_over_file']:.2f}" for row in document["peak_memory"]}
@@ -136,7 +177,8 @@ def serve(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], list[tuple[str, ...]]]] = {
+Table = Callable[[dict[str, Any]], list[tuple[str, ...]]]
+TABLES: dict[str, Table | tuple[Table, ...]] = {
     "train_step": train_step,
     "tune": tune,
     "inference": inference,
@@ -148,6 +190,8 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[tuple[str, ...]]]] = {
     "learn": learn,
     "transfer": transfer,
     "protocols": protocols,
+    "parallel": parallel,
+    "lessons": (lesson_tuning, lesson_stems),
 }
 
 
@@ -160,7 +204,7 @@ def markdown(lines: list[tuple[str, ...]]) -> str:
 def section(results: Path = record.RESULTS) -> str:
     """The whole section of the README, markers included."""
     parts = []
-    for name, table in TABLES.items():
+    for name, made in TABLES.items():
         path = results / f"{name}.json"
         if not path.exists():
             parts.append(f"`python -m benchmarks.{name}`: no measurement is kept yet.")
@@ -168,7 +212,8 @@ def section(results: Path = record.RESULTS) -> str:
         document = json.loads(path.read_text())
         machine = document["machine"]
         where = f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}"
-        parts.append(f"{markdown(table(document))}\n\n`python -m benchmarks.{name}` ({where}, {document['date']})")
+        tables = [markdown(table(document)) for table in (made if isinstance(made, tuple) else (made,))]
+        parts.append("\n\n".join(tables) + f"\n\n`python -m benchmarks.{name}` ({where}, {document['date']})")
     return "\n\n".join([BEGIN, *parts, END])
 
 

@@ -31,7 +31,7 @@ from vitrail.train.optim import build_optimizer
 from vitrail.train.run import Optim, Run, Tune
 from vitrail.train.tune import tune
 from vitrail.weights.load import load
-from vitrail.weights.save import save
+from vitrail.weights.save import card_of, save
 from vitrail.weights.store import WEIGHTS, save_model
 
 CASE = Case("S/16, 224 px", peers.S16, 16)
@@ -65,15 +65,22 @@ def start(case: Case, folder: Path) -> Path:
     return save(model, folder / "base").path
 
 
-def side(part: Tune, case: Case, precision: str, base: Path) -> Side:
-    """Load the base and freeze the rest, as `vitrail finetune --tune` does."""
+def side(
+    part: Tune, case: Case, precision: str, base: Path, folder: Path | None = None, classes: int | None = None
+) -> Side:
+    """Load the base, with a new head for `classes`, and freeze the rest, as `vitrail finetune --tune` does.
+
+    What is stored is stored below `folder`; None: beside the base.
+    """
     model = load(base)
+    if classes is not None:
+        model.reset_head(classes)  # type: ignore[operator]
     tuned = tune(model, Run(weights=str(base), tune=part), {})
     optimizer = build_optimizer(model, Optim(lr=train_step.LEARNING_RATE, weight_decay=train_step.WEIGHT_DECAY))
     step = train_step.vitrail_step(model, case, precision, optimizer=optimizer)
-    folder = base.parent / f"{part}-{precision}"
-    save_model(folder, model, model.card, tuned.base)
-    return Side(part, model, optimizer, step, tuned.parameters, (folder / WEIGHTS).stat().st_size)
+    place = (folder or base.parent) / f"{part}-{precision}"
+    save_model(place, model, card_of(model), tuned.base)
+    return Side(part, model, optimizer, step, tuned.parameters, (place / WEIGHTS).stat().st_size)
 
 
 def kept(one: Side, case: Case, precision: str) -> float:

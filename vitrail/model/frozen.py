@@ -3,8 +3,8 @@
 On a CPU every weight matrix is packed once the way oneDNN wants it (it would otherwise be packed again in every
 call); the scale of the queries, the scale and shift of the norms and LayerScale are folded into the projections; and
 residuals are added inside the matrix product that makes them. The branches of parallel blocks become one wide branch
-(`vitrail.model.wide`) in bfloat16, and on other devices; in float32 on a CPU they are faster one by one, because the
-wider activations leave the cache (`python -m benchmarks.parallel`). All else on other devices is eval mode in the type
+(`vitrail.model.wide`) in bfloat16, and on other devices; in float32 on a CPU they go one by one, because wider
+activations leave the cache. All else on other devices is eval mode in the type
 asked for.
 """
 

@@ -7,8 +7,8 @@ block of n branches takes as many matrix products, norms and additions as one of
 an image zeroes its part of what goes into that last product.
 
 The weights stay those of the separate branches, so putting them together is work of every step: `freeze` does it once
-and for all (`vitrail.model.frozen`). In training it costs more than it saves on the CPUs that were measured, because
-wider activations leave the cache (`python -m benchmarks.parallel`), so training does it only where `Run.wide_branches`
+and for all (`vitrail.model.frozen`). In training on a CPU it costs about what it saves, for wider activations leave the
+cache (`python -m benchmarks.parallel` measures it, on a GPU too), so training does it only where `Run.wide_branches`
 says so. Same results and gradients to rounding, same parameters, same random numbers.
 """
 

@@ -140,7 +140,7 @@ class Run:
     compile: bool = False
     activation_checkpointing: bool = False
     wide_branches: bool = False
-    """Compute the branches of parallel blocks as one wide branch; the same network, and slower on the CPUs measured
+    """Compute the branches of parallel blocks as one wide branch: the same network, no faster on the CPUs measured
     (`vitrail.model.wide`)."""
     workers: int | None = None
     """Threads that decode images; None: from the machine. 0 decodes in the training thread."""

@@ -1,0 +1,47 @@
+"""A long measurement in cells that survives being stopped: each finished cell is a line of a log."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Cell = dict[str, Any]
+
+
+class Cells:
+    """Cells that are done, and a budget of minutes for those that are not.
+
+    A cell is known by its key, every setting its result depends on, so that a log made with other settings is never
+    taken for this one's. A cell in progress is finished; none is started once the budget is spent.
+    """
+
+    def __init__(self, log: Path | None, minutes: float | None = None) -> None:
+        self.log, self.missing = log, 0
+        self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
+        self.done: dict[str, Cell] = {}
+        for line in log.read_text().splitlines() if log and log.exists() else ():
+            row = json.loads(line)
+            self.done[_name(row["key"])] = row["result"]
+
+    def get(self, compute: Callable[[], Cell], **key: Any) -> Cell | None:
+        """The result of a cell: from the log, or computed and logged; None where no time is left."""
+        if (name := _name(key)) in self.done:
+            return self.done[name]
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            self.missing += 1
+            return None
+        result = self.done[name] = compute()
+        print({**key, **result}, file=sys.stderr, flush=True)
+        if self.log:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open("a") as file:
+                file.write(json.dumps({"key": key, "result": result}) + "\n")
+        return result
+
+
+def _name(key: Cell) -> str:
+    return json.dumps(key, sort_keys=True)

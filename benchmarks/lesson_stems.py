@@ -1,0 +1,190 @@
+"""The follow-up's third lesson: stems, with labels and after masked pre-training (its Table 7 and Figure 6).
+
+Parameters and GFLOPs are those of B/16 at 224 pixels, as the paper prints them; accuracies are those of a small
+network on CIFAR-100, from labels alone, and fine-tuned after masked pre-training on the same images without their
+labels. "linear, a block more" is there because the convolutional stems cost about as much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchmarks import compare
+from benchmarks.cells import Cells
+from benchmarks.learn import vitrail_verb
+from vitrail.cost.figure import COLOURS
+from vitrail.cost.flops import macs, parameters
+from vitrail.model.attention import attention_path
+from vitrail.model.config import ViTConfig, variant
+from vitrail.model.vit import ViT
+
+PAPER_GFLOPS, PAPER_EXTRA = 17.73, 0.01
+"""Of B/16 with hMLP (section 5): GFLOPs, multiply-adds as one, and how much more than linear at most."""
+FLOPS_OF = {nn.LayerNorm: 5, nn.BatchNorm2d: 2}
+"""FLOPs per value of a norm as fvcore counts them, with which 17.73 agrees; a multiply-add counts as one."""
+HOLDOUT = 0.02
+FINETUNE = ("--optim.name=adamw", "--lr=1e-3", "--optim.weight-decay=0.05", "--batch-size=128", "--augment.crop=pad")
+"""After masked pre-training, as in the supervised recipe but for the lower learning rate."""
+
+
+@dataclass(frozen=True)
+class Stem:
+    """One row of Table 7."""
+
+    name: str
+    stem: Literal["linear", "levit", "early", "hmlp"]
+    norm: Literal["batch", "layer"] = "batch"
+    more: int = 0
+    """Blocks more than the others have."""
+
+    def flags(self, depth: int) -> list[str]:
+        """What makes a network of a recipe one with this stem."""
+        return [f"--vit.stem={self.stem}", f"--vit.stem_norm={self.norm}", f"--vit.depth={depth + self.more}"]
+
+
+STEMS = (
+    Stem("linear", "linear"),
+    Stem("linear, a block more", "linear", more=1),
+    Stem("LeViT", "levit"),
+    Stem("early convolutions", "early"),
+    Stem("hMLP, BN", "hmlp"),
+    Stem("hMLP, LN", "hmlp", "layer"),
+)
+RECORDED = ("stem_epochs", "masked_epochs", "arms")
+"""Settings to write down with the table."""
+DEPTH = 6
+"""Blocks of the small network, those of the recipes."""
+
+
+def paper_network(stem: Stem) -> ViTConfig:
+    """B/16 with this stem."""
+    config = variant("B/16", stem=stem.stem, stem_norm=stem.norm)
+    assert isinstance(config, ViTConfig)
+    return replace(config, depth=config.depth + stem.more)
+
+
+def gflops(config: ViTConfig) -> float:
+    """10^9 multiply-adds of an image, norms included, as the follow-up counts."""
+    counted: list[int] = []
+
+    def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        counted.append(output.numel() * next(each for kind, each in FLOPS_OF.items() if isinstance(module, kind)))
+
+    with torch.no_grad(), attention_path("explicit"), torch.device("meta"):
+        model = ViT(config).eval()
+        for module in model.modules():
+            if isinstance(module, tuple(FLOPS_OF)):
+                module.register_forward_hook(count)
+        images = torch.empty(1, config.channels, *config.image_size)
+        model.encode(model.embed(images))
+    return (macs(config) + sum(counted)) / 1e9
+
+
+def supervised(stem: Stem, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Test top-1 in percent of a network trained from labels alone."""
+    with tempfile.TemporaryDirectory() as scratch, compare.foreign_load() as foreign:
+        words = ["train", str(options.cifar), "--recipe=scratch-small", *stem.flags(DEPTH), f"--seed={seed}"]
+        words += [f"--epochs={options.stem_epochs}", f"--data.holdout={HOLDOUT}", f"--out={scratch}", *options.fewer]
+        return _told(vitrail_verb(words), foreign)
+
+
+def pretrained(stem: Stem, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Test top-1 in percent after masked pre-training without labels, then fine-tuning with them.
+
+    Stems in which patches mix are masked behind the stem, as the follow-up does.
+    """
+    mixing = ["--objective.mask-after-stem"] if stem.stem in ("levit", "early") else []
+    with tempfile.TemporaryDirectory() as scratch, compare.foreign_load() as foreign:
+        words = ["train", str(options.cifar), "--recipe=masked-patch-small", *stem.flags(DEPTH), *mixing]
+        words += [f"--seed={seed}", f"--epochs={options.masked_epochs}", f"--out={scratch}", *options.fewer]
+        start = vitrail_verb(words)
+        words = ["finetune", str(options.cifar), f"--from={start['folder']}", *FINETUNE, f"--seed={seed}"]
+        words += [f"--epochs={options.stem_epochs}", f"--data.holdout={HOLDOUT}", f"--out={scratch}", *options.fewer]
+        return _told(vitrail_verb(words), foreign)
+
+
+def _told(trained: dict[str, Any], foreign: list[float]) -> dict[str, Any]:
+    return {"test": 100 * trained["test"]["top1"], "seconds": round(trained["seconds"], 1), "foreign": foreign[0]}
+
+
+ARMS = {"supervised": supervised, "masked": pretrained}
+
+
+def measure(cells: Cells, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of Table 7, with the accuracies that are there; seed by seed, so that what is missing is seeds."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for seed in range(options.seeds):
+        for arm in options.arms:
+            for stem in STEMS:
+                key = dict(lesson="stems", arm=arm, stem=stem.name, seed=seed, epochs=options.stem_epochs)
+                key |= dict(masked_epochs=options.masked_epochs) if arm == "masked" else {}
+                run = ARMS[arm]
+                result = cells.get(lambda run=run, stem=stem, seed=seed: run(stem, seed, options), **key)  # type: ignore[misc]
+                if result:
+                    found.setdefault((arm, stem.name), []).append(result["test"])
+    rows = []
+    for stem in STEMS:
+        config = paper_network(stem)
+        row: dict[str, Any] = {"stem": stem.name, "parameters": parameters(config), "gflops": gflops(config)}
+        for arm in ARMS:
+            if values := found.get((arm, stem.name)):
+                spread = round(statistics.stdev(values), 2) if len(values) > 1 else None
+                row[arm] = {"mean": round(statistics.fmean(values), 2), "deviation": spread, "seeds": values}
+        rows.append(row)
+    check_paper(rows)
+    return rows
+
+
+def check_paper(rows: list[dict[str, Any]]) -> None:
+    """Raise SystemExit where B/16 with hMLP does not cost what the follow-up says."""
+    by_name = {row["stem"]: row for row in rows}
+    found, linear = by_name["hMLP, BN"]["gflops"], by_name["linear"]["gflops"]
+    if round(found, 2) != PAPER_GFLOPS or not 0 < found / linear - 1 < PAPER_EXTRA:
+        raise SystemExit(f"B/16 with hMLP takes {found:.3f} GFLOPs, {found / linear - 1:.1%} more than linear")
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print one table."""
+    table = Table(title="Stems (follow-up, Table 7)", title_justify="left")
+    for column in ("", "B/16, M", "GFLOPs", "supervised", "+-", "after masking", "+-"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        cells = []
+        for arm in ARMS:
+            one = row.get(arm, {})
+            cells += [f"{one['mean']:.1f}" if one else "", f"{one['deviation']:.1f}" if one.get("deviation") else ""]
+        table.add_row(row["stem"], f"{row['parameters'] / 1e6:.1f}", f"{row['gflops']:.2f}", *cells)
+    Console(width=120).print(table)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Figure 6: after masked pre-training over supervised; while that is not there, supervised over cost."""
+    both = all(arm in row for row in rows for arm in ARMS)
+    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for row, colour in zip(rows, COLOURS, strict=False):
+        if "supervised" not in row:
+            continue
+        one, other = row["supervised"], row.get("masked", {})
+        bar = dict(fmt="o", color=colour, capsize=3, label=row["stem"])
+        if both:
+            errors = dict(xerr=one["deviation"] or 0, yerr=other["deviation"] or 0)
+            axes.errorbar(one["mean"], other["mean"], **errors, **bar)
+        else:
+            axes.errorbar(row["gflops"], one["mean"], yerr=one["deviation"] or 0, **bar)
+    axes.set_xlabel("supervised top-1, %" if both else "GFLOPs of B/16 with the stem")
+    axes.set_ylabel("top-1 after masked pre-training, %" if both else "supervised top-1, %")
+    axes.set_title("Stems, a small network on CIFAR-100 (follow-up, Figure 6)", fontsize="medium")
+    axes.legend(fontsize="small", frameon=False)
+    figure.savefig(path, dpi=144)

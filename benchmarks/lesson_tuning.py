@@ -1,0 +1,173 @@
+"""The follow-up's second lesson: what fine-tuning a part of a network reaches and saves (its Tables 5 and 6).
+
+One network of CIFAR-100 is fine-tuned on two other data sets at two resolutions: all of it, its attention, its MLPs,
+its classifier. The learning rate of each is chosen with the first seed on images held out of the training set; the
+test images are read once by each seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import compare, tune
+from benchmarks.cells import Cells
+from benchmarks.compare import Contender
+from benchmarks.learn import vitrail_verb
+from benchmarks.peers import Architecture
+from benchmarks.train_step import Case
+from vitrail.cost.figure import COLOURS
+from vitrail.evaluate.classify import fast_bf16
+
+SETTINGS = {
+    "flowers12": ("--augment.scale", "0.3", "1.0"),
+    "digits": ("--augment.scale", "0.75", "1.0", "--augment.no-flip", "--data.subset=720"),
+}
+"""What differs between the data sets: how much of an image a crop keeps, and that a mirrored digit is another one. Of
+the digits as many are learned from as there are flowers."""
+SAME = ("--batch-size=64", "--data.holdout=0.2", "--augment.crop=inception", "--optim.name=adamw")
+SAME += ("--optim.weight-decay=0.05",)
+CLASSES = {"flowers12": 12, "digits": 10}
+BATCH = 32
+"""Images per step where time and memory are measured."""
+
+
+def finetuned(part: str, data: str, size: int, lr: float, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One fine-tuning run: held-out and test top-1 in percent, bytes of the model it leaves."""
+    path = options.flowers if data == "flowers12" else data
+    with tempfile.TemporaryDirectory() as scratch, compare.foreign_load() as foreign:
+        words = ["finetune", str(path), f"--from={options.weights}", f"--tune={part}", f"--lr={lr}", f"--seed={seed}"]
+        words += [
+            *SAME,
+            *SETTINGS[data],
+            f"--image-size={size}",
+            f"--epochs={options.epochs}",
+            f"--out={scratch}",
+            *options.fewer,
+        ]
+        trained = vitrail_verb(words)
+        stored = (Path(trained["folder"]) / "model" / "best" / "model.safetensors").stat().st_size
+    return {
+        "validation": 100 * trained["best"]["top1"],
+        "test": 100 * trained["test"]["top1"],
+        "stored_bytes": stored,
+        "seconds": round(trained["seconds"], 1),
+        "foreign_load": round(foreign[0], 3),
+    }
+
+
+def costs(size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Time of a step, alternating, and the most that is alive in one, for every part at one resolution."""
+    architecture = Architecture(width=0, depth=0, heads=0, patch=1, image_size=size, classes=CLASSES["flowers12"])
+    case = Case(f"{size} px", architecture, 2 if options.quick else BATCH)
+    precision = "bf16" if fast_bf16(torch.device("cpu")) else "float32"  # as the runs have it
+    with tempfile.TemporaryDirectory() as scratch, compare.tuned():
+        sides = [
+            tune.side(part, case, precision, options.weights, Path(scratch), classes=architecture.classes)
+            for part in tune.PARTS
+        ]
+        peaks = {one.part: tune.peak(one) for one in sides if one.step()}
+        field = [Contender(one.part, one.step, case.batch, compare.tuned) for one in sides]
+        measured = compare.race(field, rounds=options.rounds, seconds=0.1 if options.quick else 2.0)
+    by_name = {one.name: one for one in measured}
+    return {
+        one.part: {
+            "step_ms": round(1000 * case.batch / by_name[one.part].median, 2),
+            "faster": by_name[one.part].ratio(by_name["all"]).summary(),
+            "peak_bytes": peaks[one.part],
+            "learning": one.learning,
+        }
+        for one in sides
+    }
+
+
+def group(part: str, data: str, size: int, cells: Cells, options: argparse.Namespace) -> dict[str, Any] | None:
+    """All runs of one part on one data set at one resolution; None where some are missing."""
+    key: dict[str, Any] = dict(lesson="tuning", weights=options.weights.name, epochs=options.epochs)
+    key |= dict(data=data, size=size, part=part)
+
+    def run(lr: float, seed: int) -> dict[str, Any] | None:
+        return cells.get(lambda: finetuned(part, data, size, lr, seed, options), **key, lr=lr, seed=seed)
+
+    tried = {lr: run(lr, 0) for lr in options.lrs}
+    if any(result is None for result in tried.values()):
+        return None
+    best = max(options.lrs, key=lambda lr: tried[lr]["validation"])  # type: ignore[index]
+    runs = [run(best, seed) for seed in range(options.seeds)]
+    if any(one is None for one in runs):
+        return None
+    test = [one["test"] for one in runs if one]
+    return {
+        "data": data,
+        "size": size,
+        "part": part,
+        "lr": best,
+        "mean": round(statistics.fmean(test), 2),
+        "deviation": round(statistics.stdev(test), 2) if len(test) > 1 else None,
+        "seeds": [round(value, 2) for value in test],
+        "stored_bytes": next(one["stored_bytes"] for one in runs if one),
+    }
+
+
+def measure(cells: Cells, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of the table that are complete, cheapest questions first."""
+    rows = []
+    for size in options.sizes:
+        key = dict(lesson="costs", weights=options.weights.name, size=size, rounds=options.rounds)
+        taken = cells.get(lambda size=size: costs(size, options), **key)  # type: ignore[misc]
+        for data in options.data:
+            found = [group(part, data, size, cells, options) for part in tune.PARTS]
+            rows += [{**row, **(taken[row["part"]] if taken else {})} for row in found if row]
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print one table; time, memory and storage are shares of those of tuning everything."""
+    table = Table(title="Fine-tuning a part of a network (follow-up, Tables 5 and 6)", title_justify="left")
+    for column in ("", "pixels", "part", "test top-1", "+-", "rate", "step ms", "faster", "peak", "stored"):
+        table.add_column(column, justify="left" if column in ("", "part") else "right")
+    for row in rows:
+        whole = next((r for r in rows if (r["data"], r["size"], r["part"]) == (row["data"], row["size"], "all")), None)
+        shares = [f"{row[name] / whole[name]:.2f}" if whole and name in row else "" for name in COUNTED]
+        timed = [f"{row['step_ms']:.1f}", f"{row['faster']['median']:.2f}x"] if "step_ms" in row else ["", ""]
+        spread = "" if row["deviation"] is None else f"{row['deviation']:.1f}"
+        cells = [row["data"], str(row["size"]), row["part"], f"{row['mean']:.1f}", spread, f"{row['lr']:g}"]
+        table.add_row(*cells, *timed, *shares)
+    Console(width=120).print(table)
+
+
+RECORDED = ("epochs", "lrs")
+"""Settings to write down with the table."""
+COUNTED = ("peak_bytes", "stored_bytes")
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy over what has to be stored, a panel for each data set and resolution."""
+    panels = list(dict.fromkeys((row["data"], row["size"]) for row in rows))
+    figure = Figure(figsize=(3.1 * len(panels), 3.3), layout="constrained")
+    for axes, (data, size) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _panel(axes, [row for row in rows if (row["data"], row["size"]) == (data, size)])
+        axes.set_title(f"{data}, {size} px", fontsize="medium")
+        axes.set_xlabel("stored, MiB")
+    figure.axes[0].set_ylabel("test top-1, %")
+    figure.suptitle("What is fine-tuned: accuracy, and what each task has to store", fontsize="medium")
+    figure.savefig(path, dpi=144)
+
+
+def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        colour = COLOURS[tune.PARTS.index(row["part"])]
+        stored = row["stored_bytes"] / 2**20
+        axes.errorbar(stored, row["mean"], yerr=row["deviation"] or 0, fmt="o", color=colour, capsize=3)
+        axes.annotate(row["part"], (stored, row["mean"]), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    axes.margins(0.25)
+    axes.set_xlim(left=0)
