@@ -17,6 +17,7 @@ from vitrail.verbs.flags import flag_names
 ROOT = Path(__file__).resolve().parents[1]
 
 NAMES = """
+BEiT MAE Tokenizer
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples MaskedPatch Model Optim Percent
 Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError WeightsError
 __version__
@@ -25,11 +26,14 @@ report save serve sweep to_yaml train variant vtab
 """
 
 RUN = """
+objective.anneal objective.aspect objective.codes objective.decoder_depth objective.decoder_heads
+objective.decoder_width objective.depth objective.kl objective.normalise objective.ratio objective.smallest_block
+objective.temperature objective.tokenizer objective.width
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout data.image_column
 data.label_column data.max_bad data.strict data.subset data.test data.together data.train
-data.validation device duration early_stop evaluate_every fewshot
+data.validation device duration early_stop evaluate_every fewshot knn
 image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.corrupt objective.head_bias
 objective.kind objective.loss objective.mask objective.mask_after_stem objective.other objective.smoothing
 objective.target optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out

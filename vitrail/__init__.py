@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vitrail.model.build import create
     from vitrail.model.config import ResNetConfig, ViTConfig, variant
     from vitrail.model.regroup import regroup
-    from vitrail.objective.config import MaskedPatch, Supervised
+    from vitrail.objective.config import MAE, BEiT, MaskedPatch, Supervised, Tokenizer
     from vitrail.recipes.registry import recipe
     from vitrail.train.loop import fit
     from vitrail.train.run import Average, Model, Optim, Run, Schedule
@@ -71,7 +71,7 @@ _HOMES = {
     "vitrail.model.build": ("create",),
     "vitrail.model.config": ("ResNetConfig", "ViTConfig", "variant"),
     "vitrail.model.regroup": ("regroup",),
-    "vitrail.objective.config": ("MaskedPatch", "Supervised"),
+    "vitrail.objective.config": ("BEiT", "MAE", "MaskedPatch", "Supervised", "Tokenizer"),
     "vitrail.recipes.registry": ("recipe",),
     "vitrail.train.loop": ("fit",),
     "vitrail.train.run": ("Average", "Model", "Optim", "Run", "Schedule"),
@@ -99,8 +99,10 @@ _GROUPS = {"probe": "vitrail.verbs.probe"}
 """Verbs of two words: `vitrail.probe.fewshot(...)`."""
 
 __all__ = [
+    "MAE",
     "Augment",
     "Average",
+    "BEiT",
     "CheckpointError",
     "Data",
     "DataError",
@@ -118,6 +120,7 @@ __all__ = [
     "Schedule",
     "Steps",
     "Supervised",
+    "Tokenizer",
     "TrainingError",
     "UsageError",
     "ViTConfig",

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vitrail.errors import UsageError
-from vitrail.objective.config import MaskedPatch
-from vitrail.objective.masks import corruption, hidden_count
+from vitrail.objective.config import MAE, BEiT, MaskedPatch
+from vitrail.objective.masks import blocks, corruption, hidden_count, visible
 
 PATCHES = 196
 MANY = range(1500)
@@ -38,10 +38,34 @@ def test_counts(share: float, patches: int, count: int) -> None:
     assert corruption(0, 0, [3], patches, MaskedPatch(corrupt=share)).shape == (1, 2, count)
 
 
+def test_mae_keeps_49_of_196_in_raster_order() -> None:
+    keep = visible(0, 0, MANY, PATCHES, MAE().ratio)
+    assert keep.shape == (len(MANY), 49)
+    assert (np.diff(keep, axis=1) > 0).all()
+    counts = np.bincount(keep.ravel(), minlength=PATCHES)
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 195 + 6 * np.sqrt(2 * 195)
+
+
+def test_beit_masks_75_of_196_in_blocks() -> None:
+    masked = blocks(0, 0, range(300), (14, 14), BEiT()).reshape(-1, 14, 14)
+    assert (masked.sum((1, 2)) == 75).all()
+    # in blocks, a masked patch's right neighbour is masked far more often than the share of masked patches
+    pairs = masked[:, :, :-1]
+    together = (pairs & masked[:, :, 1:]).sum() / pairs.sum()
+    assert together > 0.65 > 75 / 196
+    assert masked.any(axis=0).all()  # no place is never masked
+
+
+def test_blocks_fit_a_grid_smaller_than_a_block() -> None:
+    assert (blocks(0, 0, range(50), (2, 3), BEiT(ratio=0.5)).sum(1) == 3).all()
+
+
 @pytest.mark.parametrize(
     "draw",
     [
         lambda seed, step, index: corruption(seed, step, index, 64, MaskedPatch()),
+        lambda seed, step, index: visible(seed, step, index, 64, 0.75),
+        lambda seed, step, index: blocks(seed, step, index, (8, 8), BEiT()),
     ],
 )
 def test_masks_are_a_function_of_seed_step_and_example(draw) -> None:  # type: ignore[no-untyped-def]
@@ -57,4 +81,4 @@ def test_masks_are_a_function_of_seed_step_and_example(draw) -> None:  # type: i
 
 def test_an_image_of_one_patch_is_refused() -> None:
     with pytest.raises(UsageError, match="one patch"):
-        corruption(0, 0, [0], 1, MaskedPatch())
+        visible(0, 0, [0], 1, 0.75)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,9 +22,12 @@ from vitrail.config_yaml import from_yaml, to_yaml
 from vitrail.data.config import Augment, Data
 from vitrail.data.source import open_data
 from vitrail.errors import DataError, UsageError
-from vitrail.objective.config import MaskedPatch
+from vitrail.evaluate.features import extract
+from vitrail.objective.config import MAE, BEiT, MaskedPatch, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.report.page import write_report
 from vitrail.train import checkpoint, loop
+from vitrail.train.batches import evaluation_loader
 from vitrail.train.guard import Interrupted
 from vitrail.train.run import Average, Model, Optim, Run, Schedule
 from vitrail.weights.load import load
@@ -31,11 +35,19 @@ from vitrail.weights.load import load
 OBJECTIVES: dict[str, Any] = {
     "masked-patch": MaskedPatch(),
     "masked-patch-pixels": MaskedPatch(target="pixels"),
+    "mae": MAE(decoder_width=16, decoder_depth=1, decoder_heads=2),
+    "beit": BEiT(smallest_block=2),
+    "tokenizer": Tokenizer(codes=16, width=16, depth=1, anneal=40),
 }
 
 
 def tiny(out: Path, name: str, **changes: Any) -> Run:
     """Four steps on handwritten digits of 16 x 16 pixels, with dropout and an average."""
+    objective = OBJECTIVES[name]
+    if name == "beit":  # a tokenizer that knows nothing does for this
+        torch.manual_seed(0)
+        ImageTokenizer(OBJECTIVES["tokenizer"], 4).save(out / "tokenizer")
+        objective = replace(objective, tokenizer=str(out / "tokenizer"))
     run = Run(
         name=name,
         out=str(out),
@@ -43,7 +55,7 @@ def tiny(out: Path, name: str, **changes: Any) -> Run:
         model="Ti/4",
         vit=Model(width=16, depth=2, heads=2, mlp_dim=32, dropout=0.1),
         image_size=16,
-        objective=OBJECTIVES[name],
+        objective=objective,
         augment=Augment(scale=(0.5, 1.0)),
         optim=Optim(lr=3e-3),
         average=Average(kind="ema", decay=0.9),
@@ -76,7 +88,8 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def state(folder: Path) -> dict[str, torch.Tensor]:
     newest = checkpoint.latest_valid(folder / "checkpoints")
     assert newest is not None
-    files = [folder / "model/last/model.safetensors", newest / "model.safetensors", newest / "state.safetensors"]
+    (last,) = (folder / "model/last").glob("*.safetensors")
+    files = [last, newest / "model.safetensors", newest / "state.safetensors"]
     return {f"{number} {key}": tensor for number, file in enumerate(files) for key, tensor in load_file(file).items()}
 
 
@@ -98,7 +111,7 @@ def interrupted(run: Run, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
         patch.setattr(loop, "seed_step", seed_step)
         with pytest.raises(Interrupted):
             loop.fit(run)
-    return max(Path(run.out).iterdir(), key=lambda path: path.stat().st_ctime)
+    return Path(run.out) / f"{run.name}-1"
 
 
 def test_a_resumed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,9 +126,11 @@ def test_a_resumed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, monk
 
 
 def test_the_network_kept_has_no_classifier_and_can_be_finetuned(whole: Path, tmp_path: Path) -> None:
+    recorded = from_yaml(whole / "config.yaml", Run())
+    if recorded.name == "tokenizer":
+        pytest.skip("a tokenizer is no network to fine-tune")
     kept = load(whole)
     assert kept.config.classes == 0 and kept.card.class_names == []
-    recorded = from_yaml(whole / "config.yaml", Run())
     run = Run(
         out=str(tmp_path),
         data=recorded.data,
@@ -166,16 +181,64 @@ def test_it_learns_from_photographs_without_class_folders(shared_data: Path, tmp
         assert json.loads((folder / "run.json").read_text())["data"]["images"] == {"train": 80, "validation": 20}
 
 
+def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTMAEConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=4,
+        decoder_hidden_size=16, decoder_num_attention_heads=2, decoder_num_hidden_layers=1,
+        decoder_intermediate_size=64,
+    )  # fmt: skip
+    theirs = transformers.ViTMAEForPreTraining(config)
+    theirs.save_pretrained(tmp_path / "theirs")
+    still = Optim(lr=0.0)
+    run = tiny(tmp_path, "mae", weights=str(tmp_path / "theirs"), vit=Model(), optim=still, duration=Steps(1))
+    folder = loop.fit(run).folder
+    newest = checkpoint.latest_valid(folder / "checkpoints")
+    assert newest is not None
+    ours = load_file(newest / "model.safetensors")
+    assert torch.equal(ours["decoder.predict.weight"], theirs.decoder.decoder_pred.weight)
+    assert "tensors of the weights" in json.loads((folder / "run.json").read_text())["decisions"]["pre-training"]
+
+
 def test_a_configuration_chooses_by_kind() -> None:
     run = from_yaml("objective: {kind: masked-patch, corrupt: 0.15}", Run())
     assert run.objective == MaskedPatch(corrupt=0.15)
     assert from_yaml("objective: {mask: 0.5}", run).objective == MaskedPatch(corrupt=0.15, mask=0.5)
     assert from_yaml(to_yaml(run), Run()) == run
     assert from_yaml("objective: {kind: supervised}", run).objective == Run().objective
-    with pytest.raises(UsageError, match=r"objective\.kind: expected one of supervised, masked-patch"):
+    with pytest.raises(UsageError, match=r"objective\.kind: expected one of supervised, masked-patch, mae, beit"):
         from_yaml("objective: {kind: masked}", Run())
     with pytest.raises(UsageError, match="unknown setting"):
         from_yaml("objective: {corrupt: 0.15}", Run())
+
+
+def test_knn_during_training_is_that_of_the_kept_features(tmp_path: Path) -> None:
+    run = tiny(tmp_path, "masked-patch", knn=5, average=Average())
+    folder = loop.fit(run).folder
+    logged = lines(folder, "knn")
+    assert [line["step"] for line in logged] == [2, 4]
+    recorded = from_yaml(folder / "config.yaml", Run())
+    splits = open_data(recorded.data, seed=recorded.seed)
+    assert splits.validation is not None
+    model = load(folder / "model" / "last")
+    train, held_out = (
+        extract(model, evaluation_loader(recorded, source), splits.class_names, precision="float32")
+        for source in (splits.train, splits.validation)
+    )
+    unit = [part.features / np.linalg.norm(part.features, axis=1, keepdims=True) for part in (train, held_out)]
+    nearest = np.argsort(-(unit[1] @ unit[0].T), axis=1, kind="stable")[:, :5]
+    right = 0.0
+    for row, truth in zip(range(len(nearest)), held_out.labels, strict=True):
+        votes = np.zeros(10)
+        for place in nearest[row]:
+            votes[train.labels[place]] += np.exp(float(unit[1][row] @ unit[0][place]) / 0.07)
+        right += votes.argmax() == truth
+    assert logged[-1]["knn"] == pytest.approx(right / len(nearest), abs=2 / len(nearest))
+    assert logged[-1]["knn"] > 0.15  # ten classes
+    assert "kNN accuracy" in write_report(folder).read_text()
+    with pytest.raises(UsageError, match=r"knn is 0; it is a number of neighbours"):
+        loop.fit(tiny(tmp_path, "masked-patch", knn=0))
 
 
 def test_what_needs_labels_is_refused(tmp_path: Path) -> None:
@@ -197,7 +260,8 @@ def _one_of_two(rank: int, port: int, runs: list[Run]) -> None:
 def test_two_processes_draw_the_same_masks_as_one(tmp_path: Path) -> None:
     calm = Optim(name="sgd", lr=0.1, weight_decay=0.0)  # does not turn rounding into signs
     still = Model(width=16, depth=2, heads=2, mlp_dim=32)  # dropout is drawn by each process for itself
-    runs = [tiny(tmp_path / "two", name, vit=still, optim=calm, evaluate_every=Steps(1)) for name in OBJECTIVES]
+    names = [name for name in OBJECTIVES if name != "tokenizer"]  # its noise is drawn as dropout is
+    runs = [tiny(tmp_path / "two", name, vit=still, optim=calm, evaluate_every=Steps(1)) for name in names]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

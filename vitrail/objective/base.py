@@ -85,6 +85,10 @@ class Objective(nn.Module, ABC):
         """Return the batch with the noise of this step applied; nothing is random by default."""
         return prepared
 
+    def identity(self) -> dict[str, str]:
+        """What a resumed run must share with this one beyond its settings; nothing by default."""
+        return {}
+
     @abstractmethod
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """Return (loss_sum, count, metrics) of a prepared batch or a part of one."""

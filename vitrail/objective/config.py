@@ -1,6 +1,6 @@
 """What is learned, as values: from labels, or without any. Torch-free.
 
-Each has a `kind`, by which a configuration chooses among them (`objective: {kind: masked-patch, corrupt: 0.15}`).
+Each has a `kind`, by which a configuration chooses among them (`objective: {kind: mae, ratio: 0.6}`).
 """
 
 from __future__ import annotations
@@ -41,3 +41,54 @@ class MaskedPatch:
     cut 4 x 4, 16 predictions; pixels: every pixel, by regression (L2)."""
     mask_after_stem: bool = False
     """Allow stems in which patches mix before they are corrupted."""
+
+
+@dataclass(frozen=True)
+class MAE:
+    """Masked autoencoder (`vitrail.objective.mae`; He et al. 2022)."""
+
+    kind: Literal["mae"] = "mae"
+    ratio: float = 0.75
+    """Share of the patches that the encoder does not see."""
+    decoder_width: int = 512
+    decoder_depth: int = 8
+    decoder_heads: int = 16
+    normalise: bool = True
+    """Predict pixels with the mean and deviation of their patch taken out."""
+    mask_after_stem: bool = False
+    """Allow stems in which patches mix before they are masked."""
+
+
+@dataclass(frozen=True)
+class BEiT:
+    """Prediction of visual tokens behind blocks of masked patches (`vitrail.objective.beit`; Bao et al. 2022)."""
+
+    kind: Literal["beit"] = "beit"
+    tokenizer: str = ""
+    """Run folder or file of a tokenizer, trained before with `objective: {kind: tokenizer}`."""
+    ratio: float = 75 / 196
+    """Share of the patches that are masked; BEiT's code masks 75 of 196."""
+    smallest_block: int = 16
+    """Patches."""
+    aspect: float = 0.3
+    """Blocks have a height over width between this and its inverse."""
+    mask_after_stem: bool = False
+    """Allow stems in which patches mix before they are masked (the follow-up's experiment, section 5)."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A discrete autoencoder that gives each patch one of `codes` visual tokens (`vitrail.objective.tokenizer`)."""
+
+    kind: Literal["tokenizer"] = "tokenizer"
+    codes: int = 8192
+    width: int = 256
+    """Features of its convolutions."""
+    depth: int = 2
+    """Residual blocks on each side."""
+    temperature: tuple[float, float] = (1.0, 1 / 16)
+    """Of the Gumbel softmax, at the start and at the end of `anneal`."""
+    anneal: int = 10_000
+    """Steps over which the temperature falls, each by the same factor."""
+    kl: float = 1e-3
+    """Weight of the divergence of the tokens' distribution from the uniform one; it keeps codes in use."""

@@ -50,6 +50,12 @@ def erase(images: Tensor, masked: Tensor, patch: int) -> Tensor:
     return images.masked_fill(pixels_of(masked, images, patch), ERASED if images.dtype == torch.uint8 else 0)
 
 
+def into_stem(model: ViT, images: Tensor, masked: Tensor, *, after_stem: bool) -> Tensor:
+    """Return what the stem is shown of `images` when the patches at `masked` are to be hidden."""
+    shares = model.config.stem == "hmlp" and model.config.stem_norm == "batch"
+    return erase(images, masked, model.config.patch) if shares and not after_stem else images
+
+
 def encoded(model: ViT, tokens: Tensor, grid: Grid, keep: Tensor | None = None) -> Tensor:
     """Return the encoder's output for all tokens, normalised also where the config normalises only after pooling."""
     tokens = model.encode(tokens, grid, keep)

@@ -52,6 +52,8 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
 
 
 def _model(contents: Contents) -> Any:
+    if contents.run is not None and contents.run.objective.kind == "tokenizer":
+        return None
     try:
         return load(contents.folder)
     except VitrailError as error:

@@ -120,7 +120,7 @@ def progress(contents: Contents) -> str:
         best = f"the best is {percent(float(accuracy[1].max()))}"
         text = f"Validation accuracy over steps: {best}, the last {percent(float(accuracy[1][-1]))}."
         drawn.append(curves("Accuracy", "images answered right", {"validation": accuracy}, percent=True, describe=text))
-    drawn += shares(contents) + _few_shots(contents)
+    drawn += shares(contents) + _probed(contents)
     if len(rate[0]):
         text = f"Learning rate over steps: at most {rate[1].max():.3g}, at the end {rate[1][-1]:.3g}."
         drawn.append(curves("Learning rate", "learning rate", {"training": rate}, describe=text))
@@ -133,19 +133,31 @@ def progress(contents: Contents) -> str:
     return f'<h2>How training went</h2><div class="curves">{figures}</div><p class="why">{note}</p>'
 
 
-def _few_shots(contents: Contents) -> list[str]:
-    """The curve of few-shot accuracy, with most shots where there are several."""
+def _probed(contents: Contents) -> list[str]:
+    """The curves of kNN accuracy, and of few-shot accuracy with most shots where there are several."""
+    drawn = []
+    nearest = contents.curve("knn", beside="knn")
+    if len(nearest[0]):
+        text = f"kNN accuracy over steps: the best is {percent(float(nearest[1].max()))}, "
+        text += f"the last {percent(float(nearest[1][-1]))}."
+        label = "validation images answered right"
+        drawn.append(
+            curves("kNN accuracy of the features", label, {"validation": nearest}, percent=True, describe=text)
+        )
     names = {name for line in contents.metrics for name in line if re.fullmatch(r"\d+-shot", name)}
     if not names:
-        return []
+        return drawn
     name = max(names, key=lambda name: int(name.partition("-")[0]))
     curve = contents.curve(name, beside=name)
     if not len(curve[0]):
-        return []
+        return drawn
     text = f"{name} accuracy over steps: the best is {percent(float(curve[1].max()))}, "
     text += f"the last {percent(float(curve[1][-1]))}."
     title = f"Linear {name} accuracy"
-    return [curves(title, "validation images answered right", {"validation": curve}, percent=True, describe=text)]
+    return [
+        *drawn,
+        curves(title, "validation images answered right", {"validation": curve}, percent=True, describe=text),
+    ]
 
 
 def _full(lines: dict[str, Any]) -> dict[str, Any]:

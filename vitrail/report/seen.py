@@ -8,12 +8,20 @@ from vitrail.report.text import percent, safe
 
 LOSSES = {
     "masked-patch": "cross-entropy of a hidden patch's colours in nats, or squared error of its pixels",
+    "mae": "squared error of a hidden patch's pixels, of mean 0 and deviation 1 by default",
+    "beit": "cross-entropy of a hidden patch's visual token in nats",
+    "tokenizer": "squared error of pixels, between -1 and 1",
 }
 LEGENDS = {
     "masked-patch": "Hatched patches are what the [mask] embedding stands for; a corrupted patch may also be another "
     "one, or be as it was. Prediction and target are colours of 3 bits a channel, in the middle of their level.",
+    "mae": "Hatched patches never enter the encoder. A prediction of normalised pixels is drawn with the mean and "
+    "deviation of the true patch, which the network is not asked for.",
+    "beit": "Hatched patches are replaced by the [mask] embedding. Prediction and target are visual tokens, drawn as "
+    "the tokenizer paints them.",
+    "tokenizer": "Each patch becomes one token, drawn as a shade; the prediction is painted from the tokens alone.",
 }
-SHARES = {"colour": "hidden colours told right"}
+SHARES = {"colour": "hidden colours told right", "code": "hidden tokens told right"}
 """Metrics that are shares of predictions, and what the figure's axis calls them."""
 
 

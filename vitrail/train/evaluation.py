@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ from vitrail.train.average import Averager
 from vitrail.train.batches import evaluation_loader
 from vitrail.train.fewshot import TrainingFewShot
 from vitrail.train.folder import RunFolder
+from vitrail.train.neighbours import TrainingKNN
 from vitrail.train.run import Run
 from vitrail.train.standing import Standing
 from vitrail.weights.base import Base
@@ -55,7 +57,7 @@ class Validation:
     base: Base | None = None
     """Where what does not learn is kept; the run folder then holds the rest."""
     train: Listed | None = None
-    """The training images, where shots of `run.fewshot` come from."""
+    """The training images, where shots of `run.fewshot` and neighbours of `run.knn` come from."""
 
     def __post_init__(self) -> None:
         if self.run.early_stop is not None and (self.loader is None or self.run.early_stop < 1):
@@ -64,13 +66,15 @@ class Validation:
                 "images (data.validation, or data.holdout above 0)"
             )
         self.found: Classification | None = None
-        self.fewshot: TrainingFewShot | None = None
-        if self.run.fewshot is not None:
-            if self.loader is None or self.train is None:
-                raise UsageError(
-                    "fewshot is measured on validation images: set data.validation, or data.holdout above 0"
-                )
-            self.fewshot = TrainingFewShot(self.run, self.train)
+        self.probes: list[TrainingFewShot | TrainingKNN] = []
+        asked: dict[str, Any] = {"fewshot": TrainingFewShot, "knn": TrainingKNN}
+        for name, probe in asked.items():
+            if getattr(self.run, name) is not None:
+                if self.loader is None or self.train is None:
+                    raise UsageError(
+                        f"{name} is measured on validation images: set data.validation, or data.holdout above 0"
+                    )
+                self.probes.append(probe(self.run, self.train))
 
     def __call__(self, standing: Standing, folder: RunFolder, check: Callable[[], None]) -> dict[str, float]:
         """Evaluate after `standing.step` steps, log it, and bring `standing` up to date; returns the numbers.
@@ -79,7 +83,7 @@ class Validation:
         """
         with self.average.swapped():
             numbers = {} if self.loader is None else self.measure(self.loader, check)
-            shots = self._few_shots(check, standing, folder)
+            probed = self._probed(check, standing, folder)
             order, best = _order(numbers), _order(standing.best)
             improved = _is_finite(numbers) and order[:1] > best[:1]
             if _is_finite(numbers) and (not standing.best or not numbers or order > best):
@@ -90,9 +94,10 @@ class Validation:
         if world.is_main() and numbers:
             folder.log("validation", standing.step, **numbers)
             self.write(folder)
-        if world.is_main() and shots:
-            folder.log("fewshot", standing.step, **shots)
-        return {**numbers, **shots}
+        if world.is_main():
+            for kind, found in probed.items():
+                folder.log(kind, standing.step, **found)
+        return {**numbers, **{name: value for found in probed.values() for name, value in found.items()}}
 
     def measure(self, loader: Loader, check: Callable[[], None]) -> dict[str, float]:
         """Return what the network as it is comes to on the images of `loader`, all processes together."""
@@ -139,21 +144,23 @@ class Validation:
         """End the loader's threads."""
         if self.loader is not None:
             self.loader.close()
-        if self.fewshot is not None:
-            self.fewshot.close()
+        for probe in self.probes:
+            probe.close()
 
     def _classify(self, model: nn.Module, loader: Loader, check: Callable[[], None]) -> Classification:
         return classify(self._predictor(model, check), loader, self.card.class_names)
 
-    def _few_shots(self, check: Callable[[], None], standing: Standing, folder: RunFolder) -> dict[str, float]:
-        """Few-shot accuracies, where they are asked for; features that are not finite have none, which is logged."""
-        if self.fewshot is None or self.loader is None:
-            return {}
-        try:
-            return self.fewshot(self._predictor(self.model, check, features=True), self.loader)
-        except DataError as error:
-            folder.log("fewshot", standing.step, error=str(error))
-            return {}
+    def _probed(self, check: Callable[[], None], standing: Standing, folder: RunFolder) -> dict[str, dict[str, float]]:
+        """Kind of line -> numbers, of each probe of the features that was asked for; what is not finite has none, which
+        is logged."""
+        found: dict[str, dict[str, float]] = {}
+        for probe in self.probes:
+            assert self.loader is not None
+            try:
+                found[probe.kind] = probe(self._predictor(self.model, check, features=True), self.loader)
+            except DataError as error:
+                folder.log(probe.kind, standing.step, error=str(error))
+        return found
 
     def _predictor(self, model: nn.Module, check: Callable[[], None], *, features: bool = False) -> Predict:
         """What the network answers, or with `features` what its classifier sees; `check` is called before a batch."""
@@ -187,7 +194,8 @@ def describe(numbers: dict[str, float]) -> str:
     if not numbers:
         return "no validation images"
     on = f"on {numbers['count']:.0f} images"
-    shots = "".join(f", {name} {value:.2%}" for name, value in numbers.items() if name.endswith("-shot"))
+    probed = [name for name in numbers if name.endswith("-shot") or name == "knn"]
+    shots = "".join(f", {name.replace('knn', 'kNN')} {numbers[name]:.2%}" for name in probed)
     if "top1" in numbers:
         classified = f"validation top-1 {numbers['top1']:.2%}, top-5 {numbers['top5']:.2%}, loss {numbers['nll']:.4f}"
         return f"{classified} {on}{shots}"

@@ -21,6 +21,9 @@ class TrainingFewShot:
     a class without training images.
     """
 
+    kind = "fewshot"
+    """Of its lines in metrics.jsonl."""
+
     def __init__(self, run: Run, train: Listed) -> None:
         assert run.fewshot is not None
         self.plan = Plan(train.labels, list(train.class_names), shots=run.fewshot)

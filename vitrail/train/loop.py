@@ -89,7 +89,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     plan = Plan.of(run, len(loader))
     sized = Sizes(run.progressive, resolved.config)
     average = Averager(model if run.supervised else objective, run.average, start=plan.average_start)
-    about = identity(run, resolved.config, names, splits.fingerprint)
+    about = identity(run, resolved.config, names, splits.fingerprint) | objective.identity()
     state = TrainingState(objective, optimizer, average, about, base=tuned.base)
 
     card = resolved.card(names if run.supervised else [])

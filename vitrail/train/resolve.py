@@ -27,6 +27,8 @@ from vitrail.evaluate.classify import fast_bf16
 from vitrail.model.build import build
 from vitrail.model.config import ResNetConfig, ViTConfig, variant
 from vitrail.objective.base import Objective
+from vitrail.objective.config import Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.train.batch_size import default_batch, free_memory, micro_batches
 from vitrail.train.run import Run
 from vitrail.train.tune import check_tune
@@ -141,12 +143,13 @@ def model_config(
     """
     overrides = {f.name: value for f in fields(run.vit) if (value := getattr(run.vit, f.name)) is not None}
     if run.weights is not None:
-        if wrong := sorted(set(overrides) - set(COMBINABLE)):
+        base = read_card(run.weights).config
+        theirs = {name for name, value in overrides.items() if value == getattr(base, name, None)}
+        if wrong := sorted(set(overrides) - set(COMBINABLE) - theirs):
             raise UsageError(
                 f"vit.{wrong[0]} is fixed by the weights in {run.weights}: only {', '.join(COMBINABLE)} "
                 "can be set with them"
             )
-        base = read_card(run.weights).config
         decisions["model"] = f"{base.__class__.__name__} of {run.weights}"
         size = (run.image_size, run.image_size) if run.image_size else base.image_size
         if run.image_size is None:
@@ -176,6 +179,13 @@ def _check_objective(run: Run) -> None:
         "keep_head": run.keep_head,
         "tune": run.tune != "all",
     }
+    if isinstance(run.objective, Tokenizer):  # it has no features to look at either
+        needs_labels |= {"knn": run.knn is not None, "fewshot": run.fewshot is not None}
+    if isinstance(run.objective, Tokenizer) and ("/" not in run.model or run.weights is not None):
+        raise UsageError(
+            "a tokenizer starts from no weights (--from), and takes its patch from the name of a Vision Transformer, "
+            f"such as B/16, not {run.model}"
+        )
     if not run.supervised and (wrong := [name for name, asked in needs_labels.items() if asked]):
         kind = run.objective.kind
         raise UsageError(f"objective {kind} has no labels and no classifier: leave out {', '.join(wrong)}")
@@ -199,6 +209,9 @@ def _kept_head(run: Run, class_names: list[str]) -> str:
 def build_model(resolved: Resolved) -> nn.Module:
     """Return the network of a resolved run: fresh, or with weights and a new zero head (paper, section 3.2)."""
     run = resolved.run
+    if isinstance(run.objective, Tokenizer):
+        assert isinstance(resolved.config, ViTConfig)
+        return ImageTokenizer(run.objective, resolved.config.patch)
     if run.weights is None:
         return build(resolved.config)
     classes = None if run.keep_head else resolved.config.classes

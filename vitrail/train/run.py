@@ -12,7 +12,7 @@ from typing import Literal
 from vitrail.config import Duration, Epochs, Percent
 from vitrail.data.config import Augment, Data, Preprocess
 from vitrail.model.config import Place, Pool, Positions, Stem
-from vitrail.objective.config import MaskedPatch, Supervised
+from vitrail.objective.config import MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 
 Tune = Literal["all", "attention", "ffn", "head"]
 """The whole network; the attentions and the classifier; the MLPs and the classifier; the classifier."""
@@ -110,7 +110,7 @@ class Run:
     """Keep the classifier of `weights`, for the same classes in the same order, in place of a zero one."""
     tune: Tune = "all"
     """What of the network in `weights` learns, the classifier always; checkpoints hold only that (`train/tune.py`)."""
-    objective: Supervised | MaskedPatch = field(default_factory=Supervised)
+    objective: Supervised | MaskedPatch | MAE | BEiT | Tokenizer = field(default_factory=Supervised)
     """What is learned, chosen by `objective.kind`: from labels, or without any."""
     augment: Augment = field(default_factory=Augment)
     preprocess: Preprocess | None = None
@@ -130,6 +130,9 @@ class Run:
     fewshot: tuple[int, ...] | None = None
     """At each evaluation also measure few-shot accuracy with so many images per class, such as 1 5 10, on the
     validation images (`vitrail.evaluate.fewshot`); None: do not. It changes nothing in the training."""
+    knn: int | None = None
+    """At each evaluation also measure the accuracy, on the validation images, of a vote among so many nearest training
+    images in the network's features, such as 20; for every objective, wherever images have labels; None: do not."""
     checkpoint_every: Duration = Epochs(1)
     keep: int = 2
     """Checkpoints kept."""

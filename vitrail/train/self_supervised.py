@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -18,6 +19,7 @@ from vitrail.data.source import Splits
 from vitrail.objective.base import Objective, Prepared
 from vitrail.objective.masks import VALIDATION
 from vitrail.objective.seen import SelfSupervised
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.train.average import Averager
 from vitrail.train.evaluation import Validation
 from vitrail.train.folder import RunFolder
@@ -71,6 +73,13 @@ class LossValidation(Validation):
         """Write the picture of what the objective sees."""
         if self._picture is not None:
             folder.write_bytes(SEEN, self._picture)
+
+    def save(self, place: Path, card: Card) -> None:
+        """See `Validation`; a tokenizer has a file of its own."""
+        if isinstance(self.model, ImageTokenizer):
+            self.model.save(place)
+        else:
+            super().save(place, card)
 
     def test(self, splits: Splits, folder: RunFolder, check: Callable[[], None]) -> dict[str, float] | None:
         """None: a network without a classifier has nothing to be tested for."""

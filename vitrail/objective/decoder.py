@@ -1,0 +1,86 @@
+"""The light decoder of a masked autoencoder: encoded visible patches -> the pixels of all (He et al. 2022)."""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from vitrail.errors import UsageError
+from vitrail.model.block import build_blocks
+from vitrail.model.config import ViTConfig
+from vitrail.model.init import init_weights
+from vitrail.model.layers import LayerNorm, Linear
+from vitrail.model.posemb import Grid, Positions
+from vitrail.objective.config import MAE
+
+
+def decoder_config(encoder: ViTConfig, config: MAE) -> ViTConfig:
+    """Return the decoder as a config: no tokens or positions of its own, no stochastic depth."""
+    if config.decoder_width % 4 or config.decoder_width % config.decoder_heads or config.decoder_depth < 1:
+        raise UsageError(
+            f"objective.decoder_width is {config.decoder_width}, decoder_heads {config.decoder_heads}, decoder_depth "
+            f"{config.decoder_depth}: the width must be divisible by 4 and by the heads, with at least one layer"
+        )
+    return ViTConfig(
+        width=config.decoder_width,
+        depth=config.decoder_depth,
+        heads=config.decoder_heads,
+        mlp_dim=4 * config.decoder_width,
+        patch=encoder.patch,
+        image_size=encoder.image_size,
+        channels=encoder.channels,
+        classes=0,
+        positions="none",
+        pool="gap",
+        norm_eps=encoder.norm_eps,
+        gelu=encoder.gelu,
+    )
+
+
+class Decoder(nn.Module):
+    """latent [batch, prefix + visible, encoder's width] -> pixels [batch, patches, patch * patch * channels].
+
+    The pixels of a patch are in the order row, column, channel, as in MAE's code.
+    """
+
+    def __init__(self, encoder: ViTConfig, config: MAE) -> None:
+        super().__init__()
+        own = decoder_config(encoder, config)
+        self.prefix = encoder.prefix
+        self.embed = Linear(encoder.width, own.width)
+        self.mask = nn.Parameter(torch.empty(own.width))
+        self.blocks = build_blocks(own, Positions(own))
+        self.norm = LayerNorm(own.width, eps=own.norm_eps)
+        self.predict = Linear(own.width, own.patch**2 * own.channels)
+        init_weights(self)
+        nn.init.normal_(self.mask, std=0.02)
+        for layer in (self.embed, self.predict):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, latent: Tensor, keep: Tensor, grid: Grid) -> Tensor:
+        """See the class; `keep` [batch, visible] are the raster numbers of the visible patches in `grid`."""
+        tokens = self.embed(latent)
+        front, seen = tokens[:, : self.prefix], tokens[:, self.prefix :]
+        batch, count, width = len(tokens), grid[0] * grid[1], tokens.shape[-1]
+        every = self.mask.to(tokens.dtype).expand(batch, count, width)
+        every = every.scatter(1, keep[..., None].expand(-1, -1, width), seen)
+        every = every + mae_positions(grid, width).to(tokens)
+        tokens = torch.cat([front, every], dim=1)
+        places = torch.arange(count, device=tokens.device)
+        for block in self.blocks:
+            tokens = block(tokens, places, grid)
+        return self.predict(self.norm(tokens)[:, self.prefix :])
+
+
+def mae_positions(grid: Grid, width: int) -> Tensor:
+    """Return MAE's fixed positions [rows * columns, width]: sines and cosines of the column, then of the row.
+
+    The frequencies are 10000^(-i / (width / 4)), i from 0; `vitrail.model.posemb.sincos_2d` has MoCo v3's and
+    big_vision's, which divide by one less.
+    """
+    frequencies = 10_000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    y, x = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")
+    angles = [rearrange(axis, "h w -> (h w) 1") * frequencies for axis in (x, y)]
+    return torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1).float()
