@@ -1,11 +1,11 @@
 """Looking inside by number of images: seconds and peak memory of attention distance, rollout and relevance.
 
-    python -m benchmarks.inspect --model L/16 --size 384 --images 8 32 128
+    python -m benchmarks.inspect --model L/16 --size 384 --images 8 128
 
 Each measurement is a process of its own, so its peak is its own: the most resident memory, less what the process
 had before the first image. Memory that grew with images would show between the rows; what is held at once is the
 maps of one layer of one batch, which is printed for comparison. Weights and images are random: neither time nor
-memory depends on them.
+memory depends on them. Relevance takes a backward pass too, and so is measured over a quarter of the images.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import record
+from benchmarks.cells import Cells
 
 WHAT = ("distance", "rollout", "relevance")
 
@@ -84,7 +86,8 @@ def main() -> None:
     parser.add_argument("--model", default="L/16")
     parser.add_argument("--size", type=int, default=384, help="pixels")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--images", type=int, nargs="+", default=[8, 32, 128])
+    parser.add_argument("--images", type=int, nargs="+", default=[8, 128])
+    parser.add_argument("--log", type=Path, help="finished measurements are kept here, so that it can be stopped")
     parser.add_argument("--what", choices=WHAT, help="measure this alone, in this process")
     options = parser.parse_args()
     if options.quick:
@@ -93,7 +96,12 @@ def main() -> None:
         one(options)
         return
     record.prepare(options)
-    rows = [measured(what, images, options) for what in WHAT for images in options.images]
+    cells, rows = Cells(options.log), []
+    for what in WHAT:
+        for images in options.images:
+            count = max(options.batch, images // 4) if what == "relevance" else images
+            key = dict(what=what, images=count, model=options.model, size=options.size, batch=options.batch)
+            rows.append(cells.get(lambda what=what, count=count: measured(what, count, options), **key))
     from vitrail.model.config import ViTConfig, variant
 
     config = variant(options.model, image_size=options.size)
