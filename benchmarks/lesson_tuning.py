@@ -168,6 +168,5 @@ def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
         colour = COLOURS[tune.PARTS.index(row["part"])]
         stored = row["stored_bytes"] / 2**20
         axes.errorbar(stored, row["mean"], yerr=row["deviation"] or 0, fmt="o", color=colour, capsize=3)
-        axes.annotate(row["part"], (stored, row["mean"]), (0, 7), textcoords="offset points", ha="center", fontsize=8)
-    axes.margins(0.25)
-    axes.set_xlim(left=0)
+        axes.annotate(row["part"], (stored, row["mean"]), (6, 3), textcoords="offset points", fontsize=8)
+    axes.margins(x=0.3, y=0.15)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.learn --side vitrail --seeds 0 --keep runs     trains the network to fine-tune
     python -m benchmarks.lessons --weights runs/scratch-small-1 --minutes 60
-    python -m benchmarks.lessons --what stems --arms supervised masked
+    python -m benchmarks.lessons --what stems --arms supervised
 
 The first lesson, parallel branches, is benchmarks/parallel.py. Each finished run is a line of `--log`: started again,
 with the same settings, this goes on where it stopped; it stops by itself once `--minutes` are spent. Tables and figures
@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64], help="pixels (tuning)")
     parser.add_argument("--epochs", type=float, default=20, help="of each fine-tuning (tuning)")
     parser.add_argument("--lrs", type=float, nargs="+", default=[1e-3, 4e-3], help="learning rates to try (tuning)")
-    parser.add_argument("--arms", nargs="+", choices=lesson_stems.ARMS, default=["supervised"], help="(stems)")
+    parser.add_argument("--arms", nargs="+", choices=lesson_stems.ARMS, default=list(lesson_stems.ARMS), help="(stems)")
     parser.add_argument("--stem-epochs", type=float, default=8, help="passes with labels (stems)")
     parser.add_argument("--masked-epochs", type=float, default=8, help="passes without labels (stems)")
     parser.add_argument("--flowers", type=Path, default=SHARED / "flowers12")
