@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -346,49 +345,6 @@ def test_resuming_needs_a_run_with_a_checkpoint(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_refused(whole: Path, tmp_path: Path) -> None:
     with run_lock(whole), pytest.raises(UsageError, match="another process"):
         loop.fit(tiny(tmp_path, duration=Epochs(5)), resume=whole)
-
-
-@pytest.mark.slow
-def test_sigkill_at_any_moment_loses_nothing(whole: Path, tmp_path: Path) -> None:
-    """A real process, killed over and over after a random time, saving at every step, ends with the same bits."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(loop.__file__).parents[2])]!r}\n"
-        "from pathlib import Path\n"
-        "from test_fit import tiny\n"
-        "from vitrail.config import Steps\n"
-        "from vitrail.train.loop import fit\n"
-        "run = tiny(Path(sys.argv[1]), checkpoint_every=Steps(1))\n"
-        "print('ready', flush=True)\n"
-        "folder = Path(sys.argv[1]) / 'train-1'\n"
-        "fit(run, resume=folder if any(folder.glob('checkpoints/step-*[0-9]')) else None)\n"
-    )
-    out = tmp_path / "runs"
-    rng = random.Random(0)
-    kills = 0
-    for _ in range(40):
-        process = subprocess.Popen(
-            [sys.executable, str(script), str(out)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ONE_THREAD,
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        try:
-            _, errors = process.communicate(timeout=rng.uniform(0.1, 0.6) if kills < 12 else 120)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-            if not any((out / "train-1").glob("checkpoints/step-*[0-9]")):
-                subprocess.run(["rm", "-rf", str(out)], check=True)  # killed before anything was saved
-            continue
-        assert process.returncode == 0, errors
-        break
-    assert kills >= 5
-    assert_same_bits(whole, out / "train-1")
 
 
 @pytest.mark.slow

@@ -1,0 +1,93 @@
+"""Fault 28: a command that is killed over and over, each time at a random moment, ends with the bits of one that never
+was."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from commands import run, start
+from safetensors.torch import load_file
+
+from vitrail.config import Steps
+from vitrail.config_yaml import to_yaml
+from vitrail.data.config import Augment, Data
+from vitrail.objective.config import MaskedPatch, Supervised
+from vitrail.train.checkpoint import latest_valid
+from vitrail.train.run import Average, Model, Optim, Run
+
+KILLS = {"no threads, softmax": 20}
+"""The others are killed 6 times, or as often as VITRAIL_TEST_KILLS says."""
+WHOLE = Run(
+    data=Data(path="digits", subset=140),
+    model="Ti/4",
+    vit=Model(width=16, depth=2, heads=2, mlp_dim=32, dropout=0.1, drop_path=0.1),
+    augment=Augment(crop="pad", pad=1, mixup=0.5, cutmix=0.5, erasing=0.2),
+    optim=Optim(lr=3e-3),
+    average=Average(kind="ema", decay=0.9),
+    duration=Steps(48),
+    evaluate_every=Steps(7),
+    checkpoint_every=Steps(1),
+    batch_size=16,
+    accumulate=2,
+    precision="float32",
+    device="cpu",
+)
+POLYAK = Average(kind="polyak", start=Steps(10))
+RUNS = {
+    "no threads, softmax": replace(WHOLE, workers=0, objective=Supervised(smoothing=0.1)),
+    "one thread, sigmoid": replace(WHOLE, workers=1, cache="no", objective=Supervised(loss="sigmoid"), average=POLYAK),
+    "two threads, bce": replace(WHOLE, workers=2, cache="no", objective=Supervised(loss="bce", bce_threshold=0.0)),
+    "two threads, masked patches": replace(
+        WHOLE, workers=2, cache="no", objective=MaskedPatch(), augment=Augment(crop="pad", pad=1)
+    ),
+}
+
+
+def steps(folder: Path) -> int:
+    """The newest checkpoint there is."""
+    names = [path.name for path in folder.glob("checkpoints/step-*") if path.name[5:].isdecimal()]
+    return max((int(name[5:]) for name in names), default=0)
+
+
+def kept(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the last and the best model and of the newest checkpoint."""
+    newest = latest_valid(folder / "checkpoints")
+    assert newest is not None
+    files = [folder / "model" / name / "model.safetensors" for name in ("last", "best")]
+    files += [newest / "model.safetensors", newest / "state.safetensors"]
+    return {f"{number} {key}": value for number, file in enumerate(files) for key, value in load_file(file).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_28_killed_over_and_over_and_still_the_same_bits(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run.yaml").write_text(to_yaml(RUNS[name]))
+    words = ["train", "--config", "run.yaml"]
+    calm = run(*words, "--out", "calm", cwd=tmp_path)
+    assert calm.process.exitcode == 0, calm.err
+    folder, rng, kills = tmp_path / "killed" / "train-1", random.Random(name), 0
+    most = KILLS.get(name) or int(os.environ.get("VITRAIL_TEST_KILLS", "6"))
+    while kills < most:
+        begun = steps(folder)
+        more = ["--resume", str(folder)] if begun else [*words[1:], "--out", "killed"]
+        command = start("train", *more, cwd=tmp_path)
+        wanted, deadline = begun + rng.randint(1, 2), time.monotonic() + 60
+        while steps(folder) < wanted:
+            assert command.process.exitcode is None and time.monotonic() < deadline, command.err
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.05))  # anywhere in a step, an evaluation or a save
+        command.process.kill()
+        command.wait()
+        kills += command.process.exitcode == -9
+    assert steps(folder) < 48
+    last = run("train", "--resume", folder, cwd=tmp_path)
+    assert last.process.exitcode == 0, last.err
+    ours, theirs = kept(folder), kept(tmp_path / "calm" / "train-1")
+    assert ours.keys() == theirs.keys()
+    assert [key for key, value in ours.items() if not value.equal(theirs[key])] == []
