@@ -243,8 +243,9 @@ function bar({ class: name, probability }) {
 
 function kind(model) {
   const [height, width] = model.image_size;
-  const what = model.attention ? `ViT of ${model.layers} layers, ${model.heads} heads` : "ResNet: no attention to look at";
-  return `${what} · ${short(model.parameters)} parameters · ${model.class_names.length} classes · ${width} × ${height} px`;
+  const what = model.attention ? `ViT of ${model.layers} layers, ${model.heads} heads` : "ResNet, no attention to look at";
+  const parts = [what, `${short(model.parameters)} parameters`, `${model.class_names.length} classes`, `${width} × ${height} px`];
+  return parts.map((part) => part.replaceAll(" ", "\u00a0")).join(" · "); // lines break between the parts
 }
 
 // the model card as names and values, the architecture last; what it leaves open is left out
