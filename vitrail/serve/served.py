@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from vitrail.data.decode import decode
 from vitrail.data.ops import eval_transform
 from vitrail.errors import DecodeError, UsageError
 from vitrail.evaluate.classify import Precision, Predict, predictor
+from vitrail.evaluate.predict import as_text
 from vitrail.inspect.maps import HeadMaps, head_maps
 from vitrail.inspect.overlay import Box, seen
 from vitrail.inspect.positions import PositionTiles, position_tiles
@@ -77,7 +77,7 @@ class Served:
         self.device, self.precision = device, precision
         self.transform = eval_transform(self.card.preprocess)
         config = self.card.config
-        self.class_names = [_printable(text) for text in self.card.class_names] or list(map(str, range(config.classes)))
+        self.class_names = [as_text(text) for text in self.card.class_names] or list(map(str, range(config.classes)))
         self.predict: Predict = predictor(network, device, precision)
 
     @cached_property
@@ -210,8 +210,3 @@ def _png(pixels: np.ndarray) -> str:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
-
-
-def _printable(name: str) -> str:
-    """A class name that can be written as UTF-8, as in `vitrail predict`."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
