@@ -79,6 +79,17 @@ def startup(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return [("start-up", "seconds"), *rows]
 
 
+def report(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """How large pages are, and how soon they are there."""
+    header = ("100 classes, 10,000 validation images", "MB", "seconds to open", "seconds to write")
+    pages = {"report": "`report.html`", "comparison": "`vitrail report RUN RUN`"}
+    rows = ((title, document["results"][kind]) for kind, title in pages.items())
+    return [
+        header,
+        *((title, f"{r['megabytes']:.1f}", f"{r['seconds']:.2f}", f"{r['seconds_to_write']:.1f}") for title, r in rows),
+    ]
+
+
 def learn(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Top-1 after equal time."""
     lines: list[tuple[str, ...]] = [
@@ -186,6 +197,7 @@ TABLES: dict[str, Table | tuple[Table, ...]] = {
     "input_pipeline": input_pipeline,
     "startup": startup,
     "weights": weights,
+    "report": report,
     "digits": digits,
     "learn": learn,
     "transfer": transfer,
