@@ -18,7 +18,7 @@ from vitrail.data.source import open_data
 from vitrail.errors import DataError
 from vitrail.inspect.distance import attention_distance
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.config import ResNetConfig, ViTConfig, variant
 from vitrail.report import insides
 from vitrail.report.insides import attended, images_for, positioned
 from vitrail.weights.card import Card
@@ -74,6 +74,36 @@ def test_positions_by_kind(digits: Any) -> None:
     assert Page(none).tags["svg"] == 0 and "a bag of patches" in Page(none).text
 
 
+@pytest.mark.parametrize(
+    ("changes", "about", "said"),
+    [
+        ({"positions": "2d"}, "learned 2-D positions: 4 by 4", "one half for its row and one for its column"),
+        ({"positions": "sincos"}, "fixed sine and cosine positions: 4 by 4", "nothing in them was learned"),
+        ({"positions": "relative"}, "relative positions", "behind another in reading order"),
+        ({"positions": "relative_bias"}, "bias, mean over heads: 4 by 4", "added to the attention logit"),
+        ({"place": "every"}, "learned 1-D positions, layer 0: 4 by 4", "Every layer has its own"),
+    ],
+)
+def test_what_is_said_fits_the_kind_of_positions(changes: dict[str, str], about: str, said: str) -> None:
+    html = positioned(network(ViTConfig(**{**TINY, **changes})))
+    assert about in label(html) and said in Page(html).text
+
+
+def test_distances_along_lines_of_an_axial_network(digits: Any) -> None:
+    html = attended(network(ViTConfig(**{**TINY, "block": "axial", "pool": "gap"})), digits)
+    assert "it would be 2.5" in label(html)  # of 4 patches in a line, 2 px each: (6 x 1 + 4 x 2 + 2 x 3) / 16 x 2 px
+    text = Page(html).text
+    assert "rows" in text and "columns" in text and "measured along its line" in text
+
+
+def test_distances_on_the_feature_map_of_a_hybrid(digits: Any) -> None:
+    config = variant("R+Ti/16", classes=10, image_size=64, depth=1)
+    html = attended(network(config), digits)
+    # 4 cells of 32 px and the class token, at distance 0: (0 + 32 + 32 + 45.25 + 0) / 5
+    assert "it would be 21.9" in label(html) and "in one layer over" in label(html)
+    assert "a cell of the convolutions' output" in Page(html).text
+
+
 def test_figures_take_the_ink_of_the_page_and_load_nothing(digits: Any) -> None:
     model = network(ViTConfig(**TINY))
     for html in (attended(model, digits), positioned(model)):
@@ -85,8 +115,15 @@ def test_figures_take_the_ink_of_the_page_and_load_nothing(digits: Any) -> None:
         assert not re.search(r"url\((?!#)", html) and len(html) < 5e5
 
 
-def test_a_resnet_has_neither(digits: Any) -> None:
-    model = network(ResNetConfig(units=(1,), width=8, classes=10, image_size=(16, 16)))
+@pytest.mark.parametrize(
+    "config",
+    [
+        ResNetConfig(units=(1,), width=8, classes=10, image_size=(16, 16)),
+        ViTConfig(**{**TINY, "patch": 8}),  # the image is a single patch
+    ],
+)
+def test_a_network_without_a_grid_has_neither(digits: Any, config: ViTConfig | ResNetConfig) -> None:
+    model = network(config)
     assert attended(model, digits) == "" and positioned(model) == ""
 
 

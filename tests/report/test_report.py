@@ -155,7 +155,9 @@ def test_images_that_are_gone_or_changed_are_not_shown(tmp_path: Path) -> None:
     assert splits.validation is not None
     found = answers(splits.class_names, len(splits.validation), labels=splits.validation.labels)
     gone = run_folder(tmp_path / "a-1", Data(str(tmp_path / "gone")), found)
-    assert "no pictures of mistakes: " in Page(write_report(gone).read_text(encoding="utf-8")).text
+    assert (
+        "no pictures of mistakes, no attention distance: " in Page(write_report(gone).read_text(encoding="utf-8")).text
+    )
     other = run_folder(tmp_path / "b-1", data, found, data={"path": "digits", "fingerprint": "another"})
     assert "is not what the run was trained on" in Page(write_report(other).read_text(encoding="utf-8")).text
 

@@ -38,18 +38,18 @@ POSITIONS = {
     "start; what was learned is which rows, and which columns, are alike.",
     "sincos": "These positions are fixed sines and cosines of row and column: nothing in them was learned.",
     "relative": "What counts is how far a patch lies behind another in reading order. " + LEARNED,
-    "relative_bias": "Added to the attention from the tile's position to every other; all of it is 0 at the start, so "
-    "whatever stands out was learned.",
+    "relative_bias": "Shown is what is added to the attention logit from the tile's position to every other; it is 0 "
+    "at the start, so whatever stands out was learned.",
 }
 """What to see in the figure, by kind of positions."""
 
 
 def attended(model: Any, source: Listed) -> str:
-    """How far each head looks, by layer, over validation images spread evenly; "" for a network that is no ViT.
+    """How far each head looks, by layer, over validation images spread evenly; "" for a network without a grid.
 
     `model` is a network with its card. Raises DataError where no image can be read.
     """
-    if not isinstance(model, ViT):
+    if not _has_grid(model):
         return ""
     rows = np.unique(np.linspace(0, len(source) - 1, images_for(model, len(source))).round().astype(np.int64))
     pictures = Pictures(View(source, rows), eval_transform(model.card.preprocess), _BATCH)
@@ -64,6 +64,10 @@ def attended(model: Any, source: Listed) -> str:
         f"to everything alike, as they do before training.{_particular(model.config)}"
     )
     return _section("How far attention reaches", inked(figure, _described(found)), text)
+
+
+def _has_grid(model: Any) -> bool:
+    return isinstance(model, ViT) and model.config.grid != (1, 1)
 
 
 def _particular(config: ViTConfig) -> str:
@@ -87,8 +91,8 @@ def images_for(model: ViT, available: int) -> int:
 
 
 def positioned(model: Any) -> str:
-    """How alike the positions are to the network; "" for a network that is no ViT."""
-    if not isinstance(model, ViT):
+    """How alike the positions are to the network; "" for one without a grid."""
+    if not _has_grid(model):
         return ""
     title, kind = "What it knows of positions", model.config.positions
     if kind == "none":
@@ -123,11 +127,12 @@ def _section(title: str, drawn: str, text: str) -> str:
 
 def _described(found: Distances) -> str:
     depth = 1 + max(layer for layer, _, _ in found.places)
+    layers = f"{depth} layers" if depth > 1 else "one layer"
     ends = []
     for name, wanted in (("first", 0), ("last", depth - 1)):
         mean = found.mean[[row for row, place in enumerate(found.places) if place[0] == wanted]]
         ends.append(f"in the {name} layer from {mean.min():.1f} to {mean.max():.1f}")
     return (
-        f"Mean attention distance in pixels of every head in {depth} layers over {found.images} images: "
+        f"Mean attention distance in pixels of every head in {layers} over {found.images} images: "
         f"{', '.join(ends)}; with equal attention to all it would be {found.uniform.max():.1f}."
     )

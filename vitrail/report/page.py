@@ -68,7 +68,7 @@ def _images(contents: Contents, model: Any) -> Any:
     try:
         return validation_images(contents)
     except (VitrailError, OSError) as error:
-        contents.notes.append(f"no pictures of mistakes: {error}")
+        contents.notes.append(f"no pictures of mistakes, no attention distance: {error}")
         return None
 
 
