@@ -47,11 +47,11 @@ def label(html: str) -> str:
 
 def test_distances_are_over_images_from_all_of_the_validation_set(digits: Any) -> None:
     model = network(ViTConfig(**TINY))
-    rows = np.linspace(0, len(digits) - 1, 64).round().astype(int)
+    rows = np.linspace(0, len(digits) - 1, 32).round().astype(int)
     stacked = torch.stack([torch.from_numpy(np.array(digits[int(i)].image)) for i in rows]).permute(0, 3, 1, 2)
     expected = attention_distance(model, [stacked])
     text = label(attended(model, digits))
-    assert "in 3 layers over 64 images" in text
+    assert "in 3 layers over 32 images" in text
     for name, row in (("first", 0), ("last", 2)):
         assert f"{name} layer from {expected.mean[row].min():.1f} to {expected.mean[row].max():.1f}" in text
     assert f"it would be {expected.uniform.max():.1f}" in text
@@ -59,7 +59,7 @@ def test_distances_are_over_images_from_all_of_the_validation_set(digits: Any) -
 
 def test_a_large_network_sees_fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network(ViTConfig(**TINY))
-    assert images_for(model, 1000) == 64 and images_for(model, 5) == 5
+    assert images_for(model, 1000) == 32 and images_for(model, 5) == 5
     monkeypatch.setattr(insides, "WORK", 2 * macs(model.config) * 20.5)
     assert images_for(model, 1000) == 20
     monkeypatch.setattr(insides, "WORK", 1.0)

@@ -21,10 +21,10 @@ from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.report.figures import svg
 
-IMAGES = 64
+IMAGES = 32
 """Images that attention distance is averaged over, at most."""
 FEWEST = 8
-WORK = 1e12
+WORK = 3e11
 """FLOPs spent on them, unless `FEWEST` need more: a report is written in seconds, on a CPU, too."""
 ENLARGED = 1.35
 """Figures of `vitrail.inspect` have small type: this brings it to that of the page's other figures."""
