@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--browser", default="/usr/bin/chromium", help="the Chromium that opens the pages")
     options: argparse.Namespace = parser.parse_args()
     record.prepare(options)
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # pages are written as the command `vitrail` would
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         data = photographs(root / "photos")
