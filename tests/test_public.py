@@ -43,7 +43,7 @@ vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.hea
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
 vit.stem_norm vit.width weights wide_branches workers
 """
-TRAINING = f"path recipe config epochs lr resume print_config dry_run {RUN}"
+TRAINING = f"path recipe config epochs lr resume nproc print_config dry_run {RUN}"
 
 FLAGS = {
     "demo": "out seed",

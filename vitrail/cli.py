@@ -25,6 +25,9 @@ GLOBAL = ("--json", "--quiet", "-q", "--verbose", "-v", "--traceback", "--versio
 ALONE = {"--resume": "latest", "--ray": "local"}
 """What a flag means without a value."""
 
+ONE_RUN = ("train", "finetune")
+"""Verbs whose processes, where torchrun has started several, are one run: the first of them speaks."""
+
 
 @dataclass(frozen=True)
 class Verb:
@@ -166,8 +169,11 @@ def _call(name: str, argv: list[str]) -> int:
     module, function = VERBS[name].load()
     arguments, keywords = parse(function, _with_latest(argv), f"vitrail {name}")
     chosen = {flag: bool(keywords.pop(flag, False)) for flag in ("json", "quiet", "verbose", "traceback")}
-    _set_up_log(chosen["quiet"], chosen["verbose"])
+    silent = name in ONE_RUN and os.environ.get("RANK", "0") != "0"
+    _set_up_log(chosen["quiet"] or silent, chosen["verbose"])
     result = function(*arguments, **keywords)
+    if silent:
+        return 0
     if chosen["json"]:
         from vitrail.train.folder import plain
 

@@ -49,12 +49,13 @@ class Checkpoints:
                 began = time.monotonic()
                 checkpoint.save(self.folder.checkpoints, step, state.state_dict(), keep=self.keep)
                 self._warn_if_slow(time.monotonic() - began)
-                self.saved, self._failed, self._standing = step, 0, standing
             except CheckpointError as error:
                 saved = False
                 self._failed += 1
                 self.say(f"warning: no checkpoint at step {step}: {error}")
-        if world.any_(not saved and self._failed >= PATIENCE):
+        if not world.any_(not saved):  # all must know: the next of this moment is for all or for none
+            self.saved, self._failed, self._standing = step, 0, standing
+        if world.any_(self._failed >= PATIENCE):
             raise TrainingError(
                 f"the last {PATIENCE} checkpoints could not be written to {self.folder.checkpoints}: make room and "
                 "resume from the newest one there"

@@ -30,6 +30,7 @@ def finetune(
     epochs: float | None = None,
     lr: float | None = None,
     resume: str | Path | None = None,
+    nproc: int | None = None,
     print_config: bool = False,
     dry_run: bool = False,
     **settings: Any,
@@ -49,15 +50,17 @@ def finetune(
         epochs: Passes over the images: short for --duration 'N epochs'.
         lr: Peak learning rate: short for --optim.lr. The paper tries 0.003, 0.01, 0.03 and 0.06.
         resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run.
+        nproc: Train with so many processes on this machine, one a device.
         print_config: Print every resolved setting as YAML, and stop.
         dry_run: Try data, model, memory and one batch, and stop.
         settings: Any field of `Run`; a section as a dict, `optim={"momentum": 0.8}`.
     """
     asked = Asked(path, recipe, training.files(config), epochs, lr, weights, settings)
+    how: dict[str, Any] = {"nproc": nproc, "print_config": print_config, "dry_run": dry_run}
     if resume is not None:
         run, folder = resumed(asked, resume)
         log.info("going on with %s", folder)
-        return training.start(run, folder, print_config=print_config, dry_run=dry_run)
+        return training.start(run, folder, **how)
     if weights is None and not config:
         raise UsageError("fine-tune which network? vitrail finetune DIR --from RUN (to start from none: train)")
     if path is None and not config:
@@ -65,8 +68,8 @@ def finetune(
     if recipe is not None:
         run, why = from_recipe(asked)
         log.info("%s", why)
-        return training.start(run, print_config=print_config, dry_run=dry_run)
-    return training.start(_for_so_many_images(asked), print_config=print_config, dry_run=dry_run)
+        return training.start(run, **how)
+    return training.start(_for_so_many_images(asked), **how)
 
 
 def _for_so_many_images(asked: Asked) -> Run:

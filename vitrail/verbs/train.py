@@ -38,6 +38,7 @@ def train(
     epochs: float | None = None,
     lr: float | None = None,
     resume: str | Path | None = None,
+    nproc: int | None = None,
     print_config: bool = False,
     dry_run: bool = False,
     **settings: Any,
@@ -56,6 +57,8 @@ def train(
         epochs: Passes over the images: short for --duration 'N epochs'.
         lr: Peak learning rate: short for --optim.lr.
         resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run.
+        nproc: Train with so many processes on this machine, one a device; the batch stays what it is. On several hosts:
+            torchrun ... -m vitrail train.
         print_config: Print every resolved setting as YAML, and stop.
         dry_run: Try data, model, memory and one batch, tell what the run would cost, and stop.
         settings: Any field of `Run`; a section as a dict, `optim={"momentum": 0.8}`.
@@ -69,13 +72,18 @@ def train(
     else:
         run, why = plan(asked)
         log.info("%s", why)
-    return start(run, folder, print_config=print_config, dry_run=dry_run)
+    return start(run, folder, nproc=nproc, print_config=print_config, dry_run=dry_run)
 
 
 def start(
-    run: Run, folder: Path | None = None, *, print_config: bool = False, dry_run: bool = False
+    run: Run,
+    folder: Path | None = None,
+    *,
+    nproc: int | None = None,
+    print_config: bool = False,
+    dry_run: bool = False,
 ) -> Result | Preview:
-    """Train `run`, in the run folder `folder` where it goes on, and write the report."""
+    """Train `run`, in the run folder `folder` where it goes on, with `nproc` processes; write the report."""
     if print_config:
         return Preview(run)
     if dry_run:
@@ -84,10 +92,15 @@ def start(
         return Preview(run, *check(run))
     from vitrail import world
     from vitrail.report.page import write_report
+    from vitrail.train.group import joined, launch
     from vitrail.train.loop import fit
 
-    result = fit(run, resume=folder)
-    if world.is_main():
+    if nproc is not None:
+        result, main = launch(run, folder, nproc), True
+    else:
+        with joined():
+            result, main = fit(run, resume=folder), world.is_main()
+    if main:
         try:
             write_report(result.folder)
         except (VitrailError, OSError) as error:  # a page that cannot be written must not cost a trained network

@@ -1,0 +1,211 @@
+"""Runs of several processes on one machine (gloo): what one process computes, they compute.
+
+Starting a process costs seconds, so each group of processes does everything that is asked of its size.
+The processes divide the gradient of a sum by the number of examples of all; noise is that of the whole batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitrail import world
+from vitrail.config import Steps
+from vitrail.config_yaml import to_yaml
+from vitrail.data.config import Augment, Data
+from vitrail.objective.config import MaskedPatch, Supervised
+from vitrail.train import group, loop
+from vitrail.train.group import Failed, environment, joined, launch
+from vitrail.train.run import Model, Optim, Run, Schedule
+
+STEPS = 20
+OBJECTIVES: dict[str, Callable[[Run], Run]] = {
+    "mixed": lambda run: replace(
+        run, objective=Supervised(smoothing=0.1), augment=replace(run.augment, mixup=0.8, cutmix=1.0)
+    ),
+    "masked": lambda run: replace(run, objective=MaskedPatch()),
+}
+
+
+def tiny(out: Path, **changes: Any) -> Run:
+    """Without what each process draws for itself (dropout), and with a rule that does not turn rounding into signs."""
+    base = Run(
+        out=str(out),
+        data=Data("digits", subset=103),
+        model="S/16",
+        vit=Model(width=16, depth=2, heads=2, mlp_dim=32, patch=4),
+        image_size=8,
+        augment=Augment(crop="pad", pad=1),
+        optim=Optim(name="sgd", lr=0.2, weight_decay=0.0),
+        schedule=Schedule(warmup=Steps(5)),
+        duration=Steps(STEPS),
+        evaluate_every=Steps(10),
+        checkpoint_every=Steps(10),
+        batch_size=16,
+        accumulate=1,
+        precision="float32",
+        workers=0,
+        device="cpu",
+        keep=3,
+    )
+    return replace(base, **changes)
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in lines(folder, "train")]
+
+
+def at_half(source: Path, target: Path) -> Path:
+    """Copy a finished run as it was when it had saved half of its steps."""
+    shutil.copytree(source, target)
+    shutil.rmtree(target / "checkpoints" / f"step-{STEPS:06d}")
+    facts = json.loads((target / "run.json").read_text())
+    (target / "run.json").write_text(json.dumps({name: facts[name] for name in facts if name != "result"}))
+    return target
+
+
+def together(out: Path) -> None:
+    """What each process of a group does: every objective, and the second half of what two processes began."""
+    with joined():
+        size = world.size()
+        for name, change in OBJECTIVES.items():
+            assert loop.fit(change(tiny(out, name=f"{name}-{size}"))).steps == STEPS
+        if world.is_main():
+            at_half(out / "masked-2-1", out / f"half-{size}")
+        world.barrier()
+        loop.fit(OBJECTIVES["masked"](tiny(out, name="masked-2")), resume=out / f"half-{size}")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of one, two and four processes: OBJECTIVE-PROCESSES-1, and half-PROCESSES, which began with two."""
+    out = tmp_path_factory.mktemp("runs")
+    for name, change in OBJECTIVES.items():
+        loop.fit(change(tiny(out, name=f"{name}-1")))
+    code = (
+        "import sys; from pathlib import Path; from tests.train import test_group as t; from vitrail.train import group"
+    )
+    code += "; t.together(Path(sys.argv[1])); group.leave(0)"
+    for size in (2, 4):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-c", code, str(out)]
+        environments = [{**environment(rank, size, port), "OMP_NUM_THREADS": "1"} for rank in range(size)]
+        members = [subprocess.Popen(command, env=environment) for environment in environments]
+        assert [member.wait(300) for member in members] == [0] * size
+    loop.fit(OBJECTIVES["masked"](tiny(out, name="masked-2")), resume=at_half(out / "masked-2-1", out / "half-1"))
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_two_and_four_processes_have_the_losses_of_one(runs: Path, objective: str, size: int) -> None:
+    alone, many = runs / f"{objective}-1-1", runs / f"{objective}-{size}-1"
+    assert len(losses(alone)) == STEPS and max(losses(alone)) - min(losses(alone)) > 0.01
+    assert losses(many) == pytest.approx(losses(alone), abs=1e-5)
+    counts = [[line["count"] for line in lines(folder, "validation")] for folder in (alone, many)]
+    assert counts[0] == counts[1] and len(counts[0]) == 2
+    assert counts[0][0] % size  # none twice and none left out, although they do not come out even
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_what_two_processes_saved_goes_on_in_one_two_and_four(runs: Path, size: int) -> None:
+    folder = runs / f"half-{size}"
+    assert json.loads((folder / "run.json").read_text())["resumed"][0]["step"] == STEPS // 2
+    assert [line["step"] for line in lines(folder, "train")] == list(range(1, STEPS + 1))
+    assert losses(folder) == pytest.approx(losses(runs / "masked-1-1"), abs=1e-5)
+
+
+MEMBER = """
+import os, signal, sys
+from vitrail.train import loop, member
+from vitrail.train.group import leave
+step_of = loop.seed_step
+def acting(seed, step, rank):
+    if step == 7 and rank == 1:
+        {act}
+    step_of(seed, step, rank)
+loop.seed_step = acting
+leave(member.main(*sys.argv[1:]))
+"""
+
+
+def with_rank_one(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start processes of which the second does something in its eighth step."""
+    original = subprocess.Popen
+
+    def started(command: list[str], **options: Any) -> Any:
+        assert command[1:3] == ["-m", "vitrail.train.member"]
+        return original([sys.executable, "-c", MEMBER.format(act=act), *command[3:]], **options)
+
+    monkeypatch.setattr(group.subprocess, "Popen", started)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("act", "message", "code"),
+    [
+        ("raise ValueError('the reactor is hot')", "process 1: ValueError: the reactor is hot", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "process 1 ended without a word, signal SIGKILL; did memory", 137),
+    ],
+    ids=["raises", "is killed"],
+)
+def test_when_one_fails_all_end_and_the_first_cause_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, message: str, code: int
+) -> None:
+    with_rank_one(act, monkeypatch)
+    with pytest.raises(Failed, match=message) as caught:
+        launch(tiny(tmp_path), None, 2)
+    assert caught.value.exit_code == code
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_saves_the_same_step_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rank_one("os.kill(os.getpid(), signal.SIGTERM)", monkeypatch)
+    run = tiny(tmp_path / "stopped")
+    with pytest.raises(Failed, match="stopped by SIGTERM after step 8, saved at step 8") as caught:
+        launch(run, None, 2)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    monkeypatch.undo()
+    folder = tmp_path / "stopped" / "train-1"
+    assert loop.fit(run, resume=folder).steps == STEPS
+    whole = loop.fit(tiny(tmp_path / "whole"))
+    assert losses(folder) == pytest.approx(losses(whole.folder), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_torchrun_and_nproc_are_the_same_command_and_speak_once(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(to_yaml(tiny(tmp_path, duration=Steps(3), schedule=Schedule(warmup=Steps(1)))))
+    words = ["-m", "vitrail", "train", "--config", str(config)]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        torchrun += ["--master-port", str(probe.getsockname()[1])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for number, command in enumerate(([*torchrun, *words], [*words, "--nproc", "2"]), start=1):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("all steps done after 3 steps") == 1 and done.stdout.count("report:") == 1
+        assert done.stderr.count("run.yaml") == 1 and (tmp_path / f"train-{number}" / "report.html").is_file()
+    torch.testing.assert_close(losses(tmp_path / "train-1"), losses(tmp_path / "train-2"), rtol=0, atol=1e-6)
