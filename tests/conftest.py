@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 SHARED = Path(os.environ.get("VITRAIL_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+
+settings.register_profile("vitrail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("vitrail")  # no test asserts a time: a busy machine is no failure
 
 
 @pytest.fixture(autouse=True, scope="session")
