@@ -78,3 +78,18 @@ def test_the_clock_stops_when_the_head_is_there_and_starts_with_the_next(monkeyp
         return found
 
     assert talk(30, client) == b"hello" * 3 and ticking == [False] * 3
+
+
+def test_a_head_that_does_not_end_ends_the_connection() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(WHOLE[:-2] + b"X: ")
+        try:
+            while not reader.at_eof():
+                writer.write(b"a" * 1000)
+                await writer.drain()
+                await asyncio.sleep(0)
+        except ConnectionError:
+            pass
+        return b"closed"
+
+    assert talk(30, client) == b"closed"

@@ -24,8 +24,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
 KEPT = 32 * 2**20
 """The most that glibc takes for M_MMAP_THRESHOLD."""
-HEAD = 16 * 1024
-"""Bytes of a request line with its headers, at most."""
 
 
 def take_port(host: str, port: int) -> socket.socket:
@@ -88,7 +86,6 @@ def run(app: App, engine: Engine, listening: socket.socket) -> None:
         lifespan="on",
         timeout_keep_alive=IDLE,
         timeout_graceful_shutdown=engine.limits.drain,
-        h11_max_incomplete_event_size=HEAD,
     )
     with suppress(KeyboardInterrupt):
         Server(config, engine).run(sockets=[listening])
