@@ -209,3 +209,21 @@ def test_torchrun_and_nproc_are_the_same_command_and_speak_once(tmp_path: Path) 
         assert done.stdout.count("all steps done after 3 steps") == 1 and done.stdout.count("report:") == 1
         assert done.stderr.count("run.yaml") == 1 and (tmp_path / f"train-{number}" / "report.html").is_file()
     torch.testing.assert_close(losses(tmp_path / "train-1"), losses(tmp_path / "train-2"), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_reaches_every_process_once_and_saves(tmp_path: Path) -> None:
+    """A terminal sends it to everything that runs in it; a second one would end the processes without a save."""
+    config = tmp_path / "run.yaml"
+    config.write_text(to_yaml(tiny(tmp_path, duration=Steps(100_000), checkpoint_every=Steps(100_000))))
+    command = [sys.executable, "-m", "vitrail", "train", "--config", str(config), "--nproc", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    assert run.stderr is not None
+    said = []
+    for line in run.stderr:
+        said.append(line)
+        if line.startswith("step 10:"):
+            os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(60) == 130, said
+    assert "saved" in said[-1] and list((tmp_path / "train-1" / "checkpoints").glob("step-*")), said

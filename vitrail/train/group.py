@@ -84,7 +84,8 @@ def launch(run: Run, resume: Path | None, processes: int) -> Result:
         members: list[Member] = []
         with _forwarding(members):
             for rank in range(processes):
-                members.append(subprocess.Popen(command, env=environment(rank, processes, port)))
+                # a group of its own: Ctrl-C in a terminal is forwarded, and must not come twice
+                members.append(subprocess.Popen(command, env=environment(rank, processes, port), process_group=0))
             try:
                 code, late = _wait(members)
             finally:
