@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -119,6 +120,7 @@ def _child(
         os.close(file)
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8")
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding="utf-8", write_through=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would be deaf to Ctrl-C
     os.chdir(cwd)
     for name, value in env.items():
         os.environ.pop(name, None)
