@@ -133,7 +133,7 @@ def server(name: str, folder: Path, port: int, threads: int) -> Iterator[tuple[p
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "1000"}
     process = psutil.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
-        _wait(port, "/readyz" if name == record.OURS else "/health")
+        wait(port, "/readyz" if name == record.OURS else "/health")
         yield process, path
     finally:
         workers = process.children(recursive=True)
@@ -143,7 +143,8 @@ def server(name: str, folder: Path, port: int, threads: int) -> Iterator[tuple[p
             worker.kill()
 
 
-def _wait(port: int, path: str) -> None:
+def wait(port: int, path: str) -> None:
+    """Return when the server at `port` answers 200 at `path`. Raises SystemExit after three minutes."""
     until = time.monotonic() + 180
     while time.monotonic() < until:
         try:

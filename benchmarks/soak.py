@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import record
-from benchmarks.serve import form, jpeg
+from benchmarks.serve import form, jpeg, wait
 
 DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "flowers12"
 SMALL = ("--model=Ti/8", "--vit.width=64", "--vit.depth=2", "--vit.heads=2", "--vit.mlp-dim=128", "--image-size=64")
@@ -109,7 +109,7 @@ def serving(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "vitrail", "serve", str(folder / "model"), f"--port={port}", "--quiet"]
     started = subprocess.Popen(command, cwd=record.ROOT)
     try:
-        _wait_until_ready(port)
+        wait(port, "/readyz")
         count = options.requests
         statuses: dict[int, int] = {}
         with watched(psutil.Process(started.pid), options.requests / 20_000) as samples:
@@ -152,21 +152,6 @@ def _free_port() -> int:
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])
-
-
-def _wait_until_ready(port: int) -> None:
-    import urllib.error
-    import urllib.request
-
-    until = time.monotonic() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            if time.monotonic() > until:
-                raise SystemExit("the server did not get ready") from None
-            time.sleep(0.05)
 
 
 def _watched(samples: list[Sample]) -> dict[str, Any]:

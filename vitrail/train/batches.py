@@ -28,14 +28,19 @@ def training_loader(run: Run, source: Listed) -> Loader:
     )
 
 
+def micro_batch(run: Run) -> int:
+    """Return how many images each process has in the network at once; `run` has every decision made."""
+    assert run.batch_size is not None
+    return -(-run.batch_size // (world.size() * (run.accumulate or 1)))
+
+
 def evaluation_loader(run: Run, source: Listed) -> Loader:
     """Return this process's share of `source` as it is, each image once."""
     assert run.preprocess is not None and run.batch_size is not None
-    micro = -(-run.batch_size // (world.size() * (run.accumulate or 1)))
     return Loader(
         source,
         transform=eval_transform(run.preprocess),
-        batch_size=2 * micro,  # fits: nothing is kept for a backward pass
+        batch_size=2 * micro_batch(run),  # fits: nothing is kept for a backward pass
         shuffle=False,
         drop_last=False,
         **_common(run),

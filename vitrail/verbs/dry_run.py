@@ -81,12 +81,10 @@ def _step(objective: Objective, run: Run, resolved: Resolved, images: Listed) ->
     """Return loss, images and seconds of a forward and backward pass, on a micro-batch or what a few seconds allow."""
     from vitrail import world
     from vitrail.data.loader import Batch
-    from vitrail.train.batches import endless, training_loader
+    from vitrail.train.batches import endless, micro_batch, training_loader
     from vitrail.train.step import backward, seed_step
 
-    assert run.batch_size is not None
-    micro = -(-run.batch_size // (world.size() * (run.accumulate or 1)))
-    with closing(training_loader(replace(run, batch_size=micro * world.size()), images)) as loader:
+    with closing(training_loader(replace(run, batch_size=micro_batch(run) * world.size()), images)) as loader:
         batch = next(endless(loader, 0))
 
     def timed(count: int) -> tuple[float, float]:
