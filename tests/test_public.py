@@ -51,6 +51,11 @@ FLAGS = {
     "train": TRAINING,
     "finetune": TRAINING,
     "sweep": f"path recipe config lr vary seeds dev epochs out parallel devices ray dry_run {RUN}",
+    "launch slurm": (
+        "command nodes gpus_per_node cpus_per_task time saving name partition account option image mount setup python "
+        "out restarts"
+    ),
+    "launch sky": "command nodes accelerator gpus_per_node bucket on_demand name workdir install image setup",
     "vtab": "weights data tasks seeds image_size steps batch_size lr config out device precision workers show_list",
     "evaluate": "model data split protocol labels groups image_size batch_size workers device precision out",
     "predict": "model images top strict out merge batch_size workers device precision",

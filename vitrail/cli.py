@@ -48,6 +48,8 @@ VERBS: dict[str, Verb] = {
     "train": Verb("vitrail.verbs.train:train", "train a network on a folder of images"),
     "finetune": Verb("vitrail.verbs.finetune:finetune", "fit a trained network to other images"),
     "sweep": Verb("vitrail.verbs.sweep:sweep", "find the learning rate, then retrain with several seeds and test"),
+    "launch slurm": Verb("vitrail.verbs.launch:slurm", "print a batch script that trains on a Slurm cluster"),
+    "launch sky": Verb("vitrail.verbs.launch:sky", "print a SkyPilot task that trains on rented machines"),
     "vtab": Verb("vitrail.verbs.vtab:vtab", "fine-tune on the 19 tasks of VTAB-1k, beside the paper's Table 9"),
     "evaluate": Verb("vitrail.verbs.evaluate:evaluate", "measure a network: top-1, top-5, classes, confusion"),
     "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
@@ -133,7 +135,7 @@ def _run(argv: list[str]) -> int:
     if name not in VERBS:
         print(_help({verb: about for verb, about in VERBS.items() if verb.startswith(f"{name} ")}))
         return 0
-    return _call(name, [*rest, *before])
+    return _call(name, [*before, *rest])
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

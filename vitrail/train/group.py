@@ -28,7 +28,7 @@ import torch.distributed as dist
 from vitrail import world
 from vitrail.config_yaml import to_yaml
 from vitrail.errors import TrainingError, UsageError
-from vitrail.train.guard import SIGNALS
+from vitrail.train.guard import SIGNALS, Interrupted
 from vitrail.train.run import Run
 from vitrail.train.standing import Result
 
@@ -54,6 +54,10 @@ def joined() -> Iterator[None]:
     try:
         yield
         world.barrier()  # gloo aborts a process whose partner has left in the middle of its farewell
+    except Interrupted:  # of all alike: who started them may kill the others when the first has ended
+        with suppress(RuntimeError):
+            world.barrier()
+        raise
     finally:
         with suppress(RuntimeError):
             dist.destroy_process_group()

@@ -49,7 +49,8 @@ def finetune(
         config: A YAML file of settings, such as the config.yaml of a run; may be repeated.
         epochs: Passes over the images: short for --duration 'N epochs'.
         lr: Peak learning rate: short for --optim.lr. The paper tries 0.003, 0.01, 0.03 and 0.06.
-        resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run.
+        resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run below
+            --out; auto: the same, or begin where there is none.
         nproc: Train with so many processes on this machine, one a device.
         print_config: Print every resolved setting as YAML, and stop.
         dry_run: Try data, model, memory and one batch, and stop.
@@ -57,19 +58,24 @@ def finetune(
     """
     asked = Asked(path, recipe, training.files(config), epochs, lr, weights, settings)
     how: dict[str, Any] = {"nproc": nproc, "print_config": print_config, "dry_run": dry_run}
-    if resume is not None:
-        run, folder = resumed(asked, resume)
+    if resume is not None and (found := resumed(asked, resume)):
+        run, folder = found
         log.info("going on with %s", folder)
         return training.start(run, folder, **how)
-    if weights is None and not config:
-        raise UsageError("fine-tune which network? vitrail finetune DIR --from RUN (to start from none: train)")
-    if path is None and not config:
-        raise UsageError("fine-tune on which images? vitrail finetune DIR --from RUN")
+    asking_for_weights(asked)
     if recipe is not None:
         run, why = from_recipe(asked)
         log.info("%s", why)
         return training.start(run, **how)
     return training.start(_for_so_many_images(asked), **how)
+
+
+def asking_for_weights(asked: Asked) -> None:
+    """Raise UsageError where nothing says what to start from, or which images to learn."""
+    if asked.weights is None and not asked.config:
+        raise UsageError("fine-tune which network? vitrail finetune DIR --from RUN (to start from none: train)")
+    if asked.path is None and not asked.config:
+        raise UsageError("fine-tune on which images? vitrail finetune DIR --from RUN")
 
 
 def _for_so_many_images(asked: Asked) -> Run:

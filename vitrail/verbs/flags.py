@@ -56,10 +56,16 @@ GLOBAL = tuple(inspect.signature(everywhere).parameters)
 def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments and keywords to call `function` with; settings of a section come as a dict.
 
-    The keywords of `everywhere` are among them where given. Prints help and exits 0 for --help, prints what is
-    wrong with a value and exits 2; raises UsageError, with the nearest flag, for one that is not there.
+    The keywords of `everywhere` are among them where given. Where a verb takes any number of subjects, all that follows
+    "--" are subjects, whatever they look like. Prints help and exits 0 for --help, prints what is wrong with a value
+    and exits 2; raises UsageError, with the nearest flag, for one that is not there.
     """
     absent = _absent(everywhere) | _absent(function)
+    parameters = inspect.signature(function).parameters.values()
+    many = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    argv, after = list(argv), []
+    if many is not None and "--" in argv:
+        argv, after = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     given, unknown = tyro.cli(
         _schema(function),  # type: ignore[arg-type]
         prog=prog,
@@ -72,12 +78,10 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
     if unknown:
         raise UsageError(_unknown(unknown, function, prog))
     given = {k: v for k, v in given.items() if v != {} and not (k in absent and v == absent[k])}
-    parameters = inspect.signature(function).parameters.values()
-    many = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     if many is None:
         return [], given
     first = [given.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return [*first, *given.pop(many, ())], given
+    return [*first, *given.pop(many, ()), *after], given
 
 
 def _spread(function: Callable[..., Any], argv: Sequence[str]) -> list[str]:

@@ -18,6 +18,8 @@ from vitrail.train.run import Run
 
 LATEST = "latest"
 """What `--resume` without a folder means."""
+AUTO = "auto"
+"""To `--resume`: go on if there is something to go on with, else begin; for scripts that are started again."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,7 @@ def plan(asked: Asked) -> tuple[Run, str]:
     Without a recipe and without a configuration file, the recipe is chosen by a look at the data. Raises
     UsageError and DataError.
     """
-    if asked.path is None and asked.recipe not in BRING_DATA and not asked.config:
-        raise UsageError("which images? Say where they are: vitrail train DIR (or vitrail demo, to try it out)")
+    asking_for_images(asked)
     if asked.recipe is not None:
         return from_recipe(asked)
     run = asked.over(Run())
@@ -71,6 +72,12 @@ def plan(asked: Asked) -> tuple[Run, str]:
         return run, f"configuration {', '.join(asked.config)}"
     name, why = choose(look(run.data, run.seed, labels=run.supervised))
     return asked.over(recipe(name)), f"recipe {name}, because of {why}"
+
+
+def asking_for_images(asked: Asked) -> None:
+    """Raise UsageError where nothing says which images to train on."""
+    if asked.path is None and asked.recipe not in BRING_DATA and not asked.config:
+        raise UsageError("which images? Say where they are: vitrail train DIR (or vitrail demo, to try it out)")
 
 
 def from_recipe(asked: Asked) -> tuple[Run, str]:
@@ -95,30 +102,43 @@ def from_recipe(asked: Asked) -> tuple[Run, str]:
     return run, f"{why}; {told}" if told else why
 
 
-def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path]:
+def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path] | None:
     """Return the recorded run to go on with, changed by files and flags, and its folder.
 
-    `where` is a run folder, or "latest": the folder below the `out` asked for whose valid checkpoint is newest.
-    Raises CheckpointError where there is none.
+    `where` is a run folder, or "latest": the folder below the `out` asked for whose valid checkpoint is newest; or
+    "auto": the same, and None where no run there has saved anything yet. Only with "auto" may a recipe be asked for,
+    by the words that began the run. Raises CheckpointError where there is none, or all that there is is damaged.
     """
-    if asked.recipe is not None:
+    if asked.recipe is not None and where != AUTO:
         raise UsageError("a resumed run goes on with its own settings: leave --recipe out, or start a new run")
-    folder = newest(Path(asked.over(Run()).out)) if where == LATEST else Path(where)
+    if where in (LATEST, AUTO):
+        out = Path(asked.over(Run()).out)
+        found = newest(out)
+        if found is None and where == AUTO:
+            return None
+        if found is None:
+            raise CheckpointError(
+                f"no run in {out.resolve()} has a valid checkpoint to resume from: say which run with --resume RUN, "
+                "or where the runs are with --out DIR"
+            )
+        folder = found
+    else:
+        folder = Path(where)
     written = folder / "config.yaml"
     if not written.is_file():
         raise CheckpointError(f"{folder} is no run folder: there is no {written}")
     return asked.over(from_yaml(written, Run())), folder
 
 
-def newest(out: Path) -> Path:
-    """Return the run folder in `out` with the newest valid checkpoint. Raises CheckpointError."""
+def newest(out: Path) -> Path | None:
+    """Return the run folder in `out` with the newest valid checkpoint; None where nothing was saved.
+
+    Raises CheckpointError where all checkpoints of a run are damaged.
+    """
     from vitrail.train.checkpoint import latest_valid
 
     found = [(os.path.getmtime(path), path.parent) for path in out.glob("*/checkpoints")]
     for _, folder in sorted(found, reverse=True):
         if latest_valid(folder / "checkpoints") is not None:
             return folder
-    raise CheckpointError(
-        f"no run in {out.resolve()} has a valid checkpoint to resume from: say which run with --resume RUN, or "
-        "where the runs are with --out DIR"
-    )
+    return None

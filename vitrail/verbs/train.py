@@ -56,7 +56,8 @@ def train(
         config: A YAML file of settings, such as the config.yaml of a run; may be repeated.
         epochs: Passes over the images: short for --duration 'N epochs'.
         lr: Peak learning rate: short for --optim.lr.
-        resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run.
+        resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run below
+            --out; auto: the same, or begin where there is none.
         nproc: Train with so many processes on this machine, one a device; the batch stays what it is. On several hosts:
             torchrun ... -m vitrail train.
         print_config: Print every resolved setting as YAML, and stop.
@@ -66,8 +67,8 @@ def train(
     weights = settings.pop("weights", None)
     asked = Asked(path, recipe, files(config), epochs, lr, weights, settings)
     folder = None
-    if resume is not None:
-        run, folder = resumed(asked, resume)
+    if resume is not None and (found := resumed(asked, resume)):
+        run, folder = found
         log.info("going on with %s", folder)
     else:
         run, why = plan(asked)
