@@ -38,7 +38,8 @@ image_size keep keep_head max_nonfinite model name objective.bce_threshold objec
 objective.kind objective.loss objective.mask objective.mask_after_stem objective.other objective.smoothing
 objective.target optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out
 precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize progressive.start
-progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed time_limit tune
+progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed shard time_limit
+tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
 vit.stem_norm vit.width weights wide_branches workers

@@ -71,6 +71,16 @@ def sum_(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Is this one of the tensors that are cut over the processes (`vitrail.train.sharding`)?"""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that is in this process, without a gradient and in the same memory; else the tensor."""
+    return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
 def any_(flag: bool) -> bool:
     """True on every process if it is true on one."""
     if not active():
@@ -87,6 +97,20 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * size()
     dist.all_gather_object(values, value)
     return values
+
+
+def from_main(function: Callable[[], T]) -> T:
+    """Return what `function` returns on rank 0, where alone it runs, on every process; what it raises, all raise."""
+    outcome: tuple[Any, Exception | None] = (None, None)
+    if is_main():
+        try:
+            outcome = (function(), None)
+        except Exception as error:
+            outcome = (None, error)
+    value, failure = gather(outcome)[0]
+    if failure is not None:
+        raise failure
+    return value  # type: ignore[no-any-return]
 
 
 def barrier() -> None:

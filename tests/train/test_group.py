@@ -6,6 +6,7 @@ The processes divide the gradient of a sum by the number of examples of all; noi
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -20,23 +21,45 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
 from vitrail import world
 from vitrail.config import Steps
 from vitrail.config_yaml import to_yaml
 from vitrail.data.config import Augment, Data
-from vitrail.objective.config import MaskedPatch, Supervised
+from vitrail.objective.base import Objective, Prepared
+from vitrail.objective.config import MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.train import group, loop
 from vitrail.train.group import Failed, environment, joined, launch
-from vitrail.train.run import Model, Optim, Run, Schedule
+from vitrail.train.parallel import Replicated
+from vitrail.train.run import Average, Model, Optim, Run, Schedule
 
 STEPS = 20
+WAYS = {"whole": False, "sharded": True}
 OBJECTIVES: dict[str, Callable[[Run], Run]] = {
     "mixed": lambda run: replace(
-        run, objective=Supervised(smoothing=0.1), augment=replace(run.augment, mixup=0.8, cutmix=1.0)
+        run,
+        objective=Supervised(smoothing=0.1),
+        augment=replace(run.augment, mixup=0.8, cutmix=1.0),
+        optim=Optim(lr=0.02, eps=1e-2, clip=0.5),
+        average=Average("ema", decay=0.9),
+        accumulate=2,
+        knn=3,
     ),
     "masked": lambda run: replace(run, objective=MaskedPatch()),
+    "mae": lambda run: replace(
+        run,
+        objective=MAE(decoder_width=16, decoder_depth=1, decoder_heads=2),
+        optim=Optim(name="lamb", lr=0.02, eps=1e-2),
+        average=Average("polyak", start=Steps(5)),
+    ),
+    "beit": lambda run: replace(
+        run, objective=BEiT(tokenizer=str(Path(run.out) / "tokenizer"), smallest_block=1), activation_checkpointing=True
+    ),
 }
+"""What is learned, each with another optimiser, average or way to compute."""
 
 
 def tiny(out: Path, **changes: Any) -> Run:
@@ -81,24 +104,60 @@ def at_half(source: Path, target: Path) -> Path:
     return target
 
 
+def go_on(out: Path, objective: str, began: str, way: str) -> None:
+    """Take the second half of what two processes began, sharded or not."""
+    folder = out / f"{objective}-{began}-then-{way}-{world.size()}"
+    if world.is_main():
+        at_half(out / f"{objective}-{began}-2-1", folder)
+    world.barrier()
+    loop.fit(OBJECTIVES[objective](tiny(out, shard=WAYS[way])), resume=folder)
+
+
 def together(out: Path) -> None:
     """What each process of a group does: every objective, and the second half of what two processes began."""
     with joined():
-        size = world.size()
         for name, change in OBJECTIVES.items():
-            assert loop.fit(change(tiny(out, name=f"{name}-{size}"))).steps == STEPS
-        if world.is_main():
-            at_half(out / "masked-2-1", out / f"half-{size}")
-        world.barrier()
-        loop.fit(OBJECTIVES["masked"](tiny(out, name="masked-2")), resume=out / f"half-{size}")
+            for way, shard in WAYS.items():
+                assert loop.fit(change(tiny(out, name=f"{name}-{way}-{world.size()}", shard=shard))).steps == STEPS
+        for began in WAYS:
+            for way in WAYS:
+                go_on(out, "mixed", began, way)
+        go_on(out, "mae", "sharded", "sharded")
+        same_gradients_as_ddp()
+
+
+def same_gradients_as_ddp() -> None:
+    """torch's DistributedDataParallel takes the mean of what is summed here, and refuses what is not used."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(700, 700) for _ in range(3))  # two buckets
+    images = torch.randn(4, 700, generator=torch.Generator().manual_seed(world.rank()))
+
+    class Chain(Objective):
+        def loss(self, prepared: Any) -> Any:
+            return layers[2](layers[0](prepared.images)).square().sum(), 4, {}
+
+    ours = Chain(layers)
+    theirs = nn.parallel.DistributedDataParallel(nn.Sequential(copy.deepcopy(layers[0]), copy.deepcopy(layers[2])))
+    network = Replicated(ours)
+    for last in (False, True):  # in two micro-batches, which are summed once
+        with network.last(last):
+            network(Prepared(images, images, images, images), step=0)[0].backward()
+    theirs(images).square().sum().mul(2 * world.size()).backward()
+    for mine, other in zip([*layers[0].parameters(), *layers[2].parameters()], theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-3)
+    assert all(parameter.grad is None for parameter in layers[1].parameters())
+    assert len(network._buckets) == 2
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of one, two and four processes: OBJECTIVE-PROCESSES-1, and half-PROCESSES, which began with two."""
+    """Runs of one, two and four processes: OBJECTIVE-WAY-PROCESSES-1, and OBJECTIVE-WAY-then-WAY-PROCESSES, which began
+    with two."""
     out = tmp_path_factory.mktemp("runs")
+    torch.manual_seed(0)
+    ImageTokenizer(Tokenizer(codes=12, width=8, depth=1), 4).save(out / "tokenizer")
     for name, change in OBJECTIVES.items():
-        loop.fit(change(tiny(out, name=f"{name}-1")))
+        loop.fit(change(tiny(out, name=f"{name}-whole-1")))
     code = (
         "import sys; from pathlib import Path; from tests.train import test_group as t; from vitrail.train import group"
     )
@@ -111,29 +170,55 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         environments = [{**environment(rank, size, port), "OMP_NUM_THREADS": "1"} for rank in range(size)]
         members = [subprocess.Popen(command, env=environment) for environment in environments]
         assert [member.wait(300) for member in members] == [0] * size
-    loop.fit(OBJECTIVES["masked"](tiny(out, name="masked-2")), resume=at_half(out / "masked-2-1", out / "half-1"))
+    for began in WAYS:
+        for way in WAYS:
+            go_on(out, "mixed", began, way)
+    go_on(out, "mae", "sharded", "sharded")
     return out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_two_and_four_processes_have_the_losses_of_one(runs: Path, objective: str, size: int) -> None:
-    alone, many = runs / f"{objective}-1-1", runs / f"{objective}-{size}-1"
+def test_two_and_four_processes_have_the_losses_of_one(runs: Path, objective: str, way: str, size: int) -> None:
+    alone, many = runs / f"{objective}-whole-1-1", runs / f"{objective}-{way}-{size}-1"
     assert len(losses(alone)) == STEPS and max(losses(alone)) - min(losses(alone)) > 0.01
     assert losses(many) == pytest.approx(losses(alone), abs=1e-5)
-    counts = [[line["count"] for line in lines(folder, "validation")] for folder in (alone, many)]
-    assert counts[0] == counts[1] and len(counts[0]) == 2
-    assert counts[0][0] % size  # none twice and none left out, although they do not come out even
+    seen = [lines(folder, "validation") for folder in (alone, many)]
+    assert len(seen[0]) == 2
+    for mine, theirs in zip(*seen, strict=True):
+        assert mine["count"] == theirs["count"]  # none twice and none left out, although they do not come out even
+        assert mine["count"] % size
+        measure = "nll" if "nll" in mine else "loss"
+        assert theirs[measure] == pytest.approx(mine[measure], abs=1e-5)
+    assert [line["knn"] for line in lines(many, "knn")] == pytest.approx([line["knn"] for line in lines(alone, "knn")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_what_is_sharded_leaves_plain_files_behind(runs: Path, objective: str) -> None:
+    alone, many = runs / f"{objective}-whole-1-1", runs / f"{objective}-sharded-4-1"
+    for model in ("best", "last"):
+        mine, theirs = (load_file(folder / "model" / model / "model.safetensors") for folder in (alone, many))
+        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_what_two_processes_saved_goes_on_in_one_two_and_four(runs: Path, size: int) -> None:
-    folder = runs / f"half-{size}"
+@pytest.mark.parametrize(
+    ("objective", "began", "way"),
+    [*(("mixed", began, way) for began in WAYS for way in WAYS), ("mae", "sharded", "sharded")],
+)
+def test_what_two_processes_saved_goes_on_in_one_two_and_four(
+    runs: Path, objective: str, began: str, way: str, size: int
+) -> None:
+    folder = runs / f"{objective}-{began}-then-{way}-{size}"
+    parts = len(list((folder / "checkpoints" / f"step-{STEPS // 2:06d}").glob("part-*")))
+    assert parts == (2 if began == "sharded" else 0)
     assert json.loads((folder / "run.json").read_text())["resumed"][0]["step"] == STEPS // 2
     assert [line["step"] for line in lines(folder, "train")] == list(range(1, STEPS + 1))
-    assert losses(folder) == pytest.approx(losses(runs / "masked-1-1"), abs=1e-5)
+    assert losses(folder) == pytest.approx(losses(runs / f"{objective}-whole-1-1"), abs=1e-5)
 
 
 MEMBER = """

@@ -6,14 +6,22 @@ The paper averages with Polyak & Juditsky (1992) at decay 0.9999 for its ImageNe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from vitrail import world
 from vitrail.errors import CheckpointError
 from vitrail.train.run import Average
+
+
+class Swapped(Protocol):
+    """What evaluation needs of an average."""
+
+    def swapped(self) -> AbstractContextManager[None]:
+        """Context in which the network that is looked at holds the average, where there is one."""
 
 
 class Averager:
@@ -25,7 +33,8 @@ class Averager:
     - none: there is no average; every method does nothing.
 
     Weights narrower than float32 are averaged in float32: a step of 1e-4 would be lost in bfloat16. Hand in
-    the model itself, not a wrapper, and after it has reached its device. `start` is in optimiser steps.
+    the model itself, not a wrapper, and after it has reached its device. Where its parameters are cut over the
+    processes, so is their average. `start` is in optimiser steps.
     """
 
     def __init__(self, model: nn.Module, average: Average, *, start: int = 0) -> None:
@@ -54,8 +63,9 @@ class Averager:
             weight = 1 - min(self.average.decay, (1 + self.count) / (10 + self.count))
         self.count += 1
         if self._mean:
-            means = list(self._mean.values())
-            weights = [value.to(mean.dtype) for value, mean in zip(self._live.values(), means, strict=True)]
+            means = [world.local(mean) for mean in self._mean.values()]
+            live = [world.local(value) for value in self._live.values()]
+            weights = [value.to(mean.dtype) for value, mean in zip(live, means, strict=True)]
             torch._foreach_lerp_(means, weights, weight)
         if self._kept:
             torch._foreach_copy_(list(self._kept.values()), list(self._buffers.values()))

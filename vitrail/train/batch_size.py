@@ -24,6 +24,7 @@ from vitrail.model.config import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective
 from vitrail.train.parallel import checkpointed_parts
 from vitrail.train.run import Run
+from vitrail.train.sharding import sharded
 
 LARGEST = 512
 """Images per step where nothing was asked for."""
@@ -91,7 +92,8 @@ def cut(objective: Objective, run: Run, config: ViTConfig | ResNetConfig, per_im
     trainable = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
     pixels = batch * config.channels * math.prod(config.image_size)  # bytes: images are uint8
     waiting = COPIES_AT_THE_LOADER if device.type == "cpu" else COPIES_ON_A_DEVICE
-    room = SHARE * free_memory(device) - STATE_BYTES * trainable - waiting * pixels
+    state = STATE_BYTES * trainable / (world.size() if sharded(run) else 1)
+    room = SHARE * free_memory(device) - state - waiting * pixels
     fitting = min(max(1, int(room / max(per_image, 1))), batch)
     return max(world.gather(math.ceil(batch / fitting)))
 

@@ -8,6 +8,9 @@ checkpoints/step-000120/
     manifest.json        step, and size and sha256 of each file; written last
 ```
 
+With `--shard` each process writes its part, part-00001-of-00008.safetensors, in the place of the first two
+(`vitrail.train.parts`); either kind can be gone on from by any number of processes, sharded or not.
+
 A save writes `step-000120.tmp-<pid>`, makes it durable (fsync), and only then renames it; older checkpoints
 go after that. A checkpoint is loaded only if every byte is as it was written. Nothing is pickled.
 """
@@ -20,7 +23,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +33,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vitrail import world
 from vitrail.errors import CheckpointError, UsageError
-from vitrail.train.flat import flatten, restore, safetensors_pieces
+from vitrail.train.durable import Written, sync_folder, write_file
+from vitrail.train.flat import PART, flatten, restore, safetensors_pieces
 
 SCHEMA = 1
 MANIFEST, MODEL, STATE, STRUCTURE = "manifest.json", "model.safetensors", "state.safetensors", "state.json"
@@ -59,36 +64,74 @@ class Rejected(NamedTuple):
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Write `state` as folder/step-<step> and return its path once it is durable; one process at a time.
+    """Write `state` as folder/step-<step> and return its path once it is durable.
 
-    `state` is what `vitrail.train.flat.flatten` takes. Of this checkpoint and those of earlier steps the
-    newest `keep` stay. Raises DiskFullError or CheckpointError where it cannot be written; what was there
-    before is then still there, so that the run can go on and try again later.
+    `state` is what `vitrail.train.flat.flatten` takes. One process calls it; or all of them, with their parts of the
+    tensors, where some are sharded. Of this checkpoint and those of earlier steps the newest `keep` stay. Raises
+    DiskFullError or CheckpointError where it cannot be written; what was there before is then still there, so that the
+    run can go on and try again later.
     """
     if keep < 1:
         raise UsageError(f"keep is {keep}; at least the newest checkpoint must be kept")
     structure, tensors = flatten(state)
-    text = json.dumps(structure, allow_nan=False).encode()
-    need = len(text) + sum(tensor.numel() * tensor.element_size() + 200 for tensor in tensors.values())
-    final = folder / f"step-{step:06d}"
-    temporary = folder / f"{final.name}.tmp-{os.getpid()}"
+    draft = _Draft(folder, step, json.dumps(structure, allow_nan=False).encode(), keep)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_stale(folder)
-        have = shutil.disk_usage(folder).free
-        if have < need + 2**16:  # some room for the file system's own blocks
-            raise DiskFullError(folder, need, have)
-        _write(temporary, step, text, tensors)
-        _publish(temporary, final)
+        if any(world.is_sharded(tensor) for tensor in tensors.values()):
+            from vitrail.train.parts import write_parts  # brings all of torch's checkpointing
+
+            write_parts(tensors, draft.begin, draft.finish)
+        else:
+            weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
+            others = {name: t for name, t in tensors.items() if not name.startswith("model/")}
+            place = draft.begin(sum(tensor.numel() * tensor.element_size() + 200 for tensor in tensors.values()))
+            files = {
+                MODEL: write_file(place / MODEL, safetensors_pieces(weights)),
+                STATE: write_file(place / STATE, safetensors_pieces(others)),
+            }
+            draft.finish(files)
     except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        draft.discard()
         if not isinstance(error, OSError):
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(folder, need, shutil.disk_usage(folder).free) from error
+            raise DiskFullError(folder, draft.need, shutil.disk_usage(folder).free) from error
         raise CheckpointError(f"cannot write a checkpoint in {folder}: {error.strerror or error}") from error
-    _purge(folder, final, keep)
-    return final
+    return draft.final
+
+
+class _Draft:
+    """A checkpoint that is being written, by one process: `begin`, the files with tensors, `finish`."""
+
+    def __init__(self, folder: Path, step: int, text: bytes, keep: int) -> None:
+        self.folder, self.step, self.text, self.keep = folder, step, text, keep
+        self.need = len(text)
+        self.final = folder / f"step-{step:06d}"
+        self.temporary = folder / f"{self.final.name}.tmp-{os.getpid()}"
+
+    def begin(self, need: int) -> Path:
+        """Return the folder for files of `need` bytes. Raises DiskFullError and OSError."""
+        self.need += need
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _remove_stale(self.folder)
+        have = shutil.disk_usage(self.folder).free
+        if have < self.need + 2**16:  # some room for the file system's own blocks
+            raise DiskFullError(self.folder, self.need, have)
+        self.temporary.mkdir()
+        return self.temporary
+
+    def finish(self, files: Mapping[str, Written]) -> None:
+        """Make it whole, and the newest checkpoint, once `files` are durable; then remove older ones."""
+        files = {**files, STRUCTURE: write_file(self.temporary / STRUCTURE, [self.text])}
+        manifest: dict[str, Any] = {"schema": SCHEMA, "step": self.step, "torch": torch.__version__, "files": files}
+        manifest["sha256"] = _seal(manifest)
+        write_file(self.temporary / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+        sync_folder(self.temporary)
+        _publish(self.temporary, self.final)
+        _purge(self.folder, self.final, self.keep)
+
+    def discard(self) -> None:
+        """Leave nothing of it."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def latest_valid(folder: Path, on_reject: Callable[[Rejected], None] | None = None) -> Path | None:
@@ -121,10 +164,24 @@ def load(path: Path) -> dict[str, Any]:
     reason = problem(path)
     if reason is not None:
         raise CheckpointError(f"{path} cannot be used: {reason}")
+    return read(path)
+
+
+def read(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """Return the state in a checkpoint that has been found whole (`latest_valid`).
+
+    like: name -> a sharded tensor; of what is read under that name this process wants the same part
+    (`vitrail.train.parts`). Other tensors are read whole. Raises CheckpointError where it cannot be read.
+    """
     try:
-        # copies: the library maps the file into memory, and a run would hold on to a checkpoint long purged
-        tensors = {f"model/{name}": value.clone() for name, value in load_file(path / MODEL).items()}
-        tensors |= {name: value.clone() for name, value in load_file(path / STATE).items()}
+        if like or not (path / MODEL).is_file():
+            from vitrail.train.parts import read_parts
+
+            tensors = read_parts(path, {MODEL: "model/"}, like or {})
+        else:
+            # copies: the library maps the file into memory, and a run would hold on to a checkpoint long purged
+            tensors = {f"model/{name}": value.clone() for name, value in load_file(path / MODEL).items()}
+            tensors |= {name: value.clone() for name, value in load_file(path / STATE).items()}
         return restore(json.loads((path / STRUCTURE).read_bytes()), tensors)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
@@ -138,7 +195,7 @@ def problem(path: Path, *, contents: bool = True) -> str | None:
             return f"{MANIFEST} is damaged"
         if manifest["schema"] != SCHEMA:
             return f"its format is number {manifest['schema']}, this version reads {SCHEMA}"
-        for name in (MODEL, STATE, STRUCTURE):
+        for name in _names(manifest["files"]):
             written = manifest["files"][name]
             size = (path / name).stat().st_size
             if size != written["bytes"]:
@@ -156,32 +213,13 @@ def problem(path: Path, *, contents: bool = True) -> str | None:
     return None
 
 
-def _write(temporary: Path, step: int, text: bytes, tensors: Mapping[str, Tensor]) -> None:
-    temporary.mkdir()
-    weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
-    others = {name: t for name, t in tensors.items() if not name.startswith("model/")}
-    files = {
-        MODEL: _write_file(temporary / MODEL, safetensors_pieces(weights)),
-        STATE: _write_file(temporary / STATE, safetensors_pieces(others)),
-        STRUCTURE: _write_file(temporary / STRUCTURE, [text]),
-    }
-    manifest: dict[str, Any] = {"schema": SCHEMA, "step": step, "torch": torch.__version__, "files": files}
-    manifest["sha256"] = _seal(manifest)
-    _write_file(temporary / MANIFEST, [json.dumps(manifest, indent=1).encode()])
-    _sync_folder(temporary)
-
-
-def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write a file durably and return its size and hash, taken from the bytes in memory."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
-        for piece in pieces:
-            file.write(piece)
-            digest.update(piece)
-            size += len(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
+def _names(files: Mapping[str, Any]) -> list[str]:
+    """The files that a checkpoint of this manifest must have. Raises ValueError where they make none."""
+    parts = sorted(name for name in files if PART.fullmatch(name))
+    last = PART.fullmatch(parts[-1]) if parts else None
+    if last is not None and int(last["of"]) != len(parts):
+        raise ValueError("parts are missing")
+    return [*(parts or (MODEL, STATE)), STRUCTURE]
 
 
 def _publish(temporary: Path, final: Path) -> None:
@@ -194,7 +232,7 @@ def _publish(temporary: Path, final: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
         os.rename(final, replaced)
     os.rename(temporary, final)
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
 
 
 def _purge(folder: Path, newest: Path, keep: int) -> None:
@@ -252,20 +290,6 @@ def _seal(manifest: Mapping[str, Any]) -> str:
     """The hash of a manifest without its own "sha256"."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without this, such as some network shares
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _size(count: int) -> str:

@@ -24,7 +24,7 @@ from vitrail.evaluate.classify import (
     predictor,
     save_classification,
 )
-from vitrail.train.average import Averager
+from vitrail.train.average import Swapped
 from vitrail.train.batches import evaluation_loader
 from vitrail.train.fewshot import TrainingFewShot
 from vitrail.train.folder import RunFolder
@@ -50,7 +50,7 @@ class Validation:
     """
 
     model: nn.Module
-    average: Averager
+    average: Swapped
     loader: Loader | None
     card: Card
     run: Run
@@ -113,9 +113,10 @@ class Validation:
 
     def save_last(self, standing: Standing, folder: RunFolder) -> None:
         """Keep the newest model, whether it is the best or not."""
-        if world.is_main():
-            with self.average.swapped(), folder.tolerating("the last model"):
-                self.save(folder.last, self._signed(standing, folder, {}))
+        with self.average.swapped():
+            if world.is_main():
+                with folder.tolerating("the last model"):
+                    self.save(folder.last, self._signed(standing, folder, {}))
 
     @world.on_main
     def sign(self, folder: RunFolder) -> None:

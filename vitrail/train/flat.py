@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from vitrail import world
 
 DTYPES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -29,6 +32,9 @@ DTYPES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 """What safetensors can hold, under its own names."""
+
+PART = re.compile(r"part-(?P<part>\d{5,})-of-(?P<of>\d{5,})\.safetensors")
+"""What the files are called where each process writes its part of the tensors."""
 
 _RESERVED = "__metadata__"  # safetensors keeps this name for itself
 
@@ -79,7 +85,7 @@ class _Flattener:
             kind = f"{tensor.layout} tensor of {tensor.dtype}"
             raise TypeError(f"{'/'.join(path)} is a {kind}, which a checkpoint cannot store")
         where: tuple[Any, ...] = path  # an empty tensor has no memory to share
-        if tensor.numel():
+        if tensor.numel() and not world.is_sharded(tensor):  # of which this process may have nothing
             where = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if where not in self.names:
             name = "/".join(path) or "tensor"
@@ -107,13 +113,15 @@ def restore(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: restore(value, tensors) for key, value in structure.items()}
 
 
-def safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterable[bytes | memoryview]:
-    """Yield a safetensors file in pieces, one tensor in memory at a time.
+def safetensors_pieces(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterable[bytes | memoryview]:
+    """Yield a safetensors file in pieces, one tensor in memory at a time; `metadata` goes into its header.
 
     The library's own writer neither hashes, nor syncs, nor says that the disk is full, and refuses tensors
     that share memory. Larger elements come first, which keeps each tensor aligned.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {_RESERVED: {"format": "pt", **(metadata or {})}}
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     offset = 0
     for name, tensor in ordered:

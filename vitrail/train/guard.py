@@ -173,10 +173,17 @@ def shorten(names: list[str], limit: int = 8) -> str:
 
 
 def require_finite(module: nn.Module) -> None:
-    """Raise Diverged if a weight or statistic of `module` is not finite: such weights are never saved."""
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise Diverged(
-                f"{name} holds values that are not finite, and was not saved: resume from the last checkpoint "
-                "with a lower optim.lr, optim.clip set, or precision: float32"
-            )
+    """Raise Diverged if a weight or statistic of `module` is not finite: such weights are never saved.
+
+    Where they are cut over the processes, all must call it; those of the first that is not finite are told by all.
+    """
+    state = module.state_dict()
+    floating = {name: world.local(tensor) for name, tensor in state.items() if tensor.is_floating_point()}
+    bad = next((name for name, tensor in floating.items() if not bool(torch.isfinite(tensor).all())), None)
+    if any(world.is_sharded(tensor) for tensor in state.values()):
+        bad = next((name for name in world.gather(bad) if name is not None), None)
+    if bad is not None:
+        raise Diverged(
+            f"{bad} holds values that are not finite, and was not saved: resume from the last checkpoint "
+            "with a lower optim.lr, optim.clip set, or precision: float32"
+        )

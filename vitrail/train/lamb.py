@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail import world
+
 
 class LAMB(torch.optim.Optimizer):
     """The update of each tensor x is -lr * |x| / |u| * u, with u = m / (sqrt(v) + eps) + weight_decay * x.
 
     m and v are Adam's moments, bias-corrected. The trust ratio |x| / |u| is 1 where either norm is 0. A group
-    with `adapt=False` leaves it out: published code and recipes (A2, DeiT-III) do so for biases and norms.
+    with `adapt=False` leaves it out: published code and recipes (A2, DeiT-III) do so for biases and norms. Parameters
+    may be cut over the processes: each updates its part, and the norms are those of the whole.
     """
 
     def __init__(
@@ -50,9 +53,11 @@ class LAMB(torch.optim.Optimizer):
                     "first": torch.zeros_like(parameter),
                     "second": torch.zeros_like(parameter),
                 }
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        first = [self.state[parameter]["first"] for parameter in parameters]
-        second = [self.state[parameter]["second"] for parameter in parameters]
+        gradients = [world.local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        first = [world.local(self.state[parameter]["first"]) for parameter in parameters]
+        second = [world.local(self.state[parameter]["second"]) for parameter in parameters]
+        cut = world.is_sharded(parameters[0])
+        parameters = [world.local(parameter) for parameter in parameters]
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
@@ -69,11 +74,14 @@ class LAMB(torch.optim.Optimizer):
         if group["weight_decay"]:
             torch._foreach_add_(update, parameters, alpha=group["weight_decay"])
         if group["adapt"]:
-            torch._foreach_mul_(update, _trust_ratios(parameters, update))
+            torch._foreach_mul_(update, _trust_ratios(parameters, update, cut))
         torch._foreach_add_(parameters, update, alpha=-group["lr"])
 
 
-def _trust_ratios(parameters: list[Tensor], update: list[Tensor]) -> list[Tensor]:
-    weights = torch.stack(torch._foreach_norm(parameters))
-    lengths = torch.stack(torch._foreach_norm(update))
+def _trust_ratios(parameters: list[Tensor], update: list[Tensor], cut: bool) -> list[Tensor]:
+    """One of each tensor; where they are `cut`, these are parts, and the norms are of all processes' together."""
+    norms = torch.stack([*torch._foreach_norm(parameters), *torch._foreach_norm(update)])
+    if cut:
+        norms = world.sum_(norms.square()).sqrt()
+    weights, lengths = norms.chunk(2)
     return list(torch.where((weights > 0) & (lengths > 0), weights / lengths, 1).unbind())

@@ -26,7 +26,7 @@ from vitrail.train.folder import RunFolder
 from vitrail.train.guard import FiniteGuard, Interrupted, Signals, Stop, run_lock
 from vitrail.train.objectives import build_objective
 from vitrail.train.optim import build_optimizer, clip_, set_learning_rate
-from vitrail.train.parallel import prepare
+from vitrail.train.parallel import distribute
 from vitrail.train.plan import Plan
 from vitrail.train.progress import Progress
 from vitrail.train.progressive import Sizes
@@ -80,7 +80,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     objective.to(resolved.device).train()
     run = resolved.with_micro_batches(objective)
     assert run.batch_size and run.accumulate  # decided by now
-    prepare(model, run)
+    network = distribute(objective, run)
     optimizer = build_optimizer(objective, run.optim)
 
     # 3. Batches, durations in steps, and the second set of weights
@@ -93,7 +93,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     state = TrainingState(objective, optimizer, average, about, base=tuned.base)
 
     card = resolved.card(names if run.supervised else [])
-    validation = build_validation(objective, average, held_out, card, run, tuned.base, splits.train)
+    validation = build_validation(*network.seen(average), held_out, card, run, tuned.base, splits.train)
 
     # 4. The run folder: a new one, or where an earlier process left off
     folder = folder or RunFolder.create(run.out, run.name)
@@ -110,7 +110,6 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
         explaining_memory(run, lambda: micro_batches.parts),
     ):
         checkpoints = Checkpoints(folder, run.keep, progress.say)
-        notes: list[str] = []
         if resume is None:
             notes = record_start(folder, run, resolved.decisions, splits, tuned) or []
         else:
@@ -153,7 +152,8 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
             batch = sized(next(batches), plan.growth(step, standing.elapsed))
             if step == 0:
                 record_batch(folder, objective.prepare(batch, step=0), names)
-            outcome = micro_batches(partial(backward, objective, batch, step=step, autocast=resolved.autocast), step)
+            compute = partial(backward, objective, batch, step=step, autocast=resolved.autocast, network=network)
+            outcome = micro_batches(compute, step)
             norm = float(clip_(objective.parameters(), run.optim.clip))
             if guard.finite(outcome.loss, norm):
                 optimizer.step()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import world
 from vitrail.errors import UsageError
 from vitrail.train.lamb import LAMB
 from vitrail.train.run import Optim
@@ -66,8 +67,9 @@ class SGD(torch.optim.SGD):
 def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     """Return the optimiser of all trainable parameters of `module` (a model, or an objective that owns one).
 
-    AdamW and SGD run fused where the device has it (on CPUs, too: about three times as fast). The group
-    "kernels" decays and, in LAMB, has its updates scaled by the trust ratio; the group "others" does neither.
+    AdamW and SGD run fused where the device has it (on CPUs, too: about three times as fast), SGD only on
+    whole parameters: torch's fused kernel does not know those that are cut over processes. The group "kernels" decays
+    and, in LAMB, has its updates scaled by the trust ratio; the group "others" does neither.
     Raises UsageError where a value is out of range or nothing is trainable.
     """
     _check(optim)
@@ -88,6 +90,7 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
             group["adapt"] = group["name"] == "kernels"
     groups = [group for group in groups if group["params"]]
     if optim.name == "sgd":
+        fused = fused and not any(world.is_sharded(p) for p in kernels + others)
         return SGD(groups, lr=optim.lr, momentum=optim.momentum, fused=fused)
     if optim.name == "lamb":
         return LAMB(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps)
@@ -117,12 +120,16 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def global_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients together, a float32 scalar on their device; 0 if there are none."""
+    """Return the L2 norm of all gradients together, a float32 scalar on their device; 0 if there are none.
+
+    Of gradients that are cut over the processes it is the norm of the whole, on every process alike.
+    """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
-    return torch.linalg.vector_norm(torch.stack(norms))
+    norms = torch._foreach_norm([world.local(gradient) for gradient in gradients], 2, dtype=torch.float32)
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    return world.sum_(norm.square()).sqrt() if world.is_sharded(gradients[0]) else norm
 
 
 @torch.no_grad()
@@ -134,7 +141,7 @@ def clip_(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
     """
     parameters = list(parameters)
     norm = global_norm(parameters)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [world.local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if max_norm is not None and gradients:
         factor = torch.where(torch.isfinite(norm), (max_norm / norm).clamp(max=1), 1)
         torch._foreach_mul_(gradients, factor)

@@ -107,6 +107,8 @@ def resolve(run: Run, train: Listed, class_names: list[str]) -> Resolved:
         having = "has" if precision == "bf16" else "lacks"
         decisions["precision"] = f"{precision}: this {device.type} {having} fast bfloat16"
     batch = _batch_size(run, len(train), decisions)
+    if run.shard and world.size() == 1:
+        decisions["shard"] = "no: there is one process (--nproc N, or torchrun, starts several)"
     workers = run.workers
     if workers is None:
         cores = available_cores()

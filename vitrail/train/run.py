@@ -142,6 +142,9 @@ class Run:
     precision: Literal["auto", "bf16", "float32"] = "auto"
     compile: bool = False
     activation_checkpointing: bool = False
+    shard: bool = False
+    """Cut weights, gradients and optimiser state over the processes (FSDP2), for networks too large for each to hold:
+    from ViT-H on. The losses stay the same."""
     wide_branches: bool = False
     """Compute the branches of parallel blocks as one wide branch: the same network, no faster on the CPUs measured
     (`vitrail.model.wide`)."""

@@ -22,7 +22,10 @@ GRACE = 30.0
 
 
 class Checkpoints:
-    """Saves and restores a `TrainingState` in a run folder; `say` prints a line. Only the main process writes."""
+    """Saves and restores a `TrainingState` in a run folder; `say` prints a line.
+
+    The main process writes, or each its part of a sharded one.
+    """
 
     def __init__(self, folder: RunFolder, keep: int, say: Callable[[str], None]) -> None:
         self.folder = folder
@@ -44,7 +47,7 @@ class Checkpoints:
         if standing == self._standing:
             return
         saved = True
-        if world.is_main():
+        if world.is_main() or state.sharded:
             try:
                 began = time.monotonic()
                 checkpoint.save(self.folder.checkpoints, step, state.state_dict(), keep=self.keep)
@@ -75,12 +78,14 @@ class Checkpoints:
 
         Raises CheckpointError where there is none, or it belongs to another run.
         """
-        path = checkpoint.latest_valid(
-            self.folder.checkpoints,
-            on_reject=lambda bad: self.say(f"warning: passing over {bad.path.name}: {bad.reason}"),
+        path = world.from_main(
+            lambda: checkpoint.latest_valid(
+                self.folder.checkpoints,
+                on_reject=lambda bad: self.say(f"warning: passing over {bad.path.name}: {bad.reason}"),
+            )
         )
         if path is None:
             raise CheckpointError(f"{self.folder.checkpoints} holds no checkpoint: the run ended before its first")
-        state.load_state_dict(checkpoint.load(path))
+        state.load_state_dict(checkpoint.read(path, state.parts()))
         self.saved, self._standing = state.standing.step, {**asdict(state.standing), "elapsed": 0.0}
         self.say(f"resuming from {path}")

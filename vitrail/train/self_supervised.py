@@ -20,7 +20,7 @@ from vitrail.objective.base import Objective, Prepared
 from vitrail.objective.masks import VALIDATION
 from vitrail.objective.seen import SelfSupervised
 from vitrail.objective.tokenizer import ImageTokenizer
-from vitrail.train.average import Averager
+from vitrail.train.average import Swapped
 from vitrail.train.evaluation import Validation
 from vitrail.train.folder import RunFolder
 from vitrail.train.run import Run
@@ -34,7 +34,7 @@ SEEN = "seen.png"
 
 def build_validation(
     objective: Objective,
-    average: Averager,
+    average: Swapped,
     loader: Loader | None,
     card: Card,
     run: Run,

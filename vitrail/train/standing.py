@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from vitrail import world
 from vitrail.config_yaml import plain
 from vitrail.errors import CheckpointError
 from vitrail.objective.base import Objective
@@ -20,6 +22,8 @@ IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim
 """Settings that a resumed run must share with the one it continues. The rest may change: duration, time_limit,
 early_stop, how often to evaluate and save, and all about the machine (accumulate, precision, workers, cache,
 compile, activation_checkpointing, wide_branches, device); the bits are then the same as far as the arithmetic is."""
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second")
+"""What optimisers keep of each parameter, by the names of AdamW, SGD and LAMB."""
 NOTED = ("source", "path", "sha256")
 """What a checkpoint says of the base it needs; how to find it again is in run.json."""
 
@@ -103,6 +107,11 @@ class TrainingState:
         """Did this run end by itself, and is there nothing in `run` that would let it go on?"""
         return bool(self.standing.ended) and self.standing.ended_by == _limits(run)
 
+    @property
+    def sharded(self) -> bool:
+        """Has each process only its part of the tensors? Then all of them save together."""
+        return any(map(world.is_sharded, self.objective.parameters()))
+
     def state_dict(self) -> dict[str, Any]:
         """Return it all as nested dicts of tensors and JSON values. Raises TrainingError if not all is finite."""
         require_finite(self.objective)
@@ -115,6 +124,18 @@ class TrainingState:
             "standing": asdict(self.standing),
             "identity": self.identity,
         }
+
+    def parts(self) -> dict[str, Tensor]:
+        """Name in a checkpoint -> tensor that is sharded as what is saved under that name, of a sharded run; else {}.
+
+        The optimiser has no state before its first step: what has its parameter's shape is sharded as that is.
+        """
+        found: dict[str, Any] = {f"model/{name}": tensor for name, tensor in self.objective.state_dict().items()}
+        found |= {f"average/mean/{name}": tensor for name, tensor in self.average.state_dict()["mean"].items()}
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for number, parameter in enumerate(parameters):
+            found |= {f"optimizer/state/{number}/{name}": parameter for name in MOMENTS}
+        return {name: tensor for name, tensor in found.items() if world.is_sharded(tensor)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` left off.

@@ -9,7 +9,7 @@ import torch
 
 from vitrail import world
 from vitrail.objective.base import Batch, Objective
-from vitrail.train.parallel import mean_gradients
+from vitrail.train.parallel import Alone, Parallel
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,24 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int(state))
 
 
-def backward(objective: Objective, batch: Batch, *, step: int, parts: int, autocast: bool) -> Outcome:
-    """Set the gradient of the mean loss over the batches of all processes.
+def backward(
+    objective: Objective, batch: Batch, *, step: int, parts: int, autocast: bool, network: Parallel | None = None
+) -> Outcome:
+    """Set the gradient of the mean loss over the batches of all processes, which compute as `network` says.
 
     The batch is cut into `parts` micro-batches; each gives the gradient of a *sum*, and the sums are divided by
     the global count once, at the end. So the gradient does not depend on `parts` or on the number of processes,
     up to rounding and to what normalises over the batch (BatchNorm).
     """
+    network = network or Alone(objective)
     device = next(objective.parameters()).device
     totals: dict[str, torch.Tensor] = {}
-    for part in objective.prepare(batch, step=step).split(parts):
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-            loss, count, metrics = objective(part, step=step)
-        loss.backward()
+    pieces = objective.prepare(batch, step=step).split(parts)
+    for number, part in enumerate(pieces, start=1):
+        with network.last(number == len(pieces)):
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+                loss, count, metrics = network(part, step=step)
+            loss.backward()
         sums = {**metrics, "loss": loss.detach(), "count": torch.tensor(count)}
         for name, value in sums.items():
             value = value.to(device, torch.float32 if device.type == "mps" else torch.float64)
@@ -52,5 +57,5 @@ def backward(objective: Objective, batch: Batch, *, step: int, parts: int, autoc
     values = world.sum_(torch.stack(list(totals.values()))).tolist()
     summed = dict(zip(totals, values, strict=True))
     total, examples = summed.pop("loss"), int(summed.pop("count"))
-    mean_gradients(objective.parameters(), examples)
+    network.mean(examples)
     return Outcome(total / examples, examples, summed)
