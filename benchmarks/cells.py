@@ -27,6 +27,10 @@ class Cells:
             row = json.loads(line)
             self.done[_name(row["key"])] = row["result"]
 
+    def find(self, **key: Any) -> Cell | None:
+        """The result of a cell that is done; None of another."""
+        return self.done.get(_name(key))
+
     def get(self, compute: Callable[[], Cell], **key: Any) -> Cell | None:
         """The result of a cell: from the log, or computed and logged; None where no time is left."""
         if (name := _name(key)) in self.done:

@@ -4,7 +4,8 @@
 
 Each measurement is a process of its own, so its peak is its own: the most resident memory, less what the process
 had before the first image. Memory that grew with images would show between the rows; what is held at once is the
-maps of one layer of one batch, which is printed for comparison. Weights and images are random: neither time nor
+maps of one layer of one batch, which is printed for comparison. Seconds are those of a machine that may have been
+busy: `foreign_load` is the share of it that others took. Weights and images are random: neither time nor
 memory depends on them. Relevance takes a backward pass too, and so is measured over a quarter of the images.
 """
 
@@ -24,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import record
+from benchmarks import compare, record
 from benchmarks.cells import Cells
 
 WHAT = ("distance", "rollout", "relevance")
@@ -76,8 +77,10 @@ def measured(what: str, images: int, options: argparse.Namespace) -> dict[str, A
     words = [f"--model={options.model}", f"--size={options.size}", f"--batch={options.batch}", f"--what={what}"]
     words += [f"--threads={options.threads}"] if options.threads else []
     command = [sys.executable, "-m", "benchmarks.inspect", *words, "--images", str(images)]
-    done = subprocess.run(command, cwd=record.ROOT, check=True, capture_output=True, text=True)
-    return {"what": what, "images": images, **json.loads(done.stdout.splitlines()[-1])}
+    with compare.foreign_load() as foreign:
+        done = subprocess.run(command, cwd=record.ROOT, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {"what": what, "images": images, **found, "foreign_load": round(foreign[0], 3)}
 
 
 def main() -> None:

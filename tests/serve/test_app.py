@@ -126,10 +126,18 @@ def test_real_and_awkward_photographs_as_vitrail_predict_has_them(
         np.testing.assert_allclose([best["probability"] for best in found["top"]], row.probabilities, rtol=1e-4)
 
 
+def decoded(address: str) -> np.ndarray:
+    """The pixels in a data address."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
+
+
 def test_another_model_and_how_many_classes(models: list[Served]) -> None:
     found = one(models, "POST", "/v1/predict", png(), headers=PNG, query="model=resnet&top=2").json
     assert found["model"] == "resnet" and len(found["images"][0]["top"]) == 2
     assert sum(best["probability"] for best in found["images"][0]["top"]) <= 1
+    assert found["images"][0]["crop"] is None
+    found = one(models, "POST", "/v1/predict", png(), headers=PNG, query="model=resnet&crop=true").json
+    np.testing.assert_array_equal(decoded(found["images"][0]["crop"]), models[1].prepare(png(), 10**6).pixels)
     assert one(models, "POST", "/v1/predict", png(), query="model=none").status == 404
     for query in ("top=0", "top=five"):
         refused = one(models, "POST", "/v1/predict", png(), query=query)
@@ -148,7 +156,7 @@ def test_features_are_those_of_the_network(models: list[Served], folder: Path) -
 def test_attention_is_what_inspect_computes(models: list[Served], folder: Path) -> None:
     model: Any = vitrail.load(folder / "vit")
     found = one(models, "POST", "/v1/attention", png(), headers=PNG, query="layer=0&head=1").json
-    crop = np.asarray(Image.open(io.BytesIO(base64.b64decode(found["crop"].partition(",")[2]))))
+    crop = decoded(found["crop"])
     np.testing.assert_array_equal(crop, models[0].prepare(png(), 10**6).pixels)
     images = torch.from_numpy(crop.copy()).permute(2, 0, 1)[None]
     np.testing.assert_allclose(found["rollout"], rollout(model, images)[0], atol=1e-5)

@@ -84,7 +84,9 @@ def test_an_image_chosen_then_another(page: Any) -> None:
     expect(page.locator("#status")).to_contain_text("first.png: ")
     expect(page.locator(".model")).to_have_count(3)
     expect(page.locator(".model").nth(0).locator(".top li")).to_have_count(4)
-    expect(page.locator(".model").nth(1).locator("canvas")).to_have_count(0)  # a ResNet has no attention
+    resnet_column = page.locator(".model").nth(1)  # it has no attention, but has seen something, too
+    expect(resnet_column.locator("canvas")).to_have_count(1)
+    expect(resnet_column.locator(".crop")).to_have_attribute("aria-label", "What the network saw, 16 × 16 px")
     choose(page, "second.png", png((0, 0, 200)))
     expect(page.locator("#status")).to_contain_text("second.png: ")
     expect(page.locator("#name")).to_have_text("second.png")

@@ -71,7 +71,8 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
         down, across = (_shown(side) for side in one.values.shape[:2])
         tiles = one.values[np.ix_(down, across)]
         gap = max(1, tiles.shape[2] // 7)
-        image = axes.imshow(mosaic(tiles, gap), vmin=low, vmax=high, interpolation="nearest")
+        whole = mosaic(tiles, gap)
+        image = axes.imshow(whole, vmin=low, vmax=high, interpolation="nearest")
         axes.set_yticks(_centres(len(down), tiles.shape[2] + gap, tiles.shape[2]), _numbers(down))
         axes.set_xticks(_centres(len(across), tiles.shape[3] + gap, tiles.shape[3]), _numbers(across))
         axes.tick_params(length=0)
@@ -80,7 +81,11 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
         axes.set_ylabel("row of the patch")
         axes.set_title(wrapped(f"{label}\n{one.about}", 3.0))
         figure.colorbar(
-            image, ax=axes, shrink=0.8, label=one.quantity, extend="max" if one.quantity == COSINE else None
+            image,
+            ax=axes,
+            shrink=0.8 * min(1.0, whole.shape[0] / whole.shape[1]),
+            label=one.quantity,
+            extend="max" if one.quantity == COSINE else None,
         )
     for axes in panels[len(found) :]:
         axes.set_axis_off()

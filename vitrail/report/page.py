@@ -63,12 +63,13 @@ def _model(contents: Contents) -> Any:
 
 def _images(contents: Contents, model: Any) -> Any:
     """The validation images; None, with a note, where they are not there, and where nothing would be shown of them."""
-    if contents.answers is None or model is None:
+    if model is None:
         return None
     try:
         return validation_images(contents)
     except (VitrailError, OSError) as error:
-        contents.notes.append(f"no pictures of mistakes, no attention distance: {error}")
+        lost = ["pictures of mistakes", "attention distance"][contents.answers is None :]
+        contents.notes.append(f"no {', no '.join(lost)}: {error}")
         return None
 
 

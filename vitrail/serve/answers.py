@@ -11,11 +11,15 @@ Problem = dict[str, str]
 
 @dataclass
 class Predicted:
-    """One image; `problem` in place of classes where it could not be answered."""
+    """One image; `problem` in place of classes where it could not be answered.
+
+    `crop`, where it was asked for, is exactly what the network saw, as a PNG in a data address.
+    """
 
     name: str
     top: list[dict[str, Any]]
     problem: Problem | None = None
+    crop: str | None = None
 
 
 @dataclass

@@ -6,6 +6,7 @@ documentation are switched off, as they load scripts from elsewhere; /openapi.js
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -42,6 +43,7 @@ POST: dict[str, Any] = {"openapi_extra": {"requestBody": IMAGE_BODY}, "responses
 
 Model = Annotated[str | None, Query(description="Name of a model, as in /v1/models; left out: the first")]
 Top = Annotated[int, Query(ge=1, le=TOP, description="Classes named of each image")]
+Crop = Annotated[bool, Query(description="Whether to return what the network saw of each image, too")]
 
 
 def create_app(engine: Engine, hosts: Hosts | None = None) -> Guard:
@@ -69,13 +71,15 @@ def create_app(engine: Engine, hosts: Hosts | None = None) -> Guard:
 
 def _add_posts(app: FastAPI, engine: Engine) -> None:
     @app.post("/v1/predict", response_model=Prediction, **POST)
-    async def predict(request: Request, model: Model = None, top: Top = 5) -> Any:
+    async def predict(request: Request, model: Model = None, top: Top = 5, crop: Crop = False) -> Any:
         """Name the classes of one image, or of several."""
         began, served = time.perf_counter(), engine.model(model)
         async with engine.admitted(request) as uploads:
             outcomes = await engine.within_deadline(request, engine.answer(served, uploads, served.rank))
+            crops = await asyncio.to_thread(_crops, outcomes) if crop else [None] * len(outcomes)
         images = [
-            Predicted(one.name, [] if one.refused else served.top(one.value, top), _problem(one)) for one in outcomes
+            Predicted(one.name, [] if one.refused else served.top(one.value, top), _problem(one), seen)
+            for one, seen in zip(outcomes, crops, strict=True)
         ]
         return _some(outcomes) or Prediction(served.name, images, seconds_since(began))
 
@@ -108,6 +112,10 @@ def _add_posts(app: FastAPI, engine: Engine) -> None:
                 raise Refused(413, "too-many-images", "attention is shown of one image at a time")
             found = await engine.within_deadline(request, engine.look(served, uploads[0], what))
         return Attention(model=served.name, seconds=seconds_since(began), **found)
+
+
+def _crops(outcomes: list[Outcome]) -> list[str | None]:
+    return [None if one.prepared is None else one.prepared.crop() for one in outcomes]
 
 
 def _problem(outcome: Outcome) -> dict[str, str] | None:

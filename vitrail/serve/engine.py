@@ -38,6 +38,8 @@ class Outcome:
     name: str
     value: Any = None
     refused: Refused | None = None
+    prepared: Prepared | None = None
+    """The image as the network took it, where there is a value."""
 
 
 class Engine:
@@ -148,7 +150,7 @@ class Engine:
     async def _one(self, model: Served, upload: Upload, compute: Callable[[list[Any]], list[Any]]) -> Outcome:
         try:
             prepared = await self.prepare(model, upload)
-            return Outcome(upload.name, await self.batcher.submit(compute, prepared))
+            return Outcome(upload.name, await self.batcher.submit(compute, prepared), prepared=prepared)
         except Refused as refused:
             return Outcome(upload.name, refused=refused)
         except Exception as error:

@@ -48,6 +48,12 @@ class Prepared:
     box: Box
     """The part of it that the network sees."""
 
+    def crop(self) -> str:
+        """Return the pixels as a PNG in a data address."""
+        file = io.BytesIO()
+        Image.fromarray(self.pixels).save(file, "PNG", compress_level=1)
+        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+
 
 class Ranked(NamedTuple):
     """The best classes of an image, best first."""
@@ -144,7 +150,7 @@ class Served:
             "patch": None if what.patch is None else list(what.patch),
             "attention": _rounded(_mean(maps)),
             **self._alike(what.patch),
-            "crop": _png(image.pixels),
+            "crop": image.crop(),
             "picture": list(image.size),
             "seen": {"top": box.top, "left": box.left, "height": box.height, "width": box.width},
         }
@@ -204,9 +210,3 @@ def _mean(maps: list[HeadMaps]) -> Tensor:
 def _rounded(values: Tensor | np.ndarray) -> list[list[float]]:
     array = values.cpu().numpy() if isinstance(values, Tensor) else values
     return [[round(float(value), DIGITS) for value in row] for row in array]
-
-
-def _png(pixels: np.ndarray) -> str:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")

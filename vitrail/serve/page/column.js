@@ -23,7 +23,7 @@ export class Column {
     this.opacity = this.one(".opacity");
     for (const [name, value] of facts(model)) this.one(".card").append(element("dt", name), element("dd", value));
     if (model.attention) this.listen();
-    else for (const part of this.all(".look, .controls, .tiles")) part.remove();
+    else for (const part of this.all(".look, .controls, .alike")) part.remove();
   }
 
   one(selector) {
@@ -66,12 +66,14 @@ export class Column {
     Object.assign(this, { file, picture, patch: null, under: null });
     this.busy = true;
     try {
-      const answer = await post("/v1/predict", file, { model: this.model.name }, signal);
+      const crop = !this.model.attention; // else it comes with the attention
+      const answer = await post("/v1/predict", file, { model: this.model.name, crop }, signal);
       const image = answer.images[0];
       if (image.problem) throw new Error(image.problem.message);
       this.one(".top").replaceChildren(...image.top.map(bar));
       this.one(".time").textContent = `answered in ${milliseconds(answer.seconds)}`;
-      if (this.model.attention) await this.look(signal);
+      if (crop) this.drawCrop(await loaded(image.crop), "");
+      else await this.look(signal);
       this.problem.hidden = true;
       this.results.hidden = false;
       return image.top[0];
@@ -154,12 +156,8 @@ export class Column {
 
   drawTiles() {
     const { found, crop } = this;
-    const tile = this.one(".crop");
-    const seen = paint(tile, crop);
-    if (found.patch) outline(seen, found.patch, found.grid, whole(tile), 2);
-    const size = `${crop.width} × ${crop.height} px`;
-    tile.setAttribute("aria-label", `What the network saw, ${size}`);
-    tile.nextElementSibling.textContent = `Exactly what it saw, ${size} in ${found.grid[0]} × ${found.grid[1]} patches`;
+    const seen = this.drawCrop(crop, ` in ${found.grid[0]} × ${found.grid[1]} patches`);
+    if (found.patch) outline(seen, found.patch, found.grid, whole(seen.canvas), 2);
     this.one(".alike").hidden = !found.patch;
     if (!found.patch) return;
     const alike = this.one(".positions");
@@ -171,6 +169,14 @@ export class Column {
     outline(context, found.patch, found.grid, whole(alike), 2);
     alike.setAttribute("aria-label", found.positions_about);
     alike.nextElementSibling.textContent = `Positions like this patch’s: ${found.positions_about}, ${least} to ${most}`;
+  }
+
+  drawCrop(crop, patches) {
+    const tile = this.one(".crop");
+    const size = `${crop.width} × ${crop.height} px`;
+    tile.setAttribute("aria-label", `What the network saw, ${size}`);
+    tile.nextElementSibling.textContent = `Exactly what it saw, ${size}${patches}`;
+    return paint(tile, crop);
   }
 
   patchAt(event) {
