@@ -64,7 +64,7 @@ FLAGS = {
     "inspect": ("model images out what layer head class_name data split count image_size format batch_size device"),
     "report": "run runs out",
     "serve": (
-        "models host port allow_host image_size batch_size queue max_mb max_megapixels deadline device precision"
+        "models host port allow_host image_size batch_size queue max_mb max_megapixels deadline drain device precision"
     ),
     "probe fewshot": (
         "model data features shots seeds l2 protocol prepare split image_size batch_size workers device precision"

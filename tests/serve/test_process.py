@@ -6,6 +6,8 @@ import json
 import signal
 import socket
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -38,6 +40,7 @@ def _predict(url: str) -> dict[str, object]:
     [
         ({"queue": 0}, "queue is 0"),
         ({"deadline": -1.0}, "deadline is -1"),
+        ({"drain": 0}, "drain is 0"),
         ({"precision": "int4"}, "no precision is called 'int4'"),
         ({"port": 70_000}, "70000"),
     ],
@@ -66,19 +69,34 @@ def test_sigterm_finishes_the_request_that_is_inside(model: Path) -> None:
         process = psutil.Process(running.process.pid)
         listening = {c.laddr.ip for c in process.net_connections() if c.status == "LISTEN"}
         assert listening == {"127.0.0.1"}
-        port, body = int(running.url.rpartition(":")[2]), png()
-        head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: image/png\r\n"
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
-            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:20])
-            while "vitrail_images_inside 1\n" not in _get(f"{running.url}/metrics"):
-                pass
+        body = png()
+        with _half_inside(running.url, body) as client:
             running.process.send_signal(signal.SIGTERM)
-            while _takes_connections(port):
+            while _takes_connections(int(running.url.rpartition(":")[2])):
                 pass
             client.sendall(body[20:])
             answer = client.makefile("rb").read()
         assert answer.startswith(b"HTTP/1.1 200") and b'"model":"tiny"' in answer
         assert running.process.wait(30) in (-signal.SIGTERM, 143)
+
+
+def test_sigterm_does_not_wait_for_ever(model: Path) -> None:
+    with serving(model, flags=("--drain=1",)) as running, _half_inside(running.url, png()):  # the rest never comes
+        running.process.send_signal(signal.SIGTERM)
+        # a body that does not arrive is given up after 15 seconds: it is the drain that has ended it
+        assert running.process.wait(10) in (-signal.SIGTERM, 143)
+
+
+@contextmanager
+def _half_inside(url: str, body: bytes) -> Iterator[socket.socket]:
+    """A connection with a request of which the server has the first 20 bytes of `body`."""
+    port = int(url.rpartition(":")[2])
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: image/png\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:20])
+        while "vitrail_images_inside 1\n" not in _get(f"{url}/metrics"):
+            pass
+        yield client
 
 
 def test_ctrl_c_ends_it_and_says_what_was_done(model: Path) -> None:

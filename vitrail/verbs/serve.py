@@ -32,6 +32,7 @@ def serve(
     max_mb: float = 10.0,
     max_megapixels: float | None = None,
     deadline: float = 30.0,
+    drain: int = 20,
     device: str | None = None,
     precision: Literal["auto", "bf16", "float32"] = "auto",
 ) -> Service:
@@ -53,12 +54,13 @@ def serve(
         max_mb: Largest request, in megabytes.
         max_megapixels: Largest image, in millions of pixels; left out: 134.
         deadline: Seconds for an answer.
+        drain: Seconds that requests inside have to be answered after Ctrl-C or SIGTERM.
         device: cpu, cuda, cuda:1 or mps; left out: the best there is.
         precision: auto, bf16 or float32.
     """
     if not models:
         raise UsageError("serve what? vitrail serve MODEL ...")
-    for name, value in dict(batch_size=batch_size, queue=queue, max_mb=max_mb, deadline=deadline).items():
+    for name, value in dict(batch_size=batch_size, queue=queue, max_mb=max_mb, deadline=deadline, drain=drain).items():
         if value <= 0:
             raise UsageError(f"{name} is {value}; it must be above 0")
     if precision not in ("auto", "bf16", "float32"):
@@ -74,7 +76,7 @@ def serve(
     from vitrail.serve.limits import Limits
 
     pixels = MAX_PIXELS if max_megapixels is None else int(max_megapixels * 1e6)
-    limits = Limits(body=int(max_mb * 1e6), pixels=pixels, queue=queue, batch=batch_size, deadline=deadline)
+    limits = Limits(int(max_mb * 1e6), pixels=pixels, queue=queue, batch=batch_size, deadline=deadline, drain=drain)
     with take_port(host, port) as listening:
         engine = Engine(load_served(models, image_size, device, precision), limits)
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

@@ -1,0 +1,308 @@
+"""What is learned without labels? Masked patches, MAE, BEiT and DINO on CIFAR-100, against labels and against nothing.
+
+    python -m benchmarks.self_supervised --calibrate     once, on a quiet machine (about 5 minutes)
+    python -m benchmarks.self_supervised
+
+Each way gets the same minutes of pre-training on this machine, BEiT's tokenizer included; then few-shot, nearest
+neighbours and a linear classifier ask what its frozen features know, and fine-tuning what they are worth as a start.
+"labels" learns from labels for those minutes; "labels, all the time" for those of pre-training and fine-tuning
+together, which is what pre-training has to beat; "random" is not trained at all.
+
+Minutes are turned into steps by the rates that `--calibrate` measures, each way alone on the machine, before anything
+is trained: so a run does not depend on what else the machine does, and can be repeated to the step. Everything goes
+through the command line, choices are made on held-out training images, and the test images are read once, at the end
+of each run. The log keeps what is finished: the same command goes on where it was stopped, and `--stop-after` begins no
+run later than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import compare, record
+from benchmarks.cells import Cells
+from benchmarks.learn import vitrail_verb
+from vitrail.cost.figure import COLOURS
+
+DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "cifar100"
+LOG = record.RESULTS / "self_supervised.jsonl"
+NEIGHBOURS = 20
+SHOTS = ("1", "5", "10", "25")
+HOLDOUT = "--data.holdout=0.02"
+FINETUNE = ("--optim.name=adamw", "--lr=1e-3", "--optim.weight-decay=0.05", "--batch-size=128", "--augment.crop=pad")
+"""After every pre-training the same; the supervised recipe's but for the lower learning rate."""
+TOKENIZER = 0.2
+"""Share of the minutes that BEiT's tokenizer gets."""
+CALIBRATION = 60
+"""Steps over which a rate is measured."""
+SHOWN = ("1-shot", "5-shot", "10-shot", "25-shot", f"{NEIGHBOURS}-NN", "linear", "fine-tuned")
+LABELS, ALL_THE_TIME, RANDOM, TUNING = "labels", "labels, all the time", "random", "fine-tuning"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of learning: what is typed behind `vitrail train DIR`."""
+
+    name: str
+    words: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    """The recipe of what it needs first."""
+    tuned: bool = False
+    """Whether it is fine-tuned, too."""
+
+
+MASKED = "--recipe=masked-patch-small"
+WAYS = (
+    Way(RANDOM),
+    Way(LABELS, ("--recipe=scratch-small",)),
+    Way("masked patch: colour", (MASKED,), tuned=True),
+    Way("MAE", ("--recipe=mae-small",), tuned=True),
+    Way("DINO", ("--recipe=dino-small",), tuned=True),
+    Way("BEiT", ("--recipe=beit-small",), tokenizer="tokenizer-small", tuned=True),
+    Way(ALL_THE_TIME, ("--recipe=scratch-small",)),
+    Way("masked patch: colour, 15 %", (MASKED, "--objective.corrupt=0.15")),
+    Way("masked patch: 4x4 colours", (MASKED, "--objective.target=small")),
+    Way("masked patch: pixels", (MASKED, "--objective.target=pixels")),
+)
+
+
+def network() -> list[str]:
+    """The network of the masked recipes as flags, for those that start from another recipe."""
+    from vitrail.recipes.registry import recipe
+
+    run = recipe("masked-patch-small")
+    chosen = {**vars(run.vit), "stem": "linear"}  # the supervised recipe has another
+    given = [f"--vit.{name.replace('_', '-')}={value}" for name, value in chosen.items() if value is not None]
+    return [f"--model={run.model}", *given]
+
+
+def steps(kind: str, minutes: float, rates: dict[str, float]) -> str:
+    """The flag for so many minutes of what was calibrated as `kind`."""
+    return f"--duration={max(1, round(minutes * rates[kind]))} steps"
+
+
+def trained(way: Way, seed: int, minutes: float, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """What `vitrail train` says of a run of so many minutes."""
+    words, rates = list(way.words), options.rates
+    if way.tokenizer is not None:
+        first = ["train", str(options.data), f"--recipe={way.tokenizer}", HOLDOUT]
+        first.append(steps(way.tokenizer, TOKENIZER * minutes, rates))
+        made = vitrail_verb([*first, f"--seed={seed}", f"--out={folder}", *options.fewer])
+        words.append(f"--objective.tokenizer={made['folder']}")
+        minutes *= 1 - TOKENIZER
+    if way.name in (LABELS, ALL_THE_TIME):
+        words += network()
+    words += [HOLDOUT, f"--knn={NEIGHBOURS}", "--evaluate-every=5 %", steps(way.name, minutes, rates)]
+    ran: dict[str, Any] = vitrail_verb(
+        ["train", str(options.data), *words, f"--seed={seed}", f"--out={folder}", *options.fewer]
+    )
+    return ran
+
+
+def untrained(seed: int, folder: Path) -> dict[str, Any]:
+    """The network as it is drawn."""
+    import torch
+
+    import vitrail
+    from vitrail.recipes.registry import recipe
+
+    run = recipe("masked-patch-small")
+    values = {name: value for name, value in vars(run.vit).items() if value is not None}
+    torch.manual_seed(seed)
+    vitrail.save(vitrail.create(run.model, classes=100, image_size=32, **values), folder)
+    return {"folder": str(folder), "steps": 0}
+
+
+def probes(model: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
+    """Test top-1 in percent of everything that leaves the network as it is."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = str(Path(scratch) / "features.npz")
+        vitrail_verb(["embed", model, str(options.data), f"--out={file}", "--image-size=32"])
+        few = vitrail_verb(["probe", "fewshot", "--features", file, "--shots", *SHOTS])
+        near = vitrail_verb(["probe", "knn", "--features", file, "--k", str(NEIGHBOURS)])
+        line = vitrail_verb(["probe", "linear", "--features", file, f"--seed={seed}", *options.shorter])
+    found = {f"{row['shots']}-shot": 100 * statistics.fmean(row["seeds"]) for row in few["results"]}
+    return found | {f"{NEIGHBOURS}-NN": 100 * near["results"][0]["top1"], "linear": 100 * line["top1"]}
+
+
+def learned(way: Way, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Pre-train, ask the frozen features, fine-tune: test top-1 in percent of each, and the curves on the way."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if way.name == RANDOM:
+            ran = untrained(seed, Path(scratch) / "random")
+        else:
+            longer = options.tune_minutes if way.name == ALL_THE_TIME else 0.0
+            ran = trained(way, seed, options.minutes + longer, Path(scratch), options)
+        found: dict[str, Any] = {"steps": ran["steps"], "curve": curve(Path(ran["folder"]))}
+        if way.name == ALL_THE_TIME:
+            return {**found, "fine-tuned": 100 * ran["test"]["top1"]}
+        found |= probes(ran["folder"], seed, options)
+        if way.tuned:
+            words = ["finetune", str(options.data), f"--from={ran['folder']}", *FINETUNE, HOLDOUT, *options.fewer]
+            words += ["--evaluate-every=5 %", steps(TUNING, options.tune_minutes, options.rates)]
+            tuned = vitrail_verb([*words, f"--seed={seed}", f"--out={scratch}"])
+            found |= {"fine-tuned": 100 * tuned["test"]["top1"], "tuning curve": curve(Path(tuned["folder"]))}
+    return found
+
+
+def calibrated(way: Way, options: argparse.Namespace) -> dict[str, float]:
+    """Steps a minute of all that a way runs, from a short run of each, evaluations left out."""
+    few = [f"--duration={CALIBRATION} steps", "--evaluate-every=100 %", HOLDOUT, *options.fewer]
+    found = {}
+    with tempfile.TemporaryDirectory() as scratch, compare.foreign_load() as foreign:
+        words = list(way.words)
+        if way.tokenizer is not None:
+            made = vitrail_verb(["train", str(options.data), f"--recipe={way.tokenizer}", *few, f"--out={scratch}"])
+            found[way.tokenizer] = rate(Path(made["folder"]))
+            words.append(f"--objective.tokenizer={made['folder']}")
+        if way.name == LABELS:
+            words += network()
+        ran = vitrail_verb(["train", str(options.data), *words, *few, f"--out={scratch}"])
+        found[way.name] = rate(Path(ran["folder"]))
+        if way.name == LABELS:
+            tuned = ["finetune", str(options.data), f"--from={ran['folder']}", *FINETUNE, *few, f"--out={scratch}"]
+            found[TUNING] = rate(Path(vitrail_verb(tuned)["folder"]))
+    return {**found, "foreign load": round(foreign[0], 3)}
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """What a run has logged of a kind; nothing of what was not trained."""
+    log = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [row for row in rows if row["kind"] == kind]
+
+
+def rate(folder: Path) -> float:
+    """Steps a minute between the first logged step and the last."""
+    rows = lines(folder, "train")
+    return round(60 * (rows[-1]["step"] - rows[0]["step"]) / (rows[-1]["time"] - rows[0]["time"]), 2)
+
+
+def curve(folder: Path) -> list[dict[str, float]]:
+    """What was measured on the validation images on the way, by step."""
+    kept = ("step", "loss", "nll", "knn", "top1", "colour", "code")
+    return [{name: row[name] for name in kept if name in row} for row in lines(folder, "validation")]
+
+
+def draw(rows: list[dict[str, Any]], options: argparse.Namespace, path: Path) -> None:
+    """What the features know while they are learned, and fine-tuning beside labels all the time (first seeds)."""
+    figure = Figure(figsize=(10.4, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1))
+    for place, row in enumerate(rows):
+        look = {"color": COLOURS[place % len(COLOURS)], "linestyle": ("-", "--")[place // len(COLOURS) % 2]}
+        _line(left, row["curve"] if row["way"] != ALL_THE_TIME else [], "knn", 0.0, options.minutes, row["way"], look)
+        if row["way"] == ALL_THE_TIME:
+            _line(right, row["curve"], "top1", 0.0, options.minutes + options.tune_minutes, row["way"], look)
+        _line(right, row.get("tuning curve", []), "top1", options.minutes, options.tune_minutes, row["way"], look)
+    left.set_ylabel(f"top-1 of the {NEIGHBOURS} nearest neighbours, %")
+    left.set_title("What the features know while they are learned", fontsize="medium")
+    right.set_ylabel("top-1, %")
+    right.set_title("With labels: fine-tuned after pre-training, or all the time", fontsize="medium")
+    right.axvline(options.minutes, color="grey", linewidth=0.8, linestyle=":")
+    for axes in (left, right):
+        axes.set_xlabel("minutes on this machine")
+        axes.grid(alpha=0.2)
+        axes.legend(fontsize="x-small", frameon=False)
+    figure.suptitle("CIFAR-100, images held out of the training set", fontsize="medium")
+    figure.savefig(path, dpi=144)
+
+
+def _line(axes: Axes, points: list[Any], what: str, start: float, minutes: float, name: str, look: Any) -> None:
+    shown = [(point["step"], 100 * point[what]) for point in points if what in point]
+    if shown:
+        last = shown[-1][0]
+        axes.plot([start + minutes * at / last for at, _ in shown], [y for _, y in shown], label=name, **look)
+
+
+def table(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Print means over seeds with deviations, and return them as rows with the first seed's curves."""
+    title = f"CIFAR-100, test top-1 in %: {options.minutes:g} minutes, {options.tune_minutes:g} more to fine-tune"
+    shown, rows = Table(title=title, title_justify="left"), []
+    for column in ("", *SHOWN):
+        shown.add_column(column, justify="right" if column else "left")
+    for name, results in found.items():
+        row: dict[str, Any] = {"way": name, "seeds": len(results), "steps": results[0]["steps"]}
+        for what in SHOWN:
+            if values := [result[what] for result in results if what in result]:
+                deviation = round(statistics.stdev(values), 2) if len(values) > 1 else None
+                row[what] = {"mean": round(statistics.fmean(values), 2), "deviation": deviation}
+        row |= {name: results[0][name] for name in ("curve", "tuning curve") if name in results[0]}
+        rows.append(row)
+        shown.add_row(name, *(_cell(row.get(what)) for what in SHOWN))
+    Console(width=120).print(shown)
+    return rows
+
+
+def _cell(value: dict[str, Any] | None) -> str:
+    if value is None:
+        return ""
+    return f"{value['mean']:.1f}" + ("" if value["deviation"] is None else f" ± {value['deviation']:.1f}")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = record.arguments(__doc__)
+    parser.add_argument("--data", type=Path, default=DATA, help="CIFAR-100 in the hub's layout")
+    parser.add_argument("--minutes", type=float, default=6, help="of pre-training")
+    parser.add_argument("--tune-minutes", type=float, default=3, help="of fine-tuning")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], help="only these")
+    parser.add_argument("--log", type=Path, default=LOG, help="finished runs and rates are kept here")
+    parser.add_argument("--calibrate", action="store_true", help="measure the rates that the log lacks, and end")
+    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="begin no run later than this")
+    options = parser.parse_args()
+    options.fewer, options.shorter = [], []
+    if options.quick:
+        options.minutes, options.tune_minutes, options.seeds = 0.02, 0.02, [0]
+        options.fewer, options.shorter = ["--data.subset=300"], ["--epochs=1"]
+        options.log = Path(tempfile.mkdtemp()) / "log.jsonl"
+    if options.threads:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    return options
+
+
+def main() -> None:
+    """Run what the log lacks, print the table, draw the curves and write results/self_supervised.json."""
+    options = arguments()
+    ways = [way for way in WAYS if not options.ways or way.name in options.ways]
+    measured = Cells(options.log)
+    options.rates = {}
+    for way in WAYS:
+        if way.name in (RANDOM, ALL_THE_TIME) or not (way in ways or way.name == LABELS):
+            continue
+        if not (options.calibrate or options.quick) and measured.find(rate=way.name) is None:
+            raise SystemExit(f"how many steps a minute has {way.name!r} here? First, on a quiet machine: --calibrate")
+        options.rates |= measured.get(lambda way=way: calibrated(way, options), rate=way.name) or {}  # type: ignore[misc]
+    if options.calibrate:
+        return
+    options.rates[ALL_THE_TIME] = options.rates[LABELS]
+    cells, found = Cells(options.log, options.stop_after), dict[str, list[dict[str, Any]]]()
+    for seed in options.seeds:
+        for way in ways:
+            key = dict(way=way.name, words=way.words, seed=seed, minutes=options.minutes, tune=options.tune_minutes)
+            result = cells.get(lambda way=way, seed=seed: learned(way, seed, options), **key)  # type: ignore[misc]
+            if result:
+                found.setdefault(way.name, []).append(result)
+    rows = table(found, options)
+    if cells.missing:
+        print(f"{cells.missing} runs are missing: the same command goes on")
+    if rows and not options.quick:
+        draw(rows, options, record.RESULTS / "self_supervised.png")
+        shown = dict(minutes=options.minutes, tune_minutes=options.tune_minutes, seeds=options.seeds)
+        record.save("self_supervised", options, **shown, missing=cells.missing, rates=options.rates, rows=rows)
+
+
+if __name__ == "__main__":
+    main()
