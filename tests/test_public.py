@@ -61,7 +61,9 @@ FLAGS = {
     "evaluate": "model data split protocol labels groups image_size batch_size workers device precision out",
     "predict": "model images top strict out merge batch_size workers device precision",
     "embed": "model paths out merge split prepare image_size batch_size workers device precision",
-    "inspect": ("model images out what layer head class_name data split count image_size format batch_size device"),
+    "inspect": (
+        "model images out what layer head class_name data split count pictures image_size format batch_size device"
+    ),
     "report": "run runs out",
     "serve": (
         "models host port allow_host image_size batch_size queue max_mb max_megapixels deadline drain device precision"

@@ -167,6 +167,18 @@ def test_at_another_resolution_and_many_pictures(
     np.testing.assert_allclose(shares[0], expected[0].numpy(), rtol=1e-4)
 
 
+def test_of_a_folder_of_images_some_are_drawn(
+    networks: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = sorted(str(path) for path in (photos / "blue").iterdir())
+    vitrail.inspect(networks / "plain", photos / "blue", what=("rollout",), pictures=2, out=tmp_path)
+    drawn = np.load(tmp_path / "rollout.npz")["image"].tolist()
+    assert len(drawn) == 2 and set(drawn) <= set(given)
+    assert "2 of the 5 images are drawn, evenly spaced; --pictures draws more" in caplog.text
+    with pytest.raises(UsageError, match="pictures"):
+        vitrail.inspect(networks / "plain", photos, pictures=0, out=tmp_path)
+
+
 def test_a_run_knows_its_own_images(tmp_path: Path) -> None:
     run = vitrail.train(
         "digits", recipe="digits", out=str(tmp_path), model="Ti/4", image_size=8, batch_size=16, duration="1 step",

@@ -52,6 +52,7 @@ def inspect(
     data: str | Path | None = None,
     split: str | None = None,
     count: int = 128,
+    pictures: int = 48,
     image_size: int | None = None,
     format: tuple[Format, ...] = (),
     batch_size: int = 8,
@@ -75,14 +76,15 @@ def inspect(
         data: A data set, as for `vitrail train`: for neighbours and map, and for pictures where none are given.
         split: Which split of it; left out: test, else validation, else all there is.
         count: Images that attention distance is averaged over, at most.
+        pictures: Images that are drawn, at most; of more, so many are, evenly spaced.
         image_size: Look at it at another resolution, in pixels.
         format: One or several; left out: png.
         batch_size: Images at once; memory grows with it.
         device: cpu, cuda, cuda:1 or mps; left out: the best there is.
     """
     chosen, formats = _listed(what, What, "cannot inspect"), _listed(format, Format, "no figure is written as")
-    if count < 1 or batch_size < 1:
-        raise UsageError("count and batch_size must be above 0")
+    if min(count, pictures, batch_size) < 1:
+        raise UsageError("count, pictures and batch_size must be above 0")
     from vitrail.inspect.page import Folder
     from vitrail.model.attention import fast_math
     from vitrail.train.resolve import choose_device
@@ -101,11 +103,13 @@ def inspect(
     result = Inspection(labels, Path(out), unreadable=material.unreadable)
     for name in chosen or _default(comparing, material):
         try:
-            result.pages.append(_page(name, material, folder, _Chosen(layer, head, class_name, count)))
+            result.pages.append(_page(name, material, folder, _Chosen(layer, head, class_name, count, pictures)))
         except UsageError as error:
             if chosen:
                 raise
             result.skipped[name] = str(error)
+    if paths and (given := len(material.source())) > pictures:
+        log.warning("%d of the %d images are drawn, evenly spaced; --pictures draws more", pictures, given)
     for path, reason in result.unreadable.items():
         log.warning("left out %s: %s", path, reason)
     return result
@@ -113,12 +117,13 @@ def inspect(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The part of a network to look at, and how many images to average over."""
+    """The part of a network to look at, how many images to average over, and how many to draw."""
 
     layer: int | None
     head: int | None
     class_name: str | None
     count: int
+    pictures: int
 
 
 def _listed(words: tuple[str, ...], choice: Any, complaint: str) -> tuple[str, ...]:
@@ -148,10 +153,10 @@ def _page(name: str, material: Material, folder: Folder, chosen: _Chosen) -> Pag
     if name == "positions":
         return album.positions_page(subjects, folder, chosen.layer)
     if name in OF_DATA:
-        return _data_page(name, material, folder)
+        return _data_page(name, material, folder, chosen.pictures)
     if name == "distance":
         return album.distance_page(subjects, material.pictures(chosen.count), folder)
-    pictures = material.pictures(None if material.paths else SAMPLE)[0]
+    pictures = material.pictures(chosen.pictures if material.paths else min(SAMPLE, chosen.pictures))[0]
     if name == "rollout":
         return album.rollout_page(subject, pictures, folder)
     if name == "relevance":
@@ -174,7 +179,7 @@ def _class(subject: Subject, wanted: str | None) -> int | None:
     raise UsageError(f"{subject.label} knows no class {wanted!r}.{hint}{known}")
 
 
-def _data_page(name: str, material: Material, folder: Folder) -> Page:
+def _data_page(name: str, material: Material, folder: Folder, most: int) -> Page:
     from vitrail.inspect.album_data import MOST_POINTS, evenly, map_page, neighbours_page, rows_of
     from vitrail.inspect.pictures import Pictures
 
@@ -183,7 +188,7 @@ def _data_page(name: str, material: Material, folder: Folder) -> Page:
         return map_page(subject.label, folder, material.embedded(MOST_POINTS), of_data)
     among = material.embedded()
     if material.paths:
-        (queries,) = material.pictures()
+        (queries,) = material.pictures(most)
         features, index = material.features(queries.source)
         return neighbours_page(subject.label, folder, among, queries, features, index, None)
     index = among.index[evenly(len(among.index), SAMPLE)]

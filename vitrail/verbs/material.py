@@ -108,14 +108,14 @@ class Material:
                 self._source = self.data_set() if self.data is not None else _own_images(self.networks[0])
         return self._source
 
-    def pictures(self, most: int | None = None) -> list[Pictures]:
-        """Return the pictures as each network takes them; with `most`, so many of them, evenly spaced."""
+    def pictures(self, most: int) -> list[Pictures]:
+        """Return the pictures as each network takes them; of more than `most` so many, evenly spaced."""
         from vitrail.data.item import View
         from vitrail.inspect.album_data import evenly
         from vitrail.inspect.pictures import Pictures
 
         source = self.source()
-        if most is not None and len(source) > most:
+        if len(source) > most:
             source = View(source, evenly(len(source), most))
         # one list for all of what cannot be read
         return [Pictures(source, subject.transform, self.batch_size, self.unreadable) for subject in self.subjects]
