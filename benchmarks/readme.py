@@ -61,6 +61,18 @@ def inference(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def export(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Exported programs: images/s of ours in torch and of each runtime, and ours over theirs."""
+    peers = [row["name"] for row in document["results"][0]["rows"] if row["name"] != record.OURS]
+    header = ("predicting, float32", record.OURS, *(title for peer in peers for title in (peer, f"ours over {peer}")))
+    lines: list[tuple[str, ...]] = [header]
+    for r in document["results"]:
+        over = {row["name"]: ratio(row["ours_over_this"]) for row in r["rows"] if row["name"] in peers}
+        cells = [cell for peer in peers for cell in (_rate(r["rows"], peer), over[peer])]
+        lines.append((f"{r['case']}, batch {r['batch']}", _rate(r["rows"], record.OURS), *cells))
+    return lines
+
+
 def input_pipeline(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Loading: images/s on one core, over timm's loader and over its uint8 part."""
     lines: list[tuple[str, ...]] = [
@@ -193,6 +205,7 @@ TABLES: dict[str, Table | tuple[Table, ...]] = {
     "train_step": train_step,
     "tune": tune,
     "inference": inference,
+    "export": export,
     "serve": serve,
     "input_pipeline": input_pipeline,
     "startup": startup,

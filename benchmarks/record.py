@@ -25,7 +25,10 @@ RESULTS = Path(__file__).parent / "results"
 OURS = "vitrail"
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile", "asimd", "bf16")
-PACKAGES = ("torch", "timm", "transformers", "torchvision", "numpy", "pillow", "simplejpeg")
+PACKAGES = (
+    *("torch", "timm", "transformers", "torchvision", "numpy", "pillow", "simplejpeg"),
+    *("onnxruntime", "openvino"),
+)
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:

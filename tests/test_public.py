@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 NAMES = """
 BEiT MAE Tokenizer
-Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples MaskedPatch Model Optim Percent
-Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError WeightsError
-__version__
-bench cost create demo doctor embed evaluate finetune fit from_yaml inspect load plan predict probe recipe regroup
-report save serve sweep to_yaml train variant vtab
+Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples ExportError MaskedPatch Model Optim
+Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError
+WeightsError __version__
+bench cost create demo doctor embed evaluate export finetune fit from_yaml inspect load plan predict probe recipe
+regroup report save serve sweep to_yaml train variant vtab
 """
 
 RUN = """
@@ -68,6 +68,7 @@ FLAGS = {
     "serve": (
         "models host port allow_host image_size batch_size queue max_mb max_megapixels deadline drain device precision"
     ),
+    "export": "model images to out image_size output precision overwrite",
     "probe fewshot": (
         "model data features shots seeds l2 protocol prepare split image_size batch_size workers device precision"
     ),
@@ -115,7 +116,7 @@ def test_importing_takes_no_time() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "cost", "inspect", "report", "serve"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "cost", "inspect", "report", "serve", "export"])
 def test_a_package_that_is_a_verb_can_be_called_and_imported(name: str) -> None:
     code = f"""
 import vitrail
@@ -162,6 +163,7 @@ def test_the_flags_of_a_verb(verb: str) -> None:
         "inspect",
         "report",
         "serve",
+        "export",
         "cost",
         "bench",
         "doctor",

@@ -7,8 +7,8 @@ model = vitrail.load(result.folder)
 ```
 
 Names are imported when they are used, so that importing this takes no time. `vitrail.train`,
-`vitrail.evaluate`, `vitrail.inspect`, `vitrail.report`, `vitrail.serve` and `vitrail.cost` are packages too: calling
-the package calls the verb.
+`vitrail.evaluate`, `vitrail.inspect`, `vitrail.report`, `vitrail.serve`, `vitrail.export` and `vitrail.cost` are
+packages too: calling the package calls the verb.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         CheckpointError,
         DataError,
         DecodeError,
+        ExportError,
         TrainingError,
         UsageError,
         VitrailError,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.doctor import doctor
     from vitrail.verbs.embed import embed
     from vitrail.verbs.evaluate import evaluate
+    from vitrail.verbs.export import export
     from vitrail.verbs.finetune import finetune
     from vitrail.verbs.inspect import inspect
     from vitrail.verbs.plan import plan
@@ -65,7 +67,7 @@ _HOMES = {
     "vitrail.config_yaml": ("from_yaml", "to_yaml"),
     "vitrail.data.config": ("Augment", "Data", "Preprocess"),
     "vitrail.errors": (
-        *("CheckpointError", "DataError", "DecodeError", "TrainingError", "UsageError", "VitrailError"),
+        *("CheckpointError", "DataError", "DecodeError", "ExportError", "TrainingError", "UsageError", "VitrailError"),
         "WeightsError",
     ),
     "vitrail.model.build": ("create",),
@@ -81,6 +83,7 @@ _HOMES = {
     "vitrail.verbs.doctor": ("doctor",),
     "vitrail.verbs.embed": ("embed",),
     "vitrail.verbs.evaluate": ("evaluate",),
+    "vitrail.verbs.export": ("export",),
     "vitrail.verbs.finetune": ("finetune",),
     "vitrail.verbs.inspect": ("inspect",),
     "vitrail.verbs.plan": ("plan",),
@@ -94,7 +97,7 @@ _HOMES = {
     "vitrail.weights.save": ("save",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_PACKAGES = ("train", "evaluate", "cost", "inspect", "report", "serve")
+_PACKAGES = ("train", "evaluate", "cost", "inspect", "report", "serve", "export")
 _GROUPS = {"probe": "vitrail.verbs.probe"}
 """Verbs of two words: `vitrail.probe.fewshot(...)`."""
 
@@ -110,6 +113,7 @@ __all__ = [
     "Duration",
     "Epochs",
     "Examples",
+    "ExportError",
     "MaskedPatch",
     "Model",
     "Optim",
@@ -134,6 +138,7 @@ __all__ = [
     "doctor",
     "embed",
     "evaluate",
+    "export",
     "finetune",
     "fit",
     "from_yaml",

@@ -57,6 +57,7 @@ VERBS: dict[str, Verb] = {
     "inspect": Verb("vitrail.verbs.inspect:inspect", "look inside a network: filters, positions, attention, features"),
     "report": Verb("vitrail.verbs.report:report", "write a run's report again, or compare runs on one page"),
     "serve": Verb("vitrail.verbs.serve:serve", "answer on this machine: a page for images, and an HTTP interface"),
+    "export": Verb("vitrail.verbs.export:export", "write a network for ONNX Runtime, OpenVINO or torch.export"),
     "probe fewshot": Verb("vitrail.verbs.probe:fewshot", "measure features by least squares from a few images"),
     "probe knn": Verb("vitrail.verbs.probe:knn", "measure features by their nearest neighbours"),
     "probe linear": Verb("vitrail.verbs.probe:linear", "measure features by a linear classifier on top"),
@@ -88,6 +89,7 @@ vitrail predict runs/train-1 holiday/ 'scans/*.png' --out classes.csv
 vitrail inspect runs/train-1 cat.jpg dog.jpg
 vitrail report runs/train-1 runs/train-2
 vitrail serve runs/train-1
+vitrail export runs/train-1 --to onnx
 vitrail probe fewshot runs/train-1 flowers/ --shots 1 5 10
 vitrail cost B/16 --images 1.28e6 --epochs 300 --device a100
 vitrail weights convert vit.npz my-model/

@@ -6,6 +6,7 @@ VitrailError            exit 1: printed as one message, without a traceback
 ├── DataError           a data set is missing, empty, mislabelled or too broken to use
 │   └── DecodeError     one file cannot become an image; the reason is in `reason`
 ├── WeightsError        a weight file or model folder cannot be read, or does not fit
+├── ExportError         a model cannot be written for another runtime, or computes something else there
 ├── CheckpointError     no valid checkpoint, or one that belongs to another run
 └── TrainingError       training cannot go on: loss not finite, out of memory
 ```
@@ -55,6 +56,10 @@ def _decode_error(message: str, reason: str) -> DecodeError:
 
 class WeightsError(VitrailError):
     """A weight file or model folder cannot be read, or does not fit the model asked for."""
+
+
+class ExportError(VitrailError):
+    """A model cannot be written for another runtime, or computes something else there."""
 
 
 class CheckpointError(VitrailError):

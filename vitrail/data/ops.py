@@ -41,6 +41,7 @@ __all__ = [
     "ResizeSmall",
     "Squash",
     "ThreeAugment",
+    "covering",
     "eval_transform",
     "resize",
     "train_transform",
@@ -79,7 +80,7 @@ def eval_transform(preprocess: Preprocess) -> Op:
         raise UsageError(f"preprocess.image_size is {size}; both sides must be at least 1 pixel")
     if preprocess.resize == "squash":
         return Squash(size, preprocess.interpolation)
-    return Compose((ResizeSmall(_covering(preprocess), preprocess.interpolation), CentralCrop(size)))
+    return Compose((ResizeSmall(covering(preprocess), preprocess.interpolation), CentralCrop(size)))
 
 
 def transform_batch(op: Op, images: np.ndarray, rngs: Sequence[np.random.Generator]) -> np.ndarray:
@@ -96,16 +97,16 @@ def _crop(augment: Augment, preprocess: Preprocess) -> list[Op]:
     if augment.crop == "inception":
         return [InceptionCrop(size, augment.scale, augment.ratio, preprocess.interpolation)]
     if augment.crop == "random":
-        covering, interpolation = _covering(preprocess), preprocess.interpolation
+        size_before, interpolation = covering(preprocess), preprocess.interpolation
         if preprocess.resize == "squash":
-            return [Squash(covering, interpolation), RandomCrop(size)]
-        return [ResizeSmall(covering, interpolation), RandomCrop(size)]
+            return [Squash(size_before, interpolation), RandomCrop(size)]
+        return [ResizeSmall(size_before, interpolation), RandomCrop(size)]
     if augment.crop == "pad":
         return [as_evaluated, PadShift(augment.pad)]
     return [as_evaluated]
 
 
-def _covering(preprocess: Preprocess) -> Size:
+def covering(preprocess: Preprocess) -> Size:
     """Return the (height, width) that is covered before it is cropped: image_size / crop, rounded."""
     if not 0 < preprocess.crop <= 1:
         raise UsageError(f"preprocess.crop is {preprocess.crop}; it must be above 0 and at most 1")

@@ -4,8 +4,10 @@ On a CPU every weight matrix is packed once the way oneDNN wants it (it would ot
 call); the scale of the queries, the scale and shift of the norms and LayerScale are folded into the projections; and
 residuals are added inside the matrix product that makes them. The branches of parallel blocks become one wide branch
 (`vitrail.model.wide`) in bfloat16, and on other devices; in float32 on a CPU they go one by one, because wider
-activations leave the cache. All else on other devices is eval mode in the type
-asked for.
+activations leave the cache. The kernels of ResNets are standardised once. All else on other devices is eval mode in
+the type asked for.
+
+`portable` folds the same, and leaves out what only torch on a CPU knows: for programs that other runtimes read.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from vitrail.model.attention import Bias, attend, attend_first
 from vitrail.model.block import MLP, Block, SwiGLU, swiglu
 from vitrail.model.layers import LayerNorm, on_onednn
 from vitrail.model.posemb import Grid, Positions
+from vitrail.model.stdconv import StdConv2d
 from vitrail.model.vit import ViT
 from vitrail.model.wide import Wide, for_branches, wide_attention, wide_mlp
 
@@ -49,7 +52,8 @@ class Plain(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self.weight, self.bias = weight.detach(), bias.detach()
+        self.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)  # often a part of a larger one
+        self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
@@ -140,20 +144,24 @@ class FrozenBlock(nn.Module):
 
 
 @torch.no_grad()
-def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
+def freeze(model: nn.Module, dtype: torch.dtype = torch.float32, *, portable: bool = False) -> nn.Module:
     """Return a copy of a model for inference in `dtype`: images -> logits in that type.
 
     The same outputs to rounding; on a CPU 1.1 to 1.2 times as fast (B/16, batch 1 and 8). It cannot
-    be trained, saved or tapped. ViTs with axial blocks, and ResNets, gain only the type.
+    be trained, saved or tapped. Axial blocks gain only the type. A `portable` copy has torch's own layers alone.
     """
-    frozen = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
+    frozen = copy.deepcopy(model)
+    for module in frozen.modules():
+        if isinstance(module, StdConv2d):
+            module.fix()  # in the type it is in, then rounded
+    frozen = frozen.to(dtype).eval().requires_grad_(False)
     if not isinstance(frozen, ViT) or not isinstance(model, ViT) or frozen.config.block == "axial":
         return frozen
-    packed = on_onednn(frozen.norm.weight, dtype)
+    packed = on_onednn(frozen.norm.weight, dtype) and not portable
     together = frozen.config.branches > 1 and (
-        dtype == torch.bfloat16 if packed else frozen.norm.weight.device.type != "cpu"
+        dtype == torch.bfloat16 if packed else portable or frozen.norm.weight.device.type != "cpu"
     )
-    if not (packed or together):
+    if not (packed or together or portable):
         return frozen
     last = len(frozen.blocks) - 1 if frozen.pool.reads else None
     for index, block in enumerate(model.blocks):

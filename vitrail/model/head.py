@@ -60,7 +60,7 @@ class MAPHead(nn.Module):
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
         """[batch, prefix + n, width] -> [batch, width]"""
         maps, value = self.weigh(tokens[:, prefix:])
-        pooled = self.out((maps @ value).reshape(len(tokens), -1))
+        pooled = self.out((maps @ value).reshape(tokens.shape[0], -1))
         return pooled + self.mlp(self.norm(pooled))
 
     def weigh(self, grid: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,6 +41,7 @@ class ResNet(nn.Module):
         self.scale: Tensor
         self.shift: Tensor
         self.root = StdConv2d(config.channels, config.width, 7, 2, form=config.std_conv)
+        self.root_pool: nn.Module = RootPool()
         stages, inputs = [], config.width
         size = (-(-config.image_size[0] // 4), -(-config.image_size[1] // 4))
         for stage, units in enumerate(config.units):
@@ -68,9 +69,7 @@ class ResNet(nn.Module):
         if images.device.type == "cpu":
             # with channels innermost GroupNorm sums in another order here, to ten times the rounding error
             images = images.contiguous()
-        maps = self.root(images)
-        # zeros, as BiT pads; a max pool's own padding is -inf, and these maps have either sign
-        maps = F.max_pool2d(F.pad(maps, (1, 1, 1, 1)), kernel_size=3, stride=2)
+        maps = self.root_pool(self.root(images))
         maps = F.relu(self.norm(self.stages(maps)))
         return maps.mean((2, 3))
 
@@ -88,6 +87,15 @@ class ResNet(nn.Module):
             self.head = nn.Linear(weight.numel(), classes, device=weight.device, dtype=weight.dtype)
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
+
+
+class RootPool(nn.Module):
+    """3x3 max pooling of stride 2: [batch, width, H, W] -> [batch, width, H / 2, W / 2], rounded up."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """See the class."""
+        # zeros, as BiT pads; a max pool's own padding is -inf, and these maps have either sign
+        return F.max_pool2d(F.pad(maps, (1, 1, 1, 1)), kernel_size=3, stride=2)
 
 
 class AxialResNet(ResNet):

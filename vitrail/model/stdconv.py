@@ -38,15 +38,22 @@ class StdConv2d(nn.Conv2d):
         self.lopsided = same and total % 2 == 1
         padding = total // 2 if same else kernel // 2
         super().__init__(inputs, outputs, kernel, stride, padding=0 if self.lopsided else padding, bias=False)
-        self.form = form
+        self.form: StdConv | None = form
         self.before = padding
 
     def standardised(self) -> Tensor:
         """Return the kernel as it is applied, [outputs, inputs, kernel, kernel]."""
+        if self.form is None:
+            return self.weight
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
         if self.form == "hybrid":
             return (self.weight - mean) / (variance.sqrt() + 1e-5)
         return (self.weight - mean) * (variance + _EPSILON[self.form]).rsqrt()
+
+    def fix(self) -> None:
+        """Standardise the kernel once and for all: for a network that will not learn any more."""
+        self.weight = nn.Parameter(self.standardised().detach(), requires_grad=False)
+        self.form = None
 
     def forward(self, maps: Tensor) -> Tensor:
         """[batch, inputs, H, W] -> [batch, outputs, H / stride, W / stride]; rounded up without `same`."""

@@ -83,7 +83,7 @@ class ViT(nn.Module):
     def place(self, patches: Tensor, grid: Grid) -> Tensor:
         """The rest of Eq. 1: patch embeddings [batch, grid, width] -> tokens with the prefix in front, and E_pos."""
         prefix = (self.cls, self.dist, self.registers)
-        front = [token.expand(len(patches), -1, -1) for token in prefix if token is not None]
+        front = [token.expand(patches.shape[0], -1, -1) for token in prefix if token is not None]
         tokens = torch.cat([*front, patches], dim=1) if front else patches
         positions = self.positions.tokens(None, grid)
         return self.dropout(tokens if positions is None else tokens + positions)

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
     from vitrail.data.item import Listed
     from vitrail.evaluate.bulk import Answer, Bad, Job, State
-    from vitrail.evaluate.classify import Precision
-    from vitrail.model.resnet import ResNet
-    from vitrail.model.vit import ViT
+    from vitrail.evaluate.classify import Predict
     from vitrail.verbs.features import Embedder
+    from vitrail.weights.card import Card
 
 log = logging.getLogger("vitrail")
 
@@ -74,21 +73,15 @@ def run(job: Job, answer: Answer, merge: str | Path | None, *, strict: bool = Fa
     return Answered(state, str(merge), code)
 
 
-def classes_of(
-    network: ViT | ResNet, top: int, device: str | None, precision: Precision, loading: dict[str, Any]
-) -> Answer:
+def classes_of(card: Card, predict: Predict, top: int, loading: dict[str, Any]) -> Answer:
     """Return the answer "the `top` likeliest classes, best first, and their probabilities"."""
     import numpy as np
     import pyarrow as pa
 
     from vitrail.data.ops import eval_transform
-    from vitrail.evaluate.classify import predictor
-    from vitrail.train.resolve import choose_device
 
-    card: Any = network.card
-    names = np.array(list(card.class_names) or [str(number) for number in range(network.config.classes)])
+    names = np.array(list(card.class_names) or [str(number) for number in range(card.config.classes)])
     best = min(top, len(names))
-    predict = predictor(network, choose_device(device), precision)
     preprocess = card.preprocess
     loading = {**loading, "transform": eval_transform(preprocess), "image_size": preprocess.image_size}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import UsageError
+from vitrail.export.kinds import find_program
 from vitrail.verbs import bulk
 from vitrail.verbs.bulk import Answered, classes_of, is_bulk, open_job, run
 from vitrail.verbs.classifier import load_classifier
@@ -17,6 +18,7 @@ from vitrail.verbs.classifier import load_classifier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from vitrail.evaluate.classify import Precision, Predict
     from vitrail.evaluate.predict import Kind, Prediction, Row, Summary, Unreadable
 
 log = logging.getLogger("vitrail")
@@ -56,7 +58,8 @@ def predict(
     can be killed and run again, and by many processes (torchrun, a Slurm array): they share the shards.
 
     Args:
-        model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
+        model: A run folder (its best model), a model folder, a weight file, a name on the hub, or what `vitrail
+            export` wrote for ONNX Runtime or OpenVINO, which then computes.
         images: Files, folders, and patterns such as 'photos/**/*.jpg', in any number.
         top: Classes named of each image.
         strict: Exit with 1 if a file could not be read; the answers for the others are given all the same.
@@ -76,17 +79,15 @@ def predict(
     if merge is not None and not is_bulk(out):
         raise UsageError(f"merge is for a folder of answers (--out), not for {out or 'the terminal'}")
     from vitrail.evaluate.predict import Prediction, Summary, Unreadable, predict_files
-    from vitrail.model.attention import fast_math
-    from vitrail.train.resolve import available_cores, choose_device
+    from vitrail.train.resolve import available_cores
     from vitrail.weights.fingerprint import weights_fingerprint
 
-    network = load_classifier(model)
-    fast_math()
+    network, ask = _engine(model, device, precision)
     threads = available_cores() // 2 if workers is None else workers
     if out is not None and is_bulk(out):
         job = open_job("predict", model, images, out, top=top, precision=precision)
         loading = {"batch_size": batch_size, "workers": threads}
-        return run(job, classes_of(network, top, device, precision, loading), merge, strict=strict)
+        return run(job, classes_of(network.card, ask, top, loading), merge, strict=strict)
     rows = partial(
         predict_files,
         network,
@@ -94,8 +95,7 @@ def predict(
         top=top,
         batch_size=batch_size,
         workers=threads,
-        device=choose_device(device),
-        precision=precision,
+        predict=ask,
     )
     if out is not None:
         written = _write(Path(out), [weights_fingerprint(model), top, precision], images, rows)
@@ -106,6 +106,24 @@ def predict(
         log.warning("left out %s: %s", row.path, row.message)
     good = [row for row in found if isinstance(row, Prediction)]
     return Predictions(good, bad, str(Summary(len(good), bad)), exit_code=int(strict and bool(bad)))
+
+
+def _engine(model: str | Path, device: str | None, precision: Precision) -> tuple[Any, Predict]:
+    """What has the card, and what answers: a network, or a program in its own runtime."""
+    from vitrail.evaluate.classify import predictor
+    from vitrail.model.attention import fast_math
+    from vitrail.train.resolve import choose_device
+
+    if program := find_program(model):
+        if device not in (None, "cpu") or precision != "auto":
+            raise UsageError(f"{program} is a program for the CPU, in the precision it was exported in: leave them out")
+        from vitrail.export.engine import Engine
+
+        engine = Engine(program)
+        return engine, engine
+    network = load_classifier(model)
+    fast_math()
+    return network, predictor(network, choose_device(device), precision)
 
 
 def _write(out: Path, key: list[Any], images: tuple[str | Path, ...], rows: Callable[..., Iterator[Row]]) -> Summary:

@@ -7,10 +7,6 @@ no place for some part of a model cannot lose it unnoticed.
 from __future__ import annotations
 
 import copy
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +23,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, format_named
 from vitrail.weights.load import load
 from vitrail.weights.reference import TOLERANCE, fixed_images, outputs, reference, relative_error
+from vitrail.weights.replacing import beside, take_place
 from vitrail.weights.store import save_model
 
 OURS = "vitrail"
@@ -86,10 +83,10 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
         if format == OURS:
             save_model(path, network, replace(card, reference=reference(network)))
             return Saved(path, format)
-        with _beside(path) as temporary:
+        with beside(path) as temporary:
             format_named(format).write(network, card, temporary)
             error, left_out = _read_back(temporary, network, card, format)
-            _move(temporary, path)
+            take_place(temporary, path)
     except OSError as error_:
         raise WeightsError(f"cannot write {path}: {error_.strerror or error_}") from error_
     return Saved(path, format, error, left_out)
@@ -129,28 +126,6 @@ def _check_place(path: Path, format: str, overwrite: bool) -> None:
     taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
     if taken and not overwrite:
         raise WeightsError(f"{path} is there already: choose another place, or replace it with overwrite (--overwrite)")
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A file or folder to write next to `path`, with the same suffix; what is left of it is removed."""
-    temporary = path.with_name(f".{path.stem}.saving-{os.getpid()}{path.suffix}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield temporary
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        temporary.unlink(missing_ok=True)
-
-
-def _move(temporary: Path, path: Path) -> None:
-    """Let what was written take its place; of a folder that is there already, only files of the same names go."""
-    if temporary.is_dir() and path.is_dir():
-        for file in temporary.iterdir():
-            os.replace(file, path / file.name)
-    else:
-        os.replace(temporary, path)
 
 
 def _read_back(path: Path, model: nn.Module, card: Card, format: str) -> tuple[float, list[str]]:
