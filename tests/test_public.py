@@ -17,7 +17,7 @@ from vitrail.verbs.flags import flag_names
 ROOT = Path(__file__).resolve().parents[1]
 
 NAMES = """
-BEiT MAE Tokenizer
+BEiT DINO MAE Tokenizer
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples ExportError MaskedPatch Model Optim
 Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError
 WeightsError __version__
@@ -26,6 +26,10 @@ regroup report save serve sweep to_yaml train variant vtab
 """
 
 RUN = """
+objective.blur objective.bottleneck objective.centre_momentum objective.freeze_last_layer objective.global_scale
+objective.hidden objective.jitter objective.local_crops objective.local_scale objective.local_size
+objective.norm_last_layer objective.outputs objective.student_temperature objective.teacher_momentum
+objective.teacher_temperature objective.temperature_warmup objective.view
 objective.anneal objective.aspect objective.codes objective.decoder_depth objective.decoder_heads
 objective.decoder_width objective.depth objective.kl objective.normalise objective.ratio objective.smallest_block
 objective.temperature objective.tokenizer objective.width
@@ -36,7 +40,8 @@ data.label_column data.max_bad data.strict data.subset data.test data.together d
 data.validation device duration early_stop evaluate_every fewshot knn
 image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.corrupt objective.head_bias
 objective.kind objective.loss objective.mask objective.mask_after_stem objective.other objective.smoothing
-objective.target optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay out
+objective.target optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay
+optim.weight_decay_end out
 precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize progressive.start
 progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed shard time_limit
 tune

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vitrail.model.build import create
     from vitrail.model.config import ResNetConfig, ViTConfig, variant
     from vitrail.model.regroup import regroup
-    from vitrail.objective.config import MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+    from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
     from vitrail.recipes.registry import recipe
     from vitrail.train.loop import fit
     from vitrail.train.run import Average, Model, Optim, Run, Schedule
@@ -73,7 +73,7 @@ _HOMES = {
     "vitrail.model.build": ("create",),
     "vitrail.model.config": ("ResNetConfig", "ViTConfig", "variant"),
     "vitrail.model.regroup": ("regroup",),
-    "vitrail.objective.config": ("BEiT", "MAE", "MaskedPatch", "Supervised", "Tokenizer"),
+    "vitrail.objective.config": ("BEiT", "DINO", "MAE", "MaskedPatch", "Supervised", "Tokenizer"),
     "vitrail.recipes.registry": ("recipe",),
     "vitrail.train.loop": ("fit",),
     "vitrail.train.run": ("Average", "Model", "Optim", "Run", "Schedule"),
@@ -102,6 +102,7 @@ _GROUPS = {"probe": "vitrail.verbs.probe"}
 """Verbs of two words: `vitrail.probe.fewshot(...)`."""
 
 __all__ = [
+    "DINO",
     "MAE",
     "Augment",
     "Average",

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from vitrail.config import Steps
 from vitrail.config_yaml import to_yaml
 from vitrail.data.config import Augment, Data
-from vitrail.objective.config import MaskedPatch, Supervised
+from vitrail.objective.config import DINO, MaskedPatch, Supervised
 from vitrail.train.checkpoint import latest_valid
 from vitrail.train.run import Average, Model, Optim, Run
 
@@ -44,6 +44,13 @@ RUNS = {
     "two threads, bce": replace(WHOLE, workers=2, cache="no", objective=Supervised(loss="bce", bce_threshold=0.0)),
     "two threads, masked patches": replace(
         WHOLE, workers=2, cache="no", objective=MaskedPatch(), augment=Augment(crop="pad", pad=1)
+    ),
+    "one thread, a teacher": replace(
+        WHOLE,
+        workers=1,
+        augment=Augment(crop="random"),
+        average=Average(),
+        objective=DINO(outputs=64, hidden=32, bottleneck=16, view=2.0, local_crops=2, freeze_last_layer=Steps(9)),
     ),
 }
 

@@ -18,7 +18,7 @@ from vitrail.data.ops import eval_transform, train_transform
 from vitrail.data.stream import stream
 from vitrail.model.build import build
 from vitrail.model.config import ResNetConfig, ViTConfig, variant
-from vitrail.objective.config import MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.recipes.choose import Facts
 from vitrail.recipes.fit import fitted
@@ -41,6 +41,8 @@ def smaller(run: Run, patch: int, folder: Path) -> Run:
         return replace(run, objective=replace(run.objective, decoder_width=16, decoder_depth=1, decoder_heads=2))
     if isinstance(run.objective, Tokenizer):
         return replace(run, objective=CODES)
+    if isinstance(run.objective, DINO):
+        return replace(run, objective=replace(run.objective, outputs=16, hidden=16, bottleneck=8, local_crops=2))
     if isinstance(run.objective, BEiT):
         ImageTokenizer(CODES, patch).save(folder)
         return replace(run, objective=replace(run.objective, tokenizer=str(folder)))

@@ -29,7 +29,7 @@ from vitrail.config import Steps
 from vitrail.config_yaml import to_yaml
 from vitrail.data.config import Augment, Data
 from vitrail.objective.base import Objective, Prepared
-from vitrail.objective.config import MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.train import group, loop
 from vitrail.train.group import Failed, environment, joined, launch
@@ -57,6 +57,9 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
     ),
     "beit": lambda run: replace(
         run, objective=BEiT(tokenizer=str(Path(run.out) / "tokenizer"), smallest_block=1), activation_checkpointing=True
+    ),
+    "dino": lambda run: replace(
+        run, objective=DINO(outputs=64, hidden=32, bottleneck=16, local_crops=2), optim=replace(run.optim, lr=0.01)
     ),
 }
 """What is learned, each with another optimiser, average or way to compute."""

@@ -16,7 +16,13 @@ from torch.overrides import TorchFunctionMode
 from vitrail.errors import UsageError
 from vitrail.model.build import build
 from vitrail.model.config import ResNetConfig, ViTConfig
-from vitrail.train.optim import build_optimizer, clip_, global_norm, set_learning_rate, split_parameters
+from vitrail.train.optim import (
+    build_optimizer,
+    clip_,
+    global_norm,
+    set_learning_rate,
+    split_parameters,
+)
 from vitrail.train.run import Optim
 
 TINY = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=8, image_size=(16, 16), classes=3)
@@ -162,6 +168,45 @@ def test_sgd_is_the_original_codes_chain():
         np.testing.assert_allclose(ours[i], p, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb"])
+def test_a_parameter_may_get_its_first_gradient_later(name):
+    """It then moves as one does in its first step, and the others as if it were not there."""
+    late, alone, fresh = Small(), Small(), Small()
+    for model in (alone, fresh):
+        model.load_state_dict(late.state_dict())
+    gradient = torch.ones_like(late.layer.weight), torch.full_like(late.layer.bias, -2.0)
+    optimizers = [build_optimizer(model, Optim(name=name, weight_decay=0.0)) for model in (late, alone, fresh)]
+    for step in range(2):
+        late.layer.weight.grad = gradient[0] if step else None
+        late.layer.bias.grad = alone.layer.bias.grad = gradient[1]
+        for optimizer in optimizers[:2]:
+            optimizer.step()
+    fresh.layer.weight.grad = gradient[0]
+    optimizers[2].step()
+    assert torch.equal(late.layer.bias, alone.layer.bias)
+    assert torch.equal(late.layer.weight, fresh.layer.weight)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb"])
+def test_weight_decay_set_for_a_step_falls_on_kernels_alone(name):
+    """A step without gradient to speak of shrinks kernels by 1 - rate * decay; LAMB makes the decay its update."""
+    changed, fixed = Small(), Small()
+    fixed.load_state_dict(changed.state_dict())
+    before = {key: value.clone() for key, value in changed.state_dict().items()}
+    ours, theirs = (
+        build_optimizer(model, Optim(name=name, weight_decay=d)) for model, d in ((changed, 0.1), (fixed, 0.7))
+    )
+    for model, optimizer in ((changed, ours), (fixed, theirs)):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        set_learning_rate(optimizer, 0.01, 0.7 if model is changed else None)
+        optimizer.step()
+    assert torch.equal(changed.layer.weight, fixed.layer.weight)
+    assert torch.equal(changed.layer.bias, before["layer.bias"])
+    if name != "lamb":
+        torch.testing.assert_close(changed.layer.weight, before["layer.weight"] * (1 - 0.01 * 0.7))
+
+
 def test_lamb_is_algorithm_2():
     optim = Optim(name="lamb", lr=0.1, weight_decay=0.3, betas=(0.9, 0.99), eps=1e-6)
     start, gradients, rates, ours = run(optim)
@@ -288,6 +333,7 @@ def test_norm_of_bfloat16_gradients_is_float32():
     [
         (dict(lr=-1.0), "optim.lr"),
         (dict(weight_decay=-0.1), "optim.weight_decay"),
+        (dict(weight_decay_end=-0.1), "optim.weight_decay_end"),
         (dict(betas=(0.9, 1.0)), "optim.betas"),
         (dict(momentum=1.5), "optim.momentum"),
         (dict(eps=0.0), "optim.eps"),

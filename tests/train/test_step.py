@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from vitrail.data.config import Augment
 from vitrail.errors import UsageError
 from vitrail.model.build import build
 from vitrail.model.config import ViTConfig
+from vitrail.objective.base import Moment
 from vitrail.objective.config import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.train.parallel import prepare
@@ -215,6 +217,24 @@ def test_a_time_limit_stretches_the_schedule_over_the_time() -> None:
     assert limited.learning_rate(100, 1.0) == free.learning_rate(100, 1e9)  # ahead of its time: by steps
     assert limited.learning_rate(100, 60.0) == pytest.approx(0.0, abs=1e-12)
     assert limited.over(10, 60.0) == "time limit" and limited.left(45.0) == 15.0
+
+
+def test_weight_decay_follows_half_a_cosine_and_stays_where_no_end_is_given() -> None:
+    changing = plan(optim=Optim(weight_decay=0.04, weight_decay_end=0.4))
+    for done in (0, 0.25, 0.5, 1):
+        wanted = 0.4 + (0.04 - 0.4) * (1 + math.cos(math.pi * done)) / 2
+        assert changing.weight_decay(round(done * changing.total), 0.0) == pytest.approx(wanted, abs=1e-3)
+    assert {plan(optim=Optim(weight_decay=0.3)).weight_decay(step, 0.0) for step in (0, 13, 99)} == {0.3}
+
+
+def test_objectives_are_told_how_far_a_run_is() -> None:
+    made = plan()
+    moment = made.moment(made.total // 2, 0.0)
+    assert moment.past(Steps(made.total)) == pytest.approx(0.5, abs=0.01)
+    assert moment.past(Percent(50)) == 1.0 and moment.past(Percent(100)) == pytest.approx(0.5, abs=0.01)
+    assert moment.past(Steps(0)) == 1.0 and Moment().past(Steps(5)) == 0.0
+    assert Moment(0.5, total=40, per_epoch=10).past(Epochs(4)) == 0.5
+    assert Moment(0.5, total=40, batch_size=8).past(Examples(8 * 80)) == 0.25
 
 
 def test_impossible_plans_are_refused() -> None:

@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from vitrail.config import Duration
+
 
 class Batch(Protocol):
     """What an objective reads of a batch (`vitrail.data.loader.Batch` is one)."""
@@ -52,12 +54,33 @@ class Prepared:
         return [Prepared(*column) for column in zip(*columns, strict=True)]
 
 
+@dataclass(frozen=True)
+class Moment:
+    """How far a run is, for what changes on the way; by default at its beginning."""
+
+    done: float = 0.0
+    """0 to 1; with a time limit by the clock, else steps done over steps planned."""
+    total: int = 1
+    """Optimiser steps planned."""
+    per_epoch: int = 1
+    """Optimiser steps in a pass over the images."""
+    batch_size: int = 1
+
+    def past(self, duration: Duration) -> float:
+        """Return the share of the first `duration` of the run that is over, 0 to 1; of none at all, 1."""
+        steps = duration.steps(per_epoch=self.per_epoch, batch_size=self.batch_size, total=self.total)
+        return min(self.done * self.total / steps, 1.0) if steps else 1.0
+
+
 class Objective(nn.Module, ABC):
     """A loss over a model. `objective(batch, step=step) -> (loss_sum, count, metrics)`.
 
     loss_sum: scalar Tensor, the sum over examples; count: the number of examples it is a sum over; metrics:
     name -> scalar Tensor, sums over the same examples.
     """
+
+    moment = Moment()
+    """Now; see `at`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -84,6 +107,21 @@ class Objective(nn.Module, ABC):
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Return the batch with the noise of this step applied; nothing is random by default."""
         return prepared
+
+    @property
+    def kept(self) -> nn.Module:
+        """The network that is evaluated and saved; the one that learns by default."""
+        return self.model
+
+    def at(self, moment: Moment) -> None:
+        """Be told how far the run is: before every step, and before an evaluation."""
+        self.moment = moment
+
+    def after_step(self) -> None:
+        """Be told that the optimiser has moved the weights; nothing by default.
+
+        In every process alike, and not after a step that was skipped because its loss was not finite.
+        """
 
     def identity(self) -> dict[str, str]:
         """What a resumed run must share with this one beyond its settings; nothing by default."""

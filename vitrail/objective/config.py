@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vitrail.config import Duration, Epochs
+
 
 @dataclass(frozen=True)
 class Supervised:
@@ -92,3 +94,42 @@ class Tokenizer:
     """Steps over which the temperature falls, each by the same factor."""
     kl: float = 1e-3
     """Weight of the divergence of the tokens' distribution from the uniform one; it keeps codes in use."""
+
+
+@dataclass(frozen=True)
+class DINO:
+    """Self-distillation without labels (`vitrail.objective.dino`; Caron et al. 2021)."""
+
+    kind: Literal["dino"] = "dino"
+    outputs: int = 65_536
+    """What teacher and student tell crops apart by."""
+    hidden: int = 2048
+    """Features of the two hidden layers of the projection."""
+    bottleneck: int = 256
+    """Features in front of its last layer, where their length is made 1."""
+    norm_last_layer: bool = True
+    """Keep the rows of the last layer at length 1; without it small networks learn more, and may become unstable."""
+    freeze_last_layer: Duration = Epochs(1)
+    """The last layer stays as it began for so long."""
+    view: float = 1.0
+    """Side of the image that crops are cut from, as a multiple of the network's input, for photographs that have more
+    pixels to show; at least 1."""
+    global_scale: tuple[float, float] = (0.4, 1.0)
+    """Share of the image's area in each of the two global crops, which the teacher sees."""
+    local_scale: tuple[float, float] = (0.05, 0.4)
+    local_crops: int = 8
+    """Which only the student sees."""
+    local_size: float = 96 / 224
+    """Side of a local crop as a share of a global one's; rounded to whole patches."""
+    jitter: float = 1.0
+    """Strength of the changes of colour; 1 is the paper's, 0 is none."""
+    blur: float = 2.0
+    """Largest standard deviation of the blur in pixels, where crops are blurred; 0 is none."""
+    student_temperature: float = 0.1
+    teacher_temperature: tuple[float, float] = (0.04, 0.07)
+    """At the start, and from the end of `temperature_warmup` on."""
+    temperature_warmup: Duration = Epochs(30)
+    teacher_momentum: float = 0.996
+    """Of the teacher's moving average of the student at the start; it grows to 1 along half a cosine."""
+    centre_momentum: float = 0.9
+    """Of the moving average of what the teacher answers, which is taken away from its answers."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +13,19 @@ from vitrail.objective.base import Objective, Prepared
 from vitrail.objective.stems import pixels_of
 
 
+class Columns(ABC):
+    """Pictures to be laid side by side, a row for each image."""
+
+    titles: Sequence[str]
+    """One for each column."""
+
+    @abstractmethod
+    def columns(self) -> list[Tensor]:
+        """The pictures in the order of `titles`, each uint8 [batch, 3, height, width], all of one size."""
+
+
 @dataclass(frozen=True)
-class Seen:
+class Seen(Columns):
     """Four pictures of each image, uint8 [batch, 3, height, width], and what to call them."""
 
     image: Tensor
@@ -26,15 +38,18 @@ class Seen:
     titles: tuple[str, str, str, str] = ("input", "mask", "prediction", "target")
 
     def columns(self) -> list[Tensor]:
-        """The pictures in the order of `titles`."""
+        """See `Columns`."""
         return [self.image, self.masked, self.prediction, self.target]
 
 
 class SelfSupervised(Objective):
     """An objective that needs no labels, and can show what it sees."""
 
+    chosen_by_loss = True
+    """Is the model with the lowest validation loss the best? Else the newest is."""
+
     @abstractmethod
-    def show(self, prepared: Prepared) -> Seen:
+    def show(self, prepared: Prepared) -> Columns:
         """Return the pictures of a prepared batch; the objective is in evaluation mode."""
 
 

@@ -52,7 +52,7 @@ def cost_of(contents: Contents, config: Config | None) -> Cost:
     images = flops = None
     if run is not None and run.batch_size:
         images = steps * run.batch_size
-        if config is not None and run.objective.kind != "mae":  # whose encoder sees a part of the patches
+        if config is not None and run.objective.kind not in ("mae", "dino"):  # a part of the patches; crops
             flops = run.batch_size * _flops_per_place(contents, run, config, steps, lines)
     joules = [line.get("joules") for line in lines]
     known = bool(joules) and None not in joules

@@ -11,6 +11,7 @@ LOSSES = {
     "mae": "squared error of a hidden patch's pixels, of mean 0 and deviation 1 by default",
     "beit": "cross-entropy of a hidden patch's visual token in nats",
     "tokenizer": "squared error of pixels, between -1 and 1",
+    "dino": "cross-entropy of the student's answers with the teacher's in nats, which does not tell better models",
 }
 LEGENDS = {
     "masked-patch": "Hatched patches are what the [mask] embedding stands for; a corrupted patch may also be another "
@@ -19,9 +20,18 @@ LEGENDS = {
     "deviation of the true patch, which the network is not asked for.",
     "beit": "Hatched patches are replaced by the [mask] embedding. Prediction and target are visual tokens, drawn as "
     "the tokenizer paints them.",
+    "dino": "Orange and yellow are the two global crops, blue the local ones; beside them the crops as the networks "
+    "get them, mirrored and changed in colour. The teacher's last layer looks where the first crop is bright. Target: "
+    "the teacher's strongest answers to it, the strongest first; prediction: the student's to the same, the mean over "
+    "all other crops; bars of a row are on one scale.",
     "tokenizer": "Each patch becomes one token, drawn as a shade; the prediction is painted from the tokens alone.",
 }
-SHARES = {"colour": "hidden colours told right", "code": "hidden tokens told right"}
+SHARES = {
+    "colour": "hidden colours told right",
+    "code": "hidden tokens told right",
+    "agreement": "crops answered like their teacher",
+    "entropy": "entropy of the teacher's answers, of the largest",
+}
 """Metrics that are shares of predictions, and what the figure's axis calls them."""
 
 
@@ -53,7 +63,7 @@ def shares(contents: Contents) -> list[str]:
     for name, label in SHARES.items():
         curve: Curve = contents.curve(name, beside="count")
         if len(curve[0]):
-            text = f"{label} over steps: the best is {percent(float(curve[1].max()))}."
+            text = f"{label} over steps: {percent(float(curve[1].max()))} at most."
             drawn.append(curves(label, label, {"validation": curve}, percent=True, describe=text))
     return drawn
 

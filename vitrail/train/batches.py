@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from vitrail import world
+from vitrail.data.config import Preprocess
 from vitrail.data.item import Listed
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.ops import eval_transform, train_transform
 from vitrail.errors import DataError
+from vitrail.objective.config import DINO
 from vitrail.train.run import Run
 
 
 def training_loader(run: Run, source: Listed) -> Loader:
     """Return this process's augmented share of `source`; `run` has every decision made."""
-    assert run.preprocess is not None and run.batch_size is not None
+    assert run.batch_size is not None
+    shown = _shown(run)
     return Loader(
         source,
-        transform=train_transform(run.augment, run.preprocess),
+        transform=train_transform(run.augment, shown),
         batch_size=run.batch_size // world.size(),
         repeats=run.augment.repeats,
         together=run.data.together,
-        **_common(run),
+        **{**_common(run), "image_size": shown.image_size},
     )
+
+
+def _shown(run: Run) -> Preprocess:
+    """How training images are prepared: as the others, but those that crops are cut from are whole, and larger."""
+    assert run.preprocess is not None
+    if not isinstance(run.objective, DINO):
+        return run.preprocess
+    height, width = (round(side * run.objective.view) for side in run.preprocess.image_size)
+    return replace(run.preprocess, image_size=(height, width), crop=1.0)
 
 
 def micro_batch(run: Run) -> int:

@@ -37,8 +37,8 @@ from vitrail.weights.load import load
 from vitrail.weights.reference import reference
 from vitrail.weights.store import WEIGHTS, save_model
 
-SHARES = ("colour", "code")
-"""Metrics of learning without labels: shares of the predictions that are right."""
+SHARES = {"colour": "colour {} right", "code": "code {} right", "agreement": "agreement {}", "entropy": "entropy {}"}
+"""Metrics of learning without labels that are shares, in words."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Validation:
         with self.average.swapped():
             numbers = {} if self.loader is None else self.measure(self.loader, check)
             probed = self._probed(check, standing, folder)
-            order, best = _order(numbers), _order(standing.best)
+            order, best = self.order({"step": standing.step, **numbers} if numbers else {}), self.order(standing.best)
             improved = _is_finite(numbers) and order[:1] > best[:1]
             if _is_finite(numbers) and (not standing.best or not numbers or order > best):
                 standing.best = {"step": standing.step, **numbers}
@@ -103,6 +103,15 @@ class Validation:
         """Return what the network as it is comes to on the images of `loader`, all processes together."""
         self.found = self._classify(self.model, loader, check)
         return self.found.metrics()
+
+    def order(self, numbers: dict[str, float]) -> tuple[float, ...]:
+        """What the best model is chosen by, the larger the better: top-1, then loss; without labels, loss.
+
+        `numbers` are those of an evaluation and its step; {} where there was none.
+        """
+        if "top1" in numbers:
+            return numbers["top1"], -numbers["nll"]
+        return (-numbers["loss"],) if "loss" in numbers else ()
 
     def write(self, folder: RunFolder) -> None:
         """Write what shows the newest evaluation into the run folder; nothing by default. The main process alone."""
@@ -200,15 +209,8 @@ def describe(numbers: dict[str, float]) -> str:
     if "top1" in numbers:
         classified = f"validation top-1 {numbers['top1']:.2%}, top-5 {numbers['top5']:.2%}, loss {numbers['nll']:.4f}"
         return f"{classified} {on}{shots}"
-    shares = "".join(f", {name} {numbers[name]:.2%} right" for name in SHARES if name in numbers)
+    shares = "".join(f", {words.format(f'{numbers[name]:.2%}')}" for name, words in SHARES.items() if name in numbers)
     return f"validation loss {numbers['loss']:.4f}{shares} {on}{shots}"
-
-
-def _order(numbers: dict[str, float]) -> tuple[float, ...]:
-    """What the best model is chosen by, the larger the better: top-1, then loss; without labels, loss."""
-    if "top1" in numbers:
-        return numbers["top1"], -numbers["nll"]
-    return (-numbers["loss"],) if "loss" in numbers else ()
 
 
 def _is_finite(numbers: dict[str, float]) -> bool:

@@ -92,8 +92,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     about = identity(run, resolved.config, names, splits.fingerprint) | objective.identity()
     state = TrainingState(objective, optimizer, average, about, base=tuned.base)
 
-    card = resolved.card(names if run.supervised else [])
-    validation = build_validation(*network.seen(average), held_out, card, run, tuned.base, splits.train)
+    validation = build_validation(*network.seen(average), held_out, resolved.card(names), run, tuned.base, splits.train)
 
     # 4. The run folder: a new one, or where an earlier process left off
     folder = folder or RunFolder.create(run.out, run.name)
@@ -127,6 +126,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
         # 5. Steps, and between them evaluations and checkpoints
         while True:
             step = standing.step
+            network.at(plan.moment(step, standing.elapsed))
             over = plan.over(step, standing.elapsed)
             if standing.evaluated < step and (over or plan.evaluates(step)):
                 with suppress(Stop):
@@ -135,8 +135,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
                 progress.reset()
             if run.early_stop and standing.stale >= run.early_stop:
                 over = over or "early stop"
-            signum = signals.requested()
-            if over or signum or plan.saves(step):
+            if (signum := signals.requested()) or over or plan.saves(step):
                 state.mark(over, run)
                 checkpoints.save(state)
                 validation.save_last(standing, folder)
@@ -148,7 +147,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
             guard.before_step()
             seed_step(run.seed, step, world.rank())
             rate = plan.learning_rate(step, standing.elapsed)
-            set_learning_rate(optimizer, rate)
+            set_learning_rate(optimizer, rate, plan.weight_decay(step, standing.elapsed))
             batch = sized(next(batches), plan.growth(step, standing.elapsed))
             if step == 0:
                 record_batch(folder, objective.prepare(batch, step=0), names)
@@ -158,6 +157,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
             if guard.finite(outcome.loss, norm):
                 optimizer.step()
                 average.update(step)
+                objective.after_step()
             else:
                 images = _names(splits.train, batch)
                 folder.log("skipped", step, loss=outcome.loss, norm=norm, images=images)

@@ -8,7 +8,8 @@ from torch import nn
 
 from vitrail.objective.base import Objective
 from vitrail.objective.beit import BEiTObjective
-from vitrail.objective.config import MAE, BEiT, MaskedPatch, Tokenizer
+from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Tokenizer
+from vitrail.objective.dino import DINOObjective
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
 from vitrail.objective.supervised import SupervisedObjective
@@ -37,6 +38,11 @@ def build_objective(resolved: Resolved, model: nn.Module, classes: int) -> Objec
         beit = BEiTObjective(model, settings, run.seed, load_tokenizer(settings.tokenizer))
         resolved.decisions.update(_continued(run, beit.load_mask))
         return beit
+    if isinstance(settings, DINO):
+        if run.weights is not None:
+            resolved.decisions["pre-training"] = "student and teacher start from the weights, their projections afresh"
+        cubic = resolved.preprocess.interpolation == "bicubic"
+        return DINOObjective(model, settings, run.seed, flip=run.augment.flip, cubic=cubic)
     if isinstance(settings, Tokenizer):
         assert isinstance(model, ImageTokenizer)
         return TokenizerObjective(model)

@@ -61,6 +61,10 @@ class SGD(torch.optim.SGD):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if group["decay"] and parameters:
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["decay"])
+            for parameter in parameters if group["momentum"] else []:
+                # the fused kernel takes no mixture of parameters that moved before and such that begin now
+                if self.state[parameter].get("momentum_buffer") is None:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return super().step(closure)
 
 
@@ -101,6 +105,7 @@ def _check(optim: Optim) -> None:
     limits = {
         "lr": (optim.lr, optim.lr >= 0, "at least 0"),
         "weight_decay": (optim.weight_decay, optim.weight_decay >= 0, "at least 0"),
+        "weight_decay_end": (optim.weight_decay_end, (optim.weight_decay_end or 0) >= 0, "at least 0, or null"),
         "betas": (optim.betas, all(0 <= beta < 1 for beta in optim.betas), "two numbers in [0, 1)"),
         "momentum": (optim.momentum, 0 <= optim.momentum < 1, "in [0, 1)"),
         "eps": (optim.eps, optim.eps > 0, "above 0"),
@@ -113,10 +118,12 @@ def _check(optim: Optim) -> None:
         raise UsageError(f"no optimiser is named {optim.name!r}. Valid: adamw, sgd, lamb")
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Make the next `step` use this learning rate in every group."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, decay: float | None = None) -> None:
+    """Make the next `step` use this learning rate in every group, and on kernels this weight decay, where given."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+        if decay is not None and group["name"] == "kernels":
+            group["decay" if "decay" in group else "weight_decay"] = decay
 
 
 def global_norm(parameters: Iterable[Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrail import world
 from vitrail.model.vit import ViT
 from vitrail.model.wide import compute_together
-from vitrail.objective.base import Objective, Prepared
+from vitrail.objective.base import Moment, Objective, Prepared
 from vitrail.train.average import Averager, Swapped
 from vitrail.train.run import Run
 from vitrail.train.sharding import GatheredAverage, Whole, shard, sharded
@@ -67,6 +67,10 @@ class Parallel(ABC):
     def __call__(self, part: Prepared, *, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
         """Return what the objective does, for this process's part."""
         return self.objective(part, step=step)  # type: ignore[no-any-return]
+
+    def at(self, moment: Moment) -> None:
+        """Tell how far the run is."""
+        self.objective.at(moment)
 
     def seen(self, average: Averager) -> tuple[Objective, Swapped]:
         """Return the objective to evaluate, and what puts the average into it, or back."""
@@ -187,6 +191,11 @@ class Sharded(Parallel):
         shard(objective)
         self._cut: Any = objective
         self._whole = whole
+
+    def at(self, moment: Moment) -> None:
+        """See `Parallel`."""
+        super().at(moment)
+        self._whole.objective.at(moment)
 
     def seen(self, average: Averager) -> tuple[Objective, Swapped]:
         """See `Parallel`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from vitrail.errors import UsageError
+from vitrail.objective.base import Moment
 from vitrail.train.run import Run, Schedule
 from vitrail.train.schedule import learning_rate
 
@@ -14,7 +16,7 @@ LINES = 2000
 
 @dataclass(frozen=True)
 class Plan:
-    """When what happens. All but `per_epoch` and `limit` in optimiser steps.
+    """When what happens. All but `per_epoch`, `batch_size` and `limit` in optimiser steps.
 
     With a time limit the whole schedule, warmup included, is compressed: how far the run is, is the larger of
     steps done / steps planned and time spent / time allowed. Such a run ends on time with its learning rate at
@@ -23,6 +25,7 @@ class Plan:
 
     total: int
     per_epoch: int
+    batch_size: int
     warmup: int
     timescale: int
     evaluate_every: int
@@ -34,6 +37,8 @@ class Plan:
     """Seconds of training (evaluations on the way included, the last one not)."""
     peak: float
     schedule: Schedule
+    decay: tuple[float, float]
+    """Weight decay at the start and at the end."""
 
     @classmethod
     def of(cls, run: Run, per_epoch: int) -> Plan:
@@ -45,9 +50,11 @@ class Plan:
             raise UsageError(f"duration is {run.duration}: a run needs at least one step")
         if run.time_limit is not None and run.time_limit <= 0:
             raise UsageError(f"time_limit is {run.time_limit} minutes; it must be above 0, or null for none")
+        last = run.optim.weight_decay_end
         plan = cls(
             total=total,
             per_epoch=per_epoch,
+            batch_size=run.batch_size,
             warmup=run.schedule.warmup.steps(**units, total=total),
             timescale=run.schedule.timescale.steps(**units, total=total),
             evaluate_every=max(run.evaluate_every.steps(**units, total=total), 1),
@@ -57,6 +64,7 @@ class Plan:
             limit=None if run.time_limit is None else 60 * run.time_limit,
             peak=run.optim.lr,
             schedule=run.schedule,
+            decay=(run.optim.weight_decay, run.optim.weight_decay if last is None else last),
         )
         plan.learning_rate(0, 0.0)  # a schedule that contradicts itself is refused before the first step
         return plan
@@ -79,6 +87,15 @@ class Plan:
             timescale=self.timescale,
             drops=[share * self.total / 100 for share in self.schedule.drops],
         )
+
+    def weight_decay(self, step: int, elapsed: float) -> float:
+        """Return the weight decay of update `step`: from the first to the last along half a cosine."""
+        first, last = self.decay
+        return last + (first - last) * (1 + math.cos(math.pi * self.done(step, elapsed))) / 2
+
+    def moment(self, step: int, elapsed: float) -> Moment:
+        """Return how far the run is, as objectives are told."""
+        return Moment(self.done(step, elapsed), self.total, self.per_epoch, self.batch_size)
 
     def growth(self, step: int, elapsed: float) -> float:
         """Return how far images have grown to their full size, 0 to 1."""

@@ -28,14 +28,15 @@ class Sizes:
         self.full = config.image_size
         self.step = config.patch if isinstance(config, ViTConfig) else 32
 
-    def size(self, growth: float) -> tuple[int, int]:
-        """Return height and width in pixels, whole patches, at least one."""
+    def size(self, growth: float, full: tuple[int, int] | None = None) -> tuple[int, int]:
+        """Return height and width in pixels, whole patches, at least one; `full` is that of the network's input."""
         share = self.start + (1 - self.start) * growth
-        return tuple(max(int(side * share + 1e-6) // self.step, 1) * self.step for side in self.full)  # type: ignore[return-value]
+        return tuple(max(int(side * share + 1e-6) // self.step, 1) * self.step for side in full or self.full)  # type: ignore[return-value]
 
     def __call__(self, batch: Batch, growth: float) -> Batch:
         """Return the batch with its uint8 images resized, antialiased; at full size it is the batch itself."""
-        size = self.size(growth)
-        if size == tuple(batch.images.shape[-2:]):
+        full = (batch.images.shape[-2], batch.images.shape[-1])  # which may be larger than the network's input
+        size = self.size(growth, full)
+        if growth >= 1 or self.start == 1 or size == full:
             return batch
         return replace(batch, images=F.interpolate(batch.images, size=size, mode="bilinear", antialias=True))

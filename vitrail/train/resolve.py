@@ -27,7 +27,7 @@ from vitrail.evaluate.classify import fast_bf16
 from vitrail.model.build import build
 from vitrail.model.config import ResNetConfig, ViTConfig, variant
 from vitrail.objective.base import Objective
-from vitrail.objective.config import Tokenizer
+from vitrail.objective.config import DINO, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.train.batch_size import default_batch, free_memory, micro_batches
 from vitrail.train.run import Run
@@ -58,10 +58,11 @@ class Resolved:
     """Setting: value and reason."""
 
     def card(self, class_names: list[str]) -> Card:
-        """Return the card of the weights this run makes."""
+        """Return the card of the weights this run makes, of these classes where it learns from labels."""
         provenance = {"recipe": self.run.name, "data": self.run.data.path, "from": self.run.weights}
         provenance |= {"tune": self.run.tune} if self.run.tune != "all" else {}
-        return Card(self.config, list(class_names), self.preprocess, provenance=provenance)
+        names = list(class_names) if self.run.supervised else []
+        return Card(self.config, names, self.preprocess, provenance=provenance)
 
     @property
     def autocast(self) -> bool:
@@ -191,6 +192,11 @@ def _check_objective(run: Run) -> None:
     if not run.supervised and (wrong := [name for name, asked in needs_labels.items() if asked]):
         kind = run.objective.kind
         raise UsageError(f"objective {kind} has no labels and no classifier: leave out {', '.join(wrong)}")
+    if isinstance(run.objective, DINO):
+        if run.average.kind != "none":
+            raise UsageError("objective dino keeps its teacher, which is an average already: set average.kind to none")
+        if run.early_stop is not None:
+            raise UsageError("objective dino has no loss that tells when it stops improving: leave out early_stop")
 
 
 def _kept_head(run: Run, class_names: list[str]) -> str:

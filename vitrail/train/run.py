@@ -12,7 +12,7 @@ from typing import Literal
 from vitrail.config import Duration, Epochs, Percent
 from vitrail.data.config import Augment, Data, Preprocess
 from vitrail.model.config import Place, Pool, Positions, Stem
-from vitrail.objective.config import MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 
 Tune = Literal["all", "attention", "ffn", "head"]
 """The whole network; the attentions and the classifier; the MLPs and the classifier; the classifier."""
@@ -50,6 +50,8 @@ class Optim:
     name: Literal["adamw", "sgd", "lamb"] = "adamw"
     lr: float = 1e-3
     weight_decay: float = 0.05
+    weight_decay_end: float | None = None
+    """At the end of the run, reached along half a cosine; None: it stays."""
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
     eps: float = 1e-8
@@ -110,7 +112,7 @@ class Run:
     """Keep the classifier of `weights`, for the same classes in the same order, in place of a zero one."""
     tune: Tune = "all"
     """What of the network in `weights` learns, the classifier always; checkpoints hold only that (`train/tune.py`)."""
-    objective: Supervised | MaskedPatch | MAE | BEiT | Tokenizer = field(default_factory=Supervised)
+    objective: Supervised | MaskedPatch | MAE | BEiT | DINO | Tokenizer = field(default_factory=Supervised)
     """What is learned, chosen by `objective.kind`: from labels, or without any."""
     augment: Augment = field(default_factory=Augment)
     preprocess: Preprocess | None = None

@@ -1,4 +1,4 @@
-"""A picture of what a masked objective sees: a row for each image; input, mask, prediction and target side by side."""
+"""A picture of what an objective without labels sees: a row for each image, with input, prediction and target."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vitrail.objective.seen import Seen
+from vitrail.objective.seen import Columns
 from vitrail.train.picture import CAPTION, SMALLEST
 
 SHOWN = 8
 """Images, at most."""
 
 
-def seen_picture(seen: Seen) -> bytes:
-    """Return a PNG with a title over each of the four columns; small images are enlarged, with visible pixels."""
+def seen_picture(seen: Columns) -> bytes:
+    """Return a PNG with a title over each column; small images are enlarged, with visible pixels."""
     columns = [pictures[:SHOWN].cpu().numpy().transpose(0, 2, 3, 1) for pictures in seen.columns()]
     count, height, width, _ = columns[0].shape
     scale = max(1, math.ceil(SMALLEST / min(height, width)))

@@ -43,13 +43,15 @@ def build_validation(
 ) -> Validation:
     """Return what evaluates `objective`: by its answers where it learns from labels, else by its loss."""
     if not isinstance(objective, SelfSupervised):
-        return Validation(objective.model, average, loader, card, run, base, train)
-    return LossValidation(objective.model, average, loader, card, run, base, train, objective=objective)
+        return Validation(objective.kept, average, loader, card, run, base, train)
+    return LossValidation(objective.kept, average, loader, card, run, base, train, objective=objective)
 
 
 @dataclass
 class LossValidation(Validation):
     """As `Validation`, by the loss of `objective`: the lowest is the best, and early stopping counts by it.
+
+    Where the losses of two moments cannot be compared (`chosen_by_loss`), the newest is the best.
 
     The numbers are "loss", the objective's metrics and "count". What is kept is the network alone, without what
     predicts.
@@ -68,6 +70,11 @@ class LossValidation(Validation):
             return self._means(objective, loader, check)
         finally:
             objective.train(training)
+
+    def order(self, numbers: dict[str, float]) -> tuple[float, ...]:
+        """See `Validation`."""
+        assert self.objective is not None
+        return super().order(numbers) if self.objective.chosen_by_loss else (numbers["step"],) if numbers else ()
 
     def write(self, folder: RunFolder) -> None:
         """Write the picture of what the objective sees."""
