@@ -72,7 +72,7 @@ def measure(name: str, architecture: Architecture, options: Any) -> list[dict[st
                 Contender(record.OURS, predictor(frozen, pixels), batch, compare.tuned),
                 *(Contender(peer, feeding(step, pixels), batch) for peer, step in steps.items()),
             ]
-            measured = compare.race(field, rounds=options.rounds, seconds=0.1 if options.quick else 1.5)
+            measured = compare.race(field, rounds=options.rounds, seconds=0.1 if options.quick else 1.2)
             rows = record.rows(measured)
             record.show(f"{name}, 224 px, batch {batch}, float32, images/s", rows)
             results.append({"case": name, "batch": batch, "precision": "float32", "rows": rows})

@@ -18,7 +18,9 @@ TINY: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, ima
 
 VITS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "distilled, parallel": dict(distilled=True, registers=1, block="parallel", branches=2, positions="relative"),
+    "distilled, parallel": dict(
+        **dict(depth=1, distilled=True, registers=1, block="parallel", branches=2, positions="relative"),
+    ),
     "map, hmlp": dict(pool="map", positions="2d", place="every", stem="hmlp", registers=1, gelu="tanh"),
     "BEiT": dict(depth=1, pool="gap", class_token=True, positions="relative_bias", final_norm="pooled"),
     "axial, levit": dict(depth=1, block="axial", pool="gap", positions="relative", stem="levit", stem_norm="layer"),

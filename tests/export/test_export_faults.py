@@ -84,7 +84,7 @@ def test_47_numbers_that_differ(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert cli.main(["export", str(model_folder), "--out", str(out)]) == 0
+    assert cli.main(["export", str(model_folder), "--to", "program", "--out", str(out)]) == 0
     good = {path: path.read_bytes() for path in out.iterdir()}
     monkeypatch.setattr(onnx_export, "write", tampered)
     capsys.readouterr()

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig
-from vitrail.model.frozen import FrozenBlock, Plain, freeze
+from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.frozen import FrozenBlock, Packed, Plain, freeze
+from vitrail.model.stdconv import StdConv2d
 
 TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)
 
@@ -31,6 +32,7 @@ TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, clas
         dict(block="parallel", branches=2, mlp="swiglu", positions="relative_bias", pool="gap"),
         dict(block="axial", pool="gap"),
         dict(stem="hmlp"),
+        dict(stem="resnet", stem_units=(1,)),
         dict(pre_logits=16),
     ],
 )
@@ -50,6 +52,28 @@ def test_the_same_logits(options: dict) -> None:
     assert rounded.dtype == torch.bfloat16
     assert ((rounded.float() - expected).norm() / expected.norm()).item() < 0.05
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("form", ["bit", "hybrid", "timm"])
+def test_kernels_of_a_resnet_are_standardised_once(form: str) -> None:
+    torch.manual_seed(0)
+    model = build(ResNetConfig(units=(1, 1), width=8, classes=3, std_conv=form)).eval()  # type: ignore[arg-type]
+    torch.nn.init.normal_(model.head.weight)
+    images = torch.randint(0, 256, (2, 3, 24, 40), dtype=torch.uint8)
+    frozen = freeze(model)
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(images), model(images))
+    kernels = [module for module in frozen.modules() if isinstance(module, StdConv2d)]
+    assert len(kernels) == 9 and all(kernel.standardised() is kernel.weight for kernel in kernels)
+    assert all(module.form == form for module in model.modules() if isinstance(module, StdConv2d))
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_portable_copy_has_torchs_own_layers(portable: bool, dtype: torch.dtype) -> None:
+    frozen = freeze(build(ViTConfig(**TINY)), dtype, portable=portable)
+    assert any(isinstance(module, Packed) for module in frozen.modules()) != portable
+    assert all(isinstance(block, FrozenBlock) for block in frozen.blocks)
 
 
 @pytest.mark.parametrize("branches", [1, 2])
