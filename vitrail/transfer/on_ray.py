@@ -71,7 +71,7 @@ def _ray(address: str) -> Any:
     except ImportError as error:
         raise UsageError("Ray is not installed: pip install 'vitrail[ray]'") from error
     try:
-        own = {"include_dashboard": False} if address == LOCAL else {}
+        own: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray cluster at {address!r}: {error}") from error

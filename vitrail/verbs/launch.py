@@ -165,6 +165,8 @@ def sky(
     _at_least(0, gpus_per_node=gpus_per_node)
     tasks = max(gpus_per_node, 1)
     run, words = _checked(command, nodes, tasks)
+    if run.shard and nodes > 1:
+        raise UsageError("--shard on several machines writes to a folder that all of them see, which a bucket is not")
     given = Sky(
         nodes=nodes,
         accelerator=accelerator,
