@@ -74,6 +74,23 @@ def test_the_loss_is_its_definition_crop_by_crop() -> None:
     assert float(metrics["entropy"]) == pytest.approx(entropy, rel=1e-4)
 
 
+def test_answers_and_loss_are_not_rounded_to_bfloat16() -> None:
+    """Which keeps three digits: after division by 0.04, cosines would be known to a tenth."""
+    ours = make()
+    prepared = ours.prepare(batch(4), step=2)
+    near, far = ours.crops(prepared)
+    with torch.no_grad():
+        exact = ours.loss(prepared)[0]
+        answers, centre = (ours._taught(near), ours.centre)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, rounded, said = ours.loss(prepared)[0], ours._taught(near), ours._learned(near, far)
+    for value in (loss, rounded, said):
+        assert value.dtype == torch.float32
+        assert (value != value.to(torch.bfloat16).float()).float().mean() > 0.9
+    torch.testing.assert_close(rounded, answers, rtol=0, atol=0.03)
+    assert float(loss) == pytest.approx(float(exact), rel=0.05) and centre.dtype == torch.float32
+
+
 def test_the_last_layer_is_torchs_weight_norm() -> None:
     torch.manual_seed(0)
     ours = WeightNormed(6, 10, learns_gain=True).double()

@@ -114,8 +114,10 @@ class DINOObjective(SelfSupervised):
             self._answered += answers.shape[0] * answers.shape[1]
         target = ((answers - self.centre) / self.temperature).softmax(-1)
         logs = (self._learned(near, far) / self.config.student_temperature).log_softmax(-1)
+        with torch.autocast(logs.device.type, enabled=False):  # bfloat16 would round the loss to 1 in 256
+            crossed = -(target @ logs.transpose(1, 2))
         pairs = ~torch.eye(GLOBAL, logs.shape[1], dtype=torch.bool, device=logs.device)
-        losses = -(target @ logs.transpose(1, 2))[:, pairs].mean(1)
+        losses = crossed[:, pairs].mean(1)
         return losses.sum(), len(prepared), _metrics(target, logs.detach(), pairs)
 
     @torch.no_grad()

@@ -29,8 +29,10 @@ class WeightNormed(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]"""
-        weight = F.normalize(self.weight, dim=1, eps=EPSILON) * self.gain[:, None]
-        return linear(features, weight.detach() if self.frozen else weight)
+        # cosines are divided by a temperature of 0.04: the third digit, which bfloat16 does not have, counts
+        with torch.autocast(features.device.type, enabled=False):
+            weight = F.normalize(self.weight, dim=1, eps=EPSILON) * self.gain[:, None]
+            return linear(features, weight.detach() if self.frozen else weight)
 
 
 class Projection(nn.Module):

@@ -27,7 +27,7 @@ from vitrail.data.config import Augment
 from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.recipes.deit import CROP, bicubic
 from vitrail.recipes.preprocessing import PRE_TRAINING, inception
-from vitrail.train.run import Average, Model, Optim, Run, Schedule
+from vitrail.train.run import Average, Model, Optim, Progressive, Run, Schedule
 
 SIDE = 224
 
@@ -261,7 +261,7 @@ def dino() -> Run:
 
 
 def dino_small() -> Run:
-    """DINO on a few thousand to 100,000 small images: a narrow network, few and small crops, a teacher that is fast.
+    """DINO on a few thousand to 100,000 small images: a narrow network, few crops that grow, a teacher that is fast.
 
     Command: `vitrail train DIR --recipe dino-small --knn 20`, then `vitrail finetune DIR --from RUN`
     Cost: 100 passes over the images, or the minutes given with --time-limit.
@@ -270,19 +270,22 @@ def dino_small() -> Run:
         masked_patch_small(),
         name="dino-small",
         objective=DINO(
-            outputs=2048,
+            outputs=1024,
             hidden=512,
             bottleneck=128,
             freeze_last_layer=Percent(2),
+            local_scale=(0.15, 0.5),
             local_crops=4,
             local_size=0.5,
-            blur=0.8,
-            temperature_warmup=Percent(30),
+            jitter=0.5,
+            blur=0.5,
+            teacher_temperature=(0.04, 0.04),
             teacher_momentum=0.99,
         ),
         augment=Augment(crop="random"),
         optim=Optim(lr=1e-3, weight_decay=0.04, weight_decay_end=0.4),
         schedule=Schedule(warmup=Percent(10)),
+        progressive=Progressive(start=0.5, until=Percent(70)),
     )
 
 
