@@ -44,7 +44,7 @@ objective.target optim.betas optim.clip optim.eps optim.lr optim.momentum optim.
 optim.weight_decay_end out
 precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize progressive.start
 progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed shard time_limit
-tune
+timeout tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
 vit.stem_norm vit.width weights wide_branches workers

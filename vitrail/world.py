@@ -5,13 +5,20 @@ Everything works without an initialised process group: one process is rank 0 of 
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from vitrail.errors import TrainingError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -99,18 +106,116 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def from_main(function: Callable[[], T]) -> T:
-    """Return what `function` returns on rank 0, where alone it runs, on every process; what it raises, all raise."""
+def from_main(what: str, function: Callable[[], T]) -> T:
+    """Return what `function` returns on rank 0, where alone it runs, on every process; what it raises, all raise.
+
+    `what` says what it does, as in `main_alone`.
+    """
     outcome: tuple[Any, Exception | None] = (None, None)
-    if is_main():
-        try:
-            outcome = (function(), None)
-        except Exception as error:
-            outcome = (None, error)
+    with main_alone(what):
+        if is_main():
+            try:
+                outcome = (function(), None)
+            except Exception as error:
+                outcome = (None, error)
     value, failure = gather(outcome)[0]
     if failure is not None:
         raise failure
     return value  # type: ignore[no-any-return]
+
+
+class Pulse:
+    """How the processes of a run know of one another apart from collectives, which all must enter in time.
+
+    The main process shows that it lives: the others wait for it for as long as that, whatever it is doing alone.
+    `timeout` is in seconds, and that of the collectives. A context.
+    """
+
+    def __init__(self, store: dist.Store, timeout: float) -> None:
+        self.timeout = timeout
+        self._slice = min(timeout / 4, 10.0)
+        self._store = store
+        self._beats = store.clone()  # a connection of its own: the other one may be waiting
+        self._numbers = itertools.count()
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Pulse:
+        global _pulse
+        _pulse = self
+        if is_main():
+            threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        global _pulse
+        _pulse = None
+        self._ended.set()
+
+    def _beat(self) -> None:
+        with suppress(RuntimeError):  # the store ends with the run
+            while not self._ended.wait(self._slice):
+                self._beats.add("beats", 1)
+
+    @contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """See `main_alone`."""
+        key = f"alone/{next(self._numbers)}"
+        outcome = "failed"
+        try:
+            yield
+            outcome = "done"
+        finally:
+            if is_main():
+                self._store.set(key, outcome)
+        if not is_main():
+            self._follow(key, what)
+
+    def _follow(self, key: str, what: str) -> None:
+        beats, since = -1, time.monotonic()
+        while True:
+            try:
+                self._store.wait([key], timedelta(seconds=self._slice))
+                break
+            except dist.DistStoreError:  # not yet
+                now = self._store.add("beats", 0)
+            if now != beats:
+                beats, since = now, time.monotonic()
+            elif time.monotonic() - since > self.timeout:
+                raise TrainingError(f"nothing was heard of the main process for {self.timeout:g} s, while {what}")
+        if self._store.get(key) != b"done":
+            raise TrainingError(f"the main process failed while {what}: its own message says why")
+
+    def silent(self) -> list[int]:
+        """Return the ranks that do not wait any more for others: call it where a collective has timed out."""
+        self._store.set(f"waited/{rank()}", "")
+        until = time.monotonic() + min(self.timeout / 2, 30.0)
+        others = set(range(size()))
+        while others and time.monotonic() < until:
+            others = {number for number in others if not self._store.check([f"waited/{number}"])}
+            self._ended.wait(0.1)
+        return sorted(others)
+
+
+_pulse: Pulse | None = None
+
+
+def pulse() -> Pulse | None:
+    """That of the run this process is part of, if any."""
+    return _pulse
+
+
+@contextmanager
+def main_alone(what: str) -> Iterator[None]:
+    """Context, or decorator, of work that rank 0 does alone, and that may take longer than a collective waits.
+
+    All enter it; the others leave it when the main process has, however long that takes while it lives. `what` says
+    what it does, as in "writing a checkpoint". Raises TrainingError where it died or failed.
+    """
+    if _pulse is None:
+        yield
+        return
+    with _pulse.alone(what):
+        yield
 
 
 def barrier() -> None:

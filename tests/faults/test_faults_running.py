@@ -205,7 +205,7 @@ PHASES = {
     "opening the data": ("vitrail.train.loop", "resolve", 1),
     "the first step": ("vitrail.train.loop", "seed_step", 1),
     "an evaluation": ("vitrail.train.evaluation", "classify", 1),
-    "a save": ("vitrail.train.checkpoint", "_write", 1),
+    "a save": ("vitrail.train.checkpoint", "write_file", 1),
     "the test at the end": ("vitrail.train.evaluation", "load", 3),
     "the report": ("vitrail.report.page", "write_report", 1),
 }
@@ -286,7 +286,7 @@ def test_37_a_save_that_takes_long_is_said_beforehand(monkeypatch: pytest.Monkey
 def saving_state(step: int) -> Any:
     from vitrail.train.standing import Standing
 
-    return type("State", (), {"standing": Standing(step=step), "state_dict": lambda self: {}})()
+    return type("State", (), {"standing": Standing(step=step), "sharded": False, "state_dict": lambda self: {}})()
 
 
 # losses and memory

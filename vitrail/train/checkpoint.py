@@ -32,6 +32,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from vitrail import world
 from vitrail.errors import CheckpointError, UsageError
@@ -63,13 +64,15 @@ class Rejected(NamedTuple):
     reason: str
 
 
-def save(folder: Path, step: int, state: Mapping[str, Any], *, keep: int = 2) -> Path:
+def save(
+    folder: Path, step: int, state: Mapping[str, Any], *, keep: int = 2, group: ProcessGroup | None = None
+) -> Path:
     """Write `state` as folder/step-<step> and return its path once it is durable.
 
     `state` is what `vitrail.train.flat.flatten` takes. One process calls it; or all of them, with their parts of the
-    tensors, where some are sharded. Of this checkpoint and those of earlier steps the newest `keep` stay. Raises
-    DiskFullError or CheckpointError where it cannot be written; what was there before is then still there, so that the
-    run can go on and try again later.
+    tensors, where some are sharded, and they talk through `group`. Of this checkpoint and those of earlier steps the
+    newest `keep` stay. Raises DiskFullError or CheckpointError where it cannot be written; what was there before is
+    then still there, so that the run can go on and try again later.
     """
     if keep < 1:
         raise UsageError(f"keep is {keep}; at least the newest checkpoint must be kept")
@@ -79,7 +82,7 @@ def save(folder: Path, step: int, state: Mapping[str, Any], *, keep: int = 2) ->
         if any(world.is_sharded(tensor) for tensor in tensors.values()):
             from vitrail.train.parts import write_parts  # brings all of torch's checkpointing
 
-            write_parts(tensors, draft.begin, draft.finish)
+            write_parts(tensors, draft.begin, draft.finish, group)
         else:
             weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
             others = {name: t for name, t in tensors.items() if not name.startswith("model/")}
@@ -152,6 +155,11 @@ def latest_valid(folder: Path, on_reject: Callable[[Rejected], None] | None = No
         lines = "\n".join(f"  {path.name}: {reason}" for path, reason in rejected)
         raise CheckpointError(f"no checkpoint in {folder} can be used:\n{lines}")
     return None
+
+
+def newest(folder: Path) -> int | None:
+    """Return the step of the newest checkpoint in `folder` that looks whole, without a look at its contents."""
+    return next((step for step, _, path in _checkpoints(folder) if problem(path, contents=False) is None), None)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -122,11 +122,12 @@ class Validation:
 
     def save_last(self, standing: Standing, folder: RunFolder) -> None:
         """Keep the newest model, whether it is the best or not."""
-        with self.average.swapped():
+        with self.average.swapped(), world.main_alone("keeping the newest model"):
             if world.is_main():
                 with folder.tolerating("the last model"):
                     self.save(folder.last, self._signed(standing, folder, {}))
 
+    @world.main_alone("signing the models")
     @world.on_main
     def sign(self, folder: RunFolder) -> None:
         """Put what the finished models answer to a fixed image on their cards, for `vitrail weights verify`."""
@@ -145,7 +146,6 @@ class Validation:
         """
         if splits.test is None or role_of(str(splits.held_out.get("validation"))) == "test":
             return None
-        world.barrier()  # the main process may still be writing the model
         with closing(evaluation_loader(self.run, splits.test)) as loader:
             best = load(folder.path).to(next(self.model.parameters()).device)
             return self._classify(best, loader, check).metrics()
@@ -183,6 +183,7 @@ class Validation:
 
         return checked
 
+    @world.main_alone("keeping the best model")
     @world.on_main
     def _keep_best(self, standing: Standing, folder: RunFolder) -> None:
         numbers = {f"validation {name}": value for name, value in standing.best.items() if name != "step"}

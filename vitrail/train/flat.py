@@ -113,6 +113,24 @@ def restore(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: restore(value, tensors) for key, value in structure.items()}
 
 
+def nbytes(state: Any) -> int:
+    """Return the bytes of the tensors in `state`, or of this process's parts of them."""
+    return sum(world.local(tensor).nbytes for tensor in flatten(state)[1].values())
+
+
+def copied(state: Any, room: dict[str, Tensor]) -> Any:
+    """Return `state` with copies of its tensors in main memory, which are kept in `room` and used again."""
+    structure, tensors = flatten(state)
+    for name in room.keys() - tensors.keys():
+        del room[name]
+    for name, tensor in tensors.items():
+        mine = room.get(name)
+        if mine is None or (mine.shape, mine.dtype) != (tensor.shape, tensor.dtype):
+            mine = room[name] = torch.empty_like(tensor, device="cpu")
+        mine.copy_(tensor)
+    return restore(structure, room)
+
+
 def safetensors_pieces(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> Iterable[bytes | memoryview]:

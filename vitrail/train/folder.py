@@ -133,6 +133,7 @@ class RunFolder:
                 self._lost("TensorBoard events", error)
                 self._board = None
 
+    @world.main_alone("starting TensorBoard")
     @world.on_main
     def open_board(self, step: int) -> None:
         """Start TensorBoard events, hiding what an earlier process wrote from `step` on; optional."""

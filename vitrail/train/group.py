@@ -32,8 +32,6 @@ from vitrail.train.guard import SIGNALS, Interrupted
 from vitrail.train.run import Run
 from vitrail.train.standing import Result
 
-TIMEOUT = 1800.0
-"""Seconds that a process waits for the others; writing a checkpoint, which one does, takes less."""
 GRACE = 10.0
 """Seconds that the others have to end after one has failed."""
 Member = subprocess.Popen[bytes]
@@ -42,17 +40,24 @@ STOPPED = tuple(128 + number for number in SIGNALS)
 
 
 @contextmanager
-def joined() -> Iterator[None]:
-    """Context in which this process is one of a run's, where torchrun or `launch` has started it as one."""
+def joined(timeout: float = Run.timeout) -> Iterator[None]:
+    """Context in which this process is one of a run's, where torchrun or `launch` has started it as one.
+
+    timeout: seconds that it waits for others in a collective.
+    """
     if world.active() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT))
+    patience = timedelta(seconds=timeout)
+    store, rank, size = next(dist.rendezvous("env://"))
+    meeting = dist.PrefixStore("group", store)
+    dist.init_process_group(backend, store=meeting, rank=rank, world_size=size, timeout=patience)
     try:
-        yield
+        with world.Pulse(dist.PrefixStore("pulse", store.clone()), timeout):
+            yield
         world.barrier()  # gloo aborts a process whose partner has left in the middle of its farewell
     except Interrupted:  # of all alike: who started them may kill the others when the first has ended
         with suppress(RuntimeError):

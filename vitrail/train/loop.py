@@ -45,6 +45,7 @@ from vitrail.train.resolve import build_model, inherit, resolve
 from vitrail.train.run import Run
 from vitrail.train.saving import Checkpoints
 from vitrail.train.self_supervised import build_validation
+from vitrail.train.silence import explaining_silence
 from vitrail.train.spikes import Spikes
 from vitrail.train.standing import Result, TrainingState, identity
 from vitrail.train.step import backward, seed_step
@@ -107,8 +108,9 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
         closing(validation),
         progress,
         explaining_memory(run, lambda: micro_batches.parts),
+        Checkpoints(folder, run.keep, progress.say) as checkpoints,
+        explaining_silence(run, checkpoints),
     ):
-        checkpoints = Checkpoints(folder, run.keep, progress.say)
         if resume is None:
             notes = record_start(folder, run, resolved.decisions, splits, tuned) or []
         else:
@@ -130,14 +132,13 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
             over = plan.over(step, standing.elapsed)
             if standing.evaluated < step and (over or plan.evaluates(step)):
                 with suppress(Stop):
-                    numbers = validation(standing, folder, signals.check)
-                    progress.say(f"step {step}: {describe(numbers)}")
+                    progress.say(f"step {step}: {describe(validation(standing, folder, signals.check))}")
                 progress.reset()
             if run.early_stop and standing.stale >= run.early_stop:
                 over = over or "early stop"
             if (signum := signals.requested()) or over or plan.saves(step):
                 state.mark(over, run)
-                checkpoints.save(state)
+                checkpoints.save(state, wait=bool(over or signum))
                 validation.save_last(standing, folder)
             if signum:
                 raise Interrupted.after(signum, folder.path, step, checkpoints.saved)

@@ -25,8 +25,9 @@ from vitrail.train.run import Run
 def main(config: str, note: str, resume: str) -> int:
     """Train as the file `config` says, in the folder `resume` unless that is empty, and return the exit code."""
     try:
-        with joined():
-            result = fit(from_yaml(Path(config), Run()), resume=resume or None)
+        run = from_yaml(Path(config), Run())
+        with joined(run.timeout):
+            result = fit(run, resume=resume or None)
             if world.is_main():
                 _note(Path(note), {**asdict(result), "folder": str(result.folder)})
         return 0

@@ -22,6 +22,7 @@ from vitrail.train.standing import Result, Standing
 from vitrail.train.tune import Tuned
 
 
+@world.main_alone("looking at data and machine")
 @world.on_main
 def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits: Splits, tuned: Tuned) -> list[str]:
     """Write config.yaml, run.json, classes.json and split.json; return what there is to say about the data."""
@@ -68,6 +69,7 @@ def _leaks(splits: Splits) -> Iterator[str]:
             )
 
 
+@world.main_alone("looking at data and machine")
 @world.on_main
 def record_resume(folder: RunFolder, run: Run, step: int, tuned: Tuned) -> list[str]:
     """Note in run.json where and how the run goes on; drop what was logged after `step`; write its new config.yaml.
@@ -113,6 +115,7 @@ def record_spike(
     )
 
 
+@world.main_alone("writing the result")
 @world.on_main
 def record_end(folder: RunFolder, result: Result) -> None:
     """Add the result to run.json."""
@@ -120,6 +123,7 @@ def record_end(folder: RunFolder, result: Result) -> None:
     folder.write_json("run.json", {**folder.read_json("run.json"), "ended": _now(), "result": values})
 
 
+@world.main_alone("drawing the first batch")
 @world.on_main
 def record_batch(folder: RunFolder, batch: Prepared, class_names: list[str]) -> None:
     """Write batch.png."""

@@ -154,6 +154,8 @@ class Run:
     """Threads that decode images; None: from the machine. 0 decodes in the training thread."""
     cache: Literal["auto", "yes", "no"] = "auto"
     """Keep decoded images in memory where they are small and fit."""
+    timeout: float = 1800.0
+    """Seconds that the processes of a run wait for one that hangs; work of the main one alone may take longer."""
     max_nonfinite: int = 3
     """Steps in a row with a loss or gradient that is not finite before training gives up."""
     seed: int = 0

@@ -99,7 +99,7 @@ def start(
     if nproc is not None:
         result, main = launch(run, folder, nproc), True
     else:
-        with joined():
+        with joined(run.timeout):
             result, main = fit(run, resume=folder), world.is_main()
     if main:
         try:
