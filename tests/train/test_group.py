@@ -128,30 +128,31 @@ def together(out: Path) -> None:
                 go_on(out, "mixed", began, way)
         if world.size() == 4:
             go_on(out, "mae", "sharded", "sharded")
-        same_gradients_as_ddp()
+        sums_of_all_processes()
 
 
-def same_gradients_as_ddp() -> None:
-    """torch's DistributedDataParallel takes the mean of what is summed here, and refuses what is not used."""
+def sums_of_all_processes() -> None:
+    """Gradients are sums over processes and micro-batches; what nobody uses has none."""
     torch.manual_seed(0)
     layers = nn.ModuleList(nn.Linear(700, 700) for _ in range(3))  # two buckets
-    images = torch.randn(4, 700, generator=torch.Generator().manual_seed(world.rank()))
+    whole = copy.deepcopy(layers)
+    images = [torch.randn(4, 700, generator=torch.Generator().manual_seed(rank)) for rank in range(world.size())]
 
     class Chain(Objective):
         def loss(self, prepared: Any) -> Any:
             return layers[2](layers[0](prepared.images)).square().sum(), 4, {}
 
-    ours = Chain(layers)
-    theirs = nn.parallel.DistributedDataParallel(nn.Sequential(copy.deepcopy(layers[0]), copy.deepcopy(layers[2])))
-    network = Replicated(ours)
+    network, mine = Replicated(Chain(layers)), images[world.rank()]
     for last in (False, True):  # in two micro-batches, which are summed once
         with network.last(last):
-            network(Prepared(images, images, images, images), step=0)[0].backward()
-    theirs(images).square().sum().mul(2 * world.size()).backward()
-    for mine, other in zip([*layers[0].parameters(), *layers[2].parameters()], theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-3)
-    assert all(parameter.grad is None for parameter in layers[1].parameters())
-    assert len(network._buckets) == 2
+            network(Prepared(mine, mine, mine, mine), step=0)[0].backward()
+    for part in images:
+        whole[2](whole[0](part)).square().sum().mul(2).backward()
+    for ours, expected in zip(layers.parameters(), whole.parameters(), strict=True):
+        if expected.grad is None:
+            assert ours.grad is None
+        else:
+            torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-5, atol=1e-3)
 
 
 @pytest.fixture(scope="module")

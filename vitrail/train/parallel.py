@@ -11,9 +11,10 @@ None of it changes the names in the model's state_dict: a checkpoint does not kn
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -94,89 +95,35 @@ class Alone(Parallel):
 
 
 class Replicated(Parallel):
-    """All weights in every process: data-parallel as torch's DistributedDataParallel (DDP) is.
+    """All weights in every process: torch's DistributedDataParallel (DDP).
 
-    Gradients are summed in buckets, the last layers' first, while the backward pass goes on to earlier ones. DDP takes
-    the mean, and wants to be told beforehand whether everything is used. An objective need not ask everything of a
-    network, such as its pool: a parameter that no process has used keeps no gradient, as in one process.
+    It sums gradients bucket by bucket, the last layers' first, while the backward pass goes on to earlier ones. An
+    objective need not ask everything of a network, such as its pool: a parameter that no process has used keeps no
+    gradient, as in one process. Buffers stay each process's own.
     """
 
     def __init__(self, objective: Objective) -> None:
         super().__init__(objective)
-        self._buckets = _buckets([p for p in objective.parameters() if p.requires_grad])
-        self._bucket = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
-        self._next = len(self._buckets)
-        """The first bucket that is not on its way; all are, except in the last backward pass of a step."""
-        for parameter in self._bucket:
-            parameter.register_post_accumulate_grad_hook(self._computed)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)  # not every torch has its successor
+            self._network = nn.parallel.DistributedDataParallel(
+                objective, broadcast_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
+            )
+        self._network.register_comm_hook(None, _summed)
 
-    @contextmanager
-    def last(self, last: bool) -> Iterator[None]:
+    def __call__(self, part: Prepared, *, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Parallel`."""
-        if last:
-            self._next = 0
-            for bucket in self._buckets:
-                bucket.missing = len(bucket.parameters)
-        yield
-        for bucket in self._buckets[self._next :]:  # not all of it was used
-            bucket.send()
-        self._next = len(self._buckets)
-        if last:
-            for bucket in self._buckets:
-                bucket.receive()
+        return self._network(part, step=step)  # type: ignore[no-any-return]
 
-    def _computed(self, parameter: nn.Parameter) -> None:
-        """Send what has become complete. All processes send in the same order."""
-        self._bucket[parameter].missing -= 1
-        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-            self._buckets[self._next].send()
-            self._next += 1
+    def last(self, last: bool) -> AbstractContextManager[None]:
+        """See `Parallel`."""
+        return nullcontext() if last else self._network.no_sync()
 
 
-class _Bucket:
-    """Parameters whose gradients are summed at once."""
-
-    def __init__(self) -> None:
-        self.parameters: list[nn.Parameter] = []
-        self.missing = 0
-        """Gradients that the backward pass has not reached yet."""
-        self._sent: Tensor | None = None
-        self._work: dist.Work | None = None
-
-    def send(self) -> None:
-        """Begin to sum: every process sends the same tensors, and behind them which of these it has."""
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
-        there = gradients[0].new_tensor([p.grad is not None for p in self.parameters])
-        self._sent = torch.cat([*(gradient.flatten() for gradient in gradients), there])
-        self._work = dist.all_reduce(self._sent, async_op=True)
-
-    def receive(self) -> None:
-        """Put the sums in the place of the gradients, where any process has one."""
-        assert self._sent is not None and self._work is not None
-        self._work.wait()
-        *sums, there = self._sent.split([*(p.numel() for p in self.parameters), len(self.parameters)])
-        for number, (parameter, found) in enumerate(zip(self.parameters, sums, strict=True)):
-            if parameter.grad is not None or bool(there[number]):
-                parameter.grad = found.reshape(parameter.shape)  # no copy
-        self._sent = self._work = None
-
-
-def _buckets(parameters: list[nn.Parameter], first: int = 2**20, others: int = 25 * 2**20) -> list[_Bucket]:
-    """Put parameters of one type together, from the last to the first, up to so many bytes; the sizes are DDP's."""
-    buckets: list[_Bucket] = []
-    held = 0
-    for parameter in reversed(parameters):
-        if not buckets or held >= (first if len(buckets) == 1 else others) or _unlike(buckets[-1], parameter):
-            buckets.append(_Bucket())
-            held = 0
-        buckets[-1].parameters.append(parameter)
-        held += parameter.nbytes
-    return buckets
-
-
-def _unlike(bucket: _Bucket, parameter: nn.Parameter) -> bool:
-    """Can they not be in one tensor?"""
-    return (bucket.parameters[0].dtype, bucket.parameters[0].device) != (parameter.dtype, parameter.device)
+def _summed(_, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are text
+    """Sum a bucket over the processes, where DDP would take the mean: the loop divides by the count of all."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
 
 
 class Sharded(Parallel):
