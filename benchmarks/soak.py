@@ -4,9 +4,10 @@
     python -m benchmarks.soak --minutes 3 --requests 2000           a shorter look
 
 Both are processes of their own, started as a user would. The training run evaluates and writes checkpoints all the
-way, on photographs, with decoding threads; the requests are good pictures, broken ones and refused ones in turn.
-What is compared is the median of the last quarter with that of the second: the first quarter, in which caches fill,
-is left out. Threads and files may come and go; what counts is whether there are more at the end.
+way, on photographs of one size (images that grow take memory that grows), with decoding threads; the requests are good
+pictures, broken ones and refused ones in turn. What is compared is the median of the last quarter with that of the
+second: the first quarter, in which caches fill, is left out. Threads and files may come and go; what counts is whether
+there are more at the end. `--log` keeps a half that is finished.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import record
+from benchmarks.cells import Cells
 from benchmarks.serve import form, jpeg, wait
 
 DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "flowers12"
@@ -88,7 +90,13 @@ def compared(samples: list[Sample]) -> dict[str, dict[str, float]]:
 def training(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """A training run of so many minutes that evaluates and saves every few seconds."""
     words = ["train", str(options.data), "--recipe=scratch-photos", *SMALL, "--batch-size=32", "--workers=2"]
-    words += ["--cache=no", f"--time-limit={options.minutes}", "--duration=100000 steps", "--evaluate-every=100 steps"]
+    words += [
+        "--cache=no",
+        "--progressive.start=1",
+        f"--time-limit={options.minutes}",
+        "--duration=100000 steps",
+        "--evaluate-every=100 steps",
+    ]
     words += ["--checkpoint-every=100 steps", f"--out={folder}", "--quiet", "--json"]
     command = [sys.executable, "-m", "vitrail", *words]
     started = subprocess.Popen(command, cwd=record.ROOT, stdout=subprocess.PIPE, text=True)
@@ -158,7 +166,8 @@ def _watched(samples: list[Sample]) -> dict[str, Any]:
     held = compared(samples)
     flat = held["mib"]["late"] <= (1 + GROWTH) * held["mib"]["early"]
     flat = flat and all(held[name]["late"] <= held[name]["early"] for name in ("files", "threads"))
-    return {"flat": flat, "held": held, "samples": [{k: round(v, 1) for k, v in one.items()} for one in samples]}
+    some = samples[:: -(-len(samples) // SAMPLES)]
+    return {"flat": flat, "held": held, "samples": [{k: round(v, 1) for k, v in one.items()} for one in some]}
 
 
 def main() -> None:
@@ -166,12 +175,18 @@ def main() -> None:
     parser = record.arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=30, help="of training")
     parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--log", type=Path, help="finished halves are kept here")
     parser.add_argument("--data", type=Path, default=DATA, help="images to train on")
     options = parser.parse_args()
     if options.quick:
         options.minutes, options.requests = 0.2, 200
     with tempfile.TemporaryDirectory() as scratch:
-        found = {"serving": serving(options, Path(scratch)), "training": training(options, Path(scratch) / "runs")}
+        cells, folder = Cells(options.log), Path(scratch)
+        halves = {
+            "serving": cells.get(lambda: serving(options, folder), what="serving", requests=options.requests),
+            "training": cells.get(lambda: training(options, folder / "runs"), what="training", minutes=options.minutes),
+        }
+        found = {name: half for name, half in halves.items() if half is not None}
     table = Table(title="medians of the second and of the last quarter", title_justify="left")
     for column in ("", "MiB", "open files", "threads", ""):
         table.add_column(column)

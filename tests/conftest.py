@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-SHARED = Path(os.environ.get("VITRAIL_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+from real_images import SHARED
 
 settings.register_profile("vitrail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vitrail")  # no test asserts a time: a busy machine is no failure

@@ -114,7 +114,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was left alone."""
     out = tmp_path_factory.mktemp("whole")
-    assert cli.main([*TRAIN, "--out", str(out), "--quiet"]) == 0
+    assert cli.main([*TRAIN, "--out", str(out)]) == 0
     return out
 
 

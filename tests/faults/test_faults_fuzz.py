@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from real_images import SHARED
 from safetensors.torch import save
 
 from vitrail.config_yaml import from_yaml, to_yaml
@@ -151,9 +152,7 @@ def test_20_any_configuration(text: str) -> None:
 
 def pictures() -> list[Path]:
     """Small real files of every format, awkward ones among them; none where they are absent."""
-    import conftest
-
-    folder = conftest.SHARED / "awkward-images"
+    folder = SHARED / "awkward-images"
     return sorted(file for file in folder.glob("*") if file.is_file() and file.stat().st_size < 40_000)
 
 

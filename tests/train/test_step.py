@@ -21,7 +21,7 @@ from vitrail.model.config import ViTConfig
 from vitrail.objective.base import Moment
 from vitrail.objective.config import Supervised
 from vitrail.objective.supervised import SupervisedObjective
-from vitrail.train.parallel import prepare
+from vitrail.train.parallel import Parallel, Replicated, prepare
 from vitrail.train.plan import Plan
 from vitrail.train.progress import clock
 from vitrail.train.run import Average, Optim, Run, Schedule
@@ -53,9 +53,11 @@ def make(augment: Augment | None = None, **changes: object) -> SupervisedObjecti
     return SupervisedObjective(model, Supervised(), augment or Augment(), 5, 0).train()
 
 
-def gradients(objective: SupervisedObjective, batch: Images, parts: int = 1) -> dict[str, Tensor]:
+def gradients(
+    objective: SupervisedObjective, batch: Images, parts: int = 1, network: Parallel | None = None
+) -> dict[str, Tensor]:
     objective.zero_grad(set_to_none=True)
-    backward(objective, batch, step=3, parts=parts, autocast=False)
+    backward(objective, batch, step=3, parts=parts, autocast=False, network=network)
     return {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
 
 
@@ -169,7 +171,7 @@ def _process(rank: int, size: int, port: int, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=size)
     objective = make()
-    found = gradients(objective, data().part(rank, size), parts=2)
+    found = gradients(objective, data().part(rank, size), parts=2, network=Replicated(objective))
     torch.save(found, f"{out}/{rank}.pt")
     dist.barrier()
     os._exit(0)  # gloo may abort a process that leaves the orderly way
