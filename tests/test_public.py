@@ -40,8 +40,8 @@ data.label_column data.max_bad data.strict data.subset data.test data.together d
 data.validation device duration early_stop evaluate_every fewshot knn
 image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.corrupt objective.head_bias
 objective.kind objective.loss objective.mask objective.mask_after_stem objective.other objective.smoothing
-objective.target optim.betas optim.clip optim.eps optim.lr optim.momentum optim.name optim.weight_decay
-optim.weight_decay_end out
+objective.target optim.betas optim.clip optim.eps optim.layer_decay optim.lr optim.momentum optim.name
+optim.weight_decay optim.weight_decay_end out
 precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize progressive.start
 progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed shard time_limit
 timeout tune

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitrail import world
 from vitrail.errors import UsageError
 from vitrail.train.lamb import LAMB
+from vitrail.train.layer_decay import by_factor, layer_factors, slow_rows
 from vitrail.train.run import Optim
 
 _FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}
@@ -73,14 +74,29 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
 
     AdamW and SGD run fused where the device has it (on CPUs, too: about three times as fast), SGD only on
     whole parameters: torch's fused kernel does not know those that are cut over processes. The group "kernels" decays
-    and, in LAMB, has its updates scaled by the trust ratio; the group "others" does neither.
+    and, in LAMB, has its updates scaled by the trust ratio; the group "others" does neither. With `optim.layer_decay`
+    there are such groups for each rate, which "factor" gives as a share of the largest (`vitrail.train.layer_decay`).
     Raises UsageError where a value is out of range or nothing is trainable.
     """
     _check(optim)
     kernels, others = (list(side.values()) for side in split_parameters(module))
     if not kernels and not others:
         raise UsageError("nothing to train: every parameter of the model is frozen")
-    fused = all(p.device.type in _FUSED_DEVICES and p.is_floating_point() for p in kernels + others)
+    if optim.layer_decay in (None, 1):
+        return _optimizer(_groups(kernels, others, optim), optim)
+    factors = layer_factors(module, optim.layer_decay)
+    groups = [
+        group | {"params": parameters, "factor": factor, "lr": optim.lr * factor}
+        for group in _groups(kernels, others, optim)
+        for factor, parameters in by_factor(group["params"], factors).items()
+    ]
+    optimizer = _optimizer(groups, optim)
+    slow_rows(optimizer, factors)
+    return optimizer
+
+
+def _groups(kernels: list[nn.Parameter], others: list[nn.Parameter], optim: Optim) -> list[dict[str, Any]]:
+    """The groups that are not empty, "kernels" and "others"."""
     decay = optim.weight_decay
     groups: list[dict[str, Any]] = [
         {"name": "kernels", "params": kernels, "weight_decay": decay},
@@ -92,9 +108,14 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     if optim.name == "lamb":
         for group in groups:
             group["adapt"] = group["name"] == "kernels"
-    groups = [group for group in groups if group["params"]]
+    return [group for group in groups if group["params"]]
+
+
+def _optimizer(groups: list[dict[str, Any]], optim: Optim) -> torch.optim.Optimizer:
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    fused = all(p.device.type in _FUSED_DEVICES and p.is_floating_point() for p in parameters)
     if optim.name == "sgd":
-        fused = fused and not any(world.is_sharded(p) for p in kernels + others)
+        fused = fused and not any(map(world.is_sharded, parameters))
         return SGD(groups, lr=optim.lr, momentum=optim.momentum, fused=fused)
     if optim.name == "lamb":
         return LAMB(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps)
@@ -102,10 +123,12 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
 
 
 def _check(optim: Optim) -> None:
+    nearer = optim.layer_decay
     limits = {
         "lr": (optim.lr, optim.lr >= 0, "at least 0"),
         "weight_decay": (optim.weight_decay, optim.weight_decay >= 0, "at least 0"),
         "weight_decay_end": (optim.weight_decay_end, (optim.weight_decay_end or 0) >= 0, "at least 0, or null"),
+        "layer_decay": (nearer, nearer is None or 0 < nearer <= 1, "above 0 and at most 1, or null for one rate"),
         "betas": (optim.betas, all(0 <= beta < 1 for beta in optim.betas), "two numbers in [0, 1)"),
         "momentum": (optim.momentum, 0 <= optim.momentum < 1, "in [0, 1)"),
         "eps": (optim.eps, optim.eps > 0, "above 0"),
@@ -119,9 +142,12 @@ def _check(optim: Optim) -> None:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, decay: float | None = None) -> None:
-    """Make the next `step` use this learning rate in every group, and on kernels this weight decay, where given."""
+    """Make the next `step` use this learning rate, and on kernels this weight decay, where given.
+
+    With layer-wise decay it is the largest rate, and each group has its share of it.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("factor", 1.0)
         if decay is not None and group["name"] == "kernels":
             group["decay" if "decay" in group else "weight_decay"] = decay
 

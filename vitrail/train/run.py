@@ -52,6 +52,9 @@ class Optim:
     weight_decay: float = 0.05
     weight_decay_end: float | None = None
     """At the end of the run, reached along half a cosine; None: it stays."""
+    layer_decay: float | None = None
+    """A parameter's rate is lr * layer_decay ** (layers + 1 - depth), its depth 0 in stem, tokens and positions, i + 1
+    in block i, and layers + 1 in what follows the blocks (`train/layer_decay.py`); None: lr for all."""
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
     eps: float = 1e-8

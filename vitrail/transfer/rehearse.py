@@ -40,7 +40,7 @@ from vitrail.train.parallel import prepare
 from vitrail.train.plan import Plan
 from vitrail.train.progressive import Sizes
 from vitrail.train.resolve import build_model, resolve
-from vitrail.train.run import Run
+from vitrail.train.run import Optim, Run
 from vitrail.train.step import backward, seed_step
 from vitrail.train.tune import tune
 from vitrail.transfer.timing import GROWTHS, Answers, Pace, Speeds, overhead
@@ -83,7 +83,7 @@ class Rehearsal:
     """
 
     def __init__(self, run: Run, splits: Splits) -> None:
-        build_optimizer(nn.Linear(1, 1), run.optim)  # what torch imports for the first one is no part of `start`
+        build_optimizer(nn.Linear(1, 1), Optim())  # what torch imports for the first one is no part of `start`
         began = time.perf_counter()
         names = splits.class_names
         self.splits = splits

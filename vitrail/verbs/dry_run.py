@@ -41,6 +41,7 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
     from vitrail.train.batch_size import image_bytes
     from vitrail.train.batches import training_loader
     from vitrail.train.objectives import build_objective
+    from vitrail.train.optim import build_optimizer
     from vitrail.train.parallel import prepare
     from vitrail.train.plan import Plan
     from vitrail.train.resolve import build_model, resolve
@@ -58,6 +59,7 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
     run = resolved.with_micro_batches(objective)
     each = None if tuned.base is None else image_bytes(objective, run, resolved.config)
     prepare(model, run)
+    build_optimizer(objective, run.optim)
     held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
     classes = f" of {len(names)} classes" if run.supervised else ""
     checked = {
