@@ -180,6 +180,49 @@ def _top1(row: dict[str, Any]) -> str:
     return f"{row['mean']:.1f} %{spread}"
 
 
+def self_supervised(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What was learned without labels, beside labels and beside nothing learned."""
+    shown = ("1-shot", "5-shot", "10-shot", "25-shot", "20-NN", "linear", "fine-tuned")
+    minutes, more = document["minutes"], document["tune_minutes"]
+    lines: list[tuple[str, ...]] = [(f"CIFAR-100, {minutes:g} minutes, fine-tuned in {more:g} more", *shown)]
+    for row in document["rows"]:
+        cells = []
+        for what in shown:
+            one = row.get(what, {"mean": None, "deviation": None})
+            spread = "" if one["deviation"] is None else f" ± {one['deviation']:.1f}"
+            cells.append("" if one["mean"] is None else f"{one['mean']:.1f}{spread}")
+        lines.append((f"{row['way']} ({row['seeds']} seeds)", *cells))
+    return lines
+
+
+def mae(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What a step costs where the encoder sees one patch in four."""
+    lines: list[tuple[str, ...]] = [
+        (f"a step of {document['case']}, batch {document['batch']}", "ms", "MAE is faster by", "memory")
+    ]
+    first = document["rows"][0]
+    for row in document["rows"]:
+        took = 1000 * document["batch"] / row["images_per_second"]
+        over = ratio(row["mae_over_this"]) if row is not first else ""
+        lines.append((row["name"], f"{took:,.0f}", over, f"{row['peak_bytes'] / first['peak_bytes']:.2f}"))
+    return lines
+
+
+def inspect(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What the figures of a large network take in memory, however many images they are of."""
+    lines: list[tuple[str, ...]] = [(f"inspecting {document['model']} at {document['size']} px", "images", "peak MiB")]
+    return lines + [(row["what"], str(row["images"]), f"{row['peak_mib']:,.0f}") for row in document["rows"]]
+
+
+def soak(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What is held in the second quarter of a long run, and in its last."""
+    lines: list[tuple[str, ...]] = [("held, early and late", "MiB", "open files", "threads")]
+    for what, told in (("serving", "{requests:,} requests served"), ("training", "{minutes:g} minutes of training")):
+        held = [document[what]["held"][name] for name in ("mib", "files", "threads")]
+        lines.append((told.format(**document[what]), *(f"{one['early']:.0f}, {one['late']:.0f}" for one in held)))
+    return lines
+
+
 def weights(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Loading L/16: seconds, and the largest memory as a multiple of the file."""
     peaks = {row["name"]: f"{row['peak_over_file']:.2f}" for row in document["peak_memory"]}
@@ -217,6 +260,10 @@ TABLES: dict[str, Table | tuple[Table, ...]] = {
     "protocols": protocols,
     "parallel": parallel,
     "lessons": (lesson_tuning, lesson_stems),
+    "self_supervised": self_supervised,
+    "mae": mae,
+    "inspect": inspect,
+    "soak": soak,
 }
 
 

@@ -104,7 +104,7 @@ def trained(way: Way, seed: int, minutes: float, folder: Path, options: argparse
         minutes *= 1 - TOKENIZER
     if way.name in (LABELS, ALL_THE_TIME):
         words += network()
-    words += [HOLDOUT, f"--knn={NEIGHBOURS}", "--evaluate-every=5 %", steps(way.name, minutes, rates)]
+    words += [HOLDOUT, f"--knn={NEIGHBOURS}", "--evaluate-every=10 %", steps(way.name, minutes, rates)]
     ran: dict[str, Any] = vitrail_verb(
         ["train", str(options.data), *words, f"--seed={seed}", f"--out={folder}", *options.fewer]
     )
