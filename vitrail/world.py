@@ -78,6 +78,13 @@ def sum_(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def max_(tensor: torch.Tensor) -> torch.Tensor:
+    """The largest over all processes, each element by itself, in place; the identity for one process."""
+    if active():
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Is this one of the tensors that are cut over the processes (`vitrail.train.sharding`)?"""
     return hasattr(tensor, "to_local")

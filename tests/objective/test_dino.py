@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dino_cases import BALANCED, TINY, make, taught
 from masked_cases import Images, batch, vit
 from torch import Tensor
 
@@ -21,20 +22,6 @@ from vitrail.objective.config import DINO
 from vitrail.objective.dino import DINOObjective
 from vitrail.objective.projection import Projection, WeightNormed
 from vitrail.train.step import backward
-
-TINY = DINO(outputs=24, hidden=32, bottleneck=12, local_crops=3, local_size=0.5, freeze_last_layer=Steps(0))
-
-
-def make(seed: int = 0, config: DINO = TINY, **changes: Any) -> DINOObjective:
-    """With a teacher that is not its student, and a centre."""
-    ours = DINOObjective(vit(**changes), config, seed)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for part in (ours.model, ours.teacher, ours.head, ours.teacher_head):
-            for parameter in part.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
-        ours.centre.normal_(std=0.1)
-    return ours.train()
 
 
 def log_softmax(values: np.ndarray) -> np.ndarray:
@@ -116,12 +103,6 @@ def test_the_last_layer_is_torchs_weight_norm() -> None:
     assert head(torch.randn(7, 4)).abs().max() <= 1 + 1e-5  # cosines
 
 
-def taught(ours: DINOObjective, prepared: Any) -> Tensor:
-    near, _ = ours.crops(prepared)
-    with torch.no_grad():
-        return ours.teacher_head(ours.teacher.features(near.flatten(0, 1)))
-
-
 @pytest.mark.parametrize("parts", [1, 3])
 def test_centre_and_teacher_move_once_in_a_step_by_the_whole_batch(parts: int) -> None:
     ours = make()
@@ -149,11 +130,12 @@ def test_centre_and_teacher_move_once_in_a_step_by_the_whole_batch(parts: int) -
     assert torch.equal(ours.centre, centre)
 
 
-def test_a_step_that_begins_again_counts_its_answers_once() -> None:
+@pytest.mark.parametrize("config", [TINY, BALANCED])
+def test_a_step_that_begins_again_counts_its_answers_once(config: DINO) -> None:
     """As after running out of memory, with half of the micro-batches done."""
-    once, again = make(), make()
+    once, again = make(config=config), make(config=config)
     backward(once, batch(6), step=1, parts=1, autocast=False)
-    again.loss(again.prepare(batch(6), step=1).split(2)[0])
+    again.loss(again.before_step(again.prepare(batch(6), step=1), 2).split(2)[0])
     backward(again, batch(6), step=1, parts=2, autocast=False)
     for ours in (once, again):
         ours.after_step()
@@ -179,14 +161,15 @@ def test_nothing_learns_but_the_student() -> None:
     assert {name.split(".")[0] for name in ours.state_dict()} == {"model", "head", "teacher", "teacher_head", "centre"}
 
 
-def gradients(parts: int) -> dict[str, Tensor]:
-    ours = make()
+def gradients(parts: int, config: DINO) -> dict[str, Tensor]:
+    ours = make(config=config)
     backward(ours, batch(7), step=1, parts=parts, autocast=False)
     return {name: value.grad for name, value in ours.named_parameters() if value.grad is not None}
 
 
-def test_micro_batches_give_the_gradient_of_the_whole() -> None:
-    whole, cut = gradients(1), gradients(3)
+@pytest.mark.parametrize("config", [TINY, BALANCED])
+def test_micro_batches_give_the_gradient_of_the_whole(config: DINO) -> None:
+    whole, cut = gradients(1, config), gradients(3, config)
     assert whole.keys() == cut.keys() and len(whole) > 10
     for name, value in whole.items():
         torch.testing.assert_close(cut[name], value, rtol=1e-4, atol=1e-6 * max(float(value.abs().max()), 1.0))
@@ -264,6 +247,8 @@ def test_sharpening_and_centring_keep_answers_from_collapsing() -> None:
     assert each > 0.99
     _, mean = collapse(replace(quick, centre_momentum=1.0))
     assert mean < 0.1
+    each, mean = collapse(replace(quick, centring="sinkhorn"))
+    assert each < 0.9 and mean > each + 0.05
 
 
 def test_sizes_of_crops_follow_network_patch_and_images() -> None:

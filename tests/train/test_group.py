@@ -61,7 +61,9 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
         run, objective=BEiT(tokenizer=str(Path(run.out) / "tokenizer"), smallest_block=1), activation_checkpointing=True
     ),
     "dino": lambda run: replace(
-        run, objective=DINO(outputs=64, hidden=32, bottleneck=16, local_crops=2), optim=replace(run.optim, lr=0.01)
+        run,
+        objective=DINO(outputs=64, hidden=32, bottleneck=16, local_crops=2, centring="sinkhorn"),
+        optim=replace(run.optim, lr=0.01),
     ),
 }
 """What is learned, each with another optimiser, average or way to compute."""

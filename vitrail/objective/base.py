@@ -43,6 +43,8 @@ class Prepared:
     index: Tensor
     targets: Tensor
     """What is to be predicted: for `Supervised`, int64 [batch] or float [batch, classes]."""
+    known: Tensor | None = None
+    """[batch, ...], what `Objective.before_step` found for each image, where it found anything."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,8 +52,9 @@ class Prepared:
     def split(self, parts: int) -> list[Prepared]:
         """Cut into at most `parts` micro-batches of nearly equal size, none of them empty."""
         parts = min(parts, len(self))
-        columns = [tensor.tensor_split(parts) for tensor in (self.images, self.labels, self.index, self.targets)]
-        return [Prepared(*column) for column in zip(*columns, strict=True)]
+        columns = [self.images, self.labels, self.index, self.targets, *([] if self.known is None else [self.known])]
+        cut = [tensor.tensor_split(parts) for tensor in columns]
+        return [Prepared(*column) for column in zip(*cut, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,11 @@ class Objective(nn.Module, ABC):
         return prepared
 
     @property
+    def known_bytes(self) -> int:
+        """Bytes of `Prepared.known` of an image, which memory holds for the whole batch; none by default."""
+        return 0
+
+    @property
     def kept(self) -> nn.Module:
         """The network that is evaluated and saved; the one that learns by default."""
         return self.model
@@ -116,6 +124,15 @@ class Objective(nn.Module, ABC):
     def at(self, moment: Moment) -> None:
         """Be told how far the run is: before every step, and before an evaluation."""
         self.moment = moment
+
+    def before_step(self, prepared: Prepared, parts: int) -> Prepared:
+        """Return the batch with what depends on all images of a training step as `known`; nothing by default.
+
+        In every process alike, without gradients, and in the precision of the loss; `parts` is the number of
+        micro-batches that the batch will be cut into, so as not to take more memory than they do. A batch that is
+        evaluated does not come here.
+        """
+        return prepared
 
     def after_step(self) -> None:
         """Be told that the optimiser has moved the weights; nothing by default.

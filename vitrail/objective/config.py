@@ -131,5 +131,9 @@ class DINO:
     temperature_warmup: Duration = Epochs(30)
     teacher_momentum: float = 0.996
     """Of the teacher's moving average of the student at the start; it grows to 1 along half a cosine."""
+    centring: Literal["mean", "sinkhorn"] = "mean"
+    """What is taken away from the teacher's answers so that no output wins everywhere. mean: the moving average of
+    its answers; sinkhorn: what gives every output an equal share of the images of the step (Sinkhorn-Knopp; SwAV,
+    DINOv2)."""
     centre_momentum: float = 0.9
-    """Of the moving average of what the teacher answers, which is taken away from its answers."""
+    """Of the moving average of the centre; with sinkhorn it serves evaluations only."""

@@ -1,12 +1,15 @@
 """DINO (Caron et al. 2021): a student answers for any crop of an image what its teacher answers for a large one.
 
-The teacher is the student's moving average. Its answers, to the two global crops, are centred (a running mean of them
-is taken away), which keeps one output from winning everywhere, and sharpened by a low temperature, which keeps the
-outputs from becoming all alike. The student's answers to all crops are compared with them by cross-entropy, except
-to the very crop the teacher saw. The teacher is what is evaluated and kept.
+The teacher is the student's moving average. Its answers, to the two global crops, are centred, which keeps one output
+from winning everywhere, and sharpened by a low temperature, which keeps the outputs from becoming all alike. The
+student's answers to all crops are compared with them by cross-entropy, except to the very crop the teacher saw. The
+teacher is what is evaluated and kept.
 
-What needs a whole optimiser step waits for it (`after_step`): the centre takes in the answers of all processes and
-micro-batches together, so it does not depend on how a batch was cut, and the teacher follows the student.
+The centre is a running mean of the answers or, by Sinkhorn-Knopp, found anew for the answers of each step
+(`vitrail.objective.sinkhorn`). No centre depends on how a batch was cut. What needs a whole optimiser step waits for it
+(`after_step`): the mean takes in the answers of all processes and micro-batches together, and the teacher follows the
+student. Sinkhorn-Knopp needs all answers before the first loss (`before_step`): there the teacher sees the whole
+batch, and its targets travel with the micro-batches.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from vitrail.objective.dino_seen import CropsSeen, attended, outlined, side_by_s
 from vitrail.objective.projection import Projection
 from vitrail.objective.recolour import recolour
 from vitrail.objective.seen import SelfSupervised, to_pixels
+from vitrail.objective.sinkhorn import balanced
 
 
 class DINOObjective(SelfSupervised):
@@ -39,6 +43,9 @@ class DINOObjective(SelfSupervised):
     Metrics: "agreement", the share of these pairs for which teacher and student answer most strongly the same;
     "entropy" of the teacher's answers, 0 to 1, as a share of the largest there could be. A collapse shows as an
     entropy near 1, where answers say nothing, or as an agreement of 1 with a loss as low as the entropy.
+
+    With Sinkhorn-Knopp a batch that has not been to `before_step`, as in an evaluation, is centred by the running mean
+    of the centres found in training: so its loss does not depend on which images are evaluated together.
 
     `flip` mirrors half of the crops; `cubic` resamples by cubics, else linearly. Raises UsageError for settings out of
     range.
@@ -65,8 +72,9 @@ class DINOObjective(SelfSupervised):
         self.register_buffer("shift", shift, persistent=False)
         self.scale: Tensor
         self.shift: Tensor
-        self._answers: Tensor | None = None
-        self._answered = 0
+        self._total: Tensor | None = None
+        """Sum over this step of what the centre moves towards the mean of."""
+        self._counted = 0
 
     @property
     def kept(self) -> nn.Module:
@@ -96,23 +104,38 @@ class DINOObjective(SelfSupervised):
         """The teacher's, now: half a cosine to 1."""
         return 1 - (1 - self.config.teacher_momentum) * (1 + math.cos(math.pi * self.moment.done)) / 2
 
+    @property
+    def known_bytes(self) -> int:
+        """See `Objective`."""
+        return 4 * GLOBAL * self.config.outputs if self.config.centring == "sinkhorn" else 0
+
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Draw the crops: `targets` becomes float32 [batch, crops, columns] (`crops.draw_crops`)."""
         need_pixels(prepared.images, "a crop's change of colours")
-        self._answers, self._answered = None, 0  # a step begins, or begins again
+        self._total, self._counted = None, 0  # a step begins, or begins again
         height, width = prepared.images.shape[-2:]
         drawn = draw_crops(self.seed, step, prepared.index.tolist(), (height, width), self.config, flip=self.flip)
         return replace(prepared, targets=torch.from_numpy(drawn).to(prepared.images.device))
 
+    def before_step(self, prepared: Prepared, parts: int) -> Prepared:
+        """Sinkhorn-Knopp: `known` becomes the targets, float32 [batch, 2, outputs], of the answers of all processes."""
+        if self.config.centring != "sinkhorn":
+            return prepared
+        known = prepared.images.new_empty(len(prepared), GLOBAL, self.config.outputs, dtype=torch.float32)
+        pieces = prepared.split(parts)
+        rows = known.tensor_split(len(pieces))
+        for piece, answers in zip(pieces, rows, strict=True):
+            answers.copy_(self._taught(self._normalised(self._pictures(piece, near=True))))
+        centre = balanced([answers.flatten(0, 1) for answers in rows], self.temperature)
+        for answers in rows:
+            answers.copy_(self._sharpened(answers, centre))
+        self._total, self._counted = centre, 1  # the same in all processes: so is its mean
+        return replace(prepared, known=known)
+
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
         near, far = self.crops(prepared)
-        answers = self._taught(near)
-        if self.training:
-            total = answers.sum((0, 1), dtype=torch.float32 if answers.device.type == "mps" else torch.float64)
-            self._answers = total if self._answers is None else self._answers + total
-            self._answered += answers.shape[0] * answers.shape[1]
-        target = ((answers - self.centre) / self.temperature).softmax(-1)
+        target = self._target(near) if prepared.known is None else prepared.known
         logs = (self._learned(near, far) / self.config.student_temperature).log_softmax(-1)
         with torch.autocast(logs.device.type, enabled=False):  # bfloat16 would round the loss to 1 in 256
             crossed = -(target @ logs.transpose(1, 2))
@@ -123,35 +146,39 @@ class DINOObjective(SelfSupervised):
     @torch.no_grad()
     def crops(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         """Return what the networks are shown, normalised: global crops [batch, 2, 3, ..] and local ones."""
-        near, far = self.pictures(prepared)
-        return tuple((crops - 128) * self.scale + self.shift for crops in (near, far))  # type: ignore[return-value]
+        near, far = (self._normalised(crops) for crops in self.pictures(prepared))
+        return near, far
 
     def pictures(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         """Return the crops as pixels, float32 in 0..255: [batch, 2, 3, height, width], and the local ones' shape.
 
         A global crop has the size of the network's input, or of the images where these are smaller.
         """
-        images = prepared.images
+        return self._pictures(prepared, near=True), self._pictures(prepared, near=False)
+
+    def _pictures(self, prepared: Prepared, *, near: bool) -> Tensor:
+        """The global crops, or else the local ones; see `pictures`."""
         patch = self.model.config.patch if isinstance(self.model, ViT) else 1
-        whole = zip(images.shape[-2:], self.model.config.image_size, strict=True)
-        large = tuple(max(min(pair) // patch, 1) * patch for pair in whole)
-        small = tuple(max(round(side * self.config.local_size / patch), 1) * patch for side in large)
-        found = []
-        for drawn, size in zip(prepared.targets.tensor_split([GLOBAL], dim=1), (large, small), strict=True):
-            crops = cut(images, drawn, (size[0], size[1]), cubic=self.cubic)
-            changed = recolour(crops.flatten(0, 1), drawn.flatten(0, 1))
-            found.append(changed.view_as(crops))
-        return found[0], found[1]
+        whole = zip(prepared.images.shape[-2:], self.model.config.image_size, strict=True)
+        size = [max(min(pair) // patch, 1) * patch for pair in whole]
+        if not near:
+            size = [max(round(side * self.config.local_size / patch), 1) * patch for side in size]
+        drawn = prepared.targets[:, :GLOBAL] if near else prepared.targets[:, GLOBAL:]
+        crops = cut(prepared.images, drawn, (size[0], size[1]), cubic=self.cubic)
+        return recolour(crops.flatten(0, 1), drawn.flatten(0, 1)).view_as(crops)
+
+    def _normalised(self, pictures: Tensor) -> Tensor:
+        return (pictures - 128) * self.scale + self.shift
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Move the centre towards the mean of this step's answers, and the teacher towards the student."""
-        if self._answers is None:
+        """Move the centre towards that of this step's answers, and the teacher towards the student."""
+        if self._total is None:
             return
-        count = self._answers.new_tensor([self._answered])
-        total, images = world.sum_(torch.cat([self._answers, count])).tensor_split([len(self._answers)])
-        self.centre.lerp_((total / images).to(self.centre.dtype), 1 - self.config.centre_momentum)
-        self._answers, self._answered = None, 0
+        count = self._total.new_tensor([self._counted])
+        total, number = world.sum_(torch.cat([self._total, count])).tensor_split([len(self._total)])
+        self.centre.lerp_((total / number).to(self.centre.dtype), 1 - self.config.centre_momentum)
+        self._total, self._counted = None, 0
         theirs, ours = (
             [world.local(parameter) for part in parts for parameter in part.parameters()]  # or this process's share
             for parts in ((self.teacher, self.teacher_head), (self.model, self.head))
@@ -165,7 +192,7 @@ class DINOObjective(SelfSupervised):
         """See `vitrail.objective.seen`: the teacher's answer to the first crop, and the student's to all others."""
         near, far = (to_pixels(crops) for crops in self.pictures(prepared))
         shown = self.crops(prepared)
-        target = ((self._taught(shown[0][:, :1]) - self.centre) / self.temperature).softmax(-1)[:, 0]
+        target = self._sharpened(self._taught(shown[0][:, :1]), self.centre)[:, 0]
         guess = (self._learned(*shown) / self.config.student_temperature).softmax(-1)[:, 1:].mean(1)
         whole = outlined(prepared.images, prepared.targets)
         size = (whole.shape[-2], whole.shape[-1])
@@ -183,6 +210,18 @@ class DINOObjective(SelfSupervised):
     def _taught(self, near: Tensor) -> Tensor:
         """The teacher's answers [batch, crops, outputs] to crops [batch, crops, 3, height, width], in float32."""
         return self.teacher_head(self.teacher.features(near.flatten(0, 1))).unflatten(0, near.shape[:2])
+
+    def _target(self, near: Tensor) -> Tensor:
+        """Targets [batch, crops, outputs] by the running centre, which is told of these answers while training."""
+        answers = self._taught(near)
+        if self.training and self.config.centring == "mean":
+            total = answers.sum((0, 1), dtype=torch.float32 if answers.device.type == "mps" else torch.float64)
+            self._total = total if self._total is None else self._total + total
+            self._counted += answers.shape[0] * answers.shape[1]
+        return self._sharpened(answers, self.centre)
+
+    def _sharpened(self, answers: Tensor, centre: Tensor) -> Tensor:
+        return ((answers - centre) / self.temperature).softmax(-1)
 
     def _learned(self, near: Tensor, far: Tensor) -> Tensor:
         """The student's answers [batch, crops, outputs], in float32; crops of one size go through it together."""

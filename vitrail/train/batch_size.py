@@ -93,7 +93,7 @@ def cut(objective: Objective, run: Run, config: ViTConfig | ResNetConfig, per_im
     pixels = batch * config.channels * math.prod(config.image_size)  # bytes: images are uint8
     waiting = COPIES_AT_THE_LOADER if device.type == "cpu" else COPIES_ON_A_DEVICE
     state = STATE_BYTES * trainable / (world.size() if sharded(run) else 1)
-    room = SHARE * free_memory(device) - state - waiting * pixels
+    room = SHARE * free_memory(device) - state - waiting * pixels - batch * objective.known_bytes
     fitting = min(max(1, int(room / max(per_image, 1))), batch)
     return max(world.gather(math.ceil(batch / fitting)))
 

@@ -35,11 +35,11 @@ def sharded(run: Run) -> bool:
 def shard(objective: Objective) -> None:
     """Cut the parameters of `objective`, already on its device, over the processes, in place.
 
-    It must be called as a whole from now on, `objective(batch, step=step)`, by all processes alike. Gradients are sums
-    over the processes. Raises UsageError on a device that cannot.
+    It must be called as a whole from now on, `objective(batch, step=step)` or its `before_step`, by all processes
+    alike. Gradients are sums over the processes. Raises UsageError on a device that cannot.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     device = next(objective.parameters()).device
     if device.type not in CAN:
@@ -50,6 +50,7 @@ def shard(objective: Objective) -> None:
         cut = fully_shard(part, mesh=mesh)
         cut.set_gradient_divide_factor(1.0)  # sums: the loop divides by the count of all
         cut.set_force_sum_reduction_for_comms(True)
+    register_fsdp_forward_method(objective, "before_step")
 
 
 def _lists_of_blocks(objective: Objective) -> Iterator[nn.ModuleList]:

@@ -44,7 +44,10 @@ def backward(
     network = network or Alone(objective)
     device = next(objective.parameters()).device
     totals: dict[str, torch.Tensor] = {}
-    pieces = objective.prepare(batch, step=step).split(parts)
+    prepared = objective.prepare(batch, step=step)
+    with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+        prepared = objective.before_step(prepared, parts)
+    pieces = prepared.split(parts)
     for number, part in enumerate(pieces, start=1):
         with network.last(number == len(pieces)):
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
