@@ -13,6 +13,8 @@ from run_folders import Page, answers, run_folder
 from vitrail.config import Epochs, Percent
 from vitrail.data.config import Data
 from vitrail.model.config import ViTConfig
+from vitrail.objective.config import MAE, BEiT, Tokenizer
+from vitrail.objective.tokenizer import ImageTokenizer
 from vitrail.report.contents import Contents, read_contents
 from vitrail.report.cost_section import cost, cost_of, costs
 from vitrail.train.run import Progressive, Run
@@ -57,6 +59,23 @@ def test_with_a_time_limit_images_grow_by_the_clock(tmp_path: Path) -> None:
         line["time"] = 5_000 + 2 * line["step"] + 1_000 * (line["step"] > 10)
     have.facts.update(resumed=[{"step": 10}], result={"steps": 30, "seconds": 60.0})
     assert cost_of(have, CONFIG).flops == 16 * 6 * (8 * by_hand(4) + 7 * by_hand(9) + 15 * by_hand(16))
+
+
+def test_an_objective_costs_what_it_asks_for(tmp_path: Path) -> None:
+    """A masked autoencoder's layers see 4 of 16 patches; nobody knows what a lost tokenizer took."""
+    light = MAE(decoder_width=8, decoder_depth=1, decoder_heads=2)
+    found = cost_of(contents(tmp_path / "a", replace(RUN, objective=light)), CONFIG)
+    n, d, m, e, every = 5, 16, 32, 8, 17
+    encoder = 16 * 12 * d + 2 * (n * d * 3 * d + 2 * n * n * d + n * d * d + 2 * n * d * m)
+    decoder = n * d * e + every * e * 4 * e + 2 * every**2 * e + 2 * every * e * 4 * e + 16 * e * 12
+    assert found.flops == 960 * 3 * 2 * (encoder + decoder)
+    ImageTokenizer(Tokenizer(codes=4, width=2, depth=0), 2).save(tmp_path / "tokens")
+    kept = contents(tmp_path / "b", replace(RUN, objective=BEiT(tokenizer=str(tmp_path / "tokens"), ratio=0.25)))
+    whole = by_hand(16) - d * 10 + 4 * d * 4
+    codes = 16 * (12 * 2 + 2 * 4)
+    assert cost_of(kept, CONFIG).flops == 960 * 2 * (3 * whole + codes)
+    (tmp_path / "tokens" / "tokenizer.safetensors").unlink()
+    assert cost_of(kept, CONFIG).flops is None
 
 
 def test_energy_is_summed_where_every_line_knows_it(tmp_path: Path) -> None:

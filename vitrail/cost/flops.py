@@ -30,6 +30,18 @@ def training_flops(config: ViTConfig | ResNetConfig, image_size: int | tuple[int
     return 3 * 2 * macs(config, image_size)
 
 
+def masked_macs(config: ViTConfig, image_size: int | tuple[int, int], visible: int) -> int:
+    """Return the MACs of encoding one image whose layers see `visible` of its patches; nothing is pooled.
+
+    The stem sees all of the image.
+    """
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    tally, patches = _Tally(), (height // config.patch) * (width // config.patch)
+    _stem(tally, config, height, width)
+    _layers(tally, config, lines=1, tokens=config.prefix + visible, grid=patches, placed=visible)
+    return tally.macs
+
+
 @dataclass
 class _Tally:
     """Counts layers as they are named; `times` is how often the layer exists."""
@@ -77,8 +89,11 @@ def _vit(tally: _Tally, config: ViTConfig, height: int, width: int) -> None:
         tally.dense(config.head_width, config.classes, 1, times=1 + config.distilled)
 
 
-def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: int) -> None:
-    """All layers' attentions and MLPs, over `lines` independent sequences of `tokens` from a grid of `grid`."""
+def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: int, placed: int | None = None) -> None:
+    """All layers' attentions and MLPs, over `lines` independent sequences of `tokens` from a grid of `grid`.
+
+    `placed` of the tokens have a place in the grid: all of it, where none are hidden.
+    """
     width, count = config.width, config.depth * config.branches
     tally.norm(width, times=2 * count)
     tally.dense(width, 3 * width, lines * tokens, times=count)  # q, k, v
@@ -90,7 +105,7 @@ def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: 
     if config.layer_scale is not None:
         tally.parameters += 2 * count * width
     if config.positions == "relative":  # each query times the embedding of every offset
-        placed = tokens if config.block == "axial" else grid
+        placed = placed or (tokens if config.block == "axial" else grid)
         tally.macs += count * lines * placed * (2 * grid - 1) * width
 
 

@@ -23,6 +23,7 @@ from vitrail.objective.config import DINO
 
 CROPS = 27
 """Purpose of the stream drawn from here (the others are in `vitrail.data.stream` and its users)."""
+Size = tuple[int, int]
 GLOBAL = 2
 """Global crops; they come first."""
 RATIO = (3 / 4, 4 / 3)
@@ -40,6 +41,16 @@ BLURRED = (1.0, 0.1, 0.5)
 """Of the first global crop, the second, and local ones."""
 SHARPEST = 0.1
 """Smallest standard deviation of a blur in pixels."""
+
+
+def crop_sizes(images: Size, network: Size, patch: int, local_size: float) -> tuple[Size, Size]:
+    """Return height and width in pixels of global crops, and of local ones, each in whole patches.
+
+    Global crops have the size of the network's input, or of the images where these are smaller.
+    """
+    large = tuple(max(min(pair) // patch, 1) * patch for pair in zip(images, network, strict=True))
+    small = tuple(max(round(side * local_size / patch), 1) * patch for side in large)
+    return (large[0], large[1]), (small[0], small[1])
 
 
 def draw_crops(

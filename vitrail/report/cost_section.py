@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from vitrail.cost.estimate import amount
-from vitrail.cost.flops import training_flops
+from vitrail.errors import VitrailError
 from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.objective.config import BEiT, Tokenizer
+from vitrail.objective.tokenizer import load_tokenizer
 from vitrail.report.contents import Contents
 from vitrail.report.text import facts, span, table
+from vitrail.train.arithmetic import passes
 from vitrail.train.plan import Plan
 from vitrail.train.progressive import Sizes
 from vitrail.train.run import Run
@@ -31,7 +34,7 @@ class Cost:
     images: int | None
     """Training images that went through the network, each as often as it did."""
     flops: float | None
-    """Of training: three forward passes for each image."""
+    """Of training (`vitrail.train.arithmetic`)."""
     seconds: float | None
     """Evaluations on the way included."""
     joules: float | None
@@ -52,8 +55,9 @@ def cost_of(contents: Contents, config: Config | None) -> Cost:
     images = flops = None
     if run is not None and run.batch_size:
         images = steps * run.batch_size
-        if config is not None and run.objective.kind not in ("mae", "dino"):  # a part of the patches; crops
-            flops = run.batch_size * _flops_per_place(contents, run, config, steps, lines)
+        tokenizer = _tokenizer(run)
+        if config is not None and (tokenizer is not None or not isinstance(run.objective, BEiT)):
+            flops = run.batch_size * _flops_per_place(contents, run, config, steps, lines, tokenizer)
     joules = [line.get("joules") for line in lines]
     known = bool(joules) and None not in joules
     return Cost(
@@ -67,15 +71,31 @@ def cost_of(contents: Contents, config: Config | None) -> Cost:
 
 
 def _flops_per_place(
-    contents: Contents, run: Run, config: Config, steps: int, lines: Sequence[dict[str, Any]]
+    contents: Contents,
+    run: Run,
+    config: Config,
+    steps: int,
+    lines: Sequence[dict[str, Any]],
+    tokenizer: Tokenizer | None,
 ) -> float:
     """FLOPs of one place of the batch over all steps, each at the size that images had then."""
     if run.progressive.start >= 1 or not lines or not lines[-1].get("epoch"):
-        return float(steps * training_flops(config))
+        return float(steps * passes(run.objective, config, tokenizer=tokenizer).flops)
     per_epoch = max(round(lines[-1]["step"] / lines[-1]["epoch"]), 1)
     plan, sizes, at = Plan.of(run, per_epoch), Sizes(run.progressive, config), _elapsed(contents, lines, steps)
     found = Counter(sizes.size(plan.growth(step, float(at[step]))) for step in range(steps))
-    return float(sum(count * training_flops(config, size) for size, count in found.items()))
+    flops = {size: passes(run.objective, config, size, tokenizer=tokenizer).flops for size in found}
+    return float(sum(count * flops[size] for size, count in found.items()))
+
+
+def _tokenizer(run: Run) -> Tokenizer | None:
+    """The settings of the tokenizer that a run of BEiT learned from, if it is still there."""
+    if not isinstance(run.objective, BEiT):
+        return None
+    try:
+        return load_tokenizer(run.objective.tokenizer).config
+    except VitrailError:
+        return None
 
 
 def _elapsed(contents: Contents, lines: Sequence[dict[str, Any]], steps: int) -> np.ndarray:
@@ -111,7 +131,8 @@ def cost(contents: Contents, config: Config | None) -> str:
     rows.append(("energy", _energy(found)))
     text = (
         "Counted are the products of linear layers, convolutions and attention, two FLOPs for a multiply-add and three "
-        "forward passes for a training step, as in Table 6 of the paper; evaluations are not counted."
+        "forward passes for a training step, as in Table 6 of the paper, one for a network that only gives targets; "
+        "evaluations are not counted."
     )
     if found.part:
         text += " Only part of the network learned, so the gradients cost less than that."

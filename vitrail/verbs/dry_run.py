@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +74,7 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
     checked["length"] = f"{plan.total:,} steps of {run.batch_size} images, {plan.per_epoch:,} to an epoch"
     loss, images, seconds = _step(objective, run, resolved, splits.train)
     checked["one batch"] = f"loss {loss:.4f}; {images} image{'s' * (images != 1)} in {seconds:.2f} s"
-    cost = _cost(run, resolved, plan, images / seconds)
+    cost = _cost(run, resolved, plan, images / seconds, objective)
     if each is not None:  # of a network that is frozen in part no formula knows what it takes: it was measured
         cost = replace(cost, learning=tuned.parameters, activation_bytes=round(each))
     return checked | {f"cost, {subject}": text for subject, text in cost.lines().items()}, cost
@@ -111,17 +112,23 @@ def _disk(out: Path, need: int) -> str:
     return f"{free / 2**30:.1f} GiB free, the run folder takes about {need / 2**30:.2f} GiB{enough}"
 
 
-def _cost(run: Run, resolved: Resolved, plan: Plan, rate: float) -> Cost:
+def _cost(run: Run, resolved: Resolved, plan: Plan, rate: float, objective: Objective) -> Cost:
     """The cost of the whole run on this machine, going by the images/s of this process."""
     from vitrail import world
     from vitrail.cost.estimate import estimate
-    from vitrail.cost.flops import training_flops
     from vitrail.cost.kept import Arithmetic
+    from vitrail.objective.beit import BEiTObjective
+    from vitrail.train.arithmetic import passes
 
     assert run.batch_size is not None
+    tokenizer = objective.tokenizer.config if isinstance(objective, BEiTObjective) else None
+
+    def each(size: tuple[int, int] | None = None) -> int:
+        return passes(run.objective, resolved.config, size, tokenizer=tokenizer).flops
+
     arithmetic = Arithmetic("bf16" if resolved.autocast else "float32", cpu=resolved.device.type == "cpu")
-    reached = training_flops(resolved.config) * rate
-    flops = _flops(run, resolved, plan)
+    reached = each() * rate
+    flops = _flops(run, resolved, plan, each)
     share = 1.0 if plan.limit is None else min(plan.limit * world.size() * reached / flops, 1.0)
     return estimate(
         run.model if run.weights is None else run.weights,
@@ -133,17 +140,16 @@ def _cost(run: Run, resolved: Resolved, plan: Plan, rate: float) -> Cost:
     )
 
 
-def _flops(run: Run, resolved: Resolved, plan: Plan) -> float:
-    """Of the whole run; images may grow on the way."""
+def _flops(run: Run, resolved: Resolved, plan: Plan, each: Callable[[tuple[int, int]], int]) -> float:
+    """Of the whole run, an image of a size taking `each`; images may grow on the way."""
     from collections import Counter
 
-    from vitrail.cost.flops import training_flops
     from vitrail.train.progressive import Sizes
 
     assert run.batch_size is not None
     sizes, count = Sizes(run.progressive, resolved.config), min(plan.total, SAMPLED)
     seen = Counter(sizes.size(plan.growth(place * plan.total // count, 0.0)) for place in range(count))
-    mean = sum(times * training_flops(resolved.config, size) for size, times in seen.items()) / count
+    mean = sum(times * each(size) for size, times in seen.items()) / count
     return mean * plan.total * run.batch_size
 
 

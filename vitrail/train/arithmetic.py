@@ -1,0 +1,115 @@
+"""What it costs to learn from an image once, by objective; `vitrail.cost.flops` counts the networks.
+
+What learns costs three forward passes (gradients of inputs and of weights), what only answers costs one: DINO's
+teacher, BEiT's tokenizer. Cutting, masking and the losses themselves are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vitrail.cost.flops import macs, masked_macs
+from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.stem import hmlp_stages
+from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.crops import GLOBAL, crop_sizes
+from vitrail.objective.decoder import decoder_config
+from vitrail.objective.masks import hidden_count
+
+Config = ViTConfig | ResNetConfig
+Size = tuple[int, int]
+CELLS = {"colour": 1, "small": 16}
+"""Colours that masked patch prediction predicts for a patch."""
+COLOURS = 512
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Multiply-accumulates of one image's forward passes."""
+
+    learning: int
+    answering: int = 0
+    """Of networks that learn nothing by it."""
+
+    @property
+    def flops(self) -> int:
+        """Of learning from the image once, 2 for a multiply-accumulate."""
+        return 2 * (3 * self.learning + self.answering)
+
+
+def passes(
+    objective: Supervised | MaskedPatch | MAE | BEiT | Tokenizer | DINO,
+    config: Config,
+    image_size: int | Size | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+) -> Passes:
+    """Return what learning from one image of `image_size` (None: the config's) takes.
+
+    `tokenizer` is BEiT's. Raises ValueError for an objective that cannot have such a network, or BEiT without it.
+    """
+    size = config.image_size if image_size is None else image_size
+    size = (size, size) if isinstance(size, int) else size
+    if isinstance(objective, Supervised):
+        return Passes(macs(config, size))
+    if isinstance(objective, DINO):
+        return _dino(objective, config, size)
+    if isinstance(config, ResNetConfig):
+        raise ValueError(f"objective {objective.kind} needs a Vision Transformer")
+    if isinstance(objective, Tokenizer):
+        return Passes(sum(_tokenizer(objective, config, size)))
+    if isinstance(objective, MAE):
+        return _mae(objective, config, size)
+    patches = _patches(config, size)
+    every = masked_macs(config, size, patches)
+    if isinstance(objective, MaskedPatch):
+        cells = CELLS.get(objective.target)
+        outputs = config.channels * config.patch**2 if cells is None else COLOURS * cells
+        return Passes(every + hidden_count(patches, objective.corrupt) * config.width * outputs)
+    if tokenizer is None:
+        raise ValueError("what BEiT costs depends on its tokenizer")
+    encoder, _ = _tokenizer(tokenizer, config, size)
+    return Passes(every + hidden_count(patches, objective.ratio) * config.width * tokenizer.codes, encoder)
+
+
+def _patches(config: ViTConfig, size: Size) -> int:
+    return (size[0] // config.patch) * (size[1] // config.patch)
+
+
+def _mae(objective: MAE, config: ViTConfig, size: Size) -> Passes:
+    """The layers see the visible patches only, the decoder's layers all of them."""
+    patches, decoder = _patches(config, size), decoder_config(config, objective)
+    visible = patches - hidden_count(patches, objective.ratio)
+    tokens = config.prefix + patches
+    own = (config.prefix + visible) * config.width * decoder.width
+    own += decoder.depth * decoder.width * tokens * (4 * decoder.width + 2 * tokens + 2 * decoder.mlp_dim)
+    own += patches * decoder.width * config.channels * config.patch**2
+    return Passes(masked_macs(config, size, visible) + own)
+
+
+def _tokenizer(tokenizer: Tokenizer, config: ViTConfig, size: Size) -> tuple[int, int]:
+    """MACs of finding the codes, and of painting an image from them, by the convolutions of its module."""
+    stages, width, area, inputs = hmlp_stages(config.patch), tokenizer.width, size[0] * size[1], 3
+    down = up = 0
+    for factor in stages:
+        up += area * width * width  # each output pixel of a transposed convolution comes from one input pixel
+        area //= factor**2
+        down += area * factor**2 * inputs * width
+        inputs = width
+    residual = tokenizer.depth * 2 * 9 * area * width**2
+    codes = area * width * tokenizer.codes
+    return down + residual + codes, codes + residual + up + size[0] * size[1] * width * 3
+
+
+def _dino(objective: DINO, config: Config, size: Size) -> Passes:
+    """The student answers for all crops, the teacher for the global ones."""
+    network = replace(config, classes=0)
+    if isinstance(config, ResNetConfig):
+        patch, features = 1, 4 * config.width * 2 ** (len(config.units) - 1)
+    else:
+        patch, features = config.patch, config.head_width
+    large, small = crop_sizes(size, size, patch, objective.local_size)
+    head = features * objective.hidden + objective.hidden**2 + objective.hidden * objective.bottleneck
+    head += objective.bottleneck * objective.outputs
+    near = GLOBAL * (macs(network, large) + head)
+    return Passes(near + objective.local_crops * (macs(network, small) + head), near)
