@@ -85,6 +85,13 @@ def max_(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def from_main_(tensor: torch.Tensor) -> torch.Tensor:
+    """Set a tensor to what it is on rank 0, in place; the identity for one process."""
+    if active():
+        dist.broadcast(tensor, 0)
+    return tensor
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Is this one of the tensors that are cut over the processes (`vitrail.train.sharding`)?"""
     return hasattr(tensor, "to_local")

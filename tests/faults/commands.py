@@ -1,14 +1,12 @@
 """The real command line, each time in a process of its own.
 
-The processes are forked from one that has imported torch and vitrail already (multiprocessing's fork server), so
-that a command costs a fraction of a second in place of five. `before` is what a test does inside the new process
-ahead of the command: it lowers a limit, breaks a function, or has the process kill itself at a chosen moment.
+The processes are `forked`. `before` is what a test does inside the new process ahead of the command: it lowers a
+limit, breaks a function, or has the process kill itself at a chosen moment.
 """
 
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import signal
 import sys
@@ -18,12 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PRELOADED = [
-    *("vitrail.cli", "vitrail.verbs.flags", "vitrail.verbs.predict", "vitrail.train.loop", "vitrail.report.page"),
-    *("torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure", "rich.console", "sklearn.datasets"),
-    "vitrail.verbs.data",
-]
+from forked import server
+
 PATIENCE = 120.0
 """Seconds after which a command counts as hung, and the test fails."""
 
@@ -73,7 +67,7 @@ def start(
     for name in ("out", "err"):
         (folder / name).touch()
     words = [str(word) for word in argv]
-    process = _server().Process(
+    process = server().Process(
         target=_child, args=(words, str(cwd), str(folder), before, tuple(given), dict(env or {}))
     )
     process.start()
@@ -85,25 +79,6 @@ def run(*argv: str | Path, cwd: Path, **options: Any) -> Command:
     command = start(*argv, cwd=cwd, **options)
     command.wait()
     return command
-
-
-def _server() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    paths = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # the server is a new interpreter
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    try:
-        context.set_forkserver_preload(PRELOADED)
-        from multiprocessing import forkserver
-
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-    return context
 
 
 def _child(

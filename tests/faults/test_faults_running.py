@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, Command, run, start
+from commands import Command, run, start
+from forked import ROOT
 from scenes import SHORT, as_nobody, draw, open_to_all
 
 from vitrail.errors import TrainingError

@@ -14,14 +14,17 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from forked import Forked
 from safetensors.torch import load_file
 from torch import nn
 
@@ -29,13 +32,16 @@ from vitrail import world
 from vitrail.config import Steps
 from vitrail.config_yaml import to_yaml
 from vitrail.data.config import Augment, Data
+from vitrail.model.build import build
+from vitrail.model.config import ViTConfig
 from vitrail.objective.base import Objective, Prepared
 from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.objective.tokenizer import ImageTokenizer
-from vitrail.train import checkpoint, group, loop
+from vitrail.train import checkpoint, evaluation, group, loop, member
 from vitrail.train.group import Failed, environment, joined, launch
 from vitrail.train.parallel import Replicated
 from vitrail.train.run import Average, Model, Optim, Run, Schedule
+from vitrail.weights.save import save
 
 STEPS = 20
 WAYS = {"whole": False, "sharded": True}
@@ -50,7 +56,9 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
         accumulate=2,
         knn=3,
     ),
-    "masked": lambda run: replace(run, objective=MaskedPatch()),
+    "masked": lambda run: replace(
+        run, objective=MaskedPatch(), compile=world.size() == 2, activation_checkpointing=world.size() == 2
+    ),
     "mae": lambda run: replace(
         run,
         objective=MAE(decoder_width=16, decoder_depth=1, decoder_heads=2),
@@ -67,6 +75,13 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
     ),
 }
 """What is learned, each with another optimiser, average or way to compute."""
+PARTS: dict[str, Callable[[Run], Run]] = {
+    part: lambda run, part=part: replace(  # type: ignore[misc]
+        run, weights=str(Path(run.out) / "base"), vit=Model(), tune=part, optim=Optim(lr=0.02, eps=1e-2)
+    )
+    for part in ("attention", "head")
+}
+"""What of a trained network is tuned, while the rest stays."""
 
 
 def tiny(out: Path, **changes: Any) -> Run:
@@ -117,13 +132,17 @@ def go_on(out: Path, objective: str, began: str, way: str) -> None:
     if world.is_main():
         at_half(out / f"{objective}-{began}-2-1", folder)
     world.barrier()
-    loop.fit(OBJECTIVES[objective](tiny(out, shard=WAYS[way])), resume=folder)
+    loop.fit({**OBJECTIVES, **PARTS}[objective](tiny(out, shard=WAYS[way])), resume=folder)
 
 
-def together(out: Path) -> None:
+def together(out: Path) -> NoReturn:
     """What each process of a group does: every objective, and the second half of what two processes began."""
+    # TorchInductor's minutes are those of `test_step`; what it gets to compile is cut by hooks here as there
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[assignment]
     with joined():
-        for name, change in OBJECTIVES.items():
+        if not world.is_main():
+            evaluation.load = None  # as where each machine has a folder of its own
+        for name, change in {**OBJECTIVES, **(PARTS if world.size() == 2 else {})}.items():
             for way, shard in WAYS.items():
                 assert loop.fit(change(tiny(out, name=f"{name}-{way}-{world.size()}", shard=shard))).steps == STEPS
         for began in WAYS:
@@ -131,7 +150,10 @@ def together(out: Path) -> None:
                 go_on(out, "mixed", began, way)
         if world.size() == 4:
             go_on(out, "mae", "sharded", "sharded")
+        else:
+            go_on(out, "attention", "sharded", "sharded")
         sums_of_all_processes()
+    group.leave(0)
 
 
 def sums_of_all_processes() -> None:
@@ -165,19 +187,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
     torch.manual_seed(0)
     ImageTokenizer(Tokenizer(codes=12, width=8, depth=1), 4).save(out / "tokenizer")
-    for name, change in OBJECTIVES.items():
+    save(build(ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=7)), out / "base")
+    for name, change in {**OBJECTIVES, **PARTS}.items():
         loop.fit(change(tiny(out, name=f"{name}-whole-1")))
-    code = (
-        "import sys; from pathlib import Path; from tests.train import test_group as t; from vitrail.train import group"
-    )
-    code += "; t.together(Path(sys.argv[1])); group.leave(0)"
     for size in (2, 4):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [sys.executable, "-c", code, str(out)]
-        environments = [{**environment(rank, size, port), "OMP_NUM_THREADS": "1"} for rank in range(size)]
-        members = [subprocess.Popen(command, env=environment) for environment in environments]
+        members = [Forked(together, out, env=environment(rank, size, port)) for rank in range(size)]
         assert [member.wait(300) for member in members] == [0] * size
     for began in WAYS:
         go_on(out, "mixed", began, "whole")
@@ -185,9 +202,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("objective", "way", "size"),
+    [
+        *((objective, way, size) for objective in OBJECTIVES for way in WAYS for size in (2, 4)),
+        *((part, way, 2) for part in PARTS for way in WAYS),
+    ],
+)
 def test_two_and_four_processes_have_the_losses_of_one(runs: Path, objective: str, way: str, size: int) -> None:
     alone, many = runs / f"{objective}-whole-1-1", runs / f"{objective}-{way}-{size}-1"
     assert len(losses(alone)) == STEPS and max(losses(alone)) - min(losses(alone)) > 0.01
@@ -199,13 +220,18 @@ def test_two_and_four_processes_have_the_losses_of_one(runs: Path, objective: st
         assert mine["count"] % size
         measure = "nll" if "nll" in mine else "loss"
         assert theirs[measure] == pytest.approx(mine[measure], abs=1e-5)
+    tests = [json.loads((folder / "run.json").read_text())["result"]["test"] for folder in (alone, many)]
+    assert tests[1] == (pytest.approx(tests[0], abs=1e-5) if measure == "nll" else None)
     assert [line["knn"] for line in lines(many, "knn")] == pytest.approx([line["knn"] for line in lines(alone, "knn")])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_what_is_sharded_leaves_plain_files_behind(runs: Path, objective: str) -> None:
-    alone, many = runs / f"{objective}-whole-1-1", runs / f"{objective}-sharded-4-1"
+@pytest.mark.parametrize(
+    ("objective", "size"), [*((objective, 4) for objective in OBJECTIVES), *((part, 2) for part in PARTS)]
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_many_processes_leave_plain_files_behind(runs: Path, objective: str, way: str, size: int) -> None:
+    alone, many = runs / f"{objective}-whole-1-1", runs / f"{objective}-{way}-{size}-1"
     for model in ("best", "last"):
         mine, theirs = (load_file(folder / "model" / model / "model.safetensors") for folder in (alone, many))
         torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-4)
@@ -218,6 +244,7 @@ def test_what_is_sharded_leaves_plain_files_behind(runs: Path, objective: str) -
         *(("mixed", began, "whole", 1) for began in WAYS),
         *(("mixed", began, way, size) for began in WAYS for way in WAYS for size in (2, 4)),
         ("mae", "sharded", "sharded", 4),
+        ("attention", "sharded", "sharded", 2),
     ],
 )
 def test_what_two_processes_saved_goes_on_in_one_two_and_four(
@@ -256,31 +283,29 @@ def test_parts_are_whole_or_refused_and_what_torchs_own_reader_reads(runs: Path,
         assert checkpoint.latest_valid(folder) == newer
 
 
-MEMBER = """
-import os, signal, sys, time
-from vitrail.train import checkpoint, loop, member
-from vitrail.train.group import leave
-step_of, save, first = loop.seed_step, checkpoint.save, iter([{pause}])
-def slow(*arguments, **options):
-    time.sleep(next(first, 0))
-    return save(*arguments, **options)
-checkpoint.save = slow
-def acting(seed, step, rank):
-    if step == 7 and rank == 1:
-        {act}
-    step_of(seed, step, rank)
-loop.seed_step = acting
-leave(member.main(*sys.argv[1:]))
-"""
+def acting(act: str, pause: float, command: list[str]) -> NoReturn:
+    """A process of a run, of which the second acts in its eighth step; the first save takes a pause longer."""
+    step_of, save, first = loop.seed_step, checkpoint.save, iter([pause])
+
+    def slow(*arguments: Any, **options: Any) -> Path:
+        time.sleep(next(first, 0))
+        return save(*arguments, **options)
+
+    def step(seed: int, number: int, rank: int) -> None:
+        if number == 7 and rank == 1:
+            exec(act)
+        step_of(seed, number, rank)
+
+    checkpoint.save, loop.seed_step = slow, step
+    group.leave(member.main(*command[3:]))
 
 
 def with_rank_one(act: str, monkeypatch: pytest.MonkeyPatch, pause: float = 0.0) -> None:
-    """Start processes of which the second does something in its eighth step; the first save takes a pause longer."""
-    original = subprocess.Popen
+    """Start processes as `acting` says."""
 
-    def started(command: list[str], **options: Any) -> Any:
+    def started(command: list[str], env: dict[str, str], **_: Any) -> Forked:
         assert command[1:3] == ["-m", "vitrail.train.member"]
-        return original([sys.executable, "-c", MEMBER.format(act=act, pause=pause), *command[3:]], **options)
+        return Forked(acting, act, pause, command, env=env)
 
     monkeypatch.setattr(group.subprocess, "Popen", started)
 

@@ -24,6 +24,7 @@ from vitrail.evaluate.classify import (
     predictor,
     save_classification,
 )
+from vitrail.model.build import build
 from vitrail.train.average import Swapped
 from vitrail.train.batches import evaluation_loader
 from vitrail.train.fewshot import TrainingFewShot
@@ -147,8 +148,7 @@ class Validation:
         if splits.test is None or role_of(str(splits.held_out.get("validation"))) == "test":
             return None
         with closing(evaluation_loader(self.run, splits.test)) as loader:
-            best = load(folder.path).to(next(self.model.parameters()).device)
-            return self._classify(best, loader, check).metrics()
+            return self._classify(self._best(folder), loader, check).metrics()
 
     def close(self) -> None:
         """End the loader's threads."""
@@ -156,6 +156,15 @@ class Validation:
             self.loader.close()
         for probe in self.probes:
             probe.close()
+
+    def _best(self, folder: RunFolder) -> nn.Module:
+        """Return the best model, which the main process alone reads: a folder may be one that only it sees."""
+        with world.main_alone("reading the best model"):
+            best = load(folder.path) if world.is_main() else build(self.card.config)
+        best = best.to(next(self.model.parameters()).device)
+        for tensor in best.state_dict().values():
+            world.from_main_(tensor)
+        return best
 
     def _classify(self, model: nn.Module, loader: Loader, check: Callable[[], None]) -> Classification:
         return classify(self._predictor(model, check), loader, self.card.class_names)

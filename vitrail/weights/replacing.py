@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -30,15 +30,20 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A file or folder to write next to `path`, with the same suffix; what is left of it is removed."""
+    """A file or folder to write next to `path`, with the same suffix; what is left of it is removed, and so are
+    folders made for it that have stayed empty."""
     temporary = path.with_name(f".{path.stem}.saving-{os.getpid()}{path.suffix}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    made = [folder for folder in path.parents if not folder.exists()]
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         temporary.unlink(missing_ok=True)
+        for folder in made:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def take_place(temporary: Path, path: Path) -> None:
