@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,7 +29,6 @@ from vitrail.train.step import Outcome
 from vitrail.weights.store import load_model
 from vitrail.weights.verify import verify
 
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 FILES = {
     *("config.yaml", "run.json", "classes.json", "split.json", "metrics.jsonl", "batch.png", "evaluation.npz"),
     *("checkpoints", "model"),
@@ -345,68 +341,6 @@ def test_resuming_needs_a_run_with_a_checkpoint(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_refused(whole: Path, tmp_path: Path) -> None:
     with run_lock(whole), pytest.raises(UsageError, match="another process"):
         loop.fit(tiny(tmp_path, duration=Epochs(5)), resume=whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_real_process_saves_and_names_its_exit_code(tmp_path: Path, number: int, code: int) -> None:
-    script = (
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(loop.__file__).parents[2])]!r}\n"
-        "from pathlib import Path\n"
-        "from test_fit import tiny\n"
-        "from vitrail.config import Steps\n"
-        "from vitrail.errors import VitrailError\n"
-        "from vitrail.train.loop import fit\n"
-        "try: fit(tiny(Path(sys.argv[1]), duration=Steps(100000)))\n"
-        "except VitrailError as error: sys.exit(error.exit_code)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.PIPE, text=True, env=ONE_THREAD
-    )
-    metrics = tmp_path / "train-1" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not metrics.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    assert process.returncode == code
-    assert checkpoint.latest_valid(tmp_path / "train-1" / "checkpoints") is not None
-
-
-def _one_of_two(rank: int, port: int, run: Run) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    result = loop.fit(run)
-    assert (result.folder.name, result.steps) == ("train-1", 16)
-    torch.distributed.barrier()
-    os._exit(0)  # gloo may abort a process that leaves the orderly way
-
-
-@pytest.mark.slow
-def test_two_processes_train_the_network_of_one(tmp_path: Path) -> None:
-    """Without randomness inside a step, which each process draws for itself, and with an optimiser that does
-    not turn rounding into signs."""
-    calm = tiny(
-        tmp_path / "one",
-        vit=Model(width=16, depth=2, heads=2, mlp_dim=32),
-        augment=Augment(crop="pad", pad=1),
-        optim=Optim(name="sgd", lr=0.1, weight_decay=0.0),
-    )
-    alone = loop.fit(calm)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    two = replace(calm, out=str(tmp_path / "two"))
-    torch.multiprocessing.spawn(_one_of_two, args=(port, two), nprocs=2)
-    together = tmp_path / "two" / "train-1"
-    expected, found = weights(alone.folder), weights(together)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5, msg=name)
-    held_out = len(open_data(calm.data).validation or [])
-    assert held_out > 100
-    assert [line["count"] for line in lines(together, "validation")] == [held_out] * 4
-    assert len(lines(together, "train")) == 16
 
 
 # what is not finite, and what cannot be written

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import socket
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from vitrail.config import Epochs, Examples, Percent, Steps
@@ -21,7 +17,7 @@ from vitrail.model.config import ViTConfig
 from vitrail.objective.base import Moment
 from vitrail.objective.config import Supervised
 from vitrail.objective.supervised import SupervisedObjective
-from vitrail.train.parallel import Parallel, Replicated, prepare
+from vitrail.train.parallel import prepare
 from vitrail.train.plan import Plan
 from vitrail.train.progress import clock
 from vitrail.train.run import Average, Optim, Run, Schedule
@@ -35,9 +31,6 @@ class Images:
     images: Tensor
     labels: Tensor
     index: Tensor
-
-    def part(self, rank: int, world: int) -> Images:
-        return Images(self.images[rank::world], self.labels[rank::world], self.index[rank::world])
 
 
 def data(count: int = 12) -> Images:
@@ -53,11 +46,9 @@ def make(augment: Augment | None = None, **changes: object) -> SupervisedObjecti
     return SupervisedObjective(model, Supervised(), augment or Augment(), 5, 0).train()
 
 
-def gradients(
-    objective: SupervisedObjective, batch: Images, parts: int = 1, network: Parallel | None = None
-) -> dict[str, Tensor]:
+def gradients(objective: SupervisedObjective, batch: Images, parts: int = 1) -> dict[str, Tensor]:
     objective.zero_grad(set_to_none=True)
-    backward(objective, batch, step=3, parts=parts, autocast=False, network=network)
+    backward(objective, batch, step=3, parts=parts, autocast=False)
     return {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
 
 
@@ -164,30 +155,6 @@ def test_compilation_changes_neither_results_nor_names(checkpointing: bool) -> N
     expected = gradients(plain, data())
     for name, value in gradients(compiled, data()).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
-
-
-def _process(rank: int, size: int, port: int, out: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-    objective = make()
-    found = gradients(objective, data().part(rank, size), parts=2, network=Replicated(objective))
-    torch.save(found, f"{out}/{rank}.pt")
-    dist.barrier()
-    os._exit(0)  # gloo may abort a process that leaves the orderly way
-
-
-@pytest.mark.slow
-def test_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_process, args=(2, port, str(tmp_path)), nprocs=2)
-    expected = gradients(make(), data())
-    for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
 # the plan
