@@ -27,8 +27,8 @@ regroup report save serve sweep to_yaml train variant vtab
 
 RUN = """
 objective.blur objective.bottleneck objective.centre_momentum objective.centring objective.freeze_last_layer
-objective.global_scale objective.hidden objective.jitter objective.local_crops objective.local_scale
-objective.local_size objective.norm_last_layer objective.outputs objective.student_temperature
+objective.global_scale objective.global_size objective.hidden objective.jitter objective.local_crops
+objective.local_scale objective.local_size objective.norm_last_layer objective.outputs objective.student_temperature
 objective.teacher_momentum objective.teacher_temperature objective.temperature_warmup objective.view
 objective.anneal objective.aspect objective.codes objective.decoder_depth objective.decoder_heads
 objective.decoder_width objective.depth objective.kl objective.normalise objective.ratio objective.smallest_block

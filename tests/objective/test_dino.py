@@ -256,6 +256,9 @@ def test_sizes_of_crops_follow_network_patch_and_images() -> None:
     for side, large, small in ((32, 32, 16), (64, 32, 16), (16, 16, 8)):  # as it is, a larger view, growing images
         near, far = ours.crops(ours.prepare(batch(2, side), step=0))
         assert near.shape[-2:] == (large, large) and far.shape[-2:] == (small, small)
+    fast = make(config=replace(TINY, global_size=0.5, local_size=0.5))
+    near, far = fast.crops(fast.prepare(batch(2, 32), step=0))
+    assert near.shape[-2:] == (16, 16) and far.shape[-2:] == (8, 8)
     alone = make(config=replace(TINY, local_crops=0))
     loss, _, _ = alone(batch(2), step=0)
     assert alone.crops(alone.prepare(batch(2), step=0))[1].shape[1] == 0 and loss > 0
@@ -299,6 +302,7 @@ def test_the_pictures_are_what_the_networks_see() -> None:
         (dict(global_scale=(0.5, 0.4)), r"objective\.global_scale is \(0\.5, 0\.4\)"),
         (dict(teacher_temperature=(0.0, 0.04)), r"objective\.teacher_temperature"),
         (dict(local_size=1.5), r"objective\.local_size"),
+        (dict(global_size=0.0), r"objective\.global_size"),
     ],
 )
 def test_settings_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:

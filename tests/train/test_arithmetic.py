@@ -23,7 +23,7 @@ from vitrail.train.arithmetic import Passes, passes
 
 NETWORK = ViTConfig(width=16, depth=2, heads=2, mlp_dim=24, patch=4, image_size=(16, 24), classes=0)
 TOKENIZER = Tokenizer(codes=12, width=6, depth=1)
-CROPS = DINO(outputs=32, hidden=12, bottleneck=8, local_crops=3, local_size=0.5)
+CROPS = DINO(outputs=32, hidden=12, bottleneck=8, local_crops=3, global_size=0.75, local_size=0.5)
 
 
 def counted(objective, size, monkeypatch: pytest.MonkeyPatch) -> int:

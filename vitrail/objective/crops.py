@@ -43,13 +43,14 @@ SHARPEST = 0.1
 """Smallest standard deviation of a blur in pixels."""
 
 
-def crop_sizes(images: Size, network: Size, patch: int, local_size: float) -> tuple[Size, Size]:
+def crop_sizes(images: Size, network: Size, patch: int, config: DINO) -> tuple[Size, Size]:
     """Return height and width in pixels of global crops, and of local ones, each in whole patches.
 
-    Global crops have the size of the network's input, or of the images where these are smaller.
+    Global crops have their share of the size of the network's input, or of the images where these are smaller.
     """
-    large = tuple(max(min(pair) // patch, 1) * patch for pair in zip(images, network, strict=True))
-    small = tuple(max(round(side * local_size / patch), 1) * patch for side in large)
+    whole = [min(pair) // patch * patch for pair in zip(images, network, strict=True)]
+    large = [max(round(side * config.global_size / patch), 1) * patch for side in whole]
+    small = [max(round(side * config.local_size / patch), 1) * patch for side in large]
     return (large[0], large[1]), (small[0], small[1])
 
 

@@ -29,7 +29,7 @@ from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Prepared
 from vitrail.objective.colours import need_pixels
 from vitrail.objective.config import DINO
-from vitrail.objective.crops import GLOBAL, cut, draw_crops
+from vitrail.objective.crops import GLOBAL, crop_sizes, cut, draw_crops
 from vitrail.objective.dino_seen import CropsSeen, attended, outlined, side_by_side, strongest
 from vitrail.objective.projection import Projection
 from vitrail.objective.recolour import recolour
@@ -152,19 +152,17 @@ class DINOObjective(SelfSupervised):
     def pictures(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         """Return the crops as pixels, float32 in 0..255: [batch, 2, 3, height, width], and the local ones' shape.
 
-        A global crop has the size of the network's input, or of the images where these are smaller.
+        Their sizes are `crops.crop_sizes`.
         """
         return self._pictures(prepared, near=True), self._pictures(prepared, near=False)
 
     def _pictures(self, prepared: Prepared, *, near: bool) -> Tensor:
         """The global crops, or else the local ones; see `pictures`."""
         patch = self.model.config.patch if isinstance(self.model, ViT) else 1
-        whole = zip(prepared.images.shape[-2:], self.model.config.image_size, strict=True)
-        size = [max(min(pair) // patch, 1) * patch for pair in whole]
-        if not near:
-            size = [max(round(side * self.config.local_size / patch), 1) * patch for side in size]
+        height, width = prepared.images.shape[-2:]
+        large, small = crop_sizes((height, width), self.model.config.image_size, patch, self.config)
         drawn = prepared.targets[:, :GLOBAL] if near else prepared.targets[:, GLOBAL:]
-        crops = cut(prepared.images, drawn, (size[0], size[1]), cubic=self.cubic)
+        crops = cut(prepared.images, drawn, large if near else small, cubic=self.cubic)
         return recolour(crops.flatten(0, 1), drawn.flatten(0, 1)).view_as(crops)
 
     def _normalised(self, pictures: Tensor) -> Tensor:
@@ -250,6 +248,7 @@ def _check(config: DINO) -> None:
         "hidden": (config.hidden, config.hidden >= 1, "at least 1"),
         "bottleneck": (config.bottleneck, config.bottleneck >= 1, "at least 1"),
         "view": (config.view, config.view >= 1, "at least 1"),
+        "global_size": (config.global_size, 0 < config.global_size <= 1, "above 0 and at most 1"),
         "local_crops": (config.local_crops, config.local_crops >= 0, "0 or more"),
         "local_size": (config.local_size, 0 < config.local_size <= 1, "above 0 and at most 1"),
         "jitter": (config.jitter, 0 <= config.jitter <= 2.5, "from 0 to 2.5"),

@@ -108,7 +108,7 @@ def _dino(objective: DINO, config: Config, size: Size) -> Passes:
         patch, features = 1, 4 * config.width * 2 ** (len(config.units) - 1)
     else:
         patch, features = config.patch, config.head_width
-    large, small = crop_sizes(size, size, patch, objective.local_size)
+    large, small = crop_sizes(size, size, patch, objective)
     head = features * objective.hidden + objective.hidden**2 + objective.hidden * objective.bottleneck
     head += objective.bottleneck * objective.outputs
     near = GLOBAL * (macs(network, large) + head)
