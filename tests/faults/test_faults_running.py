@@ -88,13 +88,40 @@ def impatient(seconds: float) -> None:
     prefetch.Pool.close.__defaults__ = (0.1,)
 
 
-def test_18_a_read_that_hangs_is_named_by_predict_and_check(tmp_path: Path, trained: Path) -> None:
+def test_18_a_read_that_hangs_is_named_by_predict(tmp_path: Path, trained: Path) -> None:
     photos = draw(tmp_path / "photos", count=2)
     os.mkfifo(photos / "red" / "pipe.png")
     command = run("predict", trained, photos, cwd=tmp_path, before=impatient, given=(0.5,))
     assert command.process.exitcode == 1
     assert command.err.endswith(f"reading {photos}/red/pipe.png has taken more than 0.5 s: the disk or network it lies "
                                 "on does not answer\n")  # fmt: skip
+
+
+def stalling_reads(seconds: float, victim: str) -> None:
+    """As `stalling`, when threads are started to read."""
+    from vitrail.data import loader, prefetch
+
+    prefetch.TIMEOUT = loader.TIMEOUT = seconds
+    prefetch.Pool.close.__defaults__ = (0.1,)
+    original = prefetch.Pool.__init__
+
+    def start(*arguments: Any) -> None:
+        if os.path.isfile(victim):
+            os.unlink(victim)
+            os.mkfifo(victim)
+        original(*arguments)
+
+    prefetch.Pool.__init__ = start
+
+
+@pytest.mark.parametrize("words", [("check",), ("pack", "shards"), ("dedup",)], ids=lambda words: words[0])
+def test_18_a_read_that_hangs_is_named_by_all_that_read_data(tmp_path: Path, words: tuple[str, ...]) -> None:
+    photos = draw(tmp_path / "photos", count=2)
+    verb, *flags = words
+    given = (0.5, str(photos / "red" / "1.png"))
+    command = run("data", verb, photos, *flags, "--workers", "1", cwd=tmp_path, before=stalling_reads, given=given)
+    assert command.process.exitcode == 1
+    assert "red/1.png has taken more than 0.5 s" in command.err and "Traceback" not in command.err
 
 
 def without_shared_memory() -> None:
@@ -268,7 +295,7 @@ def test_35_a_second_ctrl_c_quits_at_once(divided: Path, tmp_path: Path) -> None
     command = train(divided, tmp_path, "--checkpoint-every", "1 steps", steps=40, before=signalled, given=given)
     assert command.process.exitcode == 130 and command.err.endswith("vitrail: interrupted\n")
     again = run("train", "--resume", "--duration", "4 steps", cwd=tmp_path)
-    assert again.process.exitcode == 0 and "step-000002" in again.err
+    assert again.process.exitcode == 0 and "step-000001" in again.err
 
 
 def test_37_a_save_that_takes_long_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,6 +438,27 @@ def test_40_out_of_memory_for_good_keeps_the_state(divided: Path, tmp_path: Path
     assert "vitrail: out of memory (" in command.err and "Traceback" not in command.err
     again = run("train", "--resume", "--duration", "4 steps", cwd=tmp_path)
     assert again.process.exitcode == 0 and "step-000003" in again.err
+
+
+def exhausted_evaluation() -> None:
+    """Every allocation of an evaluation fails."""
+    from vitrail.train import evaluation
+
+    def classify(*arguments: Any, **options: Any) -> Any:
+        import torch
+
+        return torch.empty(2**60)
+
+    evaluation.classify = classify
+
+
+def test_40_out_of_memory_in_an_evaluation_keeps_the_state(divided: Path, tmp_path: Path) -> None:
+    flags = ("--checkpoint-every", "1 steps", "--evaluate-every", "2 steps")
+    command = train(divided, tmp_path, *flags, steps=4, before=exhausted_evaluation)
+    assert command.process.exitcode == 1
+    assert "vitrail: out of memory (" in command.err and "Traceback" not in command.err
+    again = run("train", "--resume", cwd=tmp_path)
+    assert again.process.exitcode == 0 and "step-000001" in again.err
 
 
 # predict
