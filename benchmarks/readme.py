@@ -223,6 +223,18 @@ def soak(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def saving(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """How long training stands still for a checkpoint."""
+    found = document["results"]
+    header = (
+        f"a checkpoint of {document['model']}, {found['megabytes']:.0f} MB",
+        "standing still, s",
+        "a step then, s",
+    )
+    rows = (("written at once", "at_once", "step"), ("while training goes on", "meanwhile", "step_meanwhile"))
+    return [header, *((title, f"{found[stop]:.2f}", f"{found[step]:.2f}") for title, stop, step in rows)]
+
+
 def weights(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Loading L/16: seconds, and the largest memory as a multiple of the file."""
     peaks = {row["name"]: f"{row['peak_over_file']:.2f}" for row in document["peak_memory"]}
@@ -262,6 +274,7 @@ TABLES: dict[str, Table | tuple[Table, ...]] = {
     "lessons": (lesson_tuning, lesson_stems),
     "self_supervised": self_supervised,
     "mae": mae,
+    "saving": saving,
     "inspect": inspect,
     "soak": soak,
 }
