@@ -51,7 +51,7 @@ def main() -> None:
     table.add_row("written at once", f"{found['at_once']:.3f}", f"{found['step']:.3f}")
     table.add_row("while training goes on", f"{found['meanwhile']:.3f}", f"{found['step_meanwhile']:.3f}")
     Console().print(table)
-    record.save("saving", asked, model=asked.model, images=IMAGES, rounds=asked.rounds, results=found)
+    record.save("saving", asked, model=asked.model, images=IMAGES, medians_of=asked.rounds, results=found)
 
 
 def measure(model: str, rounds: int, out: Path) -> dict[str, float]:
