@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
+from benchmarks.self_supervised import SHOWN, cell
 
 BEGIN, END = "<!-- benchmarks: written by python -m benchmarks.readme -->", "<!-- end of benchmarks -->"
 
@@ -182,16 +183,10 @@ def _top1(row: dict[str, Any]) -> str:
 
 def self_supervised(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """What was learned without labels, beside labels and beside nothing learned."""
-    shown = ("1-shot", "5-shot", "10-shot", "25-shot", "20-NN", "linear", "fine-tuned")
     minutes, more = document["minutes"], document["tune_minutes"]
-    lines: list[tuple[str, ...]] = [(f"CIFAR-100, {minutes:g} minutes, fine-tuned in {more:g} more", *shown)]
+    lines: list[tuple[str, ...]] = [(f"CIFAR-100, {minutes:g} minutes, fine-tuned in {more:g} more", *SHOWN)]
     for row in document["rows"]:
-        cells = []
-        for what in shown:
-            one = row.get(what, {"mean": None, "deviation": None})
-            spread = "" if one["deviation"] is None else f" ± {one['deviation']:.1f}"
-            cells.append("" if one["mean"] is None else f"{one['mean']:.1f}{spread}")
-        lines.append((f"{row['way']} ({row['seeds']} seeds)", *cells))
+        lines.append((f"{row['way']} ({row['seeds']} seeds)", *(cell(row.get(what)) for what in SHOWN)))
     return lines
 
 

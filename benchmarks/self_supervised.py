@@ -240,12 +240,13 @@ def table(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -
                 row[what] = {"mean": round(statistics.fmean(values), 2), "deviation": deviation}
         row |= {name: results[0][name] for name in ("curve", "tuning curve") if name in results[0]}
         rows.append(row)
-        shown.add_row(name, *(_cell(row.get(what)) for what in SHOWN))
+        shown.add_row(name, *(cell(row.get(what)) for what in SHOWN))
     Console(width=120).print(shown)
     return rows
 
 
-def _cell(value: dict[str, Any] | None) -> str:
+def cell(value: dict[str, Any] | None) -> str:
+    """A mean with its deviation, empty where nothing was measured."""
     if value is None:
         return ""
     return f"{value['mean']:.1f}" + ("" if value["deviation"] is None else f" ± {value['deviation']:.1f}")

@@ -53,13 +53,19 @@ def until(happened: Callable[[], bool], command: Command) -> None:
 # threads, and reads that hang
 
 
-def stalling(seconds: float, victim: str, when: str) -> None:
-    """A file becomes a pipe that nobody writes into, after the call of `when`: whoever reads it waits for ever."""
+def impatient(seconds: float) -> None:
+    """Whoever reads gives up after so many seconds."""
     from vitrail.data import loader, prefetch
-    from vitrail.train import loop
 
     prefetch.TIMEOUT = loader.TIMEOUT = seconds
     prefetch.Pool.close.__defaults__ = (0.1,)
+
+
+def stalling(seconds: float, victim: str, when: str) -> None:
+    """A file becomes a pipe that nobody writes into, after the call of `when`: whoever reads it waits for ever."""
+    from vitrail.train import loop
+
+    impatient(seconds)
     original = getattr(loop, when)
 
     def function(*arguments: Any, **options: Any) -> Any:
@@ -82,13 +88,6 @@ def test_18_a_read_that_hangs_is_named_in_training(tmp_path: Path, when: str, sa
     assert said in command.err and "has taken more than 0.5 s" in command.err
 
 
-def impatient(seconds: float) -> None:
-    from vitrail.data import prefetch
-
-    prefetch.TIMEOUT = seconds
-    prefetch.Pool.close.__defaults__ = (0.1,)
-
-
 def test_18_a_read_that_hangs_is_named_by_predict(tmp_path: Path, trained: Path) -> None:
     photos = draw(tmp_path / "photos", count=2)
     os.mkfifo(photos / "red" / "pipe.png")
@@ -100,10 +99,9 @@ def test_18_a_read_that_hangs_is_named_by_predict(tmp_path: Path, trained: Path)
 
 def stalling_reads(seconds: float, victim: str) -> None:
     """As `stalling`, when threads are started to read."""
-    from vitrail.data import loader, prefetch
+    from vitrail.data import prefetch
 
-    prefetch.TIMEOUT = loader.TIMEOUT = seconds
-    prefetch.Pool.close.__defaults__ = (0.1,)
+    impatient(seconds)
     original = prefetch.Pool.__init__
 
     def start(*arguments: Any) -> None:

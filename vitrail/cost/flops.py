@@ -38,7 +38,13 @@ def masked_macs(config: ViTConfig, image_size: int | tuple[int, int], visible: i
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     tally, patches = _Tally(), (height // config.patch) * (width // config.patch)
     _stem(tally, config, height, width)
-    _layers(tally, config, lines=1, tokens=config.prefix + visible, grid=patches, placed=visible)
+    return tally.macs + layer_macs(config, config.prefix + visible, patches)
+
+
+def layer_macs(config: ViTConfig, tokens: int, grid: int) -> int:
+    """Return the MACs of all layers over one sequence of `tokens`, the prefix and patches of a grid of `grid`."""
+    tally = _Tally()
+    _layers(tally, config, lines=1, tokens=tokens, grid=grid)
     return tally.macs
 
 
@@ -89,11 +95,8 @@ def _vit(tally: _Tally, config: ViTConfig, height: int, width: int) -> None:
         tally.dense(config.head_width, config.classes, 1, times=1 + config.distilled)
 
 
-def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: int, placed: int | None = None) -> None:
-    """All layers' attentions and MLPs, over `lines` independent sequences of `tokens` from a grid of `grid`.
-
-    `placed` of the tokens have a place in the grid: all of it, where none are hidden.
-    """
+def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: int) -> None:
+    """All layers' attentions and MLPs, over `lines` independent sequences of `tokens` from a grid of `grid`."""
     width, count = config.width, config.depth * config.branches
     tally.norm(width, times=2 * count)
     tally.dense(width, 3 * width, lines * tokens, times=count)  # q, k, v
@@ -105,8 +108,7 @@ def _layers(tally: _Tally, config: ViTConfig, *, lines: int, tokens: int, grid: 
     if config.layer_scale is not None:
         tally.parameters += 2 * count * width
     if config.positions == "relative":  # each query times the embedding of every offset
-        placed = placed or (tokens if config.block == "axial" else grid)
-        tally.macs += count * lines * placed * (2 * grid - 1) * width
+        tally.macs += count * lines * (tokens - config.prefix) * (2 * grid - 1) * width
 
 
 def _positions(tally: _Tally, config: ViTConfig) -> None:

@@ -169,9 +169,14 @@ class ViTConfig:
         return self.width * (2 if self.distilled or self.pool == "cls+gap" else 1)
 
     @property
+    def features(self) -> int:
+        """Features of an image that a model without classifier returns."""
+        return self.pre_logits or self.pooled
+
+    @property
     def head_width(self) -> int:
         """Features that each classifier sees."""
-        return (self.pre_logits or self.pooled) // (1 + self.distilled)
+        return self.features // (1 + self.distilled)
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,11 @@ class ResNetConfig:
             object.__setattr__(self, "image_size", (self.image_size, self.image_size))
         for name in ("units", "image_size", "mean", "std"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def features(self) -> int:
+        """Features of an image, those of the last stage."""
+        return self.width * 4 * 2 ** (len(self.units) - 1)
 
 
 # name: width, depth, heads, mlp_dim. B, L, H: paper Table 1; Ti, S: DeiT; g, G: "Scaling Vision Transformers"

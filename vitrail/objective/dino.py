@@ -62,7 +62,7 @@ class DINOObjective(SelfSupervised):
         self.seed = seed
         self.flip = flip
         self.cubic = cubic
-        self.head = Projection(_features(model), config)
+        self.head = Projection(model.config.features, config)
         self.teacher = deepcopy(model).requires_grad_(False).eval()
         self.teacher_head = deepcopy(self.head).requires_grad_(False).eval()
         self.register_buffer("centre", torch.zeros(config.outputs))
@@ -234,12 +234,6 @@ def _metrics(target: Tensor, logs: Tensor, pairs: Tensor) -> dict[str, Tensor]:
     same = target.argmax(-1)[:, :, None] == logs.argmax(-1)[:, None]
     entropy = torch.special.entr(target).sum(-1).mean(1) / math.log(target.shape[-1])
     return {"agreement": same[:, pairs].float().mean(1).sum(), "entropy": entropy.sum()}
-
-
-def _features(model: ViT | ResNet) -> int:
-    if isinstance(model, ResNet):
-        return model.norm.num_channels
-    return model.config.pre_logits or model.config.pooled
 
 
 def _check(config: DINO) -> None:

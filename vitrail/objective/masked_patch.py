@@ -28,6 +28,12 @@ ACROSS = {"colour": 1, "small": 4}
 """Cells along a side of the patch, of each of which the colour is predicted."""
 
 
+def predictions(config: MaskedPatch, patch: int) -> int:
+    """Return how many values are predicted of a patch of patch x patch pixels."""
+    across = ACROSS.get(config.target)
+    return 3 * patch**2 if across is None else COLOURS * across**2
+
+
 def pixel_targets(images: Tensor, patch: int) -> Tensor:
     """uint8 [batch, 3, height, width] -> float32 [batch, patches, patch * patch * 3] in -1..1: u / 127.5 - 1."""
     patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=patch, q=patch)
@@ -60,7 +66,7 @@ class MaskedPatchObjective(SelfSupervised):
         self.across = across
         self.mask = nn.Parameter(torch.empty(width))
         nn.init.normal_(self.mask, std=0.02)
-        self.predict = Linear(width, 3 * patch**2 if across is None else COLOURS * across**2)
+        self.predict = Linear(width, predictions(config, patch))
         nn.init.zeros_(self.predict.weight)
         nn.init.zeros_(self.predict.bias)
 

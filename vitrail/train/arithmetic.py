@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vitrail.cost.flops import macs, masked_macs
+from vitrail.cost.flops import layer_macs, macs, masked_macs
 from vitrail.model.config import ResNetConfig, ViTConfig
 from vitrail.model.stem import hmlp_stages
 from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.objective.crops import GLOBAL, crop_sizes
 from vitrail.objective.decoder import decoder_config
+from vitrail.objective.masked_patch import predictions
 from vitrail.objective.masks import hidden_count
 
 Config = ViTConfig | ResNetConfig
 Size = tuple[int, int]
-CELLS = {"colour": 1, "small": 16}
-"""Colours that masked patch prediction predicts for a patch."""
-COLOURS = 512
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,8 @@ def passes(
     patches = _patches(config, size)
     every = masked_macs(config, size, patches)
     if isinstance(objective, MaskedPatch):
-        cells = CELLS.get(objective.target)
-        outputs = config.channels * config.patch**2 if cells is None else COLOURS * cells
-        return Passes(every + hidden_count(patches, objective.corrupt) * config.width * outputs)
+        predicted = predictions(objective, config.patch)
+        return Passes(every + hidden_count(patches, objective.corrupt) * config.width * predicted)
     if tokenizer is None:
         raise ValueError("what BEiT costs depends on its tokenizer")
     encoder, _ = _tokenizer(tokenizer, config, size)
@@ -80,9 +77,8 @@ def _mae(objective: MAE, config: ViTConfig, size: Size) -> Passes:
     """The layers see the visible patches only, the decoder's layers all of them."""
     patches, decoder = _patches(config, size), decoder_config(config, objective)
     visible = patches - hidden_count(patches, objective.ratio)
-    tokens = config.prefix + patches
     own = (config.prefix + visible) * config.width * decoder.width
-    own += decoder.depth * decoder.width * tokens * (4 * decoder.width + 2 * tokens + 2 * decoder.mlp_dim)
+    own += layer_macs(decoder, config.prefix + patches, patches)
     own += patches * decoder.width * config.channels * config.patch**2
     return Passes(masked_macs(config, size, visible) + own)
 
@@ -104,12 +100,8 @@ def _tokenizer(tokenizer: Tokenizer, config: ViTConfig, size: Size) -> tuple[int
 def _dino(objective: DINO, config: Config, size: Size) -> Passes:
     """The student answers for all crops, the teacher for the global ones."""
     network = replace(config, classes=0)
-    if isinstance(config, ResNetConfig):
-        patch, features = 1, 4 * config.width * 2 ** (len(config.units) - 1)
-    else:
-        patch, features = config.patch, config.head_width
-    large, small = crop_sizes(size, size, patch, objective)
-    head = features * objective.hidden + objective.hidden**2 + objective.hidden * objective.bottleneck
+    large, small = crop_sizes(size, size, 1 if isinstance(config, ResNetConfig) else config.patch, objective)
+    head = config.features * objective.hidden + objective.hidden**2 + objective.hidden * objective.bottleneck
     head += objective.bottleneck * objective.outputs
     near = GLOBAL * (macs(network, large) + head)
     return Passes(near + objective.local_crops * (macs(network, small) + head), near)

@@ -59,9 +59,8 @@ def bit_entries(config: ResNetConfig) -> list[Entry]:
                 found.append(same(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"))
     found += same_pair("norm", "norm")
     if config.classes:
-        features = config.width * 4 * 2 ** (len(config.units) - 1)
         found += [
-            reshaped("head.weight", "head.fc.weight", (config.classes, features, 1, 1)),
+            reshaped("head.weight", "head.fc.weight", (config.classes, config.features, 1, 1)),
             same("head.bias", "head.fc.bias"),
         ]
     return found

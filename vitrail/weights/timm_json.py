@@ -70,7 +70,7 @@ def _whole(
     arguments: dict[str, Any],
     pretrained: dict[str, Any],
 ) -> dict[str, Any]:
-    features = config.width if isinstance(config, ViTConfig) else config.width * 4 * 2 ** (len(config.units) - 1)
+    features = config.width if isinstance(config, ViTConfig) else config.features
     values: dict[str, Any] = dict(architecture=architecture, num_classes=config.classes, num_features=features)
     values |= dict(global_pool=pool)
     if card.class_names:
