@@ -210,6 +210,42 @@ def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
     assert "tensors of the weights" in json.loads((folder / "run.json").read_text())["decisions"]["pre-training"]
 
 
+@pytest.mark.parametrize("name", ["masked-patch", "mae", "beit", "dino"])
+def test_a_run_starts_from_another_with_all_that_it_learned(tmp_path: Path, name: str) -> None:
+    first = loop.fit(tiny(tmp_path, name)).folder
+    still = dict(weights=str(first), vit=Model(), optim=Optim(lr=0.0, weight_decay=0.0), average=Average())
+    more = tiny(tmp_path, name, **still, duration=Steps(1))
+    if isinstance(more.objective, DINO):  # a teacher that does not move
+        more = replace(more, objective=replace(more.objective, teacher_momentum=1.0))
+    before, after = (checkpoint.latest_valid(one / "checkpoints") for one in (first, loop.fit(more).folder))
+    assert before is not None and after is not None
+    theirs, ours = (checkpoint.load(path) for path in (before, after))
+    learned = theirs["model"] | theirs["average"]["mean"]
+    owned = [key for key in learned if not key.startswith("model.") and key != "centre"]  # it moves without gradients
+    assert owned
+    for key in owned:
+        assert torch.equal(ours["model"][key], learned[key]), key
+
+
+def test_what_predicts_is_fresh_where_it_does_not_fit(tmp_path: Path) -> None:
+    first = loop.fit(tiny(tmp_path, "mae")).folder
+    start = dict(weights=str(first), vit=Model(), duration=Steps(1))
+
+    def said(name: str, **changes: Any) -> str:
+        folder = loop.fit(tiny(tmp_path, name, **{**start, **changes})).folder
+        return str(json.loads((folder / "run.json").read_text())["decisions"]["pre-training"])
+
+    assert said("masked-patch") == f"what predicts is fresh: {first} learned by mae, not masked-patch"
+    deeper = replace(OBJECTIVES["mae"], decoder_width=32)
+    assert "decoder.mask is (16,) in" in said("mae", objective=deeper)
+    assert "a model folder holds the network alone" in said("mae", weights=str(first / "model" / "last"))
+    beit = loop.fit(tiny(tmp_path, "beit")).folder
+    torch.manual_seed(1)
+    ImageTokenizer(OBJECTIVES["tokenizer"], 4).save(tmp_path / "another")
+    other = replace(OBJECTIVES["beit"], tokenizer=str(tmp_path / "another"))
+    assert said("beit", weights=str(beit), objective=other) == f"what predicts is fresh: {beit} has another tokenizer"
+
+
 def test_a_configuration_chooses_by_kind() -> None:
     run = from_yaml("objective: {kind: masked-patch, corrupt: 0.15}", Run())
     assert run.objective == MaskedPatch(corrupt=0.15)
