@@ -30,9 +30,9 @@ objective.blur objective.bottleneck objective.centre_momentum objective.centring
 objective.global_scale objective.global_size objective.hidden objective.jitter objective.local_crops
 objective.local_scale objective.local_size objective.norm_last_layer objective.outputs objective.student_temperature
 objective.teacher_momentum objective.teacher_temperature objective.temperature_warmup objective.view
-objective.anneal objective.aspect objective.codes objective.decoder_depth objective.decoder_heads
-objective.decoder_width objective.depth objective.kl objective.normalise objective.ratio objective.smallest_block
-objective.temperature objective.tokenizer objective.width
+objective.aspect objective.codes objective.commitment objective.decay objective.decoder_depth objective.decoder_heads
+objective.decoder_width objective.depth objective.features objective.normalise objective.ratio
+objective.smallest_block objective.tokenizer objective.width
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout data.image_column

@@ -39,7 +39,7 @@ WHOLE = Run(
     device="cpu",
 )
 PLAIN = Augment(crop="pad", pad=1)
-TOKENIZER = Tokenizer(codes=16, width=16, depth=1, anneal=40)
+TOKENIZER = Tokenizer(codes=16, width=16, depth=1, features=4, decay=0.9)
 POLYAK = Average(kind="polyak", start=Steps(10))
 RUNS = {
     "no threads, softmax": replace(WHOLE, workers=0, objective=Supervised(smoothing=0.1)),

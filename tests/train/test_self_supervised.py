@@ -38,7 +38,7 @@ OBJECTIVES: dict[str, Any] = {
     "masked-patch-pixels": MaskedPatch(target="pixels"),
     "mae": MAE(decoder_width=16, decoder_depth=1, decoder_heads=2),
     "beit": BEiT(smallest_block=2),
-    "tokenizer": Tokenizer(codes=16, width=16, depth=1, anneal=40),
+    "tokenizer": Tokenizer(codes=16, width=16, depth=1, features=4, decay=0.9),
     "dino": DINO(
         outputs=32, hidden=32, bottleneck=8, view=1.5, local_crops=2, local_size=0.5, freeze_last_layer=Steps(1)
     ),

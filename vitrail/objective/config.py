@@ -88,12 +88,12 @@ class Tokenizer:
     """Features of its convolutions."""
     depth: int = 2
     """Residual blocks on each side."""
-    temperature: tuple[float, float] = (1.0, 1 / 16)
-    """Of the Gumbel softmax, at the start and at the end of `anneal`."""
-    anneal: int = 10_000
-    """Steps over which the temperature falls, each by the same factor."""
-    kl: float = 1e-3
-    """Weight of the divergence of the tokens' distribution from the uniform one; it keeps codes in use."""
+    features: int = 32
+    """Of a code, and of what is compared with it."""
+    decay: float = 0.99
+    """Of the moving averages that the codes are, for each step."""
+    commitment: float = 0.25
+    """Weight of the squared distance of what is compared from its code, which the convolutions keep small."""
 
 
 @dataclass(frozen=True)

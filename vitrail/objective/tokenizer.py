@@ -1,28 +1,28 @@
 """A tokenizer of images: one of `codes` visual tokens for each patch, learned on the user's own images.
 
-A discrete variational autoencoder, as BEiT takes from DALL-E (Ramesh et al. 2021, section 2.1): convolutions down
-to the grid of patches give a distribution over codes; a sample of it, made differentiable by the Gumbel softmax
-whose temperature falls during training, is looked up in a codebook; convolutions up from there paint the image.
-The tokens of an image are the most probable codes.
+Convolutions down to the grid of patches give a vector for each, and the nearest code of a codebook takes its place (van
+den Oord et al. 2017, as in BEiT v2); convolutions up from there paint the image. Gradients pass the codes by: what they
+say of a code, the vector is told. BEiT takes its tokenizer from DALL-E, which draws codes by a Gumbel softmax; trained
+for minutes instead of weeks, that leaves most codes unused, and little to predict.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from einops import rearrange
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from vitrail import world
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.stem import hmlp_stages
 from vitrail.objective.base import Prepared
+from vitrail.objective.codebook import Codebook
 from vitrail.objective.colours import need_pixels
 from vitrail.objective.config import Tokenizer
 from vitrail.objective.seen import Seen, SelfSupervised, to_pixels
@@ -52,10 +52,11 @@ class ImageTokenizer(nn.Module):
 
     def __init__(self, config: Tokenizer, patch: int) -> None:
         super().__init__()
-        if config.codes < 2 or min(config.temperature) <= 0 or config.anneal < 1:
+        if config.codes < 2 or config.features < 1 or not 0 <= config.decay < 1 or config.commitment < 0:
             raise UsageError(
-                f"objective.codes is {config.codes}, objective.temperature {config.temperature}, objective.anneal "
-                f"{config.anneal}: at least 2 codes, temperatures above 0 and at least 1 step are needed"
+                f"objective.codes is {config.codes}, objective.features {config.features}, objective.decay "
+                f"{config.decay}, objective.commitment {config.commitment}: at least 2 codes of 1 feature, a decay of "
+                "at least 0 and below 1, and a commitment of 0 or more are needed"
             )
         self.config = config
         self.patch = patch
@@ -64,33 +65,37 @@ class ImageTokenizer(nn.Module):
         for stage, factor in enumerate(stages):
             down += [nn.Conv2d(3 if stage == 0 else width, width, factor, factor), nn.ReLU()]
         residuals = [_Residual(width) for _ in range(config.depth)]
-        self.encoder = nn.Sequential(*down, *residuals, nn.ReLU(), nn.Conv2d(width, config.codes, 1))
-        self.codebook = nn.Embedding(config.codes, width)
+        self.encoder = nn.Sequential(*down, *residuals, nn.ReLU(), nn.Conv2d(width, config.features, 1))
+        self.codebook = Codebook(config.codes, config.features, config.decay)
         up: list[nn.Module] = []
         for factor in reversed(stages):
             up += [nn.ReLU(), nn.ConvTranspose2d(width, width, factor, factor)]
         residuals = [_Residual(width) for _ in range(config.depth)]
-        self.decoder = nn.Sequential(*residuals, *up, nn.ReLU(), nn.Conv2d(width, 3, 1))
+        up += [nn.ReLU(), nn.Conv2d(width, 3, 1)]
+        self.decoder = nn.Sequential(nn.Conv2d(config.features, width, 1), *residuals, *up)
 
-    def logits(self, images: Tensor) -> Tensor:
-        """Unnormalised log-probabilities of the codes, [batch, codes, rows, columns]."""
+    def find(self, images: Tensor) -> Tensor:
+        """What is compared with the codes, [batch, rows, columns, features]."""
         if images.shape[-2] % self.patch or images.shape[-1] % self.patch:
             raise UsageError(
                 f"this tokenizer gives each patch of {self.patch} pixels a token: images of {images.shape[-2]} x "
                 f"{images.shape[-1]} pixels are not whole patches"
             )
-        return self.encoder(scaled(images))
+        return self.encoder(scaled(images)).movedim(1, -1)
 
     @torch.no_grad()
     def codes(self, images: Tensor) -> Tensor:
         """The tokens of images, int64 [batch, patches]."""
-        return self.logits(images).argmax(1).flatten(1)
+        return self.codebook.nearest(self.find(images)).flatten(1)
 
     @torch.no_grad()
     def pictures(self, codes: Tensor, grid: tuple[int, int]) -> Tensor:
         """uint8 images [batch, 3, height, width] of tokens [batch, patches]."""
-        maps = rearrange(self.codebook(codes), "b (h w) d -> b d h w", h=grid[0])
-        return unscaled(self.decoder(maps))
+        return unscaled(self.paint(self.codebook.vectors[codes.unflatten(1, grid)]))
+
+    def paint(self, vectors: Tensor) -> Tensor:
+        """Pixels in -1..1 [batch, 3, height, width] from vectors [batch, rows, columns, features]."""
+        return self.decoder(vectors.movedim(-1, 1)).float()
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.safetensors` into `folder`, replacing what is there at once."""
@@ -130,8 +135,7 @@ def load_tokenizer(source: str | Path) -> ImageTokenizer:
         with safe_open(file, framework="pt") as opened:
             values = json.loads((opened.metadata() or {})["tokenizer"])
             patch = values.pop("patch")
-            config = Tokenizer(**{**values, "temperature": tuple(values["temperature"])})
-            tokenizer = ImageTokenizer(config, patch)
+            tokenizer = ImageTokenizer(Tokenizer(**values), patch)
             tokenizer.load_state_dict({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise WeightsError(f"{file} is no tokenizer of vitrail's: {error}") from error
@@ -147,10 +151,10 @@ def _candidates(source: Path) -> Iterator[Path]:
 
 
 class TokenizerObjective(SelfSupervised):
-    """Train a tokenizer. Its loss is the mean squared error of pixels in -1..1, and `kl` times the divergence.
+    """Train a tokenizer. Its loss is the mean squared error of pixels in -1..1, and `commitment` times that of codes.
 
-    The Gumbel noise is drawn like dropout, from torch's generator, which training seeds by (seed, step, rank).
-    In evaluation there is none: the most probable code is taken, and the loss is the squared error alone.
+    In evaluation the loss is the error of the pixels alone. Metrics: "use", how evenly codes are used
+    (`Codebook.use`).
     """
 
     model: ImageTokenizer
@@ -158,42 +162,40 @@ class TokenizerObjective(SelfSupervised):
     def __init__(self, model: ImageTokenizer) -> None:
         super().__init__(model)
         self.config = model.config
+        self._tally: Tensor | None = None
+        """Of this step so far."""
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
-        """`targets` becomes the temperature of this step, float32 [batch]."""
-        value = temperature(self.config, step)
-        return replace(prepared, targets=torch.full((len(prepared),), value, device=prepared.images.device))
+        """Nothing is random; a step begins, or begins again."""
+        self._tally = None
+        return prepared
 
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
-        pixels = scaled(prepared.images)
-        logits = self.model.logits(prepared.images).float()
-        if not self.training:
-            chosen = F.one_hot(logits.argmax(1), self.config.codes).movedim(-1, 1).float()
-            painted = self._painted(chosen)
-            return (painted - pixels).square().mean((1, 2, 3)).sum(), len(prepared), {}
-        share = F.gumbel_softmax(logits, tau=float(prepared.targets[0]), dim=1)
-        error = (self._painted(share) - pixels).square().mean((1, 2, 3))
-        log = logits.log_softmax(1)
-        divergence = (log.exp() * (log + torch.tensor(self.config.codes).log())).sum(1).mean((1, 2))
-        return (error + self.config.kl * divergence).sum(), len(prepared), {}
+        book, found = self.model.codebook, self.model.find(prepared.images).float()
+        codes = book.nearest(found)
+        chosen = book.vectors[codes]
+        painted = self.model.paint(found + (chosen - found).detach())
+        losses = (painted - scaled(prepared.images)).square().mean((1, 2, 3))
+        if self.training:
+            losses = losses + self.config.commitment * (found - chosen).square().mean((1, 2, 3))
+            tally = book.tally(found, codes)
+            self._tally = tally if self._tally is None else self._tally + tally
+        return losses.sum(), len(prepared), {"use": book.use * len(prepared)}
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Move the codes to the means of what they stood for."""
+        if self._tally is not None:
+            self.model.codebook.move(world.sum_(self._tally))
+            self._tally = None
 
     @torch.no_grad()
     def show(self, prepared: Prepared) -> Seen:
         """See `vitrail.objective.seen`: nothing is hidden; the mask shows the tokens as shades, one for each code."""
         images = prepared.images
-        codes = self.model.logits(images).argmax(1)
-        shades = (codes * 255 // max(self.config.codes - 1, 1)).to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
+        codes = self.model.codebook.nearest(self.model.find(images))
+        shades = (codes * 255 // (self.config.codes - 1)).to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
         shades = shades.repeat_interleave(self.model.patch, -2).repeat_interleave(self.model.patch, -1)
-        pictures = self.model.pictures(codes.flatten(1), (codes.shape[1], codes.shape[2]))
+        pictures = unscaled(self.model.paint(self.model.codebook.vectors[codes]))
         return Seen(images, shades, pictures, images, ("input", "tokens", "prediction", "target"))
-
-    def _painted(self, share: Tensor) -> Tensor:
-        """Shares of the codes [batch, codes, rows, columns] -> pixels in -1..1."""
-        return self.model.decoder(torch.einsum("bkhw,kd->bdhw", share, self.model.codebook.weight)).float()
-
-
-def temperature(config: Tokenizer, step: int) -> float:
-    """The temperature at a step: from the first to the last by equal factors, then the last."""
-    first, last = config.temperature
-    return first * (last / first) ** min(max(step, 0) / config.anneal, 1.0)

@@ -204,7 +204,7 @@ def tokenizer_small() -> Run:
         masked_patch_small(),
         name="tokenizer-small",
         vit=Model(),
-        objective=Tokenizer(codes=512, width=64, depth=1, anneal=500),
+        objective=Tokenizer(codes=512, width=64, depth=1, features=16, decay=0.9),
         optim=Optim(lr=2e-3, weight_decay=0.0),
         duration=Epochs(20),
     )

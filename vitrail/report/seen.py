@@ -31,6 +31,7 @@ SHARES = {
     "code": "hidden tokens told right",
     "agreement": "crops answered like their teacher",
     "entropy": "entropy of the teacher's answers, of the largest",
+    "use": "perplexity of the tokens, of their number",
 }
 """Metrics that are shares of predictions, and what the figure's axis calls them."""
 

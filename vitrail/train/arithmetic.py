@@ -55,7 +55,8 @@ def passes(
     if isinstance(config, ResNetConfig):
         raise ValueError(f"objective {objective.kind} needs a Vision Transformer")
     if isinstance(objective, Tokenizer):
-        return Passes(sum(_tokenizer(objective, config, size)))
+        found, compared, painted = _tokenizer(objective, config, size)
+        return Passes(found + painted, compared)
     if isinstance(objective, MAE):
         return _mae(objective, config, size)
     patches = _patches(config, size)
@@ -65,8 +66,8 @@ def passes(
         return Passes(every + hidden_count(patches, objective.corrupt) * config.width * predicted)
     if tokenizer is None:
         raise ValueError("what BEiT costs depends on its tokenizer")
-    encoder, _ = _tokenizer(tokenizer, config, size)
-    return Passes(every + hidden_count(patches, objective.ratio) * config.width * tokenizer.codes, encoder)
+    found, compared, _ = _tokenizer(tokenizer, config, size)
+    return Passes(every + hidden_count(patches, objective.ratio) * config.width * tokenizer.codes, found + compared)
 
 
 def _patches(config: ViTConfig, size: Size) -> int:
@@ -83,8 +84,8 @@ def _mae(objective: MAE, config: ViTConfig, size: Size) -> Passes:
     return Passes(masked_macs(config, size, visible) + own)
 
 
-def _tokenizer(tokenizer: Tokenizer, config: ViTConfig, size: Size) -> tuple[int, int]:
-    """MACs of finding the codes, and of painting an image from them, by the convolutions of its module."""
+def _tokenizer(tokenizer: Tokenizer, config: ViTConfig, size: Size) -> tuple[int, int, int]:
+    """MACs of finding what is like a code, of comparing it with them all, and of painting an image from codes."""
     stages, width, area, inputs = hmlp_stages(config.patch), tokenizer.width, size[0] * size[1], 3
     down = up = 0
     for factor in stages:
@@ -93,8 +94,9 @@ def _tokenizer(tokenizer: Tokenizer, config: ViTConfig, size: Size) -> tuple[int
         down += area * factor**2 * inputs * width
         inputs = width
     residual = tokenizer.depth * 2 * 9 * area * width**2
-    codes = area * width * tokenizer.codes
-    return down + residual + codes, codes + residual + up + size[0] * size[1] * width * 3
+    narrow = area * width * tokenizer.features
+    compared = area * tokenizer.features * tokenizer.codes
+    return down + residual + narrow, compared, narrow + residual + up + size[0] * size[1] * width * 3
 
 
 def _dino(objective: DINO, config: Config, size: Size) -> Passes:

@@ -38,7 +38,13 @@ from vitrail.weights.load import load
 from vitrail.weights.reference import reference
 from vitrail.weights.store import WEIGHTS, save_model
 
-SHARES = {"colour": "colour {} right", "code": "code {} right", "agreement": "agreement {}", "entropy": "entropy {}"}
+SHARES = {
+    "colour": "colour {} right",
+    "code": "code {} right",
+    "agreement": "agreement {}",
+    "entropy": "entropy {}",
+    "use": "codes {} in use",
+}
 """Metrics of learning without labels that are shares, in words."""
 
 
