@@ -34,8 +34,6 @@ PAPER_GFLOPS, PAPER_EXTRA = 17.73, 0.01
 FLOPS_OF = {nn.LayerNorm: 5, nn.BatchNorm2d: 2}
 """FLOPs per value of a norm as fvcore counts them, with which 17.73 agrees; a multiply-add counts as one."""
 HOLDOUT = 0.02
-FINETUNE = ("--optim.name=adamw", "--lr=1e-3", "--optim.weight-decay=0.05", "--batch-size=128", "--augment.crop=pad")
-"""After masked pre-training, as in the supervised recipe but for the lower learning rate."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,13 @@ def pretrained(stem: Stem, seed: int, options: argparse.Namespace) -> dict[str, 
         words = ["train", str(options.cifar), "--recipe=masked-patch-small", *stem.flags(DEPTH), *mixing]
         words += [f"--seed={seed}", f"--epochs={options.masked_epochs}", f"--out={scratch}", *options.fewer]
         start = vitrail_verb(words)
-        words = ["finetune", str(options.cifar), f"--from={start['folder']}", *FINETUNE, f"--seed={seed}"]
+        words = [
+            "finetune",
+            str(options.cifar),
+            f"--from={start['folder']}",
+            "--recipe=finetune-small",
+            f"--seed={seed}",
+        ]
         words += [f"--epochs={options.stem_epochs}", f"--data.holdout={HOLDOUT}", f"--out={scratch}", *options.fewer]
         return _told(vitrail_verb(words), foreign)
 

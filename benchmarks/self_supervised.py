@@ -1,6 +1,6 @@
 """What is learned without labels? Masked patches, MAE, BEiT and DINO on CIFAR-100, against labels and against nothing.
 
-    python -m benchmarks.self_supervised --calibrate     once, on a quiet machine (about 5 minutes)
+    python -m benchmarks.self_supervised --calibrate     once, on a quiet machine (about 8 minutes)
     python -m benchmarks.self_supervised
 
 Each way gets the same minutes of pre-training on this machine, BEiT's tokenizer included; then few-shot, nearest
@@ -41,9 +41,8 @@ LOG = record.RESULTS / "self_supervised.jsonl"
 NEIGHBOURS = 20
 SHOTS = ("1", "5", "10", "25")
 HOLDOUT = "--data.holdout=0.02"
-FINETUNE = ("--optim.name=adamw", "--lr=1e-3", "--optim.weight-decay=0.05", "--batch-size=128", "--augment.crop=pad")
-"""After every pre-training the same; the supervised recipe's but for the lower learning rate."""
-TOKENIZER = 0.2
+FINETUNE = "--recipe=finetune-small"
+TOKENIZER = 0.1
 """Share of the minutes that BEiT's tokenizer gets."""
 CALIBRATION = 60
 """Steps over which a rate is measured."""
@@ -150,7 +149,7 @@ def learned(way: Way, seed: int, options: argparse.Namespace) -> dict[str, Any]:
             return {**found, "fine-tuned": 100 * ran["test"]["top1"]}
         found |= probes(ran["folder"], seed, options)
         if way.tuned:
-            words = ["finetune", str(options.data), f"--from={ran['folder']}", *FINETUNE, HOLDOUT, *options.fewer]
+            words = ["finetune", str(options.data), f"--from={ran['folder']}", FINETUNE, HOLDOUT, *options.fewer]
             words += ["--evaluate-every=5 %", steps(TUNING, options.tune_minutes, options.rates)]
             tuned = vitrail_verb([*words, f"--seed={seed}", f"--out={scratch}"])
             found |= {"fine-tuned": 100 * tuned["test"]["top1"], "tuning curve": curve(Path(tuned["folder"]))}
@@ -172,7 +171,7 @@ def calibrated(way: Way, options: argparse.Namespace) -> dict[str, float]:
         ran = vitrail_verb(["train", str(options.data), *words, *few, f"--out={scratch}"])
         found[way.name] = rate(Path(ran["folder"]))
         if way.name == LABELS:
-            tuned = ["finetune", str(options.data), f"--from={ran['folder']}", *FINETUNE, *few, f"--out={scratch}"]
+            tuned = ["finetune", str(options.data), f"--from={ran['folder']}", FINETUNE, *few, f"--out={scratch}"]
             found[TUNING] = rate(Path(vitrail_verb(tuned)["folder"]))
     return {**found, "foreign load": round(foreign[0], 3)}
 
@@ -256,8 +255,8 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = record.arguments(__doc__)
     parser.add_argument("--data", type=Path, default=DATA, help="CIFAR-100 in the hub's layout")
-    parser.add_argument("--minutes", type=float, default=6, help="of pre-training")
-    parser.add_argument("--tune-minutes", type=float, default=3, help="of fine-tuning")
+    parser.add_argument("--minutes", type=float, default=12, help="of pre-training")
+    parser.add_argument("--tune-minutes", type=float, default=6, help="of fine-tuning")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], help="only these")
     parser.add_argument("--log", type=Path, default=LOG, help="finished runs and rates are kept here")

@@ -16,6 +16,7 @@ from vitrail.recipes.finetune import finetune
 from vitrail.recipes.paper import PAPER
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE
 from vitrail.recipes.self_supervised import SELF_SUPERVISED
+from vitrail.recipes.self_supervised_small import SELF_SUPERVISED_SMALL
 from vitrail.recipes.small import digits, scratch_photos, scratch_small
 from vitrail.recipes.smoke import smoke
 from vitrail.recipes.three_things import THREE_THINGS
@@ -35,6 +36,7 @@ RECIPES: dict[str, Callable[[], Run]] = {
     **DEIT3,
     **THREE_THINGS,
     **SELF_SUPERVISED,
+    **SELF_SUPERVISED_SMALL,
 }
 
 BRING_DATA = ("smoke", "digits")

@@ -58,27 +58,6 @@ def masked_patch() -> Run:
     )
 
 
-def masked_patch_small() -> Run:
-    """Masked patch prediction on a few thousand to 100,000 images: a narrow network, patches of 4 pixels.
-
-    Command: `vitrail train DIR --recipe masked-patch-small`, then `vitrail finetune DIR --from RUN`
-    Cost: 100 passes over the images, or the minutes given with --time-limit.
-    """
-    return Run(
-        name="masked-patch-small",
-        model="Ti/4",
-        vit=Model(width=128, depth=6, heads=4, mlp_dim=512, pool="gap"),
-        objective=MaskedPatch(),
-        augment=Augment(crop="inception", scale=(0.3, 1.0)),
-        optim=Optim(lr=1e-3, weight_decay=0.05),
-        schedule=Schedule(warmup=Percent(5)),
-        duration=Epochs(100),
-        batch_size=128,
-        evaluate_every=Percent(5),
-        checkpoint_every=Percent(5),
-    )
-
-
 def mae() -> Run:
     """Masked autoencoder with B/16 on ImageNet (He et al. 2022, table 8).
 
@@ -101,22 +80,6 @@ def mae() -> Run:
         batch_size=4096,
         evaluate_every=Percent(2.5),
         checkpoint_every=Percent(2.5),
-    )
-
-
-def mae_small() -> Run:
-    """Masked autoencoder on a few thousand to 100,000 images, with a decoder as narrow as the network.
-
-    Command: `vitrail train DIR --recipe mae-small`, then `vitrail finetune DIR --from RUN`
-    Cost: 200 passes over the images, or the minutes given with --time-limit.
-    """
-    return replace(
-        masked_patch_small(),
-        name="mae-small",
-        vit=Model(width=128, depth=6, heads=4, mlp_dim=512, positions="sincos", pool="gap"),
-        objective=MAE(decoder_width=64, decoder_depth=2, decoder_heads=4),
-        optim=Optim(lr=1e-3, weight_decay=0.05, betas=(0.9, 0.95)),
-        duration=Epochs(200),
     )
 
 
@@ -194,36 +157,6 @@ def beit() -> Run:
     )
 
 
-def tokenizer_small() -> Run:
-    """A tokenizer for the recipe beit-small: 512 visual tokens, one for each 4 x 4 pixels.
-
-    Command: `vitrail train DIR --recipe tokenizer-small`
-    Cost: 20 passes over the images, or the minutes given with --time-limit.
-    """
-    return replace(
-        masked_patch_small(),
-        name="tokenizer-small",
-        vit=Model(),
-        objective=Tokenizer(codes=512, width=64, depth=1, features=16, decay=0.9),
-        optim=Optim(lr=2e-3, weight_decay=0.0),
-        duration=Epochs(20),
-    )
-
-
-def beit_small() -> Run:
-    """BEiT on a few thousand to 100,000 small images, with a tokenizer of the recipe tokenizer-small.
-
-    Command: `vitrail train DIR --recipe beit-small --objective.tokenizer RUN`
-    Cost: 100 passes over the images, or the minutes given with --time-limit.
-    """
-    return replace(
-        masked_patch_small(),
-        name="beit-small",
-        vit=replace(masked_patch_small().vit, positions="relative_bias", place="shared", layer_scale=0.1),
-        objective=BEiT(smallest_block=4),
-    )
-
-
 def beit_finetune() -> Run:
     """Fine-tuning of a BEiT on ImageNet (its repository's command for B/16), with its layers' rates.
 
@@ -263,53 +196,12 @@ def dino() -> Run:
     )
 
 
-def dino_small() -> Run:
-    """DINO on a few thousand to 100,000 small images: a narrow network, few crops that grow, a teacher that is fast.
-
-    Answers are balanced by Sinkhorn-Knopp over the batch, as in DINOv2, and both temperatures are lower than DINO's:
-    in so few steps, DINO's running mean leaves the answers in few outputs. There are few outputs, half of the paper's
-    changes of colour and no blur; global crops have half the side of the images, which is four times as fast, and local
-    ones are nearly as large. For runs of many hours, --objective.global-size 1 --objective.jitter 1
-    --objective.blur 0.5 --objective.local-crops 8 are nearer to the paper.
-
-    Command: `vitrail train DIR --recipe dino-small --knn 20`, then `vitrail finetune DIR --from RUN`
-    Cost: 100 passes over the images, or the minutes given with --time-limit.
-    """
-    return replace(
-        masked_patch_small(),
-        name="dino-small",
-        objective=DINO(
-            outputs=1024,
-            hidden=512,
-            bottleneck=128,
-            freeze_last_layer=Percent(0),
-            global_size=0.5,
-            local_scale=(0.15, 0.6),
-            local_crops=2,
-            local_size=0.75,
-            jitter=0.5,
-            blur=0.0,
-            student_temperature=0.07,
-            teacher_temperature=(0.025, 0.025),
-            teacher_momentum=0.98,
-            centring="sinkhorn",
-        ),
-        augment=Augment(crop="random"),
-        optim=Optim(lr=2e-3, weight_decay=0.04, weight_decay_end=0.4),
-    )
-
-
 SELF_SUPERVISED = {
     "masked-patch": masked_patch,
-    "masked-patch-small": masked_patch_small,
     "mae": mae,
-    "mae-small": mae_small,
     "mae-finetune": mae_finetune,
     "tokenizer": tokenizer,
-    "tokenizer-small": tokenizer_small,
     "beit": beit,
-    "beit-small": beit_small,
     "beit-finetune": beit_finetune,
     "dino": dino,
-    "dino-small": dino_small,
 }
