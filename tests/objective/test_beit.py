@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -141,9 +142,9 @@ def test_a_tokenizer_learns_to_paint_plain_images() -> None:
     plain.images[:] = torch.tensor([[0, 0, 0], [255, 255, 255], [255, 0, 0]], dtype=torch.uint8).repeat(2, 1)[
         ..., None, None
     ]
-    found = TokenizerObjective(ImageTokenizer(CODES, 8))
+    found = TokenizerObjective(ImageTokenizer(replace(CODES, width=16, features=8), 8))
     optimizer = torch.optim.AdamW(found.parameters(), lr=1e-2)
-    for step in range(150):
+    for step in range(250):
         loss, count, _ = found(plain, step=step)
         optimizer.zero_grad()
         (loss / count).backward()

@@ -69,7 +69,7 @@ OBJECTIVES: dict[str, Callable[[Run], Run]] = {
         run, objective=BEiT(tokenizer=str(Path(run.out) / "tokenizer"), smallest_block=1), activation_checkpointing=True
     ),
     "tokenizer": lambda run: replace(
-        run, objective=Tokenizer(codes=12, width=8, depth=1, features=4), model="S/4", vit=Model()
+        run, objective=Tokenizer(codes=12, width=8, depth=1, features=8), model="S/4", vit=Model()
     ),
     "dino": lambda run: replace(
         run,

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -52,10 +53,10 @@ class ImageTokenizer(nn.Module):
 
     def __init__(self, config: Tokenizer, patch: int) -> None:
         super().__init__()
-        if config.codes < 2 or config.features < 1 or not 0 <= config.decay < 1 or config.commitment < 0:
+        if config.codes < 2 or config.features < 2 or not 0 <= config.decay < 1 or config.commitment < 0:
             raise UsageError(
                 f"objective.codes is {config.codes}, objective.features {config.features}, objective.decay "
-                f"{config.decay}, objective.commitment {config.commitment}: at least 2 codes of 1 feature, a decay of "
+                f"{config.decay}, objective.commitment {config.commitment}: at least 2 codes of 2 features, a decay of "
                 "at least 0 and below 1, and a commitment of 0 or more are needed"
             )
         self.config = config
@@ -75,13 +76,14 @@ class ImageTokenizer(nn.Module):
         self.decoder = nn.Sequential(nn.Conv2d(config.features, width, 1), *residuals, *up)
 
     def find(self, images: Tensor) -> Tensor:
-        """What is compared with the codes, [batch, rows, columns, features]."""
+        """What is compared with the codes, [batch, rows, columns, features], of mean 0 and variance 1 each."""
         if images.shape[-2] % self.patch or images.shape[-1] % self.patch:
             raise UsageError(
                 f"this tokenizer gives each patch of {self.patch} pixels a token: images of {images.shape[-2]} x "
                 f"{images.shape[-1]} pixels are not whole patches"
             )
-        return self.encoder(scaled(images)).movedim(1, -1)
+        found = self.encoder(scaled(images)).movedim(1, -1)
+        return F.layer_norm(found, found.shape[-1:])  # else one of them, brightness, drowns all others
 
     @torch.no_grad()
     def codes(self, images: Tensor) -> Tensor:
