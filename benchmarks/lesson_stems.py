@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from benchmarks import compare
 from benchmarks.cells import Cells
 from benchmarks.learn import vitrail_verb
+from benchmarks.self_supervised import FINETUNE
 from vitrail.cost.figure import COLOURS
 from vitrail.cost.flops import macs, parameters
 from vitrail.model.attention import attention_path
@@ -107,13 +108,7 @@ def pretrained(stem: Stem, seed: int, options: argparse.Namespace) -> dict[str, 
         words = ["train", str(options.cifar), "--recipe=masked-patch-small", *stem.flags(DEPTH), *mixing]
         words += [f"--seed={seed}", f"--epochs={options.masked_epochs}", f"--out={scratch}", *options.fewer]
         start = vitrail_verb(words)
-        words = [
-            "finetune",
-            str(options.cifar),
-            f"--from={start['folder']}",
-            "--recipe=finetune-small",
-            f"--seed={seed}",
-        ]
+        words = ["finetune", str(options.cifar), f"--from={start['folder']}", FINETUNE, f"--seed={seed}"]
         words += [f"--epochs={options.stem_epochs}", f"--data.holdout={HOLDOUT}", f"--out={scratch}", *options.fewer]
         return _told(vitrail_verb(words), foreign)
 

@@ -14,9 +14,9 @@ are cut from the largest square of a photograph, placed at random along its long
 are resampled linearly for local crops, not by cubics; the clipped norm is that of all gradients, not of each tensor.
 
 Not expressible: the mean of the patches after fine-tuning (here the class token, which pre-training keeps; MAE's
-authors find that they perform alike); BEiT's tokenizer sees the image at half the side, here at the same; its
-fine-tuning gives every layer a copy of the shared relative positions, which learns at that layer's rate, while here
-they stay one table, at the full rate.
+authors find that they perform alike); BEiT's tokenizer sees the image at half the side, here at the same,
+and is trained otherwise (`vitrail.objective.tokenizer`); its fine-tuning gives every layer a copy of the shared
+relative positions, which learns at that layer's rate, while here they stay one table, at the full rate.
 """
 
 from __future__ import annotations
