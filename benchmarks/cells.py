@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,18 @@ class Cells:
     def find(self, **key: Any) -> Cell | None:
         """The result of a cell that is done; None of another."""
         return self.done.get(_name(key))
+
+    @contextmanager
+    def folder(self, **key: Any) -> Iterator[Path]:
+        """A folder for the runs of a cell, `vitrail ... --resume=auto`: it goes once they have made the cell.
+
+        Where that is interrupted, the same cell of the same log gets it again.
+        """
+        name = hashlib.sha256(f"{self.log and self.log.resolve()} {_name(key)}".encode()).hexdigest()[:16]
+        place = Path(tempfile.gettempdir()) / f"vitrail-cell-{name}"
+        place.mkdir(exist_ok=True)
+        yield place
+        shutil.rmtree(place)
 
     def get(self, compute: Callable[[], Cell], **key: Any) -> Cell | None:
         """The result of a cell: from the log, or computed and logged; None where no time is left."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from benchmarks import compare
 from benchmarks.cells import Cells
 from benchmarks.learn import vitrail_verb
-from benchmarks.self_supervised import FINETUNE
+from benchmarks.self_supervised import FINETUNE, GOING_ON
 from vitrail.cost.figure import COLOURS
 from vitrail.cost.flops import macs, parameters
 from vitrail.model.attention import attention_path
@@ -90,26 +89,27 @@ def gflops(config: ViTConfig) -> float:
     return (macs(config) + sum(counted)) / 1e9
 
 
-def supervised(stem: Stem, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def supervised(stem: Stem, seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Test top-1 in percent of a network trained from labels alone."""
-    with tempfile.TemporaryDirectory() as scratch, compare.foreign_load() as foreign:
-        words = ["train", str(options.cifar), "--recipe=scratch-small", *stem.flags(DEPTH), f"--seed={seed}"]
-        words += [f"--epochs={options.stem_epochs}", f"--data.holdout={HOLDOUT}", f"--out={scratch}", *options.fewer]
+    with compare.foreign_load() as foreign:
+        words = ["train", str(options.cifar), "--recipe=scratch-small", *stem.flags(DEPTH), f"--seed={seed}", GOING_ON]
+        words += [f"--epochs={options.stem_epochs}", f"--data.holdout={HOLDOUT}", f"--out={folder}", *options.fewer]
         return _told(vitrail_verb(words), foreign)
 
 
-def pretrained(stem: Stem, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def pretrained(stem: Stem, seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Test top-1 in percent after masked pre-training without labels, then fine-tuning with them.
 
     Stems in which patches mix are masked behind the stem, as the follow-up does.
     """
     mixing = ["--objective.mask-after-stem"] if stem.stem in ("levit", "early") else []
-    with tempfile.TemporaryDirectory() as scratch, compare.foreign_load() as foreign:
-        words = ["train", str(options.cifar), "--recipe=masked-patch-small", *stem.flags(DEPTH), *mixing]
-        words += [f"--seed={seed}", f"--epochs={options.masked_epochs}", f"--out={scratch}", *options.fewer]
+    with compare.foreign_load() as foreign:
+        words = ["train", str(options.cifar), "--recipe=masked-patch-small", *stem.flags(DEPTH), *mixing, GOING_ON]
+        words += [f"--seed={seed}", f"--epochs={options.masked_epochs}", f"--out={folder / 'masked'}", *options.fewer]
         start = vitrail_verb(words)
-        words = ["finetune", str(options.cifar), f"--from={start['folder']}", FINETUNE, f"--seed={seed}"]
-        words += [f"--epochs={options.stem_epochs}", f"--data.holdout={HOLDOUT}", f"--out={scratch}", *options.fewer]
+        words = ["finetune", str(options.cifar), f"--from={start['folder']}", FINETUNE, f"--seed={seed}", GOING_ON]
+        words += [f"--epochs={options.stem_epochs}", f"--data.holdout={HOLDOUT}", f"--out={folder / 'tuned'}"]
+        words += options.fewer
         return _told(vitrail_verb(words), foreign)
 
 
@@ -128,9 +128,12 @@ def measure(cells: Cells, options: argparse.Namespace) -> list[dict[str, Any]]:
             for stem in STEMS:
                 key = dict(lesson="stems", arm=arm, stem=stem.name, seed=seed, epochs=options.stem_epochs)
                 key |= dict(masked_epochs=options.masked_epochs) if arm == "masked" else {}
-                run = ARMS[arm]
-                result = cells.get(lambda run=run, stem=stem, seed=seed: run(stem, seed, options), **key)  # type: ignore[misc]
-                if result:
+
+                def compute(arm: str = arm, stem: Stem = stem, seed: int = seed, key: Any = key) -> dict[str, Any]:
+                    with cells.folder(**key) as folder:
+                        return ARMS[arm](stem, seed, folder, options)
+
+                if result := cells.get(compute, **key):
                     found.setdefault((arm, stem.name), []).append(result["test"])
     rows = []
     for stem in STEMS:

@@ -42,6 +42,7 @@ NEIGHBOURS = 20
 SHOTS = ("1", "5", "10", "25")
 HOLDOUT = "--data.holdout=0.02"
 FINETUNE = "--recipe=finetune-small"
+GOING_ON = "--resume=auto"
 TOKENIZER = 0.1
 """Share of the minutes that BEiT's tokenizer gets."""
 CALIBRATION = 60
@@ -96,16 +97,16 @@ def trained(way: Way, seed: int, minutes: float, folder: Path, options: argparse
     """What `vitrail train` says of a run of so many minutes."""
     words, rates = list(way.words), options.rates
     if way.tokenizer is not None:
-        first = ["train", str(options.data), f"--recipe={way.tokenizer}", HOLDOUT]
+        first = ["train", str(options.data), f"--recipe={way.tokenizer}", HOLDOUT, GOING_ON]
         first.append(steps(way.tokenizer, TOKENIZER * minutes, rates))
-        made = vitrail_verb([*first, f"--seed={seed}", f"--out={folder}", *options.fewer])
+        made = vitrail_verb([*first, f"--seed={seed}", f"--out={folder / 'tokenizer'}", *options.fewer])
         words.append(f"--objective.tokenizer={made['folder']}")
         minutes *= 1 - TOKENIZER
     if way.name in (LABELS, ALL_THE_TIME):
         words += network()
     words += [HOLDOUT, f"--knn={NEIGHBOURS}", "--evaluate-every=10 %", steps(way.name, minutes, rates)]
     ran: dict[str, Any] = vitrail_verb(
-        ["train", str(options.data), *words, f"--seed={seed}", f"--out={folder}", *options.fewer]
+        ["train", str(options.data), *words, GOING_ON, f"--seed={seed}", f"--out={folder / 'trained'}", *options.fewer]
     )
     return ran
 
@@ -136,23 +137,22 @@ def probes(model: str, seed: int, options: argparse.Namespace) -> dict[str, floa
     return found | {f"{NEIGHBOURS}-NN": 100 * near["results"][0]["top1"], "linear": 100 * line["top1"]}
 
 
-def learned(way: Way, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def learned(way: Way, seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Pre-train, ask the frozen features, fine-tune: test top-1 in percent of each, and the curves on the way."""
-    with tempfile.TemporaryDirectory() as scratch:
-        if way.name == RANDOM:
-            ran = untrained(seed, Path(scratch) / "random")
-        else:
-            longer = options.tune_minutes if way.name == ALL_THE_TIME else 0.0
-            ran = trained(way, seed, options.minutes + longer, Path(scratch), options)
-        found: dict[str, Any] = {"steps": ran["steps"], "curve": curve(Path(ran["folder"]))}
-        if way.name == ALL_THE_TIME:
-            return {**found, "fine-tuned": 100 * ran["test"]["top1"]}
-        found |= probes(ran["folder"], seed, options)
-        if way.tuned:
-            words = ["finetune", str(options.data), f"--from={ran['folder']}", FINETUNE, HOLDOUT, *options.fewer]
-            words += ["--evaluate-every=5 %", steps(TUNING, options.tune_minutes, options.rates)]
-            tuned = vitrail_verb([*words, f"--seed={seed}", f"--out={scratch}"])
-            found |= {"fine-tuned": 100 * tuned["test"]["top1"], "tuning curve": curve(Path(tuned["folder"]))}
+    if way.name == RANDOM:
+        ran = untrained(seed, folder / "random")
+    else:
+        longer = options.tune_minutes if way.name == ALL_THE_TIME else 0.0
+        ran = trained(way, seed, options.minutes + longer, folder, options)
+    found: dict[str, Any] = {"steps": ran["steps"], "curve": curve(Path(ran["folder"]))}
+    if way.name == ALL_THE_TIME:
+        return {**found, "fine-tuned": 100 * ran["test"]["top1"]}
+    found |= probes(ran["folder"], seed, options)
+    if way.tuned:
+        words = ["finetune", str(options.data), f"--from={ran['folder']}", FINETUNE, HOLDOUT, GOING_ON, *options.fewer]
+        words += ["--evaluate-every=5 %", steps(TUNING, options.tune_minutes, options.rates)]
+        tuned = vitrail_verb([*words, f"--seed={seed}", f"--out={folder / 'tuned'}"])
+        found |= {"fine-tuned": 100 * tuned["test"]["top1"], "tuning curve": curve(Path(tuned["folder"]))}
     return found
 
 
@@ -292,8 +292,12 @@ def main() -> None:
     for seed in options.seeds:
         for way in ways:
             key = dict(way=way.name, words=way.words, seed=seed, minutes=options.minutes, tune=options.tune_minutes)
-            result = cells.get(lambda way=way, seed=seed: learned(way, seed, options), **key)  # type: ignore[misc]
-            if result:
+
+            def compute(way: Way = way, seed: int = seed, key: dict[str, Any] = key) -> dict[str, Any]:
+                with cells.folder(**key) as folder:
+                    return learned(way, seed, folder, options)
+
+            if result := cells.get(compute, **key):
                 found.setdefault(way.name, []).append(result)
     rows = table(found, options)
     if cells.missing:

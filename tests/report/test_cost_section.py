@@ -69,10 +69,10 @@ def test_an_objective_costs_what_it_asks_for(tmp_path: Path) -> None:
     encoder = 16 * 12 * d + 2 * (n * d * 3 * d + 2 * n * n * d + n * d * d + 2 * n * d * m)
     decoder = n * d * e + every * e * 4 * e + 2 * every**2 * e + 2 * every * e * 4 * e + 16 * e * 12
     assert found.flops == 960 * 3 * 2 * (encoder + decoder)
-    ImageTokenizer(Tokenizer(codes=4, width=2, depth=0), 2).save(tmp_path / "tokens")
+    ImageTokenizer(Tokenizer(codes=4, width=2, depth=0, features=3), 2).save(tmp_path / "tokens")
     kept = contents(tmp_path / "b", replace(RUN, objective=BEiT(tokenizer=str(tmp_path / "tokens"), ratio=0.25)))
     whole = by_hand(16) - d * 10 + 4 * d * 4
-    codes = 16 * (12 * 2 + 2 * 4)
+    codes = 16 * (12 * 2 + 2 * 3 + 3 * 4)
     assert cost_of(kept, CONFIG).flops == 960 * 2 * (3 * whole + codes)
     (tmp_path / "tokens" / "tokenizer.safetensors").unlink()
     assert cost_of(kept, CONFIG).flops is None
