@@ -8,8 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +34,21 @@ class Cells:
         """The result of a cell that is done; None of another."""
         return self.done.get(_name(key))
 
-    @contextmanager
-    def folder(self, **key: Any) -> Iterator[Path]:
-        """A folder for the runs of a cell, `vitrail ... --resume=auto`: it goes once they have made the cell.
+    def train(self, compute: Callable[[Path], Cell], **key: Any) -> Cell | None:
+        """As `get`, of runs in a folder, `vitrail ... --resume=auto`: it goes once they have made the cell.
 
         Where that is interrupted, the same cell of the same log gets it again.
         """
         name = hashlib.sha256(f"{self.log and self.log.resolve()} {_name(key)}".encode()).hexdigest()[:16]
         place = Path(tempfile.gettempdir()) / f"vitrail-cell-{name}"
-        place.mkdir(exist_ok=True)
-        yield place
-        shutil.rmtree(place)
+
+        def computed() -> Cell:
+            place.mkdir(exist_ok=True)
+            found = compute(place)
+            shutil.rmtree(place)
+            return found
+
+        return self.get(computed, **key)
 
     def get(self, compute: Callable[[], Cell], **key: Any) -> Cell | None:
         """The result of a cell: from the log, or computed and logged; None where no time is left."""

@@ -128,12 +128,9 @@ def measure(cells: Cells, options: argparse.Namespace) -> list[dict[str, Any]]:
             for stem in STEMS:
                 key = dict(lesson="stems", arm=arm, stem=stem.name, seed=seed, epochs=options.stem_epochs)
                 key |= dict(masked_epochs=options.masked_epochs) if arm == "masked" else {}
-
-                def compute(arm: str = arm, stem: Stem = stem, seed: int = seed, key: Any = key) -> dict[str, Any]:
-                    with cells.folder(**key) as folder:
-                        return ARMS[arm](stem, seed, folder, options)
-
-                if result := cells.get(compute, **key):
+                run = ARMS[arm]
+                result = cells.train(lambda at, run=run, stem=stem, seed=seed: run(stem, seed, at, options), **key)  # type: ignore[misc]
+                if result:
                     found.setdefault((arm, stem.name), []).append(result["test"])
     rows = []
     for stem in STEMS:

@@ -292,12 +292,8 @@ def main() -> None:
     for seed in options.seeds:
         for way in ways:
             key = dict(way=way.name, words=way.words, seed=seed, minutes=options.minutes, tune=options.tune_minutes)
-
-            def compute(way: Way = way, seed: int = seed, key: dict[str, Any] = key) -> dict[str, Any]:
-                with cells.folder(**key) as folder:
-                    return learned(way, seed, folder, options)
-
-            if result := cells.get(compute, **key):
+            result = cells.train(lambda folder, way=way, seed=seed: learned(way, seed, folder, options), **key)  # type: ignore[misc]
+            if result:
                 found.setdefault(way.name, []).append(result)
     rows = table(found, options)
     if cells.missing:
