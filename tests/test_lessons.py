@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,29 @@ def test_a_stopped_measurement_goes_on_and_repeats_nothing(tmp_path: Path) -> No
     assert again.get(lambda: {"value": "other"}, name="a", epochs=2) == {"value": "other"}  # other settings
 
 
+def test_a_cell_of_runs_that_is_stopped_gets_its_folder_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    places: list[Path] = []
+
+    def stopped(place: Path) -> dict[str, Any]:
+        places.append(place)
+        (place / "checkpoint").touch()
+        raise KeyboardInterrupt
+
+    def finished(place: Path) -> dict[str, Any]:
+        places.append(place)
+        return {"found": (place / "checkpoint").exists()}
+
+    log = tmp_path / "log.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        Cells(log).train(stopped, seed=0)
+    assert Cells(log).train(finished, seed=1) == {"found": False}
+    assert Cells(tmp_path / "other.jsonl").train(finished, seed=0) == {"found": False}
+    assert Cells(log).train(finished, seed=0) == {"found": True}
+    assert places[0] == places[-1] and len(set(places)) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "other.jsonl"]
+
+
 def test_the_rate_is_chosen_on_held_out_images_and_every_seed_is_tested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +98,9 @@ def test_the_rate_is_chosen_on_held_out_images_and_every_seed_is_tested(
     assert (tmp_path / "tuning.png").stat().st_size > 5000
 
 
-def test_masked_pre_training_hides_patches_behind_stems_that_mix_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masked_pre_training_hides_patches_behind_stems_that_mix_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[list[str]] = []
 
     def verb(words: list[str]) -> Any:
@@ -84,8 +110,8 @@ def test_masked_pre_training_hides_patches_behind_stems_that_mix_them(monkeypatc
     monkeypatch.setattr(lesson_stems, "vitrail_verb", verb)
     stems = {stem.name: stem for stem in lesson_stems.STEMS}
     chosen = options(cifar=Path("cifar"))
-    assert lesson_stems.pretrained(stems["LeViT"], 3, chosen)["test"] == 50.0
-    assert lesson_stems.pretrained(stems["hMLP, LN"], 3, chosen)["test"] == 50.0
+    assert lesson_stems.pretrained(stems["LeViT"], 3, tmp_path, chosen)["test"] == 50.0
+    assert lesson_stems.pretrained(stems["hMLP, LN"], 3, tmp_path, chosen)["test"] == 50.0
     (mixing, after, alone, _) = said
     assert "--objective.mask-after-stem" in mixing and "--objective.mask-after-stem" not in alone
     assert alone[0] == "train" and {"--vit.stem=hmlp", "--vit.stem_norm=layer", "--seed=3"} <= set(alone)
@@ -93,9 +119,10 @@ def test_masked_pre_training_hides_patches_behind_stems_that_mix_them(monkeypatc
 
 
 def test_stems_are_compared_by_seeds_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def arm(stem: lesson_stems.Stem, seed: int, options: Namespace) -> dict[str, Any]:
+    def arm(stem: lesson_stems.Stem, seed: int, folder: Path, options: Namespace) -> dict[str, Any]:
         return {"test": len(stem.name) + 2.0 * seed}
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(lesson_stems, "ARMS", {"supervised": arm, "masked": arm})
     rows = lesson_stems.measure(Cells(tmp_path / "log"), options())
     assert rows[0]["supervised"] == {"mean": 7.0, "deviation": round(2**0.5, 2), "seeds": [6.0, 8.0]}
