@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -128,6 +129,23 @@ def test_a_resumed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, monk
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
     assert [line["loss"] for line in lines(folder, "train")] == [line["loss"] for line in lines(whole, "train")]
+
+
+def test_a_run_that_another_began_goes_on_without_it(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = from_yaml(whole / "config.yaml", Run()).name
+    if name == "tokenizer":
+        pytest.skip("a tokenizer starts from no weights")
+    first = Path(shutil.copytree(whole, tmp_path / "first"))
+    run = tiny(tmp_path, name, weights=str(first), vit=Model(dropout=0.1))
+    expected = state(loop.fit(replace(run, out=str(tmp_path / "never stopped"))).folder)
+    folder = interrupted(run, 2, monkeypatch)
+    shutil.rmtree(first)
+    loop.fit(run, resume=folder)
+    found = state(folder)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 
 def test_the_network_kept_has_no_classifier_and_can_be_finetuned(whole: Path, tmp_path: Path) -> None:

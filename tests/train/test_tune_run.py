@@ -233,6 +233,23 @@ def test_resuming_with_a_base_that_is_gone_or_another(tmp_path: Path, monkeypatc
     assert load(folder / "model" / "last").load_report.base.endswith(f"from {tmp_path / 'elsewhere'}")
 
 
+def test_what_a_whole_network_started_from_may_be_gone_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base_in(tmp_path)
+    run = tiny(tmp_path, tune="all")
+    expected = stored(loop.fit(run).folder)
+    folder = interrupted(run, monkeypatch, step=2)
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(WeightsError, match=r"there is nothing at .*other"):  # which it never had: a slip of the pen
+        loop.fit(replace(run, weights=str(tmp_path / "other")), resume=folder)
+    loop.fit(run, resume=folder)
+    found = stored(folder)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert read_card(folder).provenance["from"] == from_yaml(folder / "config.yaml", Run()).weights == run.weights
+
+
 # the verbs
 
 

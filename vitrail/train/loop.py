@@ -49,7 +49,7 @@ from vitrail.train.silence import explaining_silence
 from vitrail.train.spikes import Spikes
 from vitrail.train.standing import Result, TrainingState, identity
 from vitrail.train.step import backward, seed_step
-from vitrail.train.tune import relocated, tune
+from vitrail.train.tune import relocated, start_of, tune
 
 
 def fit(run: Run, *, resume: Path | str | None = None) -> Result:
@@ -65,12 +65,14 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     """
     # 1. The data, and every decision that the run leaves open
     folder = None if resume is None else RunFolder.open(resume)
+    start = run.weights
     if folder is not None:
         recorded = from_yaml(folder.path / "config.yaml", Run())
         run = relocated(inherit(run, recorded), recorded, folder)
+        start = start_of(run, recorded, folder)
     splits = open_data(run.data, seed=run.seed, labels=run.supervised)
     names = splits.class_names
-    resolved = resolve(run, splits.train, names)
+    resolved = resolve(run, splits.train, names, start)
 
     # 2. The network, and what it is to learn
     fast_math()

@@ -23,7 +23,8 @@ def build_objective(resolved: Resolved, model: nn.Module, classes: int) -> Objec
     Raises UsageError where settings contradict each other or the model, and what `take_over` raises.
     """
     objective = _fresh(resolved, model, classes)
-    resolved.decisions.update(take_over(resolved.run, objective))
+    if resolved.start == resolved.run.weights:
+        resolved.decisions.update(take_over(resolved.run, objective))
     return objective
 
 

@@ -56,6 +56,8 @@ class Resolved:
     device: torch.device
     decisions: dict[str, str] = field(default_factory=dict)
     """Setting: value and reason."""
+    start: str | None = None
+    """Where the first tensors are: `run.weights`, or what is left of them (`vitrail.train.tune.start_of`)."""
 
     def card(self, class_names: list[str]) -> Card:
         """Return the card of the weights this run makes, of these classes where it learns from labels."""
@@ -80,9 +82,13 @@ class Resolved:
         return replace(self.run, accumulate=parts)
 
 
-def resolve(run: Run, train: Listed, class_names: list[str]) -> Resolved:
-    """Decide everything but `accumulate`. Raises UsageError or DataError where the settings cannot work."""
+def resolve(run: Run, train: Listed, class_names: list[str], start: str | None = None) -> Resolved:
+    """Decide everything but `accumulate`. Raises UsageError or DataError where the settings cannot work.
+
+    start: `Resolved.start`; None for `run.weights`.
+    """
     decisions: dict[str, str] = {}
+    start = start or run.weights
     _check_objective(run)
     sizes = image_sizes(train)
     if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
@@ -91,8 +97,8 @@ def resolve(run: Run, train: Listed, class_names: list[str]) -> Resolved:
         )
     device = choose_device(run.device)
     if run.keep_head:
-        decisions["head"] = _kept_head(run, class_names)
-    config = model_config(run, len(class_names) if run.supervised else 0, sizes, decisions)
+        decisions["head"] = _kept_head(start, class_names)
+    config = model_config(run, start, len(class_names) if run.supervised else 0, sizes, decisions)
     check_tune(run, config)
     preprocess = run.preprocess or _preprocess(config.image_size, sizes, decisions)
     if preprocess.image_size != config.image_size:
@@ -127,7 +133,7 @@ def resolve(run: Run, train: Listed, class_names: list[str]) -> Resolved:
         workers=workers,
         cache=cache,
     )
-    return Resolved(run, config, preprocess, device, decisions)
+    return Resolved(run, config, preprocess, device, decisions, start)
 
 
 def inherit(run: Run, recorded: Run) -> Run:
@@ -138,15 +144,15 @@ def inherit(run: Run, recorded: Run) -> Run:
 
 
 def model_config(
-    run: Run, classes: int, sizes: list[tuple[int, int]], decisions: dict[str, str]
+    run: Run, start: str | None, classes: int, sizes: list[tuple[int, int]], decisions: dict[str, str]
 ) -> ViTConfig | ResNetConfig:
-    """Return the config of the network to train: the named variant, or that of the weights started from.
+    """Return the config of the network to train: the named variant, or that of the weights at `start`.
 
     0 `classes` are for learning without labels: the network gets no classifier.
     """
     overrides = {f.name: value for f in fields(run.vit) if (value := getattr(run.vit, f.name)) is not None}
-    if run.weights is not None:
-        base = read_card(run.weights).config
+    if start is not None:
+        base = read_card(start).config
         theirs = {name for name, value in overrides.items() if value == getattr(base, name, None)}
         if wrong := sorted(set(overrides) - set(COMBINABLE) - theirs):
             raise UsageError(
@@ -199,19 +205,19 @@ def _check_objective(run: Run) -> None:
             raise UsageError("objective dino has no loss that tells when it stops improving: leave out early_stop")
 
 
-def _kept_head(run: Run, class_names: list[str]) -> str:
+def _kept_head(start: str | None, class_names: list[str]) -> str:
     """Say that the classifier is kept. Raises UsageError where it is not one for these classes."""
-    if run.weights is None:
+    if start is None:
         raise UsageError("keep_head keeps the classifier of the weights started from: say which (--from WEIGHTS)")
-    card = read_card(run.weights)
+    card = read_card(start)
     theirs = list(card.class_names)
     if card.config.classes != len(class_names) or (theirs != class_names and set(theirs) == set(class_names)):
         raise UsageError(
-            f"keep_head: the classifier of {run.weights} is for {card.config.classes} classes, and these are "
+            f"keep_head: the classifier of {start} is for {card.config.classes} classes, and these are "
             f"{len(class_names)}, or the same in another order: leave keep_head out for a new classifier"
         )
     named = "" if theirs == class_names else "; that its classes are in the order of the data cannot be checked"
-    return f"that of {run.weights}, for {len(class_names)} classes{named}"
+    return f"that of {start}, for {len(class_names)} classes{named}"
 
 
 def build_model(resolved: Resolved) -> nn.Module:
@@ -220,10 +226,10 @@ def build_model(resolved: Resolved) -> nn.Module:
     if isinstance(run.objective, Tokenizer):
         assert isinstance(resolved.config, ViTConfig)
         return ImageTokenizer(run.objective, resolved.config.patch)
-    if run.weights is None:
+    if resolved.start is None:
         return build(resolved.config)
     classes = None if run.keep_head else resolved.config.classes
-    loaded = load(run.weights, classes=classes, image_size=resolved.config.image_size, patch=run.vit.patch)
+    loaded = load(resolved.start, classes=classes, image_size=resolved.config.image_size, patch=run.vit.patch)
     resolved.decisions["weights"] = str(loaded.load_report)
     if loaded.config == resolved.config:
         return loaded

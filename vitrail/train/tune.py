@@ -34,7 +34,7 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.errors import UsageError
+from vitrail.errors import UsageError, WeightsError
 from vitrail.model.attention import Attention
 from vitrail.model.block import MLP, SwiGLU
 from vitrail.model.config import ResNetConfig, ViTConfig
@@ -44,7 +44,8 @@ from vitrail.train.folder import RunFolder
 from vitrail.train.run import Run, Tune
 from vitrail.weights.assemble import HEAD
 from vitrail.weights.base import Base
-from vitrail.weights.store import checksum
+from vitrail.weights.load import local
+from vitrail.weights.store import WEIGHTS, checksum
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -151,3 +152,20 @@ def relocated(run: Run, recorded: Run, folder: RunFolder) -> Run:
     if recorded.tune == "all" or noted is None or run.weights != recorded.weights:
         return run
     return replace(run, weights=Base.read(noted, folder.path / "run.json").located(folder.path))
+
+
+def start_of(run: Run, recorded: Run, folder: RunFolder) -> str | None:
+    """Return where a run to go on has its first tensors from, all of which its checkpoint is going to replace.
+
+    That is `run.weights`, or, where these are gone and all of the network learns, the newest model of its own: besides
+    its data it needs no more than its folder. `recorded` is the run as its folder has it. Raises WeightsError where
+    other weights are asked for than it had and these are not there, or no model is kept yet.
+    """
+    own = folder.last
+    if run.weights is None or run.tune != "all" or run.weights != recorded.weights or not (own / WEIGHTS).is_file():
+        return run.weights
+    try:
+        local(run.weights)
+    except WeightsError:
+        return str(own)
+    return run.weights
