@@ -16,7 +16,7 @@ from vitrail.model.build import build
 from vitrail.model.config import ViTConfig
 from vitrail.objective.config import Supervised
 from vitrail.objective.supervised import SupervisedObjective
-from vitrail.train import batch_size, resolve
+from vitrail.train import batch_size, resolve, resumed
 from vitrail.train.batch_size import default_batch, explaining_memory, micro_batches
 from vitrail.train.run import Model, Run
 from vitrail.weights.card import Card
@@ -191,7 +191,7 @@ def test_a_classifier_for_other_classes_is_not_kept(saved: Path) -> None:
 
 def test_a_resumed_run_inherits_decisions_and_keeps_what_it_is_told() -> None:
     recorded = replace(RUN, image_size=32, batch_size=64, accumulate=4, precision="float32", workers=2, cache="no")
-    again = resolve.inherit(replace(RUN, workers=5, seed=9), recorded)
+    again = resumed.inherit(replace(RUN, workers=5, seed=9), recorded)
     assert (again.image_size, again.batch_size, again.accumulate, again.precision) == (32, 64, 4, "float32")
     assert (again.workers, again.cache, again.seed) == (5, "no", 9)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from vitrail import world
-from vitrail.config_yaml import from_yaml
 from vitrail.data.item import Listed
 from vitrail.data.source import open_data
 from vitrail.model.attention import fast_math
@@ -41,7 +40,8 @@ from vitrail.train.record import (
     recorded_result,
 )
 from vitrail.train.recovery import MicroBatches
-from vitrail.train.resolve import build_model, inherit, resolve
+from vitrail.train.resolve import build_model, resolve
+from vitrail.train.resumed import going_on
 from vitrail.train.run import Run
 from vitrail.train.saving import Checkpoints
 from vitrail.train.self_supervised import build_validation
@@ -49,7 +49,7 @@ from vitrail.train.silence import explaining_silence
 from vitrail.train.spikes import Spikes
 from vitrail.train.standing import Result, TrainingState, identity
 from vitrail.train.step import backward, seed_step
-from vitrail.train.tune import relocated, start_of, tune
+from vitrail.train.tune import tune
 
 
 def fit(run: Run, *, resume: Path | str | None = None) -> Result:
@@ -65,11 +65,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     """
     # 1. The data, and every decision that the run leaves open
     folder = None if resume is None else RunFolder.open(resume)
-    start = run.weights
-    if folder is not None:
-        recorded = from_yaml(folder.path / "config.yaml", Run())
-        run = relocated(inherit(run, recorded), recorded, folder)
-        start = start_of(run, recorded, folder)
+    run, start = (run, run.weights) if folder is None else going_on(run, folder)
     splits = open_data(run.data, seed=run.seed, labels=run.supervised)
     names = splits.class_names
     resolved = resolve(run, splits.train, names, start)

@@ -57,7 +57,7 @@ class Resolved:
     decisions: dict[str, str] = field(default_factory=dict)
     """Setting: value and reason."""
     start: str | None = None
-    """Where the first tensors are: `run.weights`, or what is left of them (`vitrail.train.tune.start_of`)."""
+    """Where the first tensors are: `run.weights`, or what is left of them (`vitrail.train.resumed.start_of`)."""
 
     def card(self, class_names: list[str]) -> Card:
         """Return the card of the weights this run makes, of these classes where it learns from labels."""
@@ -134,13 +134,6 @@ def resolve(run: Run, train: Listed, class_names: list[str], start: str | None =
         cache=cache,
     )
     return Resolved(run, config, preprocess, device, decisions, start)
-
-
-def inherit(run: Run, recorded: Run) -> Run:
-    """Return `run` with what it leaves open decided as in `recorded`: a resumed run decides nothing anew."""
-    automatic = ("image_size", "preprocess", "batch_size", "accumulate", "precision", "workers", "cache")
-    left_open = {name: getattr(recorded, name) for name in automatic if getattr(run, name) in (None, "auto")}
-    return replace(run, **left_open)
 
 
 def model_config(

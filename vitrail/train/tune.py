@@ -27,25 +27,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 from typing import Any
 
 from torch import nn
 
-from vitrail.errors import UsageError, WeightsError
+from vitrail.errors import UsageError
 from vitrail.model.attention import Attention
 from vitrail.model.block import MLP, SwiGLU
 from vitrail.model.config import ResNetConfig, ViTConfig
 from vitrail.model.head import MAPHead
 from vitrail.model.posemb import Relative, RelativeBias
-from vitrail.train.folder import RunFolder
 from vitrail.train.run import Run, Tune
 from vitrail.weights.assemble import HEAD
 from vitrail.weights.base import Base
-from vitrail.weights.load import local
-from vitrail.weights.store import WEIGHTS, checksum
+from vitrail.weights.store import checksum
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -140,32 +138,3 @@ def _base(model: Any, source: str) -> Base:
         given = report.path.parent if report.path.is_file() else report.path
         source = f"{source.partition('@')[0]}@{given.name}" if _COMMIT.fullmatch(given.name) else source
     return Base(source, os.path.abspath(given), checksum(state), hub, shared=frozenset(state))
-
-
-def relocated(run: Run, recorded: Run, folder: RunFolder) -> Run:
-    """Return a run to go on with that starts from its base where that is now: the run, or both, may have moved.
-
-    `recorded` is the run as its folder has it; other weights in `run` are taken as they are, so that `--from` can
-    say where the base has gone. Raises WeightsError where the base is in none of the places it was noted at.
-    """
-    noted = folder.read_json("run.json").get("base")
-    if recorded.tune == "all" or noted is None or run.weights != recorded.weights:
-        return run
-    return replace(run, weights=Base.read(noted, folder.path / "run.json").located(folder.path))
-
-
-def start_of(run: Run, recorded: Run, folder: RunFolder) -> str | None:
-    """Return where a run to go on has its first tensors from, all of which its checkpoint is going to replace.
-
-    That is `run.weights`, or, where these are gone and all of the network learns, the newest model of its own: besides
-    its data it needs no more than its folder. `recorded` is the run as its folder has it. Raises WeightsError where
-    other weights are asked for than it had and these are not there, or no model is kept yet.
-    """
-    own = folder.last
-    if run.weights is None or run.tune != "all" or run.weights != recorded.weights or not (own / WEIGHTS).is_file():
-        return run.weights
-    try:
-        local(run.weights)
-    except WeightsError:
-        return str(own)
-    return run.weights
