@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ import yaml
 
 from vitrail import cli
 from vitrail.errors import CheckpointError, UsageError
+from vitrail.objective.config import MaskedPatch
 from vitrail.train import checkpoint
 from vitrail.train.loop import fit
 from vitrail.verbs.launch import sky, slurm
@@ -370,3 +372,14 @@ def test_auto_begins_goes_on_and_does_not_begin_over_what_is_damaged(tmp_path: P
         part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         resumed(asked, "auto")
+
+
+def test_auto_knows_the_settings_of_the_recipe_it_is_to_begin(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"objective": {"corrupt": 0.15}, "vit": {"width": 16, "depth": 1, "heads": 2}}
+    settings |= {"data": {"subset": 32}, "batch_size": 8, "duration": "2 steps", "out": str(tmp_path), "workers": 0}
+    asked = Asked("digits", "masked-patch-small", settings={**settings, "image_size": 16, "device": "cpu"})
+    assert resumed(asked, "auto") is None
+    began = fit(plan(asked)[0])
+    found = resumed(replace(asked, recipe=None, settings={**settings, "duration": "3 steps"}), "latest")
+    assert found is not None and found[1] == began.folder
+    assert found[0].objective == MaskedPatch(corrupt=0.15)

@@ -112,7 +112,7 @@ def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path] | None:
     if asked.recipe is not None and where != AUTO:
         raise UsageError("a resumed run goes on with its own settings: leave --recipe out, or start a new run")
     if where in (LATEST, AUTO):
-        out = Path(asked.over(Run()).out)
+        out = _out(asked)
         found = newest(out)
         if found is None and where == AUTO:
             return None
@@ -128,6 +128,13 @@ def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path] | None:
     if not written.is_file():
         raise CheckpointError(f"{folder} is no run folder: there is no {written}")
     return asked.over(from_yaml(written, Run())), folder
+
+
+def _out(asked: Asked) -> Path:
+    """Return the folder of runs asked for. Other flags may make sense only together with what the run has recorded."""
+    base = Run() if asked.recipe is None else recipe(asked.recipe)
+    alone = {name: value for name, value in asked.settings.items() if name == "out"}
+    return Path(replace(asked, settings=alone).over(base).out)
 
 
 def newest(out: Path) -> Path | None:
