@@ -23,7 +23,7 @@ def build_objective(resolved: Resolved, model: nn.Module, classes: int) -> Objec
     Raises UsageError where settings contradict each other or the model, and what `take_over` raises.
     """
     objective = _fresh(resolved, model, classes)
-    if resolved.start == resolved.run.weights:
+    if resolved.start == resolved.run.weights:  # else the run goes on, and its checkpoint holds all of it
         resolved.decisions.update(take_over(resolved.run, objective))
     return objective
 
