@@ -165,6 +165,29 @@ def test_a_patch_by_mouse_and_by_keyboard(page: Any) -> None:
     expect(other.locator("canvas.positions")).to_be_hidden()
 
 
+@pytest.mark.parametrize("before", [0, 1], ids=["the first picture", "a second picture"])
+def test_a_patch_chosen_before_a_slower_model_has_answered_is_chosen_there_too(page: Any, before: int) -> None:
+    for number in range(before):
+        choose(page, f"{number}.png", png())
+        expect(page.locator("#status")).to_contain_text(f"{number}.png:")
+    held: list[Any] = []
+    page.route(lambda url: "/v1/attention?model=coarse" in url, lambda route: route.continue_() if held else held.append(route))
+    choose(page, "slow.png", png())
+    quick, slow = page.locator(".model").nth(0), page.locator(".model").nth(2)
+    expect(quick).to_have_attribute("aria-busy", "false")
+    while not held:  # its request may be on its way still
+        page.wait_for_timeout(10)
+    canvas = quick.locator("canvas.map")
+    box = canvas.bounding_box()
+    canvas.click(position={"x": box["width"] * 0.75, "y": box["height"] * 0.15})
+    expect(quick.locator(".about")).to_contain_text("row 0, column 3")
+    expect(slow).to_have_attribute("aria-busy", "true")
+    held[0].continue_()
+    expect(slow.locator(".about")).to_contain_text("row 0, column 1")
+    expect(page.locator("#status")).to_contain_text("slow.png:")
+    expect(slow.locator(".bad")).to_be_hidden()
+
+
 def test_without_a_tint_the_map_is_the_picture(page: Any) -> None:
     file = io.BytesIO()
     Image.new("RGB", (200, 100), (10, 140, 60)).save(file, "PNG")

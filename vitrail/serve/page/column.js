@@ -10,7 +10,7 @@ export class Column {
   constructor(model, moved) {
     this.model = model;
     this.moved = moved;
-    this.file = this.picture = this.found = this.patch = this.under = this.looking = null;
+    this.file = this.picture = this.found = this.patch = this.under = this.looking = this.place = null;
     this.part = document.getElementById("column").content.firstElementChild.cloneNode(true);
     this.part.setAttribute("aria-label", model.name);
     this.one("h2").textContent = model.name;
@@ -63,7 +63,7 @@ export class Column {
 
   // classes and where it looks; returns the best class. `picture` is a promise of what `copied` gives
   async show(file, picture, signal) {
-    Object.assign(this, { file, picture, patch: null, under: null });
+    Object.assign(this, { file, picture, patch: null, under: null, place: null });
     this.busy = true;
     try {
       const crop = !this.model.attention; // else it comes with the attention
@@ -76,6 +76,8 @@ export class Column {
       else await this.look(signal);
       this.problem.hidden = true;
       this.results.hidden = false;
+      this.busy = false;
+      if (this.place) this.follow(this.place);
       return image.top[0];
     } finally {
       if (!signal.aborted) this.busy = false; // else another image is on its way
@@ -86,6 +88,10 @@ export class Column {
   set busy(value) {
     this.part.setAttribute("aria-busy", value);
     this.results.inert = value;
+  }
+
+  get busy() {
+    return this.results.inert;
   }
 
   fail(message) {
@@ -212,9 +218,10 @@ export class Column {
     this.moved(this, patch && [at(0, seen.top, seen.height), at(1, seen.left, seen.width)]);
   }
 
-  // choose the patch at a place of the picture, in its pixels
+  // choose the patch at a place of the picture, in its pixels; while an image is on its way, once it is here
   follow(place) {
-    if (!this.found || this.results.hidden) return;
+    this.place = place;
+    if (this.busy || !this.found || this.results.hidden) return;
     const { seen, grid } = this.found;
     const row = place && Math.floor(((place[0] - seen.top) / seen.height) * grid[0]);
     const column = place && Math.floor(((place[1] - seen.left) / seen.width) * grid[1]);
