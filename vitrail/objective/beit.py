@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.layers import Linear
 from vitrail.model.vit import ViT
+from vitrail.objective.answers import judged
 from vitrail.objective.base import Prepared
 from vitrail.objective.config import BEiT
 from vitrail.objective.masks import blocks, check_share
@@ -83,11 +83,9 @@ class BEiTObjective(SelfSupervised):
 
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
-        logits = self.outputs(prepared)
         wanted = self._codes(prepared.images).gather(1, prepared.targets)
-        losses = F.cross_entropy(logits.movedim(-1, 1), wanted, reduction="none").mean(1)
-        right = (logits.detach().argmax(-1) == wanted).float().mean(1).sum()
-        return losses.sum(), len(prepared), {"code": right}
+        losses, right = judged(self.outputs(prepared), wanted)
+        return losses.sum(), len(prepared), {"code": right.sum()}
 
     def outputs(self, prepared: Prepared) -> Tensor:
         """Logits of the codes at the masked places [batch, masked, codes], in float32."""

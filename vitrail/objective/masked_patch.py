@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.layers import Linear
 from vitrail.model.vit import ViT
+from vitrail.objective.answers import judged
 from vitrail.objective.base import Prepared
 from vitrail.objective.colours import COLOURS, mean_colours, need_pixels, painted
 from vitrail.objective.config import MaskedPatch
@@ -85,10 +85,8 @@ class MaskedPatchObjective(SelfSupervised):
             wanted = at(pixel_targets(prepared.images, patch), places)
             return (outputs - wanted).square().mean((1, 2)).sum(), len(prepared), {}
         wanted = at(mean_colours(prepared.images, patch, self.across), places)
-        logits = rearrange(outputs, "b n (cells k) -> b k n cells", k=COLOURS)
-        losses = F.cross_entropy(logits, wanted, reduction="none").mean((1, 2))
-        right = (logits.detach().argmax(1) == wanted).float().mean((1, 2)).sum()
-        return losses.sum(), len(prepared), {"colour": right}
+        losses, right = judged(rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS), wanted)
+        return losses.sum(), len(prepared), {"colour": right.sum()}
 
     def outputs(self, prepared: Prepared) -> Tensor:
         """Predictions at the corrupted places [batch, corrupted, outputs], in float32."""
