@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import socket
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from vitrail.allocator import keep_freed_memory
 from vitrail.errors import UsageError
 from vitrail.serve.connection import Connection
 from vitrail.serve.guard import App
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 IDLE = 5
 """Seconds that an idle connection is kept."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's malloc.h."""
 KEPT = 32 * 2**20
-"""The most that glibc takes for M_MMAP_THRESHOLD."""
+"""Freed buffers of up to so many bytes are kept for the next batch; larger ones, of large pictures, are given back."""
 
 
 def take_port(host: str, port: int) -> socket.socket:
@@ -39,20 +37,6 @@ def take_port(host: str, port: int) -> socket.socket:
         raise UsageError(why) from error
     except OverflowError as error:
         raise UsageError(f"port is {port}; ports go from 0 to 65535") from error
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep what one batch frees for the next, which needs the same; with another C library do nothing.
-
-    Given back to the system it would return page by page, a fault for each. Single buffers above `KEPT` bytes,
-    such as large pictures, are given back as ever.
-    """
-    try:
-        set_option = ctypes.CDLL(None).mallopt
-    except (OSError, TypeError, AttributeError):
-        return
-    set_option(M_MMAP_THRESHOLD, KEPT)
-    set_option(M_TRIM_THRESHOLD, 2**30)
 
 
 class Server(uvicorn.Server):
@@ -74,7 +58,7 @@ def run(app: App, engine: Engine, listening: socket.socket) -> None:
     uvicorn raises the signal again when all is done: after SIGTERM the process ends as it was asked to, with 143;
     Ctrl-C is how a server is ended by hand, and returns.
     """
-    keep_freed_memory()
+    keep_freed_memory(KEPT)
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=Connection,

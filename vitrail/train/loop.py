@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from vitrail import world
+from vitrail.allocator import keep_freed_memory
 from vitrail.data.item import Listed
 from vitrail.data.source import open_data
 from vitrail.model.attention import fast_math
@@ -72,6 +73,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
 
     # 2. The network, and what it is to learn
     fast_math()
+    keep_freed_memory()
     torch.manual_seed(run.seed)
     model = build_model(resolved)
     tuned = tune(model, run, resolved.decisions)
