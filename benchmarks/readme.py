@@ -52,6 +52,19 @@ def tune(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def allocator(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What keeping freed memory is worth: images/s, over those without it, and the peak."""
+    lines: list[tuple[str, ...]] = [
+        ("freed memory kept for the next step", "images/s", "over given back", "peak memory")
+    ]
+    for r in document["results"]:
+        kept, given_back = r["rows"]
+        label = f"{r['work']}, {r['case']}, batch {r['batch']}, {r['precision']}"
+        peak = f"{kept['peak_mib'] / given_back['peak_mib']:.2f}"
+        lines.append((label, f"{kept['images_per_second']:,.1f}", ratio(given_back["ours_over_this"]), peak))
+    return lines
+
+
 def inference(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Prediction: images/s, over timm, over the best peer."""
     lines: list[tuple[str, ...]] = [("predicting, B/16, 224 px", "images/s", "over timm", "over the best peer")]
@@ -253,6 +266,7 @@ def serve(document: dict[str, Any]) -> list[tuple[str, ...]]:
 Table = Callable[[dict[str, Any]], list[tuple[str, ...]]]
 TABLES: dict[str, Table | tuple[Table, ...]] = {
     "train_step": train_step,
+    "allocator": allocator,
     "tune": tune,
     "inference": inference,
     "export": export,

@@ -17,8 +17,8 @@ MMAP_MAX = 65536
 def keep_freed_memory(largest: int | None = None) -> None:
     """Keep freed buffers of up to `largest` bytes (32 MiB at most) for the next; None: of any size. Process-wide.
 
-    On two cores a training step on the CPU is 1.1 (S/16, batch 16) to 1.2 times as fast so, and takes no more memory
-    at its peak (benchmarks.train_step). What is kept is there for whatever the process does next.
+    On a CPU, training and more so prediction are faster by it, at about the same peak: benchmarks/allocator.py. What is
+    kept is there for whatever the process does next.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt

@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 
 from vitrail import world
-from vitrail.allocator import keep_freed_memory
 from vitrail.data.item import Listed
 from vitrail.data.source import open_data
-from vitrail.model.attention import fast_math
+from vitrail.model.process import prepare_process
 from vitrail.objective.base import Batch
 from vitrail.train.average import Averager
 from vitrail.train.batch_size import explaining_memory
@@ -72,8 +71,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     resolved = resolve(run, splits.train, names, start)
 
     # 2. The network, and what it is to learn
-    fast_math()
-    keep_freed_memory()
+    prepare_process()
     torch.manual_seed(run.seed)
     model = build_model(resolved)
     tuned = tune(model, run, resolved.decisions)

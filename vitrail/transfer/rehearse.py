@@ -29,7 +29,7 @@ from vitrail.data.item import View
 from vitrail.data.loader import Batch
 from vitrail.data.source import Splits
 from vitrail.evaluate.classify import predictor
-from vitrail.model.attention import fast_math
+from vitrail.model.process import prepare_process
 from vitrail.train import checkpoint
 from vitrail.train.average import Averager
 from vitrail.train.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE, cut, image_bytes
@@ -89,7 +89,7 @@ class Rehearsal:
         self.splits = splits
         self.resolved = resolve(run, splits.train, names)
         run, config = self.resolved.run, self.resolved.config
-        fast_math()
+        prepare_process()
         torch.manual_seed(run.seed)
         model = build_model(self.resolved)
         tune(model, run, self.resolved.decisions)

@@ -86,13 +86,13 @@ def bench(
     import torch
 
     from vitrail.evaluate.classify import fast_bf16
-    from vitrail.model.attention import fast_math
+    from vitrail.model.process import prepare_process
     from vitrail.train.resolve import choose_device
 
     place = choose_device(device)
     configs = {(name, size): config for name in models for size, config in _configs(name, image_size or SIZES).items()}
     chosen: Precision = ("bf16" if fast_bf16(place) else "float32") if precision == "auto" else precision
-    fast_math()
+    prepare_process()
     modes: tuple[Mode, ...] = ("inference", "training") if mode == "both" else (mode,)
     measured = [
         _measure(name, config, one, place, chosen, batch_size, seconds)

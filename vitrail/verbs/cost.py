@@ -131,12 +131,12 @@ def _measured() -> tuple[Device, Arithmetic]:
     from vitrail.cost.kept import Arithmetic
     from vitrail.cost.measure import matmul_rate
     from vitrail.evaluate.classify import fast_bf16
-    from vitrail.model.attention import fast_math
+    from vitrail.model.process import prepare_process
     from vitrail.train.batch_size import free_memory
 
     place = torch.device("cpu")
     arithmetic = Arithmetic("bf16" if fast_bf16(place) else "float32", cpu=True)
-    fast_math()
+    prepare_process()
     peak = matmul_rate(place, arithmetic.precision)
     what = f"this machine, {torch.get_num_threads()} threads, {arithmetic.precision}"
     because = "of the rate that large matrix products were just measured at"

@@ -142,11 +142,11 @@ def _confirmed(
 ) -> Pairs:
     """The pairs that a network takes for the same picture too."""
     from vitrail.evaluate.duplicates import cosines
-    from vitrail.model.attention import fast_math
+    from vitrail.model.process import prepare_process
     from vitrail.train.resolve import choose_device
     from vitrail.weights.load import load
 
-    fast_math()
+    prepare_process()
     found = cosines(
         load(model),
         left,

@@ -38,7 +38,7 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
     import torch
 
     from vitrail.data.source import open_data
-    from vitrail.model.attention import fast_math
+    from vitrail.model.process import prepare_process
     from vitrail.train.batch_size import image_bytes
     from vitrail.train.batches import training_loader
     from vitrail.train.objectives import build_objective
@@ -51,7 +51,7 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
     splits = open_data(run.data, seed=run.seed, labels=run.supervised)
     names = splits.class_names
     resolved = resolve(run, splits.train, names)
-    fast_math()
+    prepare_process()
     torch.manual_seed(run.seed)
     model = build_model(resolved)
     tuned = tune(model, run, resolved.decisions)

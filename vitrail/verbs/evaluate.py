@@ -122,10 +122,10 @@ def _classify(
     from vitrail.data.loader import Loader
     from vitrail.evaluate.classify import classify, predictor
     from vitrail.evaluate.imagenet import choosing
-    from vitrail.model.attention import fast_math
+    from vitrail.model.process import prepare_process
     from vitrail.train.resolve import available_cores, choose_device
 
-    fast_math()
+    prepare_process()
     loader = Loader(
         task.source,
         transform=task.transform,

@@ -84,12 +84,12 @@ class Embedder:
         from vitrail.data.ops import eval_transform
         from vitrail.evaluate.classify import predictor
         from vitrail.evaluate.fewshot_images import FewShotImages
-        from vitrail.model.attention import fast_math
+        from vitrail.model.process import prepare_process
         from vitrail.train.resolve import available_cores, choose_device
 
         network = load_network(model, image_size)
         preprocess = network.card.preprocess
-        fast_math()
+        prepare_process()
         self.embed = predictor(network, choose_device(device), precision, features=True)
         size = preprocess.image_size
         self.width = int(self.embed(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape[1])

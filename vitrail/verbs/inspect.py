@@ -86,7 +86,7 @@ def inspect(
     if min(count, pictures, batch_size) < 1:
         raise UsageError("count, pictures and batch_size must be above 0")
     from vitrail.inspect.page import Folder
-    from vitrail.model.attention import fast_math
+    from vitrail.model.process import prepare_process
     from vitrail.train.resolve import choose_device
     from vitrail.verbs.material import Material, labelled, load_subject, told_apart
 
@@ -94,7 +94,7 @@ def inspect(
     comparing = len(networks) > 1
     if comparing and (wrong := [name for name in chosen if name not in COMPARED]):
         raise UsageError(f"{wrong[0]} is about one network; of several are drawn {', '.join(COMPARED)}")
-    fast_math()
+    prepare_process()
     place = choose_device(device)
     labels = labelled(networks)
     subjects = [load_subject(*pair, image_size, place) for pair in zip(networks, labels, strict=True)]

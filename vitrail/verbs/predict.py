@@ -111,7 +111,7 @@ def predict(
 def _engine(model: str | Path, device: str | None, precision: Precision) -> tuple[Any, Predict]:
     """What has the card, and what answers: a network, or a program in its own runtime."""
     from vitrail.evaluate.classify import predictor
-    from vitrail.model.attention import fast_math
+    from vitrail.model.process import prepare_process
     from vitrail.train.resolve import choose_device
 
     if program := find_program(model):
@@ -122,7 +122,7 @@ def _engine(model: str | Path, device: str | None, precision: Precision) -> tupl
         engine = Engine(program)
         return engine, engine
     network = load_classifier(model)
-    fast_math()
+    prepare_process()
     return network, predictor(network, choose_device(device), precision)
 
 
