@@ -386,10 +386,11 @@ WIDE = ("--vit.depth", "3", "--vit.mlp-dim", "4096", "--batch-size", "256", "--p
 
 
 def short_of_memory(megabytes: int) -> None:
-    """From the first step on this process may take so much more address space, and no more."""
+    """This process may take so much address space as it has in the first step, and so much more."""
     from vitrail.train import loop
 
     original = loop.seed_step
+    resource.setrlimit(resource.RLIMIT_AS, (2**50, resource.RLIM_INFINITY))  # there is a limit from the start
 
     def seed_step(seed: int, step: int, rank: int) -> None:
         if step == 0:

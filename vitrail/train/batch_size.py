@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import world
+from vitrail.allocator import give_back_freed_memory
 from vitrail.cost.live import LiveTensors, kept_bytes
 from vitrail.errors import TrainingError
 from vitrail.model.config import ResNetConfig, ViTConfig
@@ -148,6 +149,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    give_back_freed_memory()
     available = psutil.virtual_memory().available
     group = Path("/sys/fs/cgroup")
     try:
