@@ -191,8 +191,11 @@ def rate(folder: Path) -> float:
 
 def curve(folder: Path) -> list[dict[str, float]]:
     """What was measured on the validation images on the way, by step."""
-    kept = ("step", "loss", "nll", "knn", "top1", "colour", "code")
-    return [{name: row[name] for name in kept if name in row} for row in lines(folder, "validation")]
+    kept, found = ("step", "loss", "nll", "knn", "top1", "colour", "code"), dict[int, dict[str, float]]()
+    for kind in ("validation", "knn"):
+        for row in lines(folder, kind):
+            found.setdefault(row["step"], {}).update({name: row[name] for name in kept if name in row})
+    return list(found.values())
 
 
 def draw(rows: list[dict[str, Any]], options: argparse.Namespace, path: Path) -> None:
