@@ -123,7 +123,7 @@ ARMS = {"supervised": supervised, "masked": pretrained}
 def measure(cells: Cells, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of Table 7, with the accuracies that are there; seed by seed, so that what is missing is seeds."""
     found: dict[tuple[str, str], list[float]] = {}
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         for arm in options.arms:
             for stem in STEMS:
                 key = dict(lesson="stems", arm=arm, stem=stem.name, seed=seed, epochs=options.stem_epochs)

@@ -98,11 +98,11 @@ def group(part: str, data: str, size: int, cells: Cells, options: argparse.Names
     def run(lr: float, seed: int) -> dict[str, Any] | None:
         return cells.get(lambda: finetuned(part, data, size, lr, seed, options), **key, lr=lr, seed=seed)
 
-    tried = {lr: run(lr, 0) for lr in options.lrs}
+    tried = {lr: run(lr, options.seeds[0]) for lr in options.lrs}
     if any(result is None for result in tried.values()):
         return None
     best = max(options.lrs, key=lambda lr: tried[lr]["validation"])  # type: ignore[index]
-    runs = [run(best, seed) for seed in range(options.seeds)]
+    runs = [run(best, seed) for seed in options.seeds]
     if any(one is None for one in runs):
         return None
     test = [one["test"] for one in runs if one]

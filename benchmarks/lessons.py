@@ -36,7 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, default=START, help="the network to fine-tune, a run (tuning)")
     parser.add_argument("--minutes", type=float, help="start no run after so many; left out: finish")
     parser.add_argument("--log", type=Path, default=record.RESULTS / "lessons.jsonl", help="finished runs")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--data", nargs="+", choices=lesson_tuning.SETTINGS, default=list(lesson_tuning.SETTINGS))
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64], help="pixels (tuning)")
     parser.add_argument("--epochs", type=float, default=20, help="of each fine-tuning (tuning)")
@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.fewer = []
     if options.quick:
-        options.seeds, options.epochs, options.stem_epochs, options.masked_epochs = 1, 1, 1, 1
+        options.seeds, options.epochs, options.stem_epochs, options.masked_epochs = [0], 1, 1, 1
         options.lrs, options.fewer = options.lrs[:1], list(QUICK)
     if "tuning" in options.what and not options.weights.is_dir():
         parser.error(f"tuning starts from a trained network, and {options.weights} is none: --weights RUN")

@@ -16,7 +16,9 @@ from benchmarks.cells import Cells
 
 
 def options(**changes: Any) -> Namespace:
-    values = dict(seeds=2, arms=["supervised", "masked"], stem_epochs=3, masked_epochs=4, fewer=[], lrs=[1e-3, 4e-3])
+    values = dict(
+        seeds=[0, 1], arms=["supervised", "masked"], stem_epochs=3, masked_epochs=4, fewer=[], lrs=[1e-3, 4e-3]
+    )
     values |= dict(sizes=[32], data=["digits"], epochs=5, weights=Path("runs/x"), rounds=2)
     return Namespace(**(values | changes))
 
