@@ -76,6 +76,15 @@ def test_the_readme_quotes_the_results() -> None:
     assert readme.replaced(text, readme.section()) == text, "run python -m benchmarks.readme"
 
 
+def test_what_is_said_of_learning_without_labels_was_measured() -> None:
+    document = json.loads((record.RESULTS / "self_supervised.json").read_text())
+    means = {f"{value['mean']:.1f}" for row in document["rows"] for value in row.values() if isinstance(value, dict)}
+    text = (ROOT / "docs" / "without-labels.md").read_text()
+    quoted = re.findall(r"\d+\.\d(?= %|,| and)", text)
+    assert len(quoted) > 10 and set(quoted) - {"1.2"} <= means
+    assert f"{document['minutes']:g} minutes" in text.replace("twelve minutes", "12 minutes")
+
+
 def test_no_figure_of_speed_stands_outside_the_generated_section() -> None:
     text = (ROOT / "README.md").read_text()
     outside = readme.replaced(text, "")

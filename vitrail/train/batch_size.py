@@ -149,7 +149,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    give_back_freed_memory()
+    give_back_freed_memory()  # of an earlier run in this process, which would count as used
     available = psutil.virtual_memory().available
     group = Path("/sys/fs/cgroup")
     try:

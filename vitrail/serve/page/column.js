@@ -77,7 +77,7 @@ export class Column {
       this.problem.hidden = true;
       this.results.hidden = false;
       this.busy = false;
-      if (this.place) this.follow(this.place);
+      if (this.place) this.follow(this.place); // chosen in another column, while this one was looking
       return image.top[0];
     } finally {
       if (!signal.aborted) this.busy = false; // else another image is on its way
