@@ -176,11 +176,11 @@ def calibrated(way: Way, options: argparse.Namespace) -> dict[str, float]:
     return {**found, "foreign load": round(foreign[0], 3)}
 
 
-def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """What a run has logged of a kind; nothing of what was not trained."""
+def lines(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    """What a run has logged of these kinds; nothing of what was not trained."""
     log = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    return [row for row in rows if row["kind"] == kind]
+    return [row for row in rows if row["kind"] in kinds]
 
 
 def rate(folder: Path) -> float:
@@ -192,9 +192,8 @@ def rate(folder: Path) -> float:
 def curve(folder: Path) -> list[dict[str, float]]:
     """What was measured on the validation images on the way, by step."""
     kept, found = ("step", "loss", "nll", "knn", "top1", "colour", "code"), dict[int, dict[str, float]]()
-    for kind in ("validation", "knn"):
-        for row in lines(folder, kind):
-            found.setdefault(row["step"], {}).update({name: row[name] for name in kept if name in row})
+    for row in lines(folder, "validation", "knn"):
+        found.setdefault(row["step"], {}).update({name: row[name] for name in kept if name in row})
     return list(found.values())
 
 

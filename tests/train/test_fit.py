@@ -432,6 +432,8 @@ def test_a_time_limit_ends_the_run_on_time_and_annealed(tmp_path: Path) -> None:
     run = replace(run, checkpoint_every=Steps(10**5), schedule=Schedule(warmup=Steps(200)))
     result = loop.fit(run)
     assert result.ended == "time limit" and 20 < result.steps < 2000 and result.seconds >= 2
+    times = [line["time"] for line in lines(result.folder, "train")]
+    assert result.seconds - (times[-1] - times[-2]) < 2.5  # the limit was not over before the last step
     rates = [line["lr"] for line in lines(result.folder, "train")]
     assert result.best["step"] == result.steps == len(rates)
     peak = rates.index(max(rates))
