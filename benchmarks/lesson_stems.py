@@ -2,7 +2,8 @@
 
 Parameters and GFLOPs are those of B/16 at 224 pixels, as the paper prints them; accuracies are those of a small
 network on CIFAR-100, from labels alone, and fine-tuned after masked pre-training on the same images without their
-labels. "linear, a block more" is there because the convolutional stems cost about as much.
+labels. "linear, a block more" is there because the convolutional stems cost about as much; labels say what a block is
+worth, so that it is not pre-trained.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class Stem:
     norm: Literal["batch", "layer"] = "batch"
     more: int = 0
     """Blocks more than the others have."""
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """How a network with it is trained."""
+        return ("supervised",) if self.more else tuple(ARMS)
 
     def flags(self, depth: int) -> list[str]:
         """What makes a network of a recipe one with this stem."""
@@ -125,7 +131,7 @@ def measure(cells: Cells, options: argparse.Namespace) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], list[float]] = {}
     for seed in options.seeds:
         for arm in options.arms:
-            for stem in STEMS:
+            for stem in (stem for stem in STEMS if arm in stem.arms):
                 key = dict(lesson="stems", arm=arm, stem=stem.name, seed=seed, epochs=options.stem_epochs)
                 key |= dict(masked_epochs=options.masked_epochs) if arm == "masked" else {}
                 run = ARMS[arm]
@@ -169,11 +175,12 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Figure 6: after masked pre-training over supervised; while that is not there, supervised over cost."""
-    both = all(arm in row for row in rows for arm in ARMS)
+    wanted = {stem.name: stem.arms for stem in STEMS}
+    both = all(arm in row for row in rows for arm in wanted[row["stem"]])
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     axes = figure.subplots()
     for row, colour in zip(rows, COLOURS, strict=False):
-        if "supervised" not in row:
+        if "supervised" not in row or (both and "masked" not in row):
             continue
         one, other = row["supervised"], row.get("masked", {})
         bar = dict(fmt="o", color=colour, capsize=3, label=row["stem"])

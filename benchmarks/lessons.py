@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--log", type=Path, default=record.RESULTS / "lessons.jsonl", help="finished runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--data", nargs="+", choices=lesson_tuning.SETTINGS, default=list(lesson_tuning.SETTINGS))
-    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64], help="pixels (tuning)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 48], help="pixels (tuning)")
     parser.add_argument("--epochs", type=float, default=20, help="of each fine-tuning (tuning)")
     parser.add_argument("--lrs", type=float, nargs="+", default=[1e-3, 4e-3], help="learning rates to try (tuning)")
     parser.add_argument("--arms", nargs="+", choices=lesson_stems.ARMS, default=list(lesson_stems.ARMS), help="(stems)")

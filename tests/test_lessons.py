@@ -128,6 +128,7 @@ def test_stems_are_compared_by_seeds_and_drawn(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(lesson_stems, "ARMS", {"supervised": arm, "masked": arm})
     rows = lesson_stems.measure(Cells(tmp_path / "log"), options())
     assert rows[0]["supervised"] == {"mean": 7.0, "deviation": round(2**0.5, 2), "seeds": [6.0, 8.0]}
+    assert [row["stem"] for row in rows if "masked" not in row] == ["linear, a block more"]
     lesson_stems.show(rows)
     lesson_stems.draw(rows, tmp_path / "stems.png")
     assert (tmp_path / "stems.png").stat().st_size > 5000
