@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -198,33 +197,27 @@ def curve(folder: Path) -> list[dict[str, float]]:
 
 
 def draw(rows: list[dict[str, Any]], options: argparse.Namespace, path: Path) -> None:
-    """What the features know while they are learned, and fine-tuning beside labels all the time (first seeds)."""
-    figure = Figure(figsize=(10.4, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1))
-    for place, row in enumerate(rows):
-        look = {"color": COLOURS[place % len(COLOURS)], "linestyle": ("-", "--")[place // len(COLOURS) % 2]}
-        _line(left, row["curve"] if row["way"] != ALL_THE_TIME else [], "knn", 0.0, options.minutes, row["way"], look)
-        if row["way"] == ALL_THE_TIME:
-            _line(right, row["curve"], "top1", 0.0, options.minutes + options.tune_minutes, row["way"], look)
-        _line(right, row.get("tuning curve", []), "top1", options.minutes, options.tune_minutes, row["way"], look)
-    left.set_ylabel(f"top-1 of the {NEIGHBOURS} nearest neighbours, %")
-    left.set_title("What the features know while they are learned", fontsize="medium")
-    right.set_ylabel("top-1, %")
-    right.set_title("With labels: fine-tuned after pre-training, or all the time", fontsize="medium")
-    right.axvline(options.minutes, color="grey", linewidth=0.8, linestyle=":")
-    for axes in (left, right):
-        axes.set_xlabel("minutes on this machine")
-        axes.grid(alpha=0.2)
-        axes.legend(fontsize="x-small", frameon=False)
-    figure.suptitle("CIFAR-100, images held out of the training set", fontsize="medium")
+    """The learning curves of fine-tuning, beside labels all the time (first seeds)."""
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    shown = [row for row in rows if row["way"] == ALL_THE_TIME or "tuning curve" in row]
+    for row, colour in zip(shown, COLOURS, strict=False):
+        whole = row["way"] == ALL_THE_TIME
+        start, minutes = (
+            (0.0, options.minutes + options.tune_minutes) if whole else (options.minutes, options.tune_minutes)
+        )
+        points = row["curve" if whole else "tuning curve"]
+        at = [start + minutes * point["step"] / points[-1]["step"] for point in points]
+        axes.plot(at, [100 * point["top1"] for point in points], color=colour, label=row["way"])
+    axes.axvline(options.minutes, color="grey", linewidth=0.8, linestyle=":")
+    axes.annotate("labels from here on", (options.minutes, 0), (4, 6), textcoords="offset points", fontsize=8)
+    axes.set_title("Labels all the time, or only after pre-training without them", fontsize="medium")
+    axes.set_xlabel("minutes on this machine, pre-training included")
+    axes.set_ylabel("top-1 on held-out images of CIFAR-100, %")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.2)
+    axes.legend(fontsize="small", frameon=False)
     figure.savefig(path, dpi=144)
-
-
-def _line(axes: Axes, points: list[Any], what: str, start: float, minutes: float, name: str, look: Any) -> None:
-    shown = [(point["step"], 100 * point[what]) for point in points if what in point]
-    if shown:
-        last = shown[-1][0]
-        axes.plot([start + minutes * at / last for at, _ in shown], [y for _, y in shown], label=name, **look)
 
 
 def table(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> list[dict[str, Any]]:
