@@ -2,8 +2,8 @@
 
 Parameters and GFLOPs are those of B/16 at 224 pixels, as the paper prints them; accuracies are those of a small
 network on CIFAR-100, from labels alone, and fine-tuned after masked pre-training on the same images without their
-labels. "linear, a block more" is the follow-up's ViT-B13, because the convolutional stems cost about as much; labels say
-what a block is worth, so that it is not pre-trained.
+labels. "linear, a block more" is the follow-up's ViT-B13, because the convolutional stems cost about as much; labels
+say what a block is worth, so that it is not pre-trained.
 """
 
 from __future__ import annotations
