@@ -152,14 +152,16 @@ COUNTED = ("peak_bytes", "stored_bytes")
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Accuracy over what has to be stored, a panel for each data set and resolution."""
-    panels = list(dict.fromkeys((row["data"], row["size"]) for row in rows))
-    figure = Figure(figsize=(3.1 * len(panels), 3.3), layout="constrained")
-    for axes, (data, size) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    panels = sorted({(row["data"], row["size"]) for row in rows})
+    figure = Figure(figsize=(2.6 * len(panels) + 0.6, 3.3), layout="constrained")
+    for axes, (data, size) in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
         _panel(axes, [row for row in rows if (row["data"], row["size"]) == (data, size)])
         axes.set_title(f"{data}, {size} px", fontsize="medium")
         axes.set_xlabel("stored, MiB")
     figure.axes[0].set_ylabel("test top-1, %")
-    figure.suptitle("What is fine-tuned: accuracy, and what each task has to store", fontsize="medium")
+    figure.suptitle(
+        "What is fine-tuned: accuracy (bars: deviation over seeds), and what each task has to store", fontsize="medium"
+    )
     figure.savefig(path, dpi=144)
 
 
@@ -168,5 +170,8 @@ def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
         colour = COLOURS[tune.PARTS.index(row["part"])]
         stored = row["stored_bytes"] / 2**20
         axes.errorbar(stored, row["mean"], yerr=row["deviation"] or 0, fmt="o", color=colour, capsize=3)
-        axes.annotate(row["part"], (stored, row["mean"]), (6, 3), textcoords="offset points", fontsize=8)
+        left = row["part"] == "attention"  # away from the MLPs, which may reach as much
+        place, side = (-6, 3) if left else (6, 3), "right" if left else "left"
+        axes.annotate(row["part"], (stored, row["mean"]), place, textcoords="offset points", fontsize=8, ha=side)
+    axes.grid(alpha=0.2)
     axes.margins(x=0.3, y=0.15)

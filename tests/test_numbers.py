@@ -85,6 +85,19 @@ def test_what_is_said_of_learning_without_labels_was_measured() -> None:
     assert (document["minutes"], document["tune_minutes"]) == (12, 6) and "in twelve minutes without" in text
 
 
+def test_what_is_said_of_the_three_things_was_measured() -> None:
+    lessons = json.loads((record.RESULTS / "lessons.json").read_text())
+    tops = [row["mean"] for row in lessons["tuning"]]
+    tops += [row[arm]["mean"] for row in lessons["stems"] for arm in ("supervised", "masked") if arm in row]
+    parallel = json.loads((record.RESULTS / "parallel.json").read_text())["results"]
+    faster = [row["over_sequential"]["median"] for case in parallel for row in case["rows"]]
+    faster += [row["faster"]["median"] for row in lessons["tuning"]]
+    text = (ROOT / "docs" / "three-things.md").read_text()
+    said, ratios = re.findall(r"\d+\.\d(?= %|,| and)", text), re.findall(r"\d\.\d\d(?=x)", text)
+    assert len(said) > 10 and set(said) <= {f"{value:.1f}" for value in tops}
+    assert len(ratios) > 4 and set(ratios) <= {f"{value:.2f}" for value in faster}
+
+
 def test_no_figure_of_speed_stands_outside_the_generated_section() -> None:
     text = (ROOT / "README.md").read_text()
     outside = readme.replaced(text, "")
