@@ -67,4 +67,8 @@ class Cells:
 
 
 def _name(key: Cell) -> str:
-    return json.dumps(key, sort_keys=True)
+    """One name for 2 and 2.0: a default and the same value typed."""
+    same = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in key.items()
+    }
+    return json.dumps(same, sort_keys=True)

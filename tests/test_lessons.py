@@ -49,6 +49,7 @@ def test_a_stopped_measurement_goes_on_and_repeats_nothing(tmp_path: Path) -> No
     again = Cells(log)
     assert cell("c", again) == {"value": "c"} and again.missing == 0
     assert asked == ["a", "b", "c"]
+    assert again.get(lambda: {"value": "new"}, name="a", epochs=1.0) == {"value": "a"}  # a default, and the same typed
     assert again.get(lambda: {"value": "other"}, name="a", epochs=2) == {"value": "other"}  # other settings
 
 
