@@ -193,6 +193,6 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             axes.errorbar(row["gflops"], one["mean"], yerr=one["deviation"] or 0, **bar)
     axes.set_xlabel("supervised top-1, %" if both else "GFLOPs of B/16 with the stem")
     axes.set_ylabel("top-1 after masked pre-training, %" if both else "supervised top-1, %")
-    axes.set_title("Stems, a small network on CIFAR-100 (follow-up, Figure 6; bars: over seeds)", fontsize="medium")
+    axes.set_title("Stems of a small network on CIFAR-100 (bars: over seeds)", fontsize="medium")
     axes.legend(fontsize="small", frameon=False)
     figure.savefig(path, dpi=144)
