@@ -43,9 +43,21 @@ def test_every_number_of_the_follow_ups_procedure(size: str, layer_scale: bool) 
     assert (of["loss"], run.objective.loss) == ("binary cross-entropy", "bce")
 
 
+@needs_tables
+def test_the_follow_ups_networks_side_by_side_train_as_those_of_their_width() -> None:
+    networks = {recipe(name).model: name for name in THREE_THINGS if "x" in name}
+    assert sorted(networks) == sorted(f"{network}/16" for network in FOLLOW_UP["parallel"])
+    for model, name in networks.items():
+        run, size = recipe(name), model.rstrip("x/0123456789")
+        assert name == f"three-things/vit-{model.removesuffix('/16').lower()}-300"
+        assert run.optim.lr == FOLLOW_UP["recipe_A2"]["lr"][size]
+        assert run.vit.drop_path == FOLLOW_UP["recipe_A2"]["stochastic_depth"][size]
+        assert run.duration == Epochs(300) and run.vit.layer_scale is None
+
+
 def test_what_the_follow_up_takes_over_from_a2() -> None:
     # protocols 3.7: ResNet strikes back, A2
-    assert len(THREE_THINGS) == 8
+    assert len(THREE_THINGS) == 8 + 13
     for name in THREE_THINGS:
         run = recipe(name)
         assert (run.optim.name, run.optim.weight_decay, run.batch_size) == ("lamb", 0.02, 2048)

@@ -5,7 +5,8 @@ to 1e-6, binary cross-entropy in which every mixed class counts fully, RandAugme
 CutMix 1, three copies of each image, images evaluated at 236 and cropped to 224. The follow-up changes the learning
 rate and the stochastic depth per network, and adds LayerScale, with which it trains for 400 epochs in place of 300.
 
-Deeper and parallel networks take the same: `--model S18x2/16`; their stochastic depth is not printed.
+Deeper and parallel networks, those of section 3, take the same; their rates and their stochastic depth are not printed,
+and so are those of their width in Table 1.
 
 Not expressible: pixels are normalised with ImageNet's mean and deviation there; weights start truncated-normal. Not
 printed, and so taken from the authors' code (facebookresearch/deit, `models_v2.py`): LayerScale from 1e-4, one
@@ -15,6 +16,7 @@ at norm 1, as timm's and apex's do by themselves.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from vitrail.config import Epochs, Percent
@@ -49,6 +51,10 @@ TABLE_1 = (
     Row("three-things/vit-l16", "L/16", 3e-3, 0.4, 83.0, 84.0),
 )
 
+SECTION_3 = ("S36x1", "S18x2", "S12x3", "S9x4", "S60x1", "S30x2", "S20x3", "Ti24x1", "Ti12x2", "B24x1", "B12x2")
+SECTION_3 += ("L24x1", "L12x2")
+"""Networks whose blocks stand in a row or side by side: layers x branches."""
+
 
 def baseline(row: Row, layer_scale: bool = False) -> Run:
     """Return the run of a row, for 300 epochs or, with LayerScale, 400."""
@@ -70,6 +76,13 @@ def baseline(row: Row, layer_scale: bool = False) -> Run:
     )
 
 
+def side_by_side(network: str) -> Run:
+    """Return the run of a network of section 3, such as "S18x2", with the numbers of its width."""
+    width = re.sub(r"\d.*", "", network)
+    row = next(row for row in TABLE_1 if row.model == f"{width}/16")
+    return replace(baseline(row), model=f"{network}/16")
+
+
 def _recipes() -> dict[str, Recipe]:
     found: dict[str, Recipe] = {}
     for row in TABLE_1:
@@ -86,6 +99,16 @@ def _recipes() -> dict[str, Recipe]:
                 cost=f"{passes(epochs, 'imagenet')} at 224 pixels.",
                 expected=f"{top1} % on ImageNet (Table 1 of the follow-up).",
             )
+    for network in SECTION_3:
+        name = f"three-things/vit-{network.lower()}-300"
+        found[name] = as_recipe(
+            name,
+            side_by_side(network),
+            f"ViT-{network}/16 on ImageNet for {EPOCHS} epochs, as in the follow-up (section 3).",
+            module=__name__,
+            cost=f"{passes(EPOCHS, 'imagenet')} at 224 pixels.",
+            expected="a point in Figures 1 to 3 of the follow-up, whose value is not printed; two branches are best.",
+        )
     return found
 
 
