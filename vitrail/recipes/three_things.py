@@ -51,8 +51,10 @@ TABLE_1 = (
     Row("three-things/vit-l16", "L/16", 3e-3, 0.4, 83.0, 84.0),
 )
 
-SECTION_3 = ("S36x1", "S18x2", "S12x3", "S9x4", "S60x1", "S30x2", "S20x3", "Ti24x1", "Ti12x2", "B24x1", "B12x2")
-SECTION_3 += ("L24x1", "L12x2")
+SECTION_3 = (
+    *("S36x1", "S18x2", "S12x3", "S9x4", "S60x1", "S30x2", "S20x3"),
+    *("Ti24x1", "Ti12x2", "B24x1", "B12x2", "L24x1", "L12x2"),
+)
 """Networks whose blocks stand in a row or side by side: layers x branches."""
 
 
