@@ -177,8 +177,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Figure 6: after masked pre-training over supervised; while that is not there, supervised over cost."""
-    wanted = {stem.name: stem.arms for stem in STEMS}
-    both = all(arm in row for row in rows for arm in wanted[row["stem"]])
+    both = all(arm in row for stem, row in zip(STEMS, rows, strict=True) for arm in stem.arms)
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     axes = figure.subplots()
     for row, colour in zip(rows, COLOURS, strict=False):

@@ -201,13 +201,10 @@ def draw(rows: list[dict[str, Any]], options: argparse.Namespace, path: Path) ->
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     shown = [row for row in rows if row["way"] == ALL_THE_TIME or "tuning curve" in row]
+    end = options.minutes + options.tune_minutes
     for row, colour in zip(shown, COLOURS, strict=False):
-        whole = row["way"] == ALL_THE_TIME
-        start, minutes = (
-            (0.0, options.minutes + options.tune_minutes) if whole else (options.minutes, options.tune_minutes)
-        )
-        points = row["curve" if whole else "tuning curve"]
-        at = [start + minutes * point["step"] / points[-1]["step"] for point in points]
+        start, points = (0.0, row["curve"]) if row["way"] == ALL_THE_TIME else (options.minutes, row["tuning curve"])
+        at = [start + (end - start) * point["step"] / points[-1]["step"] for point in points]
         axes.plot(at, [100 * point["top1"] for point in points], color=colour, label=row["way"])
     axes.axvline(options.minutes, color="grey", linewidth=0.8, linestyle=":")
     axes.annotate("labels from here on", (options.minutes, 0), (4, 6), textcoords="offset points", fontsize=8)

@@ -16,7 +16,6 @@ at norm 1, as timm's and apex's do by themselves.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 from vitrail.config import Epochs, Percent
@@ -80,7 +79,7 @@ def baseline(row: Row, layer_scale: bool = False) -> Run:
 
 def side_by_side(network: str) -> Run:
     """Return the run of a network of section 3, such as "S18x2", with the numbers of its width."""
-    width = re.sub(r"\d.*", "", network)
+    width = network.rstrip("x0123456789")
     row = next(row for row in TABLE_1 if row.model == f"{width}/16")
     return replace(baseline(row), model=f"{network}/16")
 
