@@ -19,7 +19,7 @@ from benchmarks import compare, peers, record
 from benchmarks.compare import Contender, Measurement
 from benchmarks.train_step import CASES, Case, batches, vitrail_step
 from vitrail.allocator import keep_freed_memory
-from vitrail.evaluate.classify import fast_bf16, predictor
+from vitrail.evaluation.classify import fast_bf16, predictor
 
 SIDES = {record.OURS: True, "glibc as it comes": False}
 PREDICTED = 64

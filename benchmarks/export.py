@@ -20,7 +20,7 @@ from benchmarks import compare, peers, record
 from benchmarks.compare import Contender
 from benchmarks.inference import images, predictor
 from benchmarks.peers import Architecture
-from vitrail.export.write import export_model
+from vitrail.exports.write import export_model
 from vitrail.model.frozen import freeze
 
 CASES = {"S/16": peers.S16, "B/16": peers.B16}

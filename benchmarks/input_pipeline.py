@@ -39,10 +39,10 @@ def class_folders(images: Path, folder: Path, copies: int) -> int:
 
 def our_loader(path: Path, *, batch: int = BATCH, workers: int = 0) -> Any:
     """vitrail's loader over whatever is at `path`."""
-    from vitrail.data.config import Augment, Preprocess
-    from vitrail.data.loader import Loader
-    from vitrail.data.ops import train_transform
-    from vitrail.data.source import open_split
+    from vitrail.data.images.ops import train_transform
+    from vitrail.data.loading.loader import Loader
+    from vitrail.data.settings import Augment, Preprocess
+    from vitrail.data.sources.open import open_split
 
     transform = train_transform(Augment(scale=SCALE), Preprocess(image_size=(SIZE, SIZE)))
     source = open_split(path, "train")
@@ -80,7 +80,7 @@ def their_epochs(loader: Any) -> Callable[[], int]:
 
 def pack(folder: Path, target: Path) -> None:
     """Pack a folder into shards whose images have a short side of `SHORT_SIDE`."""
-    from vitrail.data.pack import pack_data
+    from vitrail.data.loading.pack import pack_data
 
     pack_data(str(folder), target, short_side=SHORT_SIDE)
 

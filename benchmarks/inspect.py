@@ -41,9 +41,9 @@ def batches(images: int, batch: int, size: int) -> Iterator[torch.Tensor]:
 
 def look(what: str, model: Any, stream: Iterator[torch.Tensor]) -> None:
     """Do what the verb does with each batch, and keep what it keeps."""
-    from vitrail.inspect.distance import attention_distance
-    from vitrail.inspect.relevance import relevance
-    from vitrail.inspect.rollout import rollout
+    from vitrail.inspection.distance import attention_distance
+    from vitrail.inspection.relevance import relevance
+    from vitrail.inspection.rollout import rollout
 
     if what == "distance":
         attention_distance(model, stream)
@@ -105,7 +105,7 @@ def main() -> None:
             count = max(options.batch, images // 4) if what == "relevance" else images
             key = dict(what=what, images=count, model=options.model, size=options.size, batch=options.batch)
             rows.append(cells.get(lambda what=what, count=count: measured(what, count, options), **key))
-    from vitrail.model.config import ViTConfig, variant
+    from vitrail.model.variants import ViTConfig, variant
 
     config = variant(options.model, image_size=options.size)
     assert isinstance(config, ViTConfig)

@@ -24,10 +24,10 @@ from benchmarks import compare
 from benchmarks.cells import Cells
 from benchmarks.learn import vitrail_verb
 from benchmarks.self_supervised import FINETUNE, GOING_ON
-from vitrail.cost.figure import COLOURS
-from vitrail.cost.flops import macs, parameters
+from vitrail.costs.figure import COLOURS
+from vitrail.costs.flops import macs, parameters
 from vitrail.model.attention import attention_path
-from vitrail.model.config import ViTConfig, variant
+from vitrail.model.variants import ViTConfig, variant
 from vitrail.model.vit import ViT
 
 PAPER_GFLOPS, PAPER_EXTRA = 17.73, 0.01

@@ -25,8 +25,8 @@ from benchmarks.compare import Contender
 from benchmarks.learn import vitrail_verb
 from benchmarks.peers import Architecture
 from benchmarks.train_step import Case
-from vitrail.cost.figure import COLOURS
-from vitrail.evaluate.classify import fast_bf16
+from vitrail.costs.figure import COLOURS
+from vitrail.evaluation.classify import fast_bf16
 
 SETTINGS = {
     "flowers12": ("--augment.scale", "0.3", "1.0"),

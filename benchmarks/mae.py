@@ -16,11 +16,11 @@ from rich.table import Table
 from benchmarks import compare, peers, record, train_step
 from benchmarks.compare import Contender
 from benchmarks.train_step import Case, Step
-from vitrail.cost.live import LiveTensors
-from vitrail.model.config import variant
+from vitrail.costs.live import LiveTensors
+from vitrail.model.variants import variant
 from vitrail.model.vit import ViT
-from vitrail.objective.config import MAE
 from vitrail.objective.mae import MAEObjective
+from vitrail.objective.settings import MAE
 
 CASE = Case("B/16, 224 px", peers.B16, 8)
 RATIOS = {"MAE": 0.75, "MAE, all patches": 1 / 196}

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from vitrail.data import loader
-from vitrail.data.order import Order
+from vitrail.data.loading import loader
+from vitrail.data.loading.order import Order
 
 TOGETHER = 64
 """Neighbours shown together."""

@@ -52,7 +52,7 @@ def index(counts: tuple[int, ...]) -> dict[str, Any]:
 
 def written() -> dict[str, float]:
     """Bytes/s at which a checkpoint is written to the temporary folder, checksums and fsync included."""
-    from vitrail.train import checkpoint
+    from vitrail.training.checkpoints import checkpoint
 
     state = {"model": {str(n): torch.randn(1 << 24) for n in range(12)}}
     size = 12 * 4 * 2**24

@@ -2,7 +2,7 @@
 
     python -m benchmarks.paper_plan      writes results/paper_plan.json and docs/paper-plan.md
 
-Computed with `vitrail.cost` from the recipe `paper/vit-h14-jft`; the input side is simulated (`paper_input`). Measured
+Computed with `vitrail.costs` from the recipe `paper/vit-h14-jft`; the input side is simulated (`paper_input`). Measured
 here are the bytes of a photograph, the memory of an index, and the rate at which checkpoints are written.
 """
 
@@ -17,15 +17,15 @@ from typing import Any
 from benchmarks import input_pipeline, paper_text, record
 from benchmarks.paper_input import TOGETHER, Feed, Store, needed, shares, waiting
 from benchmarks.paper_measured import decoding, index, photographs, written
-from vitrail.cost.core_days import DAY, implied_utilisation
-from vitrail.cost.devices import DEVICES
-from vitrail.cost.flops import parameters, training_flops
-from vitrail.cost.kept import Arithmetic
-from vitrail.cost.memory import activation_bytes, state_bytes
-from vitrail.cost.money import dollars
-from vitrail.cost.table6 import ROWS
-from vitrail.data.catalog import CATALOG
-from vitrail.model.config import ViTConfig, variant
+from vitrail.costs.core_days import DAY, implied_utilisation
+from vitrail.costs.devices import DEVICES
+from vitrail.costs.flops import parameters, training_flops
+from vitrail.costs.kept import Arithmetic
+from vitrail.costs.memory import activation_bytes, state_bytes
+from vitrail.costs.money import dollars
+from vitrail.costs.table6 import ROWS
+from vitrail.data.benchmarks.catalog import CATALOG
+from vitrail.model.variants import ViTConfig, variant
 from vitrail.recipes.registry import recipe
 
 RECIPE, DATA = "paper/vit-h14-jft", "jft300m"

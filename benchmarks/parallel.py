@@ -28,10 +28,10 @@ from torch import nn
 
 from benchmarks import compare, inference, record
 from benchmarks.compare import Contender, Measurement
-from vitrail.evaluate.classify import fast_bf16
+from vitrail.evaluation.classify import fast_bf16
 from vitrail.model.build import create
-from vitrail.model.config import SIZES
 from vitrail.model.frozen import freeze
+from vitrail.model.variants import SIZES
 from vitrail.model.wide import compute_together
 
 Shape = tuple[int, int]

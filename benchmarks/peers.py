@@ -45,7 +45,7 @@ B16 = Architecture(width=768, depth=12, heads=12, patch=16, image_size=224, clas
 def ours(a: Architecture) -> nn.Module:
     """Vitrail's."""
     from vitrail.model.build import build
-    from vitrail.model.config import ViTConfig
+    from vitrail.model.variants import ViTConfig
 
     return build(
         ViTConfig(

@@ -30,7 +30,7 @@ from benchmarks import compare, record
 
 GOOD = 0.25
 """Error of a prediction, as a share of what happened."""
-IMPORTS = "import vitrail.transfer.probe, vitrail.verbs.probe"
+IMPORTS = "import vitrail.transfer.probe, vitrail.verbs.probe.probe"
 LEAST = "--recipe digits --model Ti/8 --image-size 8 --vit.width 8 --vit.heads 1 --vit.depth 1 --vit.mlp-dim 8"
 LEAST += " --batch-size 2 --duration 1"
 STEPS = ("--duration", "2 steps")
@@ -63,7 +63,7 @@ def run(words: list[str], folder: Path) -> Ended:
 
 def digits(path: Path, images: int) -> Path:
     """Write so many of the embedded digits, half as many to test, as arrays."""
-    from vitrail.data.source import open_data
+    from vitrail.data.sources.open import open_data
 
     splits = open_data("digits")
     arrays: dict[str, np.ndarray] = {}
@@ -78,7 +78,7 @@ def digits(path: Path, images: int) -> Path:
 
 def weights(folder: Path) -> Path:
     """A tiny network, untrained: how long it takes does not depend on what it knows."""
-    from vitrail.data.config import Preprocess
+    from vitrail.data.settings import Preprocess
     from vitrail.model.build import create
     from vitrail.weights.card import Card
     from vitrail.weights.store import save_model

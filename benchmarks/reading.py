@@ -31,7 +31,7 @@ SHARDS, CLASSES, BYTES = 1000, 1000, 40_000
 def write_index(folder: Path, images: int) -> None:
     """Write what `pack` would of `images` images of `BYTES` bytes, the shards as files with nothing in them."""
     from vitrail.data.cache import write_table
-    from vitrail.data.shards import INDEX, SCHEMA
+    from vitrail.data.sources.shards import INDEX, SCHEMA
     from vitrail.data.split import row_digest
 
     folder.mkdir(parents=True)
@@ -63,9 +63,9 @@ OPEN = """
 import json, sys, time
 from pathlib import Path
 import torch
-from vitrail.data.config import Data
-from vitrail.data.order import Order
-from vitrail.data.source import open_data
+from vitrail.data.settings import Data
+from vitrail.data.loading.order import Order
+from vitrail.data.sources.open import open_data
 
 def own():  # memory of this process alone; pages of the mapped index belong to the system's cache
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -117,8 +117,8 @@ class Slow(AsyncFileSystem):  # type: ignore[misc]
 
 def images(folder: Path, count: int) -> None:
     """Pack noise of 128 x 128 pixels."""
-    from vitrail.data.arrays import ArraySource
-    from vitrail.data.pack import pack
+    from vitrail.data.loading.pack import pack
+    from vitrail.data.sources.arrays import ArraySource
 
     noise = np.random.default_rng(0).integers(0, 256, (64, 128, 128, 3), dtype=np.uint8)
     pixels = np.concatenate([noise] * (count // 64))
@@ -128,9 +128,9 @@ def images(folder: Path, count: int) -> None:
 def behind(folder: Path, seconds: float, *, ahead: bool, together: int) -> dict[str, float]:
     """Images/s of an epoch in a loop that computes nothing, and how many requests it takes."""
     from vitrail.data.cache import read_table
-    from vitrail.data.loader import Loader
-    from vitrail.data.shard_files import RemoteFiles
-    from vitrail.data.shards import INDEX, ShardSource, packed_manifest
+    from vitrail.data.loading.loader import Loader
+    from vitrail.data.sources.shard_files import RemoteFiles
+    from vitrail.data.sources.shards import INDEX, ShardSource, packed_manifest
 
     index = read_table(folder / INDEX)
     manifest = packed_manifest(index)

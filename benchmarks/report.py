@@ -28,14 +28,14 @@ from rich.table import Table
 
 from benchmarks import record
 from vitrail.config_yaml import to_yaml
-from vitrail.data.config import Data, Preprocess
-from vitrail.data.source import Splits, open_data
-from vitrail.evaluate.classify import Classification, save_classification
+from vitrail.data.settings import Data, Preprocess
+from vitrail.data.sources.open import Splits, open_data
+from vitrail.evaluation.classify import Classification, save_classification
 from vitrail.model.build import build
-from vitrail.model.config import variant
-from vitrail.report.compare_page import write_comparison
-from vitrail.report.page import write_report
-from vitrail.train.run import Optim, Run
+from vitrail.model.variants import variant
+from vitrail.reports.compare_page import write_comparison
+from vitrail.reports.page import write_report
+from vitrail.training.run import Optim, Run
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 

@@ -20,19 +20,19 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import record
-from vitrail.data.config import Augment
+from vitrail.data.settings import Augment
 from vitrail.model.attention import fast_math
 from vitrail.model.build import create
-from vitrail.objective.config import Supervised
+from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
-from vitrail.train.average import Averager
-from vitrail.train.batch_size import Blank
-from vitrail.train.flat import nbytes
-from vitrail.train.optim import build_optimizer
-from vitrail.train.run import Average, Optim
-from vitrail.train.saving import Checkpoints
-from vitrail.train.standing import TrainingState
-from vitrail.train.step import backward
+from vitrail.training.batch_size import Blank
+from vitrail.training.checkpoints.flat import nbytes
+from vitrail.training.checkpoints.saving import Checkpoints
+from vitrail.training.checkpoints.state import TrainingState
+from vitrail.training.optim.average import Averager
+from vitrail.training.optim.optimizer import build_optimizer
+from vitrail.training.run import Average, Optim
+from vitrail.training.step import backward
 
 IMAGES = 8
 

@@ -33,7 +33,7 @@ from rich.table import Table
 from benchmarks import compare, record
 from benchmarks.cells import Cells
 from benchmarks.learn import vitrail_verb
-from vitrail.cost.figure import COLOURS
+from vitrail.costs.figure import COLOURS
 
 DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "cifar100"
 LOG = record.RESULTS / "self_supervised.jsonl"

@@ -68,7 +68,7 @@ def jpeg() -> bytes:
 
 def model_folder(folder: Path, architecture: peers.Architecture) -> Path:
     """The network on disk; its weights do not matter."""
-    from vitrail.data.config import Preprocess
+    from vitrail.data.settings import Preprocess
     from vitrail.weights.card import Card
     from vitrail.weights.store import save_model
 

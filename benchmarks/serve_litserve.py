@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from benchmarks.serve import BATCH
-from vitrail.data.decode import decode
-from vitrail.data.ops import eval_transform
-from vitrail.evaluate.classify import predictor
+from vitrail.data.images.decode import decode
+from vitrail.data.images.ops import eval_transform
+from vitrail.evaluation.classify import predictor
 from vitrail.model.attention import fast_math
 from vitrail.weights.load import load
 

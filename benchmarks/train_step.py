@@ -84,8 +84,8 @@ def vitrail_step(
 
     It trains on `data`, batches of vitrail's loader, or else on random images; None: AdamW.
     """
-    from vitrail.data.config import Augment
-    from vitrail.objective.config import Supervised
+    from vitrail.data.settings import Augment
+    from vitrail.objective.settings import Supervised
     from vitrail.objective.supervised import SupervisedObjective
 
     objective = SupervisedObjective(model.train(), Supervised(), Augment(), case.architecture.classes, seed=0)
@@ -99,10 +99,10 @@ def objective_step(
     data: Iterator[Any] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Step:
-    """The step of an objective of ours, of the parts and in the order of `vitrail.train.loop`; the rest as above."""
-    from vitrail.train.optim import build_optimizer
-    from vitrail.train.run import Optim
-    from vitrail.train.step import backward, seed_step
+    """The step of an objective of ours, of the parts and in the order of `vitrail.training.loop`; the rest as above."""
+    from vitrail.training.optim.optimizer import build_optimizer
+    from vitrail.training.run import Optim
+    from vitrail.training.step import backward, seed_step
 
     optimizer = optimizer or build_optimizer(objective, Optim(lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY))
     feed = data or itertools.cycle([_batch(images, labels) for images, labels in batches(case)])

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from benchmarks import compare, peers, record, train_step
 from benchmarks.compare import Contender
 from benchmarks.train_step import Case, Step
-from vitrail.cost.live import LiveTensors, kept_bytes
-from vitrail.train.optim import build_optimizer
-from vitrail.train.run import Optim, Run, Tune
-from vitrail.train.tune import tune
+from vitrail.costs.live import LiveTensors, kept_bytes
+from vitrail.training.optim.optimizer import build_optimizer
+from vitrail.training.optim.tune import tune
+from vitrail.training.run import Optim, Run, Tune
 from vitrail.weights.load import load
 from vitrail.weights.save import card_of, save
 from vitrail.weights.store import WEIGHTS, save_model

@@ -54,7 +54,7 @@ model = {load}
 print(json.dumps(dict(peak=status("VmHWM") - before, after=status("VmRSS") - before)))
 """
 MEMORY = {
-    record.OURS: ("from vitrail.weights.load import load; import vitrail.weights.timm", "load({file!r})"),
+    record.OURS: ("from vitrail.weights.load import load; import vitrail.weights.timm.format", "load({file!r})"),
     "vitrail, own file": ("from vitrail.weights.load import load", "load({own!r})"),
     "timm": ("import timm", "timm.create_model({name!r}, checkpoint_path={file!r})"),
 }

@@ -86,7 +86,7 @@ def refused(words: list[str]) -> str:
 def _refused_by_vitrail(words: list[str]) -> str:
     from vitrail import cli
     from vitrail.errors import VitrailError
-    from vitrail.verbs.flags import parse
+    from vitrail.verbs.flags.parse import parse
 
     output = io.StringIO()
     try:

@@ -12,9 +12,20 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PRELOADED = [
-    *("vitrail.cli", "vitrail.verbs.flags", "vitrail.verbs.predict", "vitrail.train.loop", "vitrail.report.page"),
+    *(
+        "vitrail.cli",
+        "vitrail.verbs.flags.parse",
+        "vitrail.verbs.predict",
+        "vitrail.training.loop",
+        "vitrail.reports.page",
+    ),
     *("torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure", "rich.console", "sklearn.datasets"),
-    *("vitrail.verbs.data", "vitrail.train.member", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
+    *(
+        "vitrail.verbs.data.check",
+        "vitrail.training.processes.member",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+    ),
 ]
 
 

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from vitrail.config_yaml import to_yaml
-from vitrail.data.config import Data, Preprocess
-from vitrail.evaluate.classify import Classification, save_classification
-from vitrail.model.config import ViTConfig
+from vitrail.data.settings import Data, Preprocess
+from vitrail.evaluation.classify import Classification, save_classification
+from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 

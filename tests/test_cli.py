@@ -13,7 +13,7 @@ from vitrail import cli
 from vitrail.config import Epochs, Percent, Steps
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.verbs import doctor as doctor_module
-from vitrail.verbs.flags import field_docs, parse
+from vitrail.verbs.flags.parse import field_docs, parse
 from vitrail.verbs.train import train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,7 +124,7 @@ def test_errors_are_one_message(
 def test_a_signal_during_training_decides_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vitrail.train.guard import Interrupted
+    from vitrail.training.guard import Interrupted
 
     failing_with(Interrupted("saved at step 5", 15), monkeypatch)
     assert cli.main(["doctor"]) == 143
@@ -240,10 +240,10 @@ def test_resume_with_and_without_a_run(argv: list[str], resume: str, monkeypatch
 
 
 def test_field_docs_are_those_in_the_source() -> None:
-    from vitrail.train.run import Run
+    from vitrail.training.run import Run
 
     docs = field_docs(Run)
-    assert docs["model"] == "A name `vitrail.model.config.variant` reads."
+    assert docs["model"] == "A name `vitrail.model.variants.variant` reads."
     assert "image_size" in docs and docs["workers"].startswith("Threads that decode images")
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from vitrail.config import Duration, Epochs, Examples, Percent, Steps, parse_duration
 from vitrail.config_yaml import from_yaml, merge, to_yaml
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError
-from vitrail.train.run import Optim, Run
+from vitrail.training.run import Optim, Run
 
 KINDS = (Steps, Epochs, Examples, Percent)
 durations = st.builds(

@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYER = {
     **dict.fromkeys(("errors", "version", "allocator", "world", "config", "config_yaml"), 0),
     **dict.fromkeys(("model", "data"), 1),
-    **dict.fromkeys(("weights", "objective", "evaluate", "inspect", "cost"), 2),
-    **dict.fromkeys(("export", "train"), 3),
+    **dict.fromkeys(("weights", "objective", "evaluation", "inspection", "costs"), 2),
+    **dict.fromkeys(("exports", "training"), 3),
     "transfer": 4,
     "recipes": 5,
-    **dict.fromkeys(("study", "serve", "report"), 6),
+    **dict.fromkeys(("study", "server", "reports"), 6),
     "verbs": 7,
     "cli": 8,
     # the public face and `python -m vitrail`: they may reach everything, nothing reaches them
@@ -35,9 +35,9 @@ TORCH_FREE = (
     "vitrail",
     "vitrail.errors",
     "vitrail.config",
-    "vitrail.model.config",
-    "vitrail.data.config",
-    "vitrail.train.run",
+    "vitrail.model.variants",
+    "vitrail.data.settings",
+    "vitrail.training.run",
     "vitrail.cli",
 )
 
@@ -146,21 +146,21 @@ def test_flags_and_values_import_without_torch(name: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("model/vit.py", "from vitrail.data.config import Data"),  # sideways
-        ("model/vit.py", "def f():\n    import vitrail.train.loop"),  # up, inside a function
-        ("data/ops.py", "def f():\n    from vitrail import serve"),  # up, through the public face
-        ("data/ops.py", "from .. import train"),  # up, relative
-        ("data/ops.py", "from importlib import import_module\nimport_module('vitrail.cli')"),
+        ("model/vit.py", "from vitrail.data.settings import Data"),  # sideways
+        ("model/vit.py", "def f():\n    import vitrail.training.loop"),  # up, inside a function
+        ("data/images/ops.py", "def f():\n    from vitrail import server"),  # up, through the public face
+        ("data/images/ops.py", "from .. import training"),  # up, relative
+        ("data/images/ops.py", "from importlib import import_module\nimport_module('vitrail.cli')"),
         ("errors.py", "from vitrail.model import vit"),
         ("misc.py", "import os"),  # belongs nowhere
         ("model/vit.py", "from vitrail import fit"),  # not a module: a name of the public face
     ],
 )
 def test_the_order_test_sees(file: str, source: str, tmp_path: Path) -> None:
-    for package in ("model", "data", "train", "serve", ""):
+    for package in ("model", "data", "training", "server", ""):
         (tmp_path / "vitrail" / package).mkdir(parents=True, exist_ok=True)
         (tmp_path / "vitrail" / package / "__init__.py").touch()
-    for module in ("train/loop.py", "data/config.py", "model/vit.py", "cli.py"):
+    for module in ("training/loop.py", "data/settings.py", "model/vit.py", "cli.py"):
         (tmp_path / "vitrail" / module).touch()
     assert violations(tmp_path) == []
     (tmp_path / "vitrail" / file).write_text(source)

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import readme, record
 from vitrail.model.build import build, create
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = sorted(record.RESULTS.glob("*.json"))
@@ -51,8 +51,8 @@ def test_parameters_in_closed_form(width: int, depth: int, patch: int) -> None:
 
 def _trained(seed: int) -> torch.Tensor:
     """Weights after three optimiser steps of a tiny network, as one vector."""
-    from vitrail.train.optim import build_optimizer
-    from vitrail.train.run import Optim
+    from vitrail.training.optim.optimizer import build_optimizer
+    from vitrail.training.run import Optim
 
     torch.manual_seed(seed)
     model = create("Ti/4", width=32, depth=2, heads=2, mlp_dim=64, image_size=(16, 16), classes=5, dropout=0.1)

@@ -12,7 +12,7 @@ import pytest
 
 import vitrail
 from vitrail import cli
-from vitrail.verbs.flags import flag_names
+from vitrail.verbs.flags.parse import flag_names
 
 ROOT = Path(__file__).resolve().parents[1]
 

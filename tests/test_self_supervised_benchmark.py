@@ -6,10 +6,10 @@ from pathlib import Path
 
 from benchmarks.self_supervised import curve
 from vitrail.config import Steps
-from vitrail.data.config import Data
-from vitrail.objective.config import MaskedPatch
-from vitrail.train import loop
-from vitrail.train.run import Model, Run
+from vitrail.data.settings import Data
+from vitrail.objective.settings import MaskedPatch
+from vitrail.training import loop
+from vitrail.training.run import Model, Run
 
 
 def test_a_curve_has_the_loss_and_the_neighbours_of_every_evaluation(tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ import vitrail
 from vitrail import cli
 from vitrail.config import Epochs, Percent, Steps
 from vitrail.config_yaml import from_yaml, to_yaml
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import CheckpointError, DataError, UsageError
 from vitrail.recipes.registry import recipe
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 from vitrail.verbs import doctor as doctor_module
-from vitrail.verbs.settings import Asked, newest, plan
+from vitrail.verbs.flags.settings import Asked, newest, plan
 from vitrail.verbs.train import Preview
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -178,7 +178,7 @@ def test_a_report_that_fails_costs_nothing(
     def fail(folder: Path) -> None:
         raise DataError("no ink")
 
-    monkeypatch.setattr("vitrail.report.page.write_report", fail)
+    monkeypatch.setattr("vitrail.reports.page.write_report", fail)
     result = vitrail.train(photos, recipe="scratch-small", out=str(tmp_path), **TINY)
     assert result.steps == 8
     assert "no ink" in caplog.text

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.data.config import Preprocess
-from vitrail.data.loader import Loader
-from vitrail.data.ops import eval_transform
-from vitrail.data.pack import pack_data
-from vitrail.data.source import find
+from vitrail.data.images.ops import eval_transform
+from vitrail.data.loading.loader import Loader
+from vitrail.data.loading.pack import pack_data
+from vitrail.data.settings import Preprocess
+from vitrail.data.sources.open import find
 from vitrail.errors import UsageError
-from vitrail.evaluate.bulk import COMPLETE
-from vitrail.model.config import variant
+from vitrail.evaluation.bulk import COMPLETE
+from vitrail.model.variants import variant
 from vitrail.model.vit import ViT
 from vitrail.verbs.embed import embed
 from vitrail.weights.card import Card

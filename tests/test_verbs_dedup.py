@@ -12,10 +12,10 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.data.source import find, open_data
+from vitrail.data.sources.open import find, open_data
 from vitrail.errors import DataError, UsageError
-from vitrail.verbs.dedup import dedup
-from vitrail.verbs.split import split
+from vitrail.verbs.data.dedup import dedup
+from vitrail.verbs.data.split import split
 
 TINY: dict[str, Any] = dict(
     recipe="scratch-small",
@@ -187,7 +187,7 @@ def test_lists_of_nested_subsets_are_what_data_subset_takes(
         assert {direct.train.id(index) for index in range(count)} == ids[-1]
     assert ids[0] < ids[1] < ids[2] and held[0] == held[1] == held[2] and len(held[0]) == 6
     assert not ids[2] & set(held[0])
-    as_json = vitrail.verbs.split.as_json(split(sets / "pretrain", out, 4, seed=3))
+    as_json = vitrail.verbs.data.split.as_json(split(sets / "pretrain", out, 4, seed=3))
     assert as_json == [{"file": str(out / "4.csv"), "train": 4, "validation": 2, "test": 0}]
 
 

@@ -15,12 +15,12 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.data.config import Preprocess
-from vitrail.data.imagenet_classes import part, wnids
+from vitrail.data.benchmarks.imagenet_classes import part, wnids
+from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluate.calibration import calibration
-from vitrail.evaluate.classify import load_classification
-from vitrail.model.config import ViTConfig
+from vitrail.evaluation.calibration import calibration
+from vitrail.evaluation.classify import load_classification
+from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model

@@ -14,13 +14,13 @@ from PIL import Image, ImageOps
 
 import vitrail
 from vitrail import cli
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError
-from vitrail.inspect import album
-from vitrail.inspect.positions import position_tiles
-from vitrail.inspect.rollout import rollout
+from vitrail.inspection import album
+from vitrail.inspection.positions import position_tiles
+from vitrail.inspection.rollout import rollout
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
@@ -101,7 +101,7 @@ def _answers(model: Any, paths: list[Path]) -> list[str]:
 
 
 def _predictions(model: Any, paths: list[Path]) -> list[Any]:
-    from vitrail.evaluate.predict import predict_files
+    from vitrail.evaluation.predict import predict_files
 
     return list(predict_files(model, paths, precision="float32"))
 
@@ -160,7 +160,7 @@ def test_at_another_resolution_and_many_pictures(
     assert shares.shape == (5, 8, 8)
     model = vitrail.load(networks / "plain", image_size=32)
     picture = np.asarray(Image.open(photos / "blue" / "0.png"))
-    from vitrail.data.ops import eval_transform
+    from vitrail.data.images.ops import eval_transform
 
     seen = eval_transform(model.card.preprocess)(picture, np.random.default_rng(0))
     expected = rollout(model, torch.from_numpy(seen).permute(2, 0, 1)[None])

@@ -26,12 +26,12 @@ import yaml
 
 from vitrail import cli
 from vitrail.errors import CheckpointError, UsageError
-from vitrail.objective.config import MaskedPatch
-from vitrail.train import checkpoint
-from vitrail.train.loop import fit
-from vitrail.verbs.launch import sky, slurm
-from vitrail.verbs.launch_sky import RUNS
-from vitrail.verbs.settings import Asked, plan, resumed
+from vitrail.objective.settings import MaskedPatch
+from vitrail.training.checkpoints import checkpoint
+from vitrail.training.loop import fit
+from vitrail.verbs.flags.settings import Asked, plan, resumed
+from vitrail.verbs.launch.launch import sky, slurm
+from vitrail.verbs.launch.sky import RUNS
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 200

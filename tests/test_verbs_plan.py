@@ -15,13 +15,13 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.data.config import Preprocess
-from vitrail.data.source import open_data
+from vitrail.data.settings import Preprocess
+from vitrail.data.sources.open import open_data
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
-from vitrail.train.batches import training_loader
-from vitrail.train.plan import Plan
-from vitrail.train.resolve import resolve
+from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.training.batches import training_loader
+from vitrail.training.plan import Plan
+from vitrail.training.resolve import resolve
 from vitrail.transfer import timing
 from vitrail.transfer.rehearse import Rehearsal
 from vitrail.transfer.timing import Answers, Pace, Speeds

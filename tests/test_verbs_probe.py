@@ -17,16 +17,16 @@ from sklearn.neighbors import KNeighborsClassifier
 import vitrail
 from vitrail import cli
 from vitrail.config_yaml import to_yaml
-from vitrail.data.config import Data, Preprocess
-from vitrail.data.decode import decode
-from vitrail.data.ops import eval_transform
-from vitrail.data.source import find, open_data
+from vitrail.data.images.decode import decode
+from vitrail.data.images.ops import eval_transform
+from vitrail.data.settings import Data, Preprocess
+from vitrail.data.sources.open import find, open_data
 from vitrail.errors import DataError, UsageError
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig
-from vitrail.train.run import Run
-from vitrail.verbs.flags import parse
-from vitrail.verbs.probe import fewshot, knn
+from vitrail.model.variants import ViTConfig
+from vitrail.training.run import Run
+from vitrail.verbs.flags.parse import parse
+from vitrail.verbs.probe.probe import fewshot, knn
 from vitrail.verbs.train import train
 from vitrail.weights.card import Card
 from vitrail.weights.save import save

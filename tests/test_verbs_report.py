@@ -12,9 +12,9 @@ from run_folders import Page, answers, run_folder
 
 import vitrail
 from vitrail import cli
-from vitrail.data.config import Data
-from vitrail.data.source import open_data
-from vitrail.train.run import Optim, Run
+from vitrail.data.settings import Data
+from vitrail.data.sources.open import open_data
+from vitrail.training.run import Optim, Run
 
 
 @pytest.fixture(scope="module")

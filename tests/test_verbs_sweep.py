@@ -18,7 +18,7 @@ from vitrail import cli
 from vitrail.config import Steps
 from vitrail.errors import UsageError
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE, ROW_OF
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 from vitrail.transfer.on_ray import OnRay
 from vitrail.transfer.processes import Processes
 from vitrail.transfer.trial import here

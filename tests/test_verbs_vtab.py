@@ -10,9 +10,9 @@ import pytest
 
 from vitrail import cli
 from vitrail.config import Percent, Steps
-from vitrail.data.catalog import CATALOG
-from vitrail.data.vtab import TASKS
-from vitrail.train.run import Run
+from vitrail.data.benchmarks.catalog import CATALOG
+from vitrail.data.benchmarks.vtab import TASKS
+from vitrail.training.run import Run
 from vitrail.transfer import vtab as over
 from vitrail.transfer.table9 import PUBLISHED
 from vitrail.transfer.vtab import Score, Scores

@@ -16,11 +16,11 @@ from torch import nn
 
 import vitrail
 from vitrail import cli
-from vitrail.data.config import Preprocess
-from vitrail.data.ops import eval_transform
+from vitrail.data.images.ops import eval_transform
+from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 from vitrail.verbs import weights as verbs
 from vitrail.weights.card import Card
 from vitrail.weights.save import FORMATS, save
@@ -177,7 +177,7 @@ def test_verify_of_weights_that_cannot_be_compared(google: Path, capsys: pytest.
 
 
 def test_push_can_be_tried(ours: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrail.weights import publish
+    from vitrail.weights.hub.download import publish
 
     monkeypatch.setattr(publish, "push", lambda *_, **__: pytest.fail("uploaded something"))
     assert run("weights", "push", ours, "owner/name", "--dry-run", "--licence", "apache-2.0") == 0
@@ -191,7 +191,7 @@ def test_push_can_be_tried(ours: Path, capsys: pytest.CaptureFixture[str], monke
 
 
 def test_push_uploads(ours: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrail.weights import publish
+    from vitrail.weights.hub.download import publish
 
     asked: list[tuple[Any, ...]] = []
 

@@ -6,17 +6,12 @@ vitrail.evaluate(result.folder, "photos/test")
 model = vitrail.load(result.folder)
 ```
 
-Names are imported when they are used, so that importing this takes no time. `vitrail.train`,
-`vitrail.evaluate`, `vitrail.inspect`, `vitrail.report`, `vitrail.serve`, `vitrail.export` and `vitrail.cost` are
-packages too: calling the package calls the verb.
+Names are imported when they are used, so that importing vitrail takes no time.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from inspect import Signature, signature  # by name: `vitrail.inspect` is a package of ours
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vitrail.version import __version__
@@ -24,7 +19,7 @@ from vitrail.version import __version__
 if TYPE_CHECKING:
     from vitrail.config import Duration, Epochs, Examples, Percent, Steps
     from vitrail.config_yaml import from_yaml, to_yaml
-    from vitrail.data.config import Augment, Data, Preprocess
+    from vitrail.data.settings import Augment, Data, Preprocess
     from vitrail.errors import (
         CheckpointError,
         DataError,
@@ -36,13 +31,12 @@ if TYPE_CHECKING:
         WeightsError,
     )
     from vitrail.model.build import create
-    from vitrail.model.config import ResNetConfig, ViTConfig, variant
     from vitrail.model.regroup import regroup
-    from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+    from vitrail.model.variants import ResNetConfig, ViTConfig, variant
+    from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
     from vitrail.recipes.registry import recipe
-    from vitrail.train.loop import fit
-    from vitrail.train.run import Average, Model, Optim, Run, Schedule
-    from vitrail.verbs import probe
+    from vitrail.training.loop import fit
+    from vitrail.training.run import Average, Model, Optim, Run, Schedule
     from vitrail.verbs.bench import bench
     from vitrail.verbs.cost import cost
     from vitrail.verbs.demo import demo
@@ -51,9 +45,10 @@ if TYPE_CHECKING:
     from vitrail.verbs.evaluate import evaluate
     from vitrail.verbs.export import export
     from vitrail.verbs.finetune import finetune
-    from vitrail.verbs.inspect import inspect
-    from vitrail.verbs.plan import plan
+    from vitrail.verbs.inspect.inspect import inspect
+    from vitrail.verbs.plan.plan import plan
     from vitrail.verbs.predict import predict
+    from vitrail.verbs.probe import probe
     from vitrail.verbs.report import report
     from vitrail.verbs.serve import serve
     from vitrail.verbs.sweep import sweep
@@ -65,18 +60,18 @@ if TYPE_CHECKING:
 _HOMES = {
     "vitrail.config": ("Duration", "Epochs", "Examples", "Percent", "Steps"),
     "vitrail.config_yaml": ("from_yaml", "to_yaml"),
-    "vitrail.data.config": ("Augment", "Data", "Preprocess"),
+    "vitrail.data.settings": ("Augment", "Data", "Preprocess"),
     "vitrail.errors": (
         *("CheckpointError", "DataError", "DecodeError", "ExportError", "TrainingError", "UsageError", "VitrailError"),
         "WeightsError",
     ),
     "vitrail.model.build": ("create",),
-    "vitrail.model.config": ("ResNetConfig", "ViTConfig", "variant"),
+    "vitrail.model.variants": ("ResNetConfig", "ViTConfig", "variant"),
     "vitrail.model.regroup": ("regroup",),
-    "vitrail.objective.config": ("BEiT", "DINO", "MAE", "MaskedPatch", "Supervised", "Tokenizer"),
+    "vitrail.objective.settings": ("BEiT", "DINO", "MAE", "MaskedPatch", "Supervised", "Tokenizer"),
     "vitrail.recipes.registry": ("recipe",),
-    "vitrail.train.loop": ("fit",),
-    "vitrail.train.run": ("Average", "Model", "Optim", "Run", "Schedule"),
+    "vitrail.training.loop": ("fit",),
+    "vitrail.training.run": ("Average", "Model", "Optim", "Run", "Schedule"),
     "vitrail.verbs.bench": ("bench",),
     "vitrail.verbs.cost": ("cost",),
     "vitrail.verbs.demo": ("demo",),
@@ -85,8 +80,8 @@ _HOMES = {
     "vitrail.verbs.evaluate": ("evaluate",),
     "vitrail.verbs.export": ("export",),
     "vitrail.verbs.finetune": ("finetune",),
-    "vitrail.verbs.inspect": ("inspect",),
-    "vitrail.verbs.plan": ("plan",),
+    "vitrail.verbs.inspect.inspect": ("inspect",),
+    "vitrail.verbs.plan.plan": ("plan",),
     "vitrail.verbs.predict": ("predict",),
     "vitrail.verbs.report": ("report",),
     "vitrail.verbs.serve": ("serve",),
@@ -97,8 +92,7 @@ _HOMES = {
     "vitrail.weights.save": ("save",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_PACKAGES = ("train", "evaluate", "cost", "inspect", "report", "serve", "export")
-_GROUPS = {"probe": "vitrail.verbs.probe"}
+_GROUPS = {"probe": "vitrail.verbs.probe.probe"}
 """Verbs of two words: `vitrail.probe.fewshot(...)`."""
 
 __all__ = [
@@ -161,15 +155,9 @@ __all__ = [
 ]
 
 
-def _named(name: str) -> Any:
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"vitrail.{name}")
     if name in _HOME:
-        return _named(name)
+        return getattr(importlib.import_module(_HOME[name]), name)
     if name in _GROUPS:
         return importlib.import_module(_GROUPS[name])
     raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
@@ -177,34 +165,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Verb(ModuleType):
-    """A package that is also a verb: `vitrail.train.run` is a module, `vitrail.train(...)` trains."""
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        return self._verb(*args, **keywords)
-
-    @property
-    def _verb(self) -> Any:
-        return _named(self.__name__.rpartition(".")[2])
-
-    @property
-    def __signature__(self) -> Signature:
-        return signature(self._verb)
-
-    @property
-    def __doc__(self) -> str | None:  # type: ignore[override]
-        return str(self._verb.__doc__)
-
-
-class _Face(ModuleType):
-    """This module. Python sets a package as an attribute of its parent when it is first imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _PACKAGES and isinstance(value, ModuleType):
-            value.__class__ = _Verb
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Face

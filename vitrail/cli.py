@@ -44,30 +44,34 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "demo": Verb("vitrail.verbs.demo:demo", "train on the embedded digits, in about a minute"),
-    "plan": Verb("vitrail.verbs.plan:plan", "recommend a way of learning for these images, with time and memory"),
+    "plan": Verb("vitrail.verbs.plan.plan:plan", "recommend a way of learning for these images, with time and memory"),
     "train": Verb("vitrail.verbs.train:train", "train a network on a folder of images"),
     "finetune": Verb("vitrail.verbs.finetune:finetune", "fit a trained network to other images"),
     "sweep": Verb("vitrail.verbs.sweep:sweep", "find the learning rate, then retrain with several seeds and test"),
-    "launch slurm": Verb("vitrail.verbs.launch:slurm", "print a batch script that trains on a Slurm cluster"),
-    "launch sky": Verb("vitrail.verbs.launch:sky", "print a SkyPilot task that trains on rented machines"),
+    "launch slurm": Verb("vitrail.verbs.launch.launch:slurm", "print a batch script that trains on a Slurm cluster"),
+    "launch sky": Verb("vitrail.verbs.launch.launch:sky", "print a SkyPilot task that trains on rented machines"),
     "vtab": Verb("vitrail.verbs.vtab:vtab", "fine-tune on the 19 tasks of VTAB-1k, beside the paper's Table 9"),
     "evaluate": Verb("vitrail.verbs.evaluate:evaluate", "measure a network: top-1, top-5, classes, confusion"),
     "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
     "embed": Verb("vitrail.verbs.embed:embed", "write the features of images to a file"),
-    "inspect": Verb("vitrail.verbs.inspect:inspect", "look inside a network: filters, positions, attention, features"),
+    "inspect": Verb(
+        "vitrail.verbs.inspect.inspect:inspect", "look inside a network: filters, positions, attention, features"
+    ),
     "report": Verb("vitrail.verbs.report:report", "write a run's report again, or compare runs on one page"),
     "serve": Verb("vitrail.verbs.serve:serve", "answer on this machine: a page for images, and an HTTP interface"),
     "export": Verb("vitrail.verbs.export:export", "write a network for ONNX Runtime, OpenVINO or torch.export"),
-    "probe fewshot": Verb("vitrail.verbs.probe:fewshot", "measure features by least squares from a few images"),
-    "probe knn": Verb("vitrail.verbs.probe:knn", "measure features by their nearest neighbours"),
-    "probe linear": Verb("vitrail.verbs.probe:linear", "measure features by a linear classifier on top"),
+    "probe fewshot": Verb("vitrail.verbs.probe.probe:fewshot", "measure features by least squares from a few images"),
+    "probe knn": Verb("vitrail.verbs.probe.probe:knn", "measure features by their nearest neighbours"),
+    "probe linear": Verb("vitrail.verbs.probe.probe:linear", "measure features by a linear classifier on top"),
     "cost": Verb("vitrail.verbs.cost:cost", "tell what a network costs to train: exaFLOPs, days, money, memory"),
     "bench": Verb("vitrail.verbs.bench:bench", "measure speed and memory on this machine, by image size"),
-    "data check": Verb("vitrail.verbs.data:check", "read every image; list bad files, duplicates, imbalance"),
-    "data stats": Verb("vitrail.verbs.data:stats", "count splits, classes and image sizes"),
-    "data pack": Verb("vitrail.verbs.data:pack", "write images to shards, for fast reading"),
-    "data dedup": Verb("vitrail.verbs.dedup:dedup", "find training images that are test images, too, or there twice"),
-    "data split": Verb("vitrail.verbs.split:split", "write lists of nested random subsets, for data-size studies"),
+    "data check": Verb("vitrail.verbs.data.check:check", "read every image; list bad files, duplicates, imbalance"),
+    "data stats": Verb("vitrail.verbs.data.check:stats", "count splits, classes and image sizes"),
+    "data pack": Verb("vitrail.verbs.data.check:pack", "write images to shards, for fast reading"),
+    "data dedup": Verb(
+        "vitrail.verbs.data.dedup:dedup", "find training images that are test images, too, or there twice"
+    ),
+    "data split": Verb("vitrail.verbs.data.split:split", "write lists of nested random subsets, for data-size studies"),
     "weights convert": Verb("vitrail.verbs.weights:convert", "write weights in another library's format"),
     "weights info": Verb("vitrail.verbs.weights:info", "show what weights are: architecture, card, tensors"),
     "weights verify": Verb("vitrail.verbs.weights:verify", "compare weights with their card and their own library"),
@@ -168,7 +172,7 @@ def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:
 
 def _call(name: str, argv: list[str]) -> int:
     """Parse the flags of a verb, call it, print its result, and return the exit code that the result asks for."""
-    from vitrail.verbs.flags import parse
+    from vitrail.verbs.flags.parse import parse
 
     module, function = VERBS[name].load()
     arguments, keywords = parse(function, _with_latest(argv), f"vitrail {name}")
@@ -179,7 +183,7 @@ def _call(name: str, argv: list[str]) -> int:
     if silent:
         return 0
     if chosen["json"]:
-        from vitrail.train.folder import plain
+        from vitrail.training.folder import plain
 
         value = module.as_json(result) if hasattr(module, "as_json") else result
         print(json.dumps(plain(value), indent=2, ensure_ascii=False))

@@ -93,7 +93,7 @@ def from_main_(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Is this one of the tensors that are cut over the processes (`vitrail.train.sharding`)?"""
+    """Is this one of the tensors that are cut over the processes (`vitrail.training.processes.sharding`)?"""
     return hasattr(tensor, "to_local")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vitrail.data.catalog import CATALOG
-from vitrail.data.source import find
+from vitrail.data.benchmarks.catalog import CATALOG
+from vitrail.data.sources.open import find
 from vitrail.errors import DataError
 
 # "Three things", Table 9: images to train on, to test on, classes

@@ -11,15 +11,15 @@ import pytest
 import scipy.fft
 from PIL import Image, ImageFilter
 
-from vitrail.data import dedup, hamming, hashes
-from vitrail.data.arrays import ArraySource
-from vitrail.data.decode import decode
-from vitrail.data.dedup import find_copies, remaining, shared, staying, write_pairs
-from vitrail.data.gathered import Gathered, hashed, split_apart, training_splits
-from vitrail.data.hamming import bands, near_pairs
-from vitrail.data.hashes import SIDE, hash_thumbnails, hashes_of, thumbnail
+from vitrail.data.copies import dedup, hamming, hashes
+from vitrail.data.copies.dedup import find_copies, remaining, shared, staying, write_pairs
+from vitrail.data.copies.gathered import Gathered, hashed, split_apart, training_splits
+from vitrail.data.copies.hamming import bands, near_pairs
+from vitrail.data.copies.hashes import SIDE, hash_thumbnails, hashes_of, thumbnail
+from vitrail.data.images.decode import decode
 from vitrail.data.item import Findings, Found, Listed, View
-from vitrail.data.source import find
+from vitrail.data.sources.arrays import ArraySource
+from vitrail.data.sources.open import find
 from vitrail.errors import DataError, UsageError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitrail.data.folder import read_folder
-from vitrail.data.source import find, open_data
+from vitrail.data.sources.folder import read_folder
+from vitrail.data.sources.open import find, open_data
 from vitrail.errors import DataError, DecodeError
 
 

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vitrail.data.config import Data
 from vitrail.data.item import Joined, Listed, View
-from vitrail.data.lists import COLUMNS, read_list, refers_to, write_list
-from vitrail.data.pack import pack_data
-from vitrail.data.source import find, open_data
+from vitrail.data.loading.pack import pack_data
+from vitrail.data.settings import Data
+from vitrail.data.sources.lists import COLUMNS, read_list, refers_to, write_list
+from vitrail.data.sources.open import find, open_data
 from vitrail.data.split import hold_out, subset
 from vitrail.errors import DataError, UsageError
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.data.config import Augment, Preprocess
+from vitrail.data.images.ops import eval_transform, train_transform
 from vitrail.data.item import Item
-from vitrail.data.loader import ATTEMPTS, Batch, Loader
-from vitrail.data.ops import eval_transform, train_transform
-from vitrail.data.order import Order
-from vitrail.data.prefetch import Pool, ordered
+from vitrail.data.loading.loader import ATTEMPTS, Batch, Loader
+from vitrail.data.loading.order import Order
+from vitrail.data.loading.prefetch import Pool, ordered
+from vitrail.data.settings import Augment, Preprocess
 from vitrail.errors import DataError, DecodeError, UsageError
 
 SIDE = 4
@@ -425,7 +425,7 @@ def test_kept_images_are_read_once_and_give_the_same_bits(same: bool, workers: i
 
 
 def test_real_photographs(shared_data: Path) -> None:
-    from vitrail.data.source import open_data
+    from vitrail.data.sources.open import open_data
 
     splits = open_data(str(shared_data / "flowers12"))
     preprocess = Preprocess(image_size=(32, 48))
@@ -440,7 +440,7 @@ def test_real_photographs(shared_data: Path) -> None:
 
 
 def test_an_unreadable_file_is_named_by_its_path(tmp_path: Path) -> None:
-    from vitrail.data.source import open_split
+    from vitrail.data.sources.open import open_split
 
     for name in ("a/1.png", "b/1.png"):
         (tmp_path / name).parent.mkdir()

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitrail.data import mix
-from vitrail.data.config import Augment
-from vitrail.data.mix import Mix
+from vitrail.data.images import mix
+from vitrail.data.images.mix import Mix
+from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
 
 CLASSES = 5

@@ -16,10 +16,9 @@ from scipy import stats
 from timm.data import auto_augment as timm_augment
 from torchvision.transforms import v2
 
-from vitrail.data.augment import OPERATIONS
-from vitrail.data.config import Augment, Preprocess
-from vitrail.data.decode import decode
-from vitrail.data.ops import (
+from vitrail.data.images.augment import OPERATIONS
+from vitrail.data.images.decode import decode
+from vitrail.data.images.ops import (
     CentralCrop,
     ColorJitter,
     Compose,
@@ -38,7 +37,8 @@ from vitrail.data.ops import (
     train_transform,
     transform_batch,
 )
-from vitrail.data.stream import stream
+from vitrail.data.loading.stream import stream
+from vitrail.data.settings import Augment, Preprocess
 from vitrail.errors import UsageError
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}

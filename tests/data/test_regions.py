@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.data.catalog import CATALOG
-from vitrail.data.regions import Range, ranges
-from vitrail.data.vtab import TASKS
+from vitrail.data.benchmarks.catalog import CATALOG
+from vitrail.data.benchmarks.regions import Range, ranges
+from vitrail.data.benchmarks.vtab import TASKS
 from vitrail.errors import DataError, UsageError
 
 

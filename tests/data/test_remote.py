@@ -14,15 +14,15 @@ import pytest
 from PIL import Image
 
 from tests.data.web import Web, serving
-from vitrail.data.address import expand
 from vitrail.data.cache import read_table, write_table
-from vitrail.data.config import Data, Preprocess
+from vitrail.data.images.ops import eval_transform
 from vitrail.data.item import Item, View
-from vitrail.data.loader import Loader
-from vitrail.data.ops import eval_transform
-from vitrail.data.pack import pack_data
-from vitrail.data.shards import INDEX
-from vitrail.data.source import find, open_data
+from vitrail.data.loading.loader import Loader
+from vitrail.data.loading.pack import pack_data
+from vitrail.data.settings import Data, Preprocess
+from vitrail.data.sources.address import expand
+from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.shards import INDEX
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, DecodeError
 
@@ -36,7 +36,7 @@ def needs_web() -> None:
 @pytest.fixture(autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr("vitrail.data.shard_files._PAUSE", 0.001)
+    monkeypatch.setattr("vitrail.data.sources.shard_files._PAUSE", 0.001)
 
 
 def picture(number: int) -> bytes:
@@ -261,7 +261,7 @@ def test_indexing_tars_goes_on_where_it_was_interrupted(tars: Path, monkeypatch:
         return original(self, path, *arguments, **options)
 
     monkeypatch.setattr(type(system), "open", failing)
-    monkeypatch.setattr("vitrail.data.remote._AT_ONCE", 1)
+    monkeypatch.setattr("vitrail.data.sources.remote._AT_ONCE", 1)
     with pytest.raises(DataError, match=r"train-0002\.tar cannot be read: the line went dead"):
         find("memory://tars")
     assert len(find("memory://tars").splits["train"]) == 18

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.arrays import ArraySource
-from vitrail.data.decode import decode
-from vitrail.data.pack import pack, pack_data
-from vitrail.data.shards import INDEX, ShardSource
-from vitrail.data.source import find, open_data
+from vitrail.data.images.decode import decode
+from vitrail.data.loading.pack import pack, pack_data
+from vitrail.data.sources.arrays import ArraySource
+from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.shards import INDEX, ShardSource
 from vitrail.errors import DataError, DecodeError, UsageError
 
 
@@ -81,7 +81,7 @@ def test_webdataset_shards_with_every_kind_of_label(tmp_path: Path) -> None:
 
 
 def test_more_shards_than_are_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.data.shard_files._OPEN", 2)
+    monkeypatch.setattr("vitrail.data.sources.shard_files._OPEN", 2)
     for number in range(5):
         write_tar(tmp_path / f"s-{number}.tar", [("0.png", picture(number)), ("0.cls", str(number % 2).encode())])
     (source,) = find(str(tmp_path)).splits.values()

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.data.arrays import ArraySource
-from vitrail.data.config import Data
 from vitrail.data.item import Listed, Source, View
-from vitrail.data.source import open_data, open_split
+from vitrail.data.settings import Data
+from vitrail.data.sources.arrays import ArraySource
+from vitrail.data.sources.open import open_data, open_split
 from vitrail.data.split import fingerprint, hold_out, subset
 from vitrail.errors import DataError, UsageError
 

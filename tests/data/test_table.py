@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vitrail.data.cache import cache_folder
-from vitrail.data.config import Data
-from vitrail.data.source import find, open_data
-from vitrail.data.table import encode_labels, split_of
+from vitrail.data.settings import Data
+from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.table import encode_labels, split_of
 from vitrail.errors import DataError, DecodeError, UsageError
 
 

@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 from prepared import Features, prepare
 
-from vitrail.data.decode import decode
-from vitrail.data.index_lists import index_lists
-from vitrail.data.source import find, open_data
+from vitrail.data.benchmarks.index_lists import index_lists
+from vitrail.data.benchmarks.vtab import TASKS, Label, count_objects, nearest_object, nearest_vehicle
+from vitrail.data.benchmarks.vtab_source import locate, read_task
+from vitrail.data.images.decode import decode
+from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.tfds import read_tfds
 from vitrail.data.stats import stats
-from vitrail.data.tfds import read_tfds
-from vitrail.data.vtab import TASKS, Label, count_objects, nearest_object, nearest_vehicle
-from vitrail.data.vtab_source import locate, read_task
 from vitrail.errors import DataError, UsageError
 
 
@@ -92,7 +92,7 @@ def test_the_index_is_made_once_and_again_when_a_file_changes(animals: Path, mon
         reads.append(path)
         return iter(())
 
-    monkeypatch.setattr("vitrail.data.tfds.records", counting)
+    monkeypatch.setattr("vitrail.data.sources.tfds.records", counting)
     again = find(str(animals)).splits["train"]
     assert reads == [] and again[6].image == first[6].image
     os.utime(animals / "animals-train.tfrecord-00000-of-00003", ns=(1, 1))

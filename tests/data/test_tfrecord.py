@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from prepared import example_class, serialised, write_records
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 
-from vitrail.data import tfrecord
-from vitrail.data.crc32c import crc32c, masked
-from vitrail.data.tfrecord import BYTES, FLOATS, INTEGERS, example, records
+from vitrail.data.sources import tfrecord
+from vitrail.data.sources.crc32c import crc32c, masked
+from vitrail.data.sources.tfrecord import BYTES, FLOATS, INTEGERS, example, records
 from vitrail.errors import DataError
 
 # RFC 3720 (iSCSI), B.4, and the check value that every table of checksums gives

@@ -18,11 +18,11 @@ from commands import Command, run
 from PIL import Image
 from scenes import SHORT, as_nobody, draw, open_to_all, snapshot
 
-from vitrail.data import folder as folder_module
-from vitrail.data.arrays import read_npz
-from vitrail.data.folder import read_file
-from vitrail.data.leaks import leaked
-from vitrail.data.source import find, open_data
+from vitrail.data.copies.leaks import leaked
+from vitrail.data.sources import folder as folder_module
+from vitrail.data.sources.arrays import read_npz
+from vitrail.data.sources.folder import read_file
+from vitrail.data.sources.open import find, open_data
 from vitrail.errors import DataError, DecodeError
 
 
@@ -287,7 +287,7 @@ def test_14_held_out_images_that_were_trained_on(tmp_path: Path, monkeypatch: py
     splits = open_data(str(data))
     assert splits.validation is not None
     assert leaked(splits.train, splits.validation) == ["red/copy0.png", "red/copy1.png"]
-    monkeypatch.setattr("vitrail.data.leaks.READ_AT_MOST", 100)
+    monkeypatch.setattr("vitrail.data.copies.leaks.READ_AT_MOST", 100)
     assert leaked(splits.train, splits.validation) is None
 
 
@@ -308,7 +308,7 @@ def test_16_a_read_that_fails_once_and_one_that_fails_for_good(tmp_path: Path, m
 
 def vanishing(victim: str) -> None:
     """Delete a file as soon as the data have been opened."""
-    from vitrail.train import loop
+    from vitrail.training import loop
 
     original = loop.open_data
 

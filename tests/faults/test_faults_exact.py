@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 
 from vitrail.config import Steps
 from vitrail.config_yaml import to_yaml
-from vitrail.data.config import Augment, Data
-from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
-from vitrail.objective.tokenizer import ImageTokenizer
-from vitrail.train.checkpoint import latest_valid
-from vitrail.train.run import Average, Model, Optim, Run
+from vitrail.data.settings import Augment, Data
+from vitrail.objective.beit.tokenizer import ImageTokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.training.checkpoints.checkpoint import latest_valid
+from vitrail.training.run import Average, Model, Optim, Run
 
 KILLS = {"no threads, softmax": 20}
 """The others are killed 6 times, or as often as VITRAIL_TEST_KILLS says."""

@@ -15,10 +15,10 @@ from real_images import SHARED
 from safetensors.torch import save
 
 from vitrail.config_yaml import from_yaml, to_yaml
-from vitrail.data.decode import decode
-from vitrail.data.source import find
+from vitrail.data.images.decode import decode
+from vitrail.data.sources.open import find
 from vitrail.errors import DecodeError, UsageError, VitrailError
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 from vitrail.weights.archive import open_archive
 
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "120"))

@@ -23,8 +23,8 @@ from forked import ROOT
 from scenes import SHORT, as_nobody, draw, open_to_all
 
 from vitrail.errors import TrainingError
-from vitrail.train import saving
-from vitrail.train.spikes import Spikes
+from vitrail.training.checkpoints import saving
+from vitrail.training.spikes import Spikes
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def until(happened: Callable[[], bool], command: Command) -> None:
 
 def impatient(seconds: float) -> None:
     """Whoever reads gives up after so many seconds."""
-    from vitrail.data import loader, prefetch
+    from vitrail.data.loading import loader, prefetch
 
     prefetch.TIMEOUT = loader.TIMEOUT = seconds
     prefetch.Pool.close.__defaults__ = (0.1,)
@@ -63,7 +63,7 @@ def impatient(seconds: float) -> None:
 
 def stalling(seconds: float, victim: str, when: str) -> None:
     """A file becomes a pipe that nobody writes into, after the call of `when`: whoever reads it waits for ever."""
-    from vitrail.train import loop
+    from vitrail.training import loop
 
     impatient(seconds)
     original = getattr(loop, when)
@@ -99,7 +99,7 @@ def test_18_a_read_that_hangs_is_named_by_predict(tmp_path: Path, trained: Path)
 
 def stalling_reads(seconds: float, victim: str) -> None:
     """As `stalling`, when threads are started to read."""
-    from vitrail.data import prefetch
+    from vitrail.data.loading import prefetch
 
     impatient(seconds)
     original = prefetch.Pool.__init__
@@ -144,7 +144,7 @@ def test_17_19_decoding_needs_no_shared_memory_and_no_processes(photos: Path, tm
 
 def crashing() -> None:
     """The decoder of one image kills the whole process, as a fault in a library does."""
-    from vitrail.data import loader
+    from vitrail.data.loading import loader
 
     original, calls = loader.decode, iter(range(10**6))
 
@@ -186,7 +186,7 @@ def test_20_what_is_wrong_with_flags_and_settings_is_said_without_a_traceback(ph
 
 def holding(gate: str) -> None:
     """Wait in the first step until `gate` is there."""
-    from vitrail.train import loop
+    from vitrail.training import loop
 
     original = loop.seed_step
 
@@ -229,12 +229,12 @@ def test_22_a_place_that_cannot_be_written(photos: Path, tmp_path: Path) -> None
 
 
 PHASES = {
-    "opening the data": ("vitrail.train.loop", "resolve", 1),
-    "the first step": ("vitrail.train.loop", "seed_step", 1),
-    "an evaluation": ("vitrail.train.evaluation", "classify", 1),
-    "a save": ("vitrail.train.checkpoint", "write_file", 1),
-    "the test at the end": ("vitrail.train.evaluation", "load", 3),
-    "the report": ("vitrail.report.page", "write_report", 1),
+    "opening the data": ("vitrail.training.loop", "resolve", 1),
+    "the first step": ("vitrail.training.loop", "seed_step", 1),
+    "an evaluation": ("vitrail.training.validation.validation", "classify", 1),
+    "a save": ("vitrail.training.checkpoints.checkpoint", "write_file", 1),
+    "the test at the end": ("vitrail.training.validation.validation", "load", 3),
+    "the report": ("vitrail.reports.page", "write_report", 1),
 }
 """Where a signal comes: a function, and at which of its calls."""
 
@@ -283,14 +283,14 @@ def test_35_ctrl_c_in_every_phase(divided: Path, tmp_path: Path, phase: str) -> 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_35_other_signals_save_too(divided: Path, tmp_path: Path, number: int, code: int) -> None:
     command = train(
-        divided, tmp_path, steps=40, before=signalled, given=([number], "vitrail.train.loop", "seed_step", 3)
+        divided, tmp_path, steps=40, before=signalled, given=([number], "vitrail.training.loop", "seed_step", 3)
     )
     assert command.process.exitcode == code
     assert "after step 3, saved at step 3" in command.err
 
 
 def test_35_a_second_ctrl_c_quits_at_once(divided: Path, tmp_path: Path) -> None:
-    given = ([signal.SIGINT, signal.SIGINT], "vitrail.train.loop", "seed_step", 3)
+    given = ([signal.SIGINT, signal.SIGINT], "vitrail.training.loop", "seed_step", 3)
     command = train(divided, tmp_path, "--checkpoint-every", "1 steps", steps=40, before=signalled, given=given)
     assert command.process.exitcode == 130 and command.err.endswith("vitrail: interrupted\n")
     again = run("train", "--resume", "--duration", "4 steps", cwd=tmp_path)
@@ -312,7 +312,7 @@ def test_37_a_save_that_takes_long_is_said_beforehand(monkeypatch: pytest.Monkey
 
 
 def saving_state(step: int) -> Any:
-    from vitrail.train.standing import Standing
+    from vitrail.training.checkpoints.state import Standing
 
     return type("State", (), {"standing": Standing(step=step), "sharded": False, "state_dict": lambda self: {}})()
 
@@ -332,7 +332,7 @@ def test_39_a_loss_that_jumps_is_named(divided: Path, tmp_path: Path) -> None:
 def jumping(at: int) -> None:
     from dataclasses import replace
 
-    from vitrail.train import loop
+    from vitrail.training import loop
 
     original = loop.backward
 
@@ -353,7 +353,7 @@ def test_39_what_counts_as_a_jump() -> None:
 
 def poisoned(first: int, last: int) -> None:
     """Weights stay, but the gradient of some steps is NaN."""
-    from vitrail.train import loop
+    from vitrail.training import loop
 
     original = loop.backward
 
@@ -387,7 +387,7 @@ WIDE = ("--vit.depth", "3", "--vit.mlp-dim", "4096", "--batch-size", "256", "--p
 
 def short_of_memory(megabytes: int) -> None:
     """This process may take so much address space as it has in the first step, and so much more."""
-    from vitrail.train import loop
+    from vitrail.training import loop
 
     original = loop.seed_step
     resource.setrlimit(resource.RLIMIT_AS, (2**50, resource.RLIM_INFINITY))  # there is a limit from the start
@@ -419,7 +419,7 @@ def test_40_out_of_memory_goes_on_in_smaller_pieces_and_says_so(tmp_path: Path) 
 
 def exhausted(after: int) -> None:
     """Every allocation of a step fails from some step on."""
-    from vitrail.train import loop
+    from vitrail.training import loop
 
     original = loop.backward
 
@@ -443,7 +443,7 @@ def test_40_out_of_memory_for_good_keeps_the_state(divided: Path, tmp_path: Path
 
 def exhausted_evaluation() -> None:
     """Every allocation of an evaluation fails."""
-    from vitrail.train import evaluation
+    from vitrail.training.validation import validation as evaluation
 
     def classify(*arguments: Any, **options: Any) -> Any:
         import torch
@@ -481,7 +481,7 @@ def test_46_predict_goes_on_past_bad_files_and_strict_says_so(trained: Path, pho
 
 def killed_after(rows: int) -> None:
     """The process is killed when so many files have been looked at."""
-    from vitrail.evaluate import predict
+    from vitrail.evaluation import predict
 
     original, calls = predict.decode, iter(range(1, 10**6))
 
@@ -599,8 +599,8 @@ def test_55_a_missing_extra_says_how_to_get_it(trained: Path, tmp_path: Path) ->
 
 
 def test_memory_errors_are_told_apart() -> None:
-    from vitrail.train.batch_size import explaining_memory
-    from vitrail.train.run import Run
+    from vitrail.training.batch_size import explaining_memory
+    from vitrail.training.run import Run
 
     with pytest.raises(TrainingError, match="accumulate: 8"), explaining_memory(Run(batch_size=64), lambda: 4):
         raise RuntimeError("could not create a primitive")

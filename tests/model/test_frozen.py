@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
 from vitrail.model.frozen import FrozenBlock, Packed, Plain, freeze
-from vitrail.model.stdconv import StdConv2d
+from vitrail.model.resnet.stdconv import StdConv2d
+from vitrail.model.variants import ResNetConfig, ViTConfig
 
 TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.errors import UsageError
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 
 TINY = dict(width=16, depth=2, heads=2, mlp_dim=24, patch=4, image_size=(8, 12), classes=3)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 
 TINY = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)

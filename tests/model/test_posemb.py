@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from vitrail.errors import UsageError
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig, variant
 from vitrail.model.init import init_weights
 from vitrail.model.posemb import build_positions, sincos_2d
 from vitrail.model.resize import resize_kernel, resize_line, resize_positions
+from vitrail.model.variants import ViTConfig, variant
 
 TINY = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(24, 32), classes=5)
 

@@ -10,11 +10,11 @@ import torch
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import Tensor
 
-from vitrail.cost.flops import macs, parameters
+from vitrail.costs.flops import macs, parameters
 from vitrail.errors import UsageError
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig, variant
 from vitrail.model.regroup import regroup, regrouped
+from vitrail.model.variants import ViTConfig, variant
 from vitrail.model.vit import ViT
 
 TINY = dict(width=16, depth=6, heads=2, mlp_dim=32, patch=8, image_size=16, classes=5)

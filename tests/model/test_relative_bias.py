@@ -14,9 +14,9 @@ from timm.models.beit import RelativePositionBias
 from transformers.models.beit.modeling_beit import BeitRelativePositionBias
 
 from vitrail.errors import UsageError
-from vitrail.model.config import ViTConfig
 from vitrail.model.posemb import RelativeBias, build_positions
 from vitrail.model.resize import resize_bias
+from vitrail.model.variants import ViTConfig
 
 TINY = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, classes=5, positions="relative_bias")
 grids = st.tuples(st.integers(1, 9), st.integers(1, 9))

@@ -16,7 +16,7 @@ from timm.layers import resample_abs_pos_embed
 from vitrail.errors import UsageError
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build, create
-from vitrail.model.config import NAMES, ViTConfig
+from vitrail.model.variants import NAMES, ViTConfig
 from vitrail.model.vit import ViT
 
 TINY = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)

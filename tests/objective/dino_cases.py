@@ -10,8 +10,8 @@ from masked_cases import vit
 from torch import Tensor
 
 from vitrail.config import Steps
-from vitrail.objective.config import DINO
-from vitrail.objective.dino import DINOObjective
+from vitrail.objective.dino.objective import DINOObjective
+from vitrail.objective.settings import DINO
 
 TINY = DINO(outputs=24, hidden=32, bottleneck=12, local_crops=3, local_size=0.5, freeze_last_layer=Steps(0))
 BALANCED = replace(TINY, centring="sinkhorn", student_temperature=0.07, teacher_temperature=(0.025, 0.025))

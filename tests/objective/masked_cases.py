@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 
 SMALL = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=0)

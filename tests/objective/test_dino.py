@@ -18,10 +18,10 @@ from vitrail.config import Percent, Steps
 from vitrail.errors import UsageError
 from vitrail.model.build import create
 from vitrail.objective.base import Moment
-from vitrail.objective.config import DINO
-from vitrail.objective.dino import DINOObjective
-from vitrail.objective.projection import Projection, WeightNormed
-from vitrail.train.step import backward
+from vitrail.objective.dino.objective import DINOObjective
+from vitrail.objective.dino.projection import Projection, WeightNormed
+from vitrail.objective.settings import DINO
+from vitrail.training.step import backward
 
 
 def log_softmax(values: np.ndarray) -> np.ndarray:

@@ -9,12 +9,12 @@ from masked_cases import batch, vit
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.errors import UsageError, WeightsError
-from vitrail.model.config import variant
-from vitrail.model.patch import normalise
+from vitrail.model.stems.patch import normalise
+from vitrail.model.variants import variant
 from vitrail.model.vit import ViT
-from vitrail.objective.config import MAE
 from vitrail.objective.decoder import mae_positions
 from vitrail.objective.mae import MAEObjective
+from vitrail.objective.settings import MAE
 from vitrail.objective.stems import encoded
 from vitrail.weights.load import load
 

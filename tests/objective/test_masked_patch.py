@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError
 from vitrail.model.vit import ViT
 from vitrail.objective.colours import mean_colours
-from vitrail.objective.config import MaskedPatch
 from vitrail.objective.masked_patch import MaskedPatchObjective
+from vitrail.objective.settings import MaskedPatch
 from vitrail.objective.stems import erase
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vitrail.errors import UsageError
-from vitrail.objective.config import MAE, BEiT, MaskedPatch
 from vitrail.objective.masks import blocks, corruption, hidden_count, visible
+from vitrail.objective.settings import MAE, BEiT, MaskedPatch
 
 PATCHES = 196
 MANY = range(1500)

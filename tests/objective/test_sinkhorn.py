@@ -12,9 +12,9 @@ from masked_cases import Images, batch
 from torch import Tensor
 
 from vitrail.objective.base import Prepared
-from vitrail.objective.dino import DINOObjective
-from vitrail.objective.sinkhorn import balanced
-from vitrail.train.step import backward
+from vitrail.objective.dino.objective import DINOObjective
+from vitrail.objective.dino.sinkhorn import balanced
+from vitrail.training.step import backward
 
 
 def divided(answers: Tensor, temperature: float, turns: int = 3) -> np.ndarray:

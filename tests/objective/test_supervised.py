@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from vitrail.data.config import Augment
+from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.objective.config import Supervised
+from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective, soft_targets, supervised_loss
 
 PLAIN = Augment(crop="center", flip=False)

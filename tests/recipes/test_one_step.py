@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.data.config import Preprocess
-from vitrail.data.loader import Batch
-from vitrail.data.ops import eval_transform, train_transform
-from vitrail.data.stream import stream
+from vitrail.data.images.ops import eval_transform, train_transform
+from vitrail.data.loading.loader import Batch
+from vitrail.data.loading.stream import stream
+from vitrail.data.settings import Preprocess
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig, variant
-from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
-from vitrail.objective.tokenizer import ImageTokenizer
+from vitrail.model.variants import ResNetConfig, ViTConfig, variant
+from vitrail.objective.beit.tokenizer import ImageTokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.recipes.choose import Facts
 from vitrail.recipes.fit import fitted
 from vitrail.recipes.registry import RECIPES, recipe
-from vitrail.train.average import Averager
-from vitrail.train.objectives import build_objective
-from vitrail.train.optim import build_optimizer, clip_, set_learning_rate
-from vitrail.train.plan import Plan
-from vitrail.train.resolve import Resolved, build_model
-from vitrail.train.run import Run
-from vitrail.train.step import backward, seed_step
+from vitrail.training.objectives import build_objective
+from vitrail.training.optim.average import Averager
+from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
+from vitrail.training.plan import Plan
+from vitrail.training.resolve import Resolved, build_model
+from vitrail.training.run import Run
+from vitrail.training.step import backward, seed_step
 
 CLASSES, BATCH = 5, 6
 CODES = Tokenizer(codes=7, width=8, depth=1)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from vitrail.config import Epochs, Steps
-from vitrail.data.catalog import CATALOG
-from vitrail.data.config import Augment, Preprocess
-from vitrail.data.ops import InceptionCrop, RandomCrop, ResizeSmall, Squash, eval_transform, train_transform
-from vitrail.model.config import SIZES
+from vitrail.data.benchmarks.catalog import CATALOG
+from vitrail.data.images.ops import InceptionCrop, RandomCrop, ResizeSmall, Squash, eval_transform, train_transform
+from vitrail.data.settings import Augment, Preprocess
+from vitrail.model.variants import SIZES
 from vitrail.recipes.paper import PAPER
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE, TABLE_4
 from vitrail.recipes.preprocessing import PRESETS
 from vitrail.recipes.registry import description, recipe
-from vitrail.train.schedule import learning_rate
+from vitrail.training.optim.schedule import learning_rate
 
 TABLES = Path(__file__).resolve().parents[3] / "shared" / "paper" / "tables.json"
 needs_tables = pytest.mark.skipif(not TABLES.is_file(), reason=f"the published tables are not at {TABLES}")

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from vitrail.config import Epochs, Steps
-from vitrail.data.config import Augment
-from vitrail.data.ops import CentralCrop, RandomCrop, ResizeSmall, Squash, eval_transform, train_transform
-from vitrail.model.config import ResNetConfig, ViTConfig, variant
+from vitrail.data.images.ops import CentralCrop, RandomCrop, ResizeSmall, Squash, eval_transform, train_transform
+from vitrail.data.settings import Augment
+from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.recipes.augreg import AUGREG, STRENGTHS, TABLE
 from vitrail.recipes.bit import BIT, hyperrule
 from vitrail.recipes.deit3 import DEIT3
 from vitrail.recipes.registry import description, recipe
 from vitrail.recipes.three_things import THREE_THINGS
-from vitrail.train.run import Run
-from vitrail.train.schedule import learning_rate
+from vitrail.training.optim.schedule import learning_rate
+from vitrail.training.run import Run
 
 TABLES = Path(__file__).resolve().parents[3] / "shared" / "paper" / "tables.json"
 needs_tables = pytest.mark.skipif(not TABLES.is_file(), reason=f"the published tables are not at {TABLES}")

@@ -15,11 +15,11 @@ from vitrail.config_yaml import from_yaml
 from vitrail.recipes.choose import Facts
 from vitrail.recipes.fit import fitted
 from vitrail.recipes.registry import RECIPES, recipe
-from vitrail.train import batch_size
-from vitrail.train.loop import fit
-from vitrail.train.plan import Plan
-from vitrail.train.run import Run, Schedule
-from vitrail.verbs.settings import Asked, plan
+from vitrail.training import batch_size
+from vitrail.training.loop import fit
+from vitrail.training.plan import Plan
+from vitrail.training.run import Run, Schedule
+from vitrail.verbs.flags.settings import Asked, plan
 from vitrail.verbs.train import Preview
 
 SIZES = (30, 1_000, 50_000, 1_281_167, 303_000_000)

@@ -13,13 +13,13 @@ import pytest
 
 from vitrail import cli
 from vitrail.config_yaml import from_yaml, to_yaml
-from vitrail.data.config import Data
+from vitrail.data.settings import Data
 from vitrail.errors import UsageError
-from vitrail.model.config import variant
+from vitrail.model.variants import variant
 from vitrail.recipes.choose import Facts, choose, look
 from vitrail.recipes.registry import BY_DATA, RECIPES, description, recipe
-from vitrail.train.run import Run
-from vitrail.verbs.flags import parse
+from vitrail.training.run import Run
+from vitrail.verbs.flags.parse import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from vitrail.config import Epochs, Steps
-from vitrail.cost.flops import training_flops
+from vitrail.costs.flops import training_flops
 from vitrail.errors import UsageError
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 from vitrail.recipes.finetune import finetune
 from vitrail.recipes.registry import recipe
-from vitrail.train.batch_size import default_batch
-from vitrail.train.plan import Plan
-from vitrail.train.progressive import Sizes
-from vitrail.train.run import Progressive, Run
+from vitrail.training.batch_size import default_batch
+from vitrail.training.optim.progressive import Sizes
+from vitrail.training.plan import Plan
+from vitrail.training.run import Progressive, Run
 from vitrail.transfer import timing
 from vitrail.transfer.finetune import finetune_run
 from vitrail.transfer.plan import CHEAPER, RULES, Name, Option, Situation, recommend, rule, span

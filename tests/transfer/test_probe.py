@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from vitrail.data.stream import stream
+from vitrail.data.loading.stream import stream
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluate.features import Features
+from vitrail.evaluation.features import Features
 from vitrail.transfer.probe import ORDER, Stack, held_out, linear_probe, measure, train_stack
 
 PAIRS = [(0.01, 0.0), (0.3, 0.0), (0.1, 1e-2), (1.0, 0.3)]

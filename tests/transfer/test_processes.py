@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from vitrail.config import Steps
-from vitrail.data.config import Augment, Data
+from vitrail.data.settings import Augment, Data
 from vitrail.errors import UsageError
-from vitrail.train.guard import Interrupted
-from vitrail.train.run import Model, Optim, Run
+from vitrail.training.guard import Interrupted
+from vitrail.training.run import Model, Optim, Run
 from vitrail.transfer.grid import Planned, Sweep
 from vitrail.transfer.on_ray import OnRay
 from vitrail.transfer.processes import Processes

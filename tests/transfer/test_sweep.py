@@ -19,11 +19,11 @@ from PIL import Image
 import vitrail
 from vitrail.config import Steps
 from vitrail.config_yaml import from_yaml
-from vitrail.data.config import Augment, Data
-from vitrail.data.source import open_data
+from vitrail.data.settings import Augment, Data
+from vitrail.data.sources.open import open_data
 from vitrail.errors import TrainingError, UsageError
-from vitrail.train.folder import RunFolder
-from vitrail.train.run import Model, Optim, Run, Schedule
+from vitrail.training.folder import RunFolder
+from vitrail.training.run import Model, Optim, Run, Schedule
 from vitrail.transfer.dev import arrange, dev_share
 from vitrail.transfer.grid import Planned, Sweep
 from vitrail.transfer.sweep import Row, choose, spread, sweep

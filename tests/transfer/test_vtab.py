@@ -20,12 +20,12 @@ from prepared import prepare
 
 import vitrail
 from vitrail.config import Percent, Steps
-from vitrail.data.source import open_data
-from vitrail.data.vtab import GROUPS, TASKS
+from vitrail.data.benchmarks.vtab import GROUPS, TASKS
+from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, TrainingError, UsageError
 from vitrail.recipes.registry import recipe
-from vitrail.train.guard import Interrupted
-from vitrail.train.run import Run
+from vitrail.training.guard import Interrupted
+from vitrail.training.run import Run
 from vitrail.transfer import vtab as module
 from vitrail.transfer.figure2 import draw
 from vitrail.transfer.table9 import MEAN, PUBLISHED, means

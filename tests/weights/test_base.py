@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
-from vitrail.train.run import Run, Tune
-from vitrail.train.tune import tune
-from vitrail.weights import hub
+from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.training.optim.tune import tune
+from vitrail.training.run import Run, Tune
 from vitrail.weights.base import Base
 from vitrail.weights.card import Card
+from vitrail.weights.hub.download import download as hub
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.weights.store import load_model, read_card, save_model

@@ -14,13 +14,13 @@ from flax_arrays import PREFIXES, big_vision, from_bfloat16, google, scanned, to
 from flax_checks import Change, agree, error, having, identical, pixels, randomised, read, save, without
 from flax_reference import LINEN, big_vision_vit
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig
-from vitrail.weights.big_vision import FORMAT
+from vitrail.model.variants import ViTConfig
 from vitrail.weights.card import Card
-from vitrail.weights.google import FORMAT as GOOGLE
+from vitrail.weights.flax.big_vision import FORMAT
+from vitrail.weights.flax.google import FORMAT as GOOGLE
 from vitrail.weights.load import load
 from vitrail.weights.save import save as save_model
 

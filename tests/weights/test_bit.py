@@ -29,12 +29,12 @@ from flax_reference import bit as reference
 from timm.layers import StdConv2d
 from timm.models.resnetv2 import ResNetV2
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
-from vitrail.weights.bit import FORMAT
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
+from vitrail.weights.flax.bit import FORMAT
 from vitrail.weights.load import load
 from vitrail.weights.save import save as save_model
 

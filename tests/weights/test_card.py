@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.config import NAMES, ViTConfig, variant
+from vitrail.model.variants import NAMES, ViTConfig, variant
 from vitrail.weights.card import Card
 
 TINY = ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=2)

@@ -34,12 +34,12 @@ from hypothesis import strategies as st
 from timm.layers import HybridEmbed
 from timm.models.vision_transformer_hybrid import _resnetv2
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
-from vitrail.weights.google import FORMAT
+from vitrail.weights.flax.google import FORMAT
 from vitrail.weights.load import load
 from vitrail.weights.save import save as save_model
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vitrail.errors import WeightsError
-from vitrail.model.config import ViTConfig
 from vitrail.model.taps import block_outputs
+from vitrail.model.variants import ViTConfig
 from vitrail.weights.load import load
 
 SIZES = [(32, 32), (48, 48), (24, 24), (32, 56)]

@@ -11,11 +11,11 @@ import transformers
 from hf_peers import saved
 from PIL import Image
 
-from vitrail.data.config import Preprocess
-from vitrail.data.ops import eval_transform
+from vitrail.data.images.ops import eval_transform
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.config import ViTConfig
-from vitrail.weights.hf_processor import read_processor, write_processor
+from vitrail.model.variants import ViTConfig
+from vitrail.weights.hf.processor import read_processor, write_processor
 from vitrail.weights.load import load
 
 IMAGENET = dict(image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])

@@ -13,12 +13,12 @@ from hf_peers import CASES, computed, error, images_for, randomise, saved
 from safetensors.torch import load_file
 from torch import nn
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
-from vitrail.weights.hf import FORMAT
+from vitrail.weights.hf.format import FORMAT
 from vitrail.weights.load import load
 
 

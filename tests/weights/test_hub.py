@@ -17,10 +17,10 @@ from hub_server import COMMIT, REPOSITORY, FakeHub, serving, use
 import vitrail
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig
-from vitrail.weights import hub as hub_module
+from vitrail.model.variants import ViTConfig
 from vitrail.weights.card import Card
-from vitrail.weights.hub import is_name, resolve, weight_files
+from vitrail.weights.hub.download import download as hub_module
+from vitrail.weights.hub.download import is_name, resolve, weight_files
 from vitrail.weights.store import save_model
 
 ROOT = Path(__file__).resolve().parents[2]

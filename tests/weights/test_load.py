@@ -22,17 +22,18 @@ from tiny_networks import fresh, tiny
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig, variant
 from vitrail.model.resize import resize_positions
-from vitrail.weights import hub, npz
+from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.weights import load as load_module
+from vitrail.weights import npz
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected, fill, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, Found, format_named, recognise
+from vitrail.weights.hub.download import download as hub
 from vitrail.weights.load import load
 from vitrail.weights.mapping import Entry, joined, reshaped, same, turned
 from vitrail.weights.store import save_model

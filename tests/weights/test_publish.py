@@ -10,14 +10,14 @@ import yaml
 from hub_server import REPOSITORY, FakeHub, serving, use
 from torch import nn
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 from vitrail.weights.architecture import architecture
 from vitrail.weights.card import Card
+from vitrail.weights.hub.publish import prepare, push, readme
 from vitrail.weights.load import load
-from vitrail.weights.publish import prepare, push, readme
 
 CLASSES = ["tabby *cat*", "<script>alert(1)</script>", "a|b"]
 CONFIG = ViTConfig(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.reference import (
     KEPT,
     TOLERANCE,

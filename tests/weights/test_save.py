@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import vitrail
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights import save as save_module
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, format_named

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tiny_networks import fresh, tiny
 from torch import nn
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.weights.store import find_model, load_model, read_card, save_model
 

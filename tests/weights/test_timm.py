@@ -32,13 +32,13 @@ from timm_peers import (
     resized,
 )
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.load import load
-from vitrail.weights.timm import FORMAT
+from vitrail.weights.timm.format import FORMAT
 
 OURS = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(32, 32), classes=5)
 WIDE = dict(embed_dim=128)  # two heads of 64, the number that a bare file is taken to have

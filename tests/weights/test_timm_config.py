@@ -13,16 +13,16 @@ from safetensors.torch import save_file
 from timm.data import create_transform, resolve_data_config
 from timm_peers import PLAIN, TINY, assert_equal, bit, hub, images, peer, randomised, rebuilt
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import BIT_UNITS, ResNetConfig, ViTConfig
+from vitrail.model.variants import BIT_UNITS, ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import FORMATS, recognise
 from vitrail.weights.load import load
-from vitrail.weights.timm import FORMAT
-from vitrail.weights.timm_bit import bit_architecture
+from vitrail.weights.timm.bit import bit_architecture
+from vitrail.weights.timm.format import FORMAT
 
 NAMES = ["cat", "dog", "ant", "bee", "owl"]
 OURS = dict(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(32, 32), classes=5)

@@ -15,11 +15,11 @@ from timm_peers import assert_equal, assert_equal_in_double, images, rebuilt
 from torch import nn
 
 from vitrail.errors import WeightsError
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected
 from vitrail.weights.load import describe, load
-from vitrail.weights.timm import FORMAT
+from vitrail.weights.timm.format import FORMAT
 
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "beit", "resnetv2")
 REFUSED = re.compile(

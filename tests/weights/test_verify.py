@@ -19,7 +19,7 @@ from torchvision.models import VisionTransformer
 
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 from vitrail.weights import verify as verify_module
 from vitrail.weights.load import load
 from vitrail.weights.save import save

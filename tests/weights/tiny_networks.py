@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitrail.model.build import build
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 
 
 def tiny(**changes: Any) -> ViTConfig:

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data.config import Data
-from vitrail.data.decode import decode
+from vitrail.data.copies.leaks import digest
+from vitrail.data.images.decode import decode
 from vitrail.data.item import Listed
-from vitrail.data.leaks import digest
-from vitrail.data.prefetch import Pool, ordered, stuck
-from vitrail.data.source import find
+from vitrail.data.loading.prefetch import Pool, ordered, stuck
+from vitrail.data.settings import Data
+from vitrail.data.sources.open import find
 from vitrail.data.stats import Look, Stats, Tally, describe, summarise
 from vitrail.errors import DecodeError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitrail.data.config import Data
 from vitrail.data.item import ROLES, Found, Listed, Unlabelled, View, role_of
+from vitrail.data.settings import Data
 from vitrail.errors import DataError, UsageError, did_you_mean
 
 NONE = "none"

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data.config import Data
-from vitrail.data.decode import FORMATS
+from vitrail.data.images.decode import FORMATS
 from vitrail.data.item import Findings, Found, Listed
-from vitrail.data.source import find
+from vitrail.data.settings import Data
+from vitrail.data.sources.open import find
 from vitrail.data.split import fingerprint
 from vitrail.errors import DecodeError
 

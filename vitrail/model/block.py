@@ -10,9 +10,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.model.attention import Attention, Bias
-from vitrail.model.config import ViTConfig
 from vitrail.model.layers import LayerNorm, Linear
 from vitrail.model.posemb import Grid, Positions
+from vitrail.model.variants import ViTConfig
 
 
 class MLP(nn.Module):

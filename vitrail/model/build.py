@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitrail.model.config import ResNetConfig, ViTConfig, variant
-from vitrail.model.resnet import ResNet, build_resnet
+from vitrail.model.resnet.network import ResNet, build_resnet
+from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.model.vit import ViT
 
 
@@ -15,5 +15,5 @@ def build(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
 
 
 def create(name: str, **overrides: Any) -> ViT | ResNet:
-    """Return the network the papers call `name`: `create("B/16", classes=10)`; see `vitrail.model.config.variant`."""
+    """Return the network the papers call `name`: `create("B/16", classes=10)`; see `vitrail.model.variants.variant`."""
     return build(variant(name, **overrides))

@@ -25,7 +25,7 @@ from vitrail.model.attention import Bias, attend, attend_first
 from vitrail.model.block import MLP, Block, SwiGLU, swiglu
 from vitrail.model.layers import LayerNorm, on_onednn
 from vitrail.model.posemb import Grid, Positions
-from vitrail.model.stdconv import StdConv2d
+from vitrail.model.resnet.stdconv import StdConv2d
 from vitrail.model.vit import ViT
 from vitrail.model.wide import Wide, for_branches, wide_attention, wide_mlp
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.model.block import MLP
-from vitrail.model.config import ViTConfig
 from vitrail.model.layers import LayerNorm, Linear
+from vitrail.model.variants import ViTConfig
 
 
 class ClassToken(nn.Module):

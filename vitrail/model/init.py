@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.model.attention import Attention
-from vitrail.model.axial_resnet import AxisAttention
 from vitrail.model.block import MLP, SwiGLU
 from vitrail.model.head import MAPHead, PreLogits
-from vitrail.model.patch import LinearStem
-from vitrail.model.stem_hybrid import HybridBottleneck
+from vitrail.model.resnet.axial import AxisAttention
+from vitrail.model.stems.hybrid import HybridBottleneck
+from vitrail.model.stems.patch import LinearStem
 
 
 def init_weights(model: nn.Module) -> None:

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from vitrail.model.config import ViTConfig
 from vitrail.model.resize import resize_bias, resize_line, resize_positions
+from vitrail.model.variants import ViTConfig
 
 Grid = tuple[int, int]
 

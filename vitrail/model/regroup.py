@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from vitrail.errors import UsageError
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 
 _BRANCH = re.compile(r"blocks\.(\d+)\.(attentions|mlps)\.(\d+)\.(.+)")

@@ -22,7 +22,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.model.config import ResizeMode
+from vitrail.model.variants import ResizeMode
 
 _KERNELS: dict[str, dict[str, Any]] = {
     "official": dict(mode="bilinear", align_corners=True),

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.block import build_blocks
-from vitrail.model.config import ViTConfig
 from vitrail.model.head import PreLogits, build_heads, build_pool
 from vitrail.model.init import init_weights
 from vitrail.model.layers import LayerNorm
-from vitrail.model.patch import normalise, pixel_statistics
 from vitrail.model.posemb import Grid, build_positions
-from vitrail.model.stem import build_stem
+from vitrail.model.stems.convolutional import build_stem
+from vitrail.model.stems.patch import normalise, pixel_statistics
+from vitrail.model.variants import ViTConfig
 
 
 class ViT(nn.Module):

@@ -18,7 +18,7 @@ from vitrail.config import Duration
 
 
 class Batch(Protocol):
-    """What an objective reads of a batch (`vitrail.data.loader.Batch` is one)."""
+    """What an objective reads of a batch (`vitrail.data.loading.loader.Batch` is one)."""
 
     @property
     def images(self) -> Tensor:

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.block import build_blocks
-from vitrail.model.config import ViTConfig
 from vitrail.model.init import init_weights
 from vitrail.model.layers import LayerNorm, Linear
 from vitrail.model.posemb import Grid, Positions
-from vitrail.objective.config import MAE
+from vitrail.model.variants import ViTConfig
+from vitrail.objective.settings import MAE
 
 
 def decoder_config(encoder: ViTConfig, config: MAE) -> ViTConfig:

@@ -15,13 +15,13 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.model.patch import normalise
+from vitrail.model.stems.patch import normalise
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Prepared
-from vitrail.objective.config import MAE
 from vitrail.objective.decoder import Decoder
 from vitrail.objective.masks import check_share, visible
 from vitrail.objective.seen import Seen, SelfSupervised, hatched, to_pixels, where_hidden
+from vitrail.objective.settings import MAE
 from vitrail.objective.stems import at, encoded, flags, into_stem, need_maskable
 
 EPSILON = 1e-6

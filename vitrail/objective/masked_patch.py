@@ -19,9 +19,9 @@ from vitrail.model.vit import ViT
 from vitrail.objective.answers import judged
 from vitrail.objective.base import Prepared
 from vitrail.objective.colours import COLOURS, mean_colours, need_pixels, painted
-from vitrail.objective.config import MaskedPatch
 from vitrail.objective.masks import check_share, corruption
 from vitrail.objective.seen import Seen, SelfSupervised, hatched, to_pixels, where_hidden
+from vitrail.objective.settings import MaskedPatch
 from vitrail.objective.stems import at, encoded, flags, need_maskable
 
 ACROSS = {"colour": 1, "small": 4}

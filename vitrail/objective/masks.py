@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from vitrail.data.stream import stream
+from vitrail.data.loading.stream import stream
 from vitrail.errors import UsageError
-from vitrail.objective.config import BEiT, MaskedPatch
+from vitrail.objective.settings import BEiT, MaskedPatch
 
 CORRUPT, VISIBLE, BLOCKS = 24, 25, 26
-"""Purposes of the streams drawn from here (the others are in `vitrail.data.stream` and its users)."""
+"""Purposes of the streams drawn from here (the others are in `vitrail.data.loading.stream` and its users)."""
 VALIDATION = -1
 """The step whose masks validation images get, at every evaluation the same."""
 

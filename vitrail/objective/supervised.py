@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.data.config import Augment
-from vitrail.data.mix import Mix
+from vitrail.data.images.mix import Mix
+from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
 from vitrail.objective.base import Objective, Prepared
-from vitrail.objective.config import Supervised
+from vitrail.objective.settings import Supervised
 
 
 def soft_targets(targets: Tensor, classes: int, config: Supervised) -> Tensor:

@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vitrail.config import Epochs, Percent, Steps
-from vitrail.objective.config import Supervised
+from vitrail.objective.settings import Supervised
 from vitrail.recipes.preprocessing import PRE_TRAINING, inception
 from vitrail.recipes.published import HEAD_BIAS, TITLES, Recipe, as_recipe, passes
-from vitrail.train.run import Average, Model, Optim, Run, Schedule
+from vitrail.training.run import Average, Model, Optim, Run, Schedule
 
 STRENGTHS: dict[str, tuple[tuple[int, float] | None, float]] = {
     "none": (None, 0.0),

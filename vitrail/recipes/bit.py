@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vitrail.config import Epochs, Percent, Steps
-from vitrail.objective.config import Supervised
+from vitrail.objective.settings import Supervised
 from vitrail.recipes.preprocessing import PRE_TRAINING, bit, inception
 from vitrail.recipes.published import HEAD_BIAS, TITLES, Pretrained, Recipe, as_recipe, passes
-from vitrail.train.run import Average, Optim, Run, Schedule
+from vitrail.training.run import Average, Optim, Run, Schedule
 
 BATCH = 4096
 RATE = 0.03 * BATCH / 256

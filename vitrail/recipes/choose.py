@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from vitrail.data.config import Data
+from vitrail.data.settings import Data
 
 TINY = 16
 """Pixels up to which an image is a glyph."""
@@ -27,8 +27,8 @@ class Facts:
 
 def look(data: Data, seed: int = 0, *, labels: bool = True) -> Facts:
     """Open the data and look at the sizes of a few images. Raises DataError where there are none."""
-    from vitrail.data.source import open_data
-    from vitrail.train.resolve import image_sizes
+    from vitrail.data.sources.open import open_data
+    from vitrail.training.resolve import image_sizes
 
     train = open_data(data, seed=seed, labels=labels).train
     sizes = image_sizes(train)

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitrail.config import Epochs, Percent
-from vitrail.data.config import Augment, Preprocess
-from vitrail.objective.config import Supervised
+from vitrail.data.settings import Augment, Preprocess
+from vitrail.objective.settings import Supervised
 from vitrail.recipes.published import Recipe, as_recipe, passes
-from vitrail.train.run import Average, Model, Optim, Run, Schedule
+from vitrail.training.run import Average, Model, Optim, Run, Schedule
 
 CROP = Augment(crop="inception", scale=(0.08, 1.0))
 """timm's RandomResizedCrop, and mirroring."""

@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vitrail.config import Epochs, Percent
-from vitrail.data.config import Augment
-from vitrail.objective.config import Supervised
+from vitrail.data.settings import Augment
+from vitrail.objective.settings import Supervised
 from vitrail.recipes.deit import CROP, bicubic
 from vitrail.recipes.published import Recipe, as_recipe, passes
-from vitrail.train.run import Average, Model, Optim, Run, Schedule
+from vitrail.training.run import Average, Model, Optim, Run, Schedule
 
 BATCH = 2048
 LAYER_SCALE = 1e-4

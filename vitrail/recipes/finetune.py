@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vitrail.config import Percent, Steps
-from vitrail.data.config import Augment
-from vitrail.train.run import Average, Optim, Run, Schedule
+from vitrail.data.settings import Augment
+from vitrail.training.run import Average, Optim, Run, Schedule
 
 
 def finetune() -> Run:

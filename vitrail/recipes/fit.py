@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from vitrail.config import Percent
 from vitrail.recipes.choose import Facts
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 
 LONGEST_WARMUP = 20.0
 """Percent of the run: the longest that is published (100 of 500 steps, big_vision and BiT)."""
 USUAL_WARMUP = 10.0
 """Percent of the run: the paper's on ImageNet (10,000 of 93,800 steps)."""
 LARGEST_BATCH = 512
-"""Images per step where the run leaves that open (`vitrail.train.batch_size`)."""
+"""Images per step where the run leaves that open (`vitrail.training.batch_size`)."""
 
 
 def absolute(run: Run) -> bool:

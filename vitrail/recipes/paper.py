@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitrail.config import Epochs, Percent, Steps
-from vitrail.data.catalog import CATALOG
-from vitrail.model.config import ViTConfig, variant
-from vitrail.objective.config import Supervised
+from vitrail.data.benchmarks.catalog import CATALOG
+from vitrail.model.variants import ViTConfig, variant
+from vitrail.objective.settings import Supervised
 from vitrail.recipes.preprocessing import PRE_TRAINING, inception
 from vitrail.recipes.published import HEAD_BIAS, TITLES, Pretrained, Recipe, as_recipe, passes
-from vitrail.train.run import Average, Model, Optim, Run, Schedule
+from vitrail.training.run import Average, Model, Optim, Run, Schedule
 
 BATCH = 4096
 WARMUP = 10_000

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitrail.config import Percent, Steps
-from vitrail.data.config import Data
+from vitrail.data.settings import Data
 from vitrail.recipes.preprocessing import FINE_TUNING, Preset, big_vision, bit, vit_jax
 from vitrail.recipes.published import Recipe, as_recipe
-from vitrail.train.run import Average, Optim, Run, Schedule
+from vitrail.training.run import Average, Optim, Run, Schedule
 
 BATCH = 512
 POLYAK = Average(kind="ema", decay=0.9999)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from vitrail.data.config import Augment, Preprocess
+from vitrail.data.settings import Augment, Preprocess
 
 PRE_TRAINING = 224
 """Pixels: "all training is done on resolution 224" (appendix B.1)."""

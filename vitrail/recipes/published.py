@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from vitrail.data.catalog import CATALOG
-from vitrail.train.run import Run
+from vitrail.data.benchmarks.catalog import CATALOG
+from vitrail.training.run import Run
 
 Recipe = Callable[[], Run]
 
@@ -17,7 +17,7 @@ COLUMNS = 110
 """Width of a docstring's lines."""
 
 TITLES = {"jft300m": "JFT-300M", "imagenet21k": "ImageNet-21k", "imagenet": "ImageNet"}
-"""Pre-training sets of the catalogue (`vitrail.data.catalog`) as the papers write them."""
+"""Pre-training sets of the catalogue (`vitrail.data.benchmarks.catalog`) as the papers write them."""
 
 HEAD_BIAS = {"jft300m": -10.0, "imagenet21k": -10.0, "imagenet": -6.9}
 """Initial bias of the classifier under a sigmoid loss, about -log(classes): what google-research/vision_transformer

@@ -20,7 +20,7 @@ from vitrail.recipes.self_supervised_small import SELF_SUPERVISED_SMALL
 from vitrail.recipes.small import digits, scratch_photos, scratch_small
 from vitrail.recipes.smoke import smoke
 from vitrail.recipes.three_things import THREE_THINGS
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 
 RECIPES: dict[str, Callable[[], Run]] = {
     "smoke": smoke,

@@ -15,7 +15,7 @@ are resampled linearly for local crops, not by cubics; the clipped norm is that 
 
 Not expressible: the mean of the patches after fine-tuning (here the class token, which pre-training keeps; MAE's
 authors find that they perform alike); BEiT's tokenizer sees the image at half the side, here at the same,
-and is trained otherwise (`vitrail.objective.tokenizer`); its fine-tuning gives every layer a copy of the shared
+and is trained otherwise (`vitrail.objective.beit.tokenizer`); its fine-tuning gives every layer a copy of the shared
 relative positions, which learns at that layer's rate, while here they stay one table, at the full rate.
 """
 
@@ -24,11 +24,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitrail.config import Epochs, Percent, Steps
-from vitrail.data.config import Augment
-from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.data.settings import Augment
+from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.recipes.deit import CROP, bicubic
 from vitrail.recipes.preprocessing import PRE_TRAINING, inception
-from vitrail.train.run import Average, Model, Optim, Run, Schedule
+from vitrail.training.run import Average, Model, Optim, Run, Schedule
 
 SIDE = 224
 

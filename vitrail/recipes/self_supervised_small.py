@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitrail.config import Epochs, Percent
-from vitrail.data.config import Augment
-from vitrail.objective.config import DINO, MAE, BEiT, MaskedPatch, Tokenizer
-from vitrail.train.run import Model, Optim, Run, Schedule
+from vitrail.data.settings import Augment
+from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Tokenizer
+from vitrail.training.run import Model, Optim, Run, Schedule
 
 
 def masked_patch_small() -> Run:

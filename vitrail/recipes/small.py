@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitrail.config import Epochs, Percent
-from vitrail.data.config import Augment, Data
-from vitrail.objective.config import Supervised
-from vitrail.train.run import Model, Optim, Progressive, Run, Schedule
+from vitrail.data.settings import Augment, Data
+from vitrail.objective.settings import Supervised
+from vitrail.training.run import Model, Optim, Progressive, Run, Schedule
 
 
 def digits() -> Run:

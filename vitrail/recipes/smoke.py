@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vitrail.config import Steps
-from vitrail.data.config import Augment, Data
-from vitrail.train.run import Model, Optim, Run
+from vitrail.data.settings import Augment, Data
+from vitrail.training.run import Model, Optim, Run
 
 
 def smoke() -> Run:

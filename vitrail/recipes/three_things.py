@@ -19,10 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vitrail.config import Epochs, Percent
-from vitrail.objective.config import Supervised
+from vitrail.objective.settings import Supervised
 from vitrail.recipes.deit import CROP, bicubic
 from vitrail.recipes.published import Recipe, as_recipe, passes
-from vitrail.train.run import Average, Model, Optim, Run, Schedule
+from vitrail.training.run import Average, Model, Optim, Run, Schedule
 
 EPOCHS = 300
 EPOCHS_WITH_LAYER_SCALE = 400

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitrail.data.config import Data
 from vitrail.data.item import Listed, role_of
 from vitrail.data.roles import NONE
-from vitrail.data.source import open_data
+from vitrail.data.settings import Data
+from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 
 VTAB_IMAGES = 1_000

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from vitrail.cost.figure import COLOURS
-from vitrail.data.vtab import GROUPS
+from vitrail.costs.figure import COLOURS
+from vitrail.data.benchmarks.vtab import GROUPS
 from vitrail.transfer.table9 import MEAN, means
 
 

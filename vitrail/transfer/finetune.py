@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitrail.config import Percent, Steps
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 
 
 def budget(images: int) -> tuple[Steps, Percent]:

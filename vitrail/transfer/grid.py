@@ -12,10 +12,10 @@ from typing import Any
 
 from vitrail.config import Percent
 from vitrail.config_yaml import merge
-from vitrail.data.config import Data
-from vitrail.data.source import Splits, open_data
+from vitrail.data.settings import Data
+from vitrail.data.sources.open import Splits, open_data
 from vitrail.errors import UsageError
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 from vitrail.transfer.dev import Arranged, arrange
 from vitrail.transfer.trial import Trial, trial_key
 from vitrail.weights.fingerprint import weights_fingerprint

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import UsageError
-from vitrail.train.guard import Interrupted, Signals
+from vitrail.training.guard import Interrupted, Signals
 from vitrail.transfer.processes import interrupted
 from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome, run_trial
 

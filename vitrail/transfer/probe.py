@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.stream import stream
+from vitrail.data.loading.stream import stream
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluate.features import Features
-from vitrail.train.schedule import learning_rate
+from vitrail.evaluation.features import Features
+from vitrail.training.optim.schedule import learning_rate
 
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 HOLDOUT = 0.1

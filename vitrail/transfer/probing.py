@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vitrail.cost.flops import parameters
-from vitrail.cost.memory import activation_bytes
-from vitrail.evaluate.fewshot import Ridge
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.costs.flops import parameters
+from vitrail.costs.memory import activation_bytes
+from vitrail.evaluation.fewshot import Ridge
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.transfer.probe import HOLDOUT, LEARNING_RATES, train_stack
 
 EPOCHS, MINIBATCH = 100, 256

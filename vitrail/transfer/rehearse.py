@@ -1,4 +1,4 @@
-"""Timing a run before it is run: set up as `vitrail.train.loop.fit` sets it up, a few real steps, forgotten.
+"""Timing a run before it is run: set up as `vitrail.training.loop.fit` sets it up, a few real steps, forgotten.
 
 Steps are timed with the loader behind them: on a CPU decoding and learning share the cores, so that neither the
 longer of the two nor their sum is what they take together. A step too large to be repeated in the time there is, is
@@ -24,25 +24,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitrail.cost.measure import now
+from vitrail.costs.measure import now
 from vitrail.data.item import View
-from vitrail.data.loader import Batch
-from vitrail.data.source import Splits
-from vitrail.evaluate.classify import predictor
+from vitrail.data.loading.loader import Batch
+from vitrail.data.sources.open import Splits
+from vitrail.evaluation.classify import predictor
 from vitrail.model.process import prepare_process
-from vitrail.train import checkpoint
-from vitrail.train.average import Averager
-from vitrail.train.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE, cut, image_bytes
-from vitrail.train.batches import evaluation_loader, training_loader
-from vitrail.train.objectives import build_objective
-from vitrail.train.optim import build_optimizer, clip_, set_learning_rate
-from vitrail.train.parallel import prepare
-from vitrail.train.plan import Plan
-from vitrail.train.progressive import Sizes
-from vitrail.train.resolve import build_model, resolve
-from vitrail.train.run import Optim, Run
-from vitrail.train.step import backward, seed_step
-from vitrail.train.tune import tune
+from vitrail.training.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE, cut, image_bytes
+from vitrail.training.batches import evaluation_loader, training_loader
+from vitrail.training.checkpoints import checkpoint
+from vitrail.training.objectives import build_objective
+from vitrail.training.optim.average import Averager
+from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
+from vitrail.training.optim.progressive import Sizes
+from vitrail.training.optim.tune import tune
+from vitrail.training.plan import Plan
+from vitrail.training.processes.parallel import prepare
+from vitrail.training.resolve import build_model, resolve
+from vitrail.training.run import Optim, Run
+from vitrail.training.step import backward, seed_step
 from vitrail.transfer.timing import GROWTHS, Answers, Pace, Speeds, overhead
 
 STEPS = 4

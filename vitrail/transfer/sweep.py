@@ -17,7 +17,7 @@ from typing import Any
 
 from vitrail.config_yaml import plain
 from vitrail.errors import TrainingError
-from vitrail.train.folder import RunFolder
+from vitrail.training.folder import RunFolder
 from vitrail.transfer.dev import Arranged
 from vitrail.transfer.grid import Planned
 from vitrail.transfer.trial import Outcome, Trial, finished

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from vitrail.data.vtab import GROUPS, TASKS, Group
+from vitrail.data.benchmarks.vtab import GROUPS, TASKS, Group
 
 MEAN = "mean"
 """Of all tasks, whatever their group (each counts the same)."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.cost.flops import training_flops
-from vitrail.model.config import ResNetConfig, ViTConfig
-from vitrail.train.plan import Plan
-from vitrail.train.progressive import Sizes
-from vitrail.train.run import Run
+from vitrail.costs.flops import training_flops
+from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.training.optim.progressive import Sizes
+from vitrail.training.plan import Plan
+from vitrail.training.run import Run
 
 GROWTHS = (0.0, 0.5, 1.0)
 """Moments of progressive resizing at which steps are timed; between them time follows the FLOPs."""

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.config_yaml import from_yaml, plain, to_yaml
-from vitrail.data.source import Splits
+from vitrail.data.sources.open import Splits
 from vitrail.errors import CheckpointError, UsageError, VitrailError
-from vitrail.train.checkpoint import latest_valid
-from vitrail.train.folder import RunFolder
-from vitrail.train.guard import Diverged, Interrupted
-from vitrail.train.loop import fit
-from vitrail.train.resolve import available_cores, choose_device, resolve
-from vitrail.train.run import Run
-from vitrail.train.standing import identity
+from vitrail.training.checkpoints.checkpoint import latest_valid
+from vitrail.training.checkpoints.state import identity
+from vitrail.training.folder import RunFolder
+from vitrail.training.guard import Diverged, Interrupted
+from vitrail.training.loop import fit
+from vitrail.training.resolve import available_cores, choose_device, resolve
+from vitrail.training.run import Run
 
 RUN, LOG, OUTCOME = "run.yaml", "log.txt", "outcome.json"
 NAME = "run"

@@ -16,16 +16,16 @@ from typing import Any
 
 from vitrail.config import Percent
 from vitrail.config_yaml import plain
-from vitrail.data.config import Data
-from vitrail.data.index_lists import PARTS, WHOLE
+from vitrail.data.benchmarks.index_lists import PARTS, WHOLE
+from vitrail.data.benchmarks.vtab import Task
+from vitrail.data.benchmarks.vtab_source import HUB, PREFIX, locate
 from vitrail.data.roles import NONE
-from vitrail.data.source import find, split_found
-from vitrail.data.vtab import Task
-from vitrail.data.vtab_source import HUB, PREFIX, locate
+from vitrail.data.settings import Data
+from vitrail.data.sources.open import find, split_found
 from vitrail.errors import DataError, TrainingError, UsageError
-from vitrail.train.folder import RunFolder
-from vitrail.train.guard import Interrupted
-from vitrail.train.run import Run
+from vitrail.training.folder import RunFolder
+from vitrail.training.guard import Interrupted
+from vitrail.training.run import Run
 from vitrail.transfer.figure2 import draw
 from vitrail.transfer.table9 import PUBLISHED, means
 from vitrail.transfer.trial import Outcome, Trial, finished, run_trial, trial_key
@@ -125,7 +125,7 @@ def run_of(task: Task, base: Run, root: str, seed: int) -> Run:
     """Return the run of a task: `base` on its 1,000 images, measured on its test set.
 
     Random crops and mirror images are left out where they would change the label, as BiT does; which tasks those are is
-    not published, and is in the table of tasks (`vitrail.data.vtab`).
+    not published, and is in the table of tasks (`vitrail.data.benchmarks.vtab`).
     """
     where = root if root == HUB else str(Path(root).expanduser().absolute())
     augment = replace(

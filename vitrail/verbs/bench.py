@@ -14,9 +14,9 @@ from vitrail.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.cost.kept import Precision
-    from vitrail.cost.measure import Line, Mode, Point, Trial
-    from vitrail.model.config import ResNetConfig, ViTConfig
+    from vitrail.costs.kept import Precision
+    from vitrail.costs.measure import Line, Mode, Point, Trial
+    from vitrail.model.variants import ResNetConfig, ViTConfig
 
 log = logging.getLogger("vitrail")
 SIZES = (64, 128, 224, 384)
@@ -85,9 +85,9 @@ def bench(
         raise UsageError("image sizes, batch sizes and seconds must be above 0")
     import torch
 
-    from vitrail.evaluate.classify import fast_bf16
+    from vitrail.evaluation.classify import fast_bf16
     from vitrail.model.process import prepare_process
-    from vitrail.train.resolve import choose_device
+    from vitrail.training.resolve import choose_device
 
     place = choose_device(device)
     configs = {(name, size): config for name in models for size, config in _configs(name, image_size or SIZES).items()}
@@ -108,7 +108,7 @@ def bench(
 
 def _configs(name: str, sizes: tuple[int, ...]) -> dict[int, ViTConfig | ResNetConfig]:
     """The model at each image size, rounded down to whole patches. Raises UsageError for an unknown name."""
-    from vitrail.model.config import variant
+    from vitrail.model.variants import variant
 
     patch = getattr(variant(name), "patch", 1)
     whole = sorted({max(size // patch, 1) * patch for size in sizes})
@@ -124,8 +124,8 @@ def _measure(
     batches: tuple[int, ...],
     seconds: float,
 ) -> Measured:
-    from vitrail.cost import measure
-    from vitrail.cost.flops import macs
+    from vitrail.costs import measure
+    from vitrail.costs.flops import macs
 
     trial = measure.Trial(config, mode, device, precision)
     line = measure.memory_line(trial)
@@ -141,8 +141,8 @@ def _measure(
 
 
 def _largest(trial: Trial, line: Line) -> int:
-    from vitrail.cost import measure
-    from vitrail.train.batch_size import free_memory
+    from vitrail.costs import measure
+    from vitrail.training.batch_size import free_memory
 
     if trial.device.type == "cuda":
         return measure.search_largest(partial(measure.step_fits, trial))
@@ -151,7 +151,7 @@ def _largest(trial: Trial, line: Line) -> int:
 
 
 def _write(result: Bench, folder: Path) -> None:
-    from vitrail.cost.figure import Curve, draw
+    from vitrail.costs.figure import Curve, draw
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

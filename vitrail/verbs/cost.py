@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.cost.devices import MEASURED, Device
+from vitrail.costs.devices import MEASURED, Device
 from vitrail.errors import UsageError
 
 if TYPE_CHECKING:
-    from vitrail.cost.count import Counted
-    from vitrail.cost.estimate import Cost
-    from vitrail.cost.kept import Arithmetic
-    from vitrail.cost.table6 import Row
-    from vitrail.model.config import ResNetConfig, ViTConfig
+    from vitrail.costs.count import Counted
+    from vitrail.costs.estimate import Cost
+    from vitrail.costs.kept import Arithmetic
+    from vitrail.costs.table6 import Row
+    from vitrail.model.variants import ResNetConfig, ViTConfig
 
 TABLE = "table6"
 CPU_UTILISATION = 0.7
@@ -59,7 +59,7 @@ def cost(
         usd_per_hour: Price of the device; left out: an example of 2026.
         count: Also count the operations of the network as it runs, and compare.
     """
-    from vitrail.cost.estimate import estimate
+    from vitrail.costs.estimate import estimate
 
     if str(model) == TABLE:
         return _table(images, epochs, image_size, classes)
@@ -81,13 +81,13 @@ def cost(
     )
     if not count:
         return Report(found)
-    from vitrail.cost import count as counting
+    from vitrail.costs import count as counting
 
     return Report(found, counting.count(config))
 
 
 def _table(*given: object) -> tuple[Row, ...]:
-    from vitrail.cost.table6 import ROWS
+    from vitrail.costs.table6 import ROWS
 
     if any(value is not None for value in given):
         raise UsageError(f"{TABLE} is of the paper's own runs: leave images, epochs, image_size and classes out")
@@ -96,7 +96,7 @@ def _table(*given: object) -> tuple[Row, ...]:
 
 def _config(model: str | Path, image_size: int | None, classes: int | None) -> ViTConfig | ResNetConfig:
     """The config of a name, or of weights; raises UsageError and WeightsError."""
-    from vitrail.model.config import variant
+    from vitrail.model.variants import variant
 
     changes: dict[str, Any] = {} if classes is None else {"classes": classes}
     if image_size is not None:
@@ -112,14 +112,14 @@ def _config(model: str | Path, image_size: int | None, classes: int | None) -> V
 
 def _on_a_hub(model: str) -> bool:
     """Is it a hub's name rather than a variant's, which ends in a patch size (B/16)?"""
-    from vitrail.weights.hub import is_name
+    from vitrail.weights.hub.download import is_name
 
     return is_name(model) and not model.rpartition("/")[2].isdigit()
 
 
 def _device(name: str) -> tuple[Device, Arithmetic]:
-    from vitrail.cost.devices import device
-    from vitrail.cost.kept import Arithmetic
+    from vitrail.costs.devices import device
+    from vitrail.costs.kept import Arithmetic
 
     return _measured() if name == MEASURED else (device(name), Arithmetic())
 
@@ -128,11 +128,11 @@ def _measured() -> tuple[Device, Arithmetic]:
     """This machine's processor: the rate of its matrix products now, and its free memory."""
     import torch
 
-    from vitrail.cost.kept import Arithmetic
-    from vitrail.cost.measure import matmul_rate
-    from vitrail.evaluate.classify import fast_bf16
+    from vitrail.costs.kept import Arithmetic
+    from vitrail.costs.measure import matmul_rate
+    from vitrail.evaluation.classify import fast_bf16
     from vitrail.model.process import prepare_process
-    from vitrail.train.batch_size import free_memory
+    from vitrail.training.batch_size import free_memory
 
     place = torch.device("cpu")
     arithmetic = Arithmetic("bf16" if fast_bf16(place) else "float32", cpu=True)
@@ -163,7 +163,7 @@ def _shown_table(rows: tuple[Row, ...]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from vitrail.cost.estimate import CONVENTION
+    from vitrail.costs.estimate import CONVENTION
 
     table = Table("run", "epochs", "exaFLOPs", "published", "difference")
     for row in rows:
@@ -175,7 +175,7 @@ def _shown_table(rows: tuple[Row, ...]) -> Any:
 def as_json(result: Report | tuple[Row, ...]) -> Any:
     """Return the result as JSON values."""
     if isinstance(result, tuple):
-        from vitrail.cost.estimate import CONVENTION
+        from vitrail.costs.estimate import CONVENTION
 
         rows = [
             {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vitrail.verbs import train as training
 
 if TYPE_CHECKING:
-    from vitrail.train.standing import Result
+    from vitrail.training.checkpoints.state import Result
 
 as_json = training.as_json
 

@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 
 if TYPE_CHECKING:
-    from vitrail.cost.devices import Device
-    from vitrail.cost.estimate import Cost
+    from vitrail.costs.devices import Device
+    from vitrail.costs.estimate import Cost
     from vitrail.data.item import Listed
     from vitrail.objective.base import Objective
-    from vitrail.train.plan import Plan
-    from vitrail.train.resolve import Resolved
+    from vitrail.training.plan import Plan
+    from vitrail.training.resolve import Resolved
 
 COPIES = 10
 """A run folder holds about so many times the weights: checkpoints with optimiser state, best and last model."""
@@ -37,16 +37,16 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
     """
     import torch
 
-    from vitrail.data.source import open_data
+    from vitrail.data.sources.open import open_data
     from vitrail.model.process import prepare_process
-    from vitrail.train.batch_size import image_bytes
-    from vitrail.train.batches import training_loader
-    from vitrail.train.objectives import build_objective
-    from vitrail.train.optim import build_optimizer
-    from vitrail.train.parallel import prepare
-    from vitrail.train.plan import Plan
-    from vitrail.train.resolve import build_model, resolve
-    from vitrail.train.tune import tune
+    from vitrail.training.batch_size import image_bytes
+    from vitrail.training.batches import training_loader
+    from vitrail.training.objectives import build_objective
+    from vitrail.training.optim.optimizer import build_optimizer
+    from vitrail.training.optim.tune import tune
+    from vitrail.training.plan import Plan
+    from vitrail.training.processes.parallel import prepare
+    from vitrail.training.resolve import build_model, resolve
 
     splits = open_data(run.data, seed=run.seed, labels=run.supervised)
     names = splits.class_names
@@ -83,9 +83,9 @@ def check(run: Run) -> tuple[dict[str, str], Cost]:
 def _step(objective: Objective, run: Run, resolved: Resolved, images: Listed) -> tuple[float, int, float]:
     """Return loss, images and seconds of a forward and backward pass, on a micro-batch or what a few seconds allow."""
     from vitrail import world
-    from vitrail.data.loader import Batch
-    from vitrail.train.batches import endless, micro_batch, training_loader
-    from vitrail.train.step import backward, seed_step
+    from vitrail.data.loading.loader import Batch
+    from vitrail.training.batches import endless, micro_batch, training_loader
+    from vitrail.training.step import backward, seed_step
 
     with closing(training_loader(replace(run, batch_size=micro_batch(run) * world.size()), images)) as loader:
         batch = next(endless(loader, 0))
@@ -115,10 +115,10 @@ def _disk(out: Path, need: int) -> str:
 def _cost(run: Run, resolved: Resolved, plan: Plan, rate: float, objective: Objective) -> Cost:
     """The cost of the whole run on this machine, going by the images/s of this process."""
     from vitrail import world
-    from vitrail.cost.estimate import estimate
-    from vitrail.cost.kept import Arithmetic
-    from vitrail.objective.beit import BEiTObjective
-    from vitrail.train.arithmetic import passes
+    from vitrail.costs.estimate import estimate
+    from vitrail.costs.kept import Arithmetic
+    from vitrail.objective.beit.objective import BEiTObjective
+    from vitrail.training.arithmetic import passes
 
     assert run.batch_size is not None
     tokenizer = objective.tokenizer.config if isinstance(objective, BEiTObjective) else None
@@ -144,7 +144,7 @@ def _flops(run: Run, resolved: Resolved, plan: Plan, each: Callable[[tuple[int, 
     """Of the whole run, an image of a size taking `each`; images may grow on the way."""
     from collections import Counter
 
-    from vitrail.train.progressive import Sizes
+    from vitrail.training.optim.progressive import Sizes
 
     assert run.batch_size is not None
     sizes, count = Sizes(run.progressive, resolved.config), min(plan.total, SAMPLED)
@@ -155,8 +155,8 @@ def _flops(run: Run, resolved: Resolved, plan: Plan, each: Callable[[tuple[int, 
 
 def _this_device(resolved: Resolved, reached: float) -> Device:
     """This machine's device as if the rate that was just reached were its peak; nobody knows what it costs."""
-    from vitrail.cost.devices import Device
-    from vitrail.train.batch_size import free_memory
+    from vitrail.costs.devices import Device
+    from vitrail.training.batch_size import free_memory
 
     memory = free_memory(resolved.device)
     why = "what the second step reached"

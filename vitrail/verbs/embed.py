@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import DataError, UsageError
-from vitrail.verbs import bulk
-from vitrail.verbs.bulk import Answered, features_of, is_bulk, open_job, run
-from vitrail.verbs.features import Embedder, Prepare, open_splits
+from vitrail.verbs.network import bulk
+from vitrail.verbs.network.bulk import Answered, features_of, is_bulk, open_job, run
+from vitrail.verbs.network.features import Embedder, Prepare, open_splits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +70,7 @@ def embed(
         raise UsageError(f"vitrail embed {model} FILE|FOLDER|PATTERN|DATA ... --out FEATURES.npz")
     if not is_bulk(out) and Path(out).suffix.lower() != ".npz":
         raise UsageError(f"{out}: features are written to a file that ends in .npz, or to a folder")
-    from vitrail.evaluate.feature_file import save_features
+    from vitrail.evaluation.feature_file import save_features
 
     how = dict(
         prepare=prepare,
@@ -117,8 +117,8 @@ def _arrays(embedder: Embedder, source: Listed, prefix: str, bad: list[tuple[str
 
 def _sources(model: str | Path, paths: tuple[str | Path, ...], split: str | None) -> dict[str, Listed]:
     """The images: of a data set with splits "train" and "test", else one source, called ""."""
-    from vitrail.data.files import Files
-    from vitrail.evaluate.predict import find_images
+    from vitrail.data.sources.files import Files
+    from vitrail.evaluation.predict import find_images
 
     found = _data_set(paths[0]) if len(paths) == 1 else None
     if found is not None and len(found) > 1:
@@ -131,9 +131,9 @@ def _sources(model: str | Path, paths: tuple[str | Path, ...], split: str | None
 
 def _data_set(path: str | Path) -> dict[str, Listed] | None:
     """The splits of a data set; None for image files, and for folders of them without splits."""
-    from vitrail.data.folder import is_image_name
-    from vitrail.data.source import find
-    from vitrail.evaluate.predict import find_images
+    from vitrail.data.sources.folder import is_image_name
+    from vitrail.data.sources.open import find
+    from vitrail.evaluation.predict import find_images
 
     place = Path(path).expanduser()
     if is_image_name(place.name) or (glob.has_magic(str(path)) and not place.exists()):

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.config_yaml import from_yaml
 from vitrail.errors import UsageError
-from vitrail.train.run import Run
-from vitrail.verbs.classifier import load_classifier, output_names
+from vitrail.training.run import Run
+from vitrail.verbs.network.classifier import load_classifier, output_names
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from vitrail.data.answer_key import AnswerKey
+    from vitrail.data.benchmarks.answer_key import AnswerKey
+    from vitrail.data.images.ops import Op
     from vitrail.data.item import Listed
-    from vitrail.data.ops import Op
-    from vitrail.evaluate.classify import Classification
-    from vitrail.evaluate.groups import Group
-    from vitrail.model.resnet import ResNet
+    from vitrail.evaluation.classify import Classification
+    from vitrail.evaluation.groups import Group
+    from vitrail.model.resnet.network import ResNet
     from vitrail.model.vit import ViT
 
 WORST = 15
@@ -95,8 +95,8 @@ def evaluate(
         raise UsageError("--labels are those of a --protocol: imagenet, real or objectnet")
     if protocol is not None and (data is None or split is not None):
         raise UsageError(f"--protocol {protocol} names a whole test set: vitrail evaluate {model} DIR, without --split")
-    from vitrail.evaluate.groups import group_means, misfits, read_groups
-    from vitrail.verbs.evaluate_files import make_room, write
+    from vitrail.evaluation.groups import group_means, misfits, read_groups
+    from vitrail.verbs.network.evaluate_files import make_room, write
 
     if out is not None:
         make_room(Path(out))
@@ -119,11 +119,11 @@ def _classify(
     device: str | None,
     precision: Literal["auto", "bf16", "float32"],
 ) -> Classification:
-    from vitrail.data.loader import Loader
-    from vitrail.evaluate.classify import classify, predictor
-    from vitrail.evaluate.imagenet import choosing
+    from vitrail.data.loading.loader import Loader
+    from vitrail.evaluation.classify import classify, predictor
+    from vitrail.evaluation.imagenet import choosing
     from vitrail.model.process import prepare_process
-    from vitrail.train.resolve import available_cores, choose_device
+    from vitrail.training.resolve import available_cores, choose_device
 
     prepare_process()
     loader = Loader(
@@ -145,7 +145,7 @@ def _classify(
 
 def _own(network: ViT | ResNet, model: str | Path, data: str | Path | None, split: str | None) -> _Task:
     """Any images, with the network's classes."""
-    from vitrail.data.ops import eval_transform
+    from vitrail.data.images.ops import eval_transform
 
     card = network.card
     source, name = _source(model, data, split, card.class_names or None)
@@ -154,8 +154,8 @@ def _own(network: ViT | ResNet, model: str | Path, data: str | Path | None, spli
 
 def _protocol(network: ViT | ResNet, protocol: str, data: str, labels: str | Path | None) -> _Task:
     """One of ImageNet's test sets."""
-    from vitrail.data.imagenet import open_benchmark
-    from vitrail.evaluate.imagenet import output_order, view
+    from vitrail.data.benchmarks.imagenet import open_benchmark
+    from vitrail.evaluation.imagenet import output_order, view
 
     card = network.card
     order = output_order(card.class_names, card.config.classes)
@@ -171,7 +171,7 @@ def _source(
     model: str | Path, data: str | Path | None, split: str | None, class_names: list[str] | None
 ) -> tuple[Listed, str]:
     """Open the images to evaluate, and name them."""
-    from vitrail.data.source import open_data, open_split
+    from vitrail.data.sources.open import open_data, open_split
 
     if data is not None:
         return open_split(data, split, class_names), str(data)
@@ -195,7 +195,7 @@ def show(result: Evaluation) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from vitrail.evaluate.calibration import calibration
+    from vitrail.evaluation.calibration import calibration
 
     found, calibrated = result.found, calibration(result.found)
     head = (
@@ -240,7 +240,7 @@ def as_json(result: Evaluation) -> Any:
     """Return the result as JSON values: numbers, every class, the confusion matrix (rows are true classes)."""
     from dataclasses import asdict
 
-    from vitrail.evaluate.calibration import calibration
+    from vitrail.evaluation.calibration import calibration
 
     found, calibrated = result.found, calibration(result.found)
     classes = zip(found.class_names, found.class_count, found.class_correct, strict=True)

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.export.kinds import Output, Precision, To
+from vitrail.exports.kinds import Output, Precision, To
 
 if TYPE_CHECKING:
-    from vitrail.export.write import Exported
+    from vitrail.exports.write import Exported
 
 
 def export(
@@ -37,8 +37,8 @@ def export(
         precision: float32; float16 (onnx, program; in openvino for storage only); bf16 (program).
         overwrite: Replace what is there.
     """
-    from vitrail.export.write import export_model
-    from vitrail.verbs.classifier import load_network
+    from vitrail.exports.write import export_model
+    from vitrail.verbs.network.classifier import load_network
 
     folder = f"{Path(model).resolve().name.partition('.')[0]}-{to}" if out is None else out
     network = load_network(model, image_size)

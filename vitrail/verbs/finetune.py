@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from vitrail.errors import UsageError
 from vitrail.recipes.choose import look
 from vitrail.recipes.registry import recipe as named
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 from vitrail.transfer.finetune import finetune_run
 from vitrail.verbs import train as training
-from vitrail.verbs.settings import Asked, from_recipe, resumed
+from vitrail.verbs.flags.settings import Asked, from_recipe, resumed
 
 if TYPE_CHECKING:
-    from vitrail.train.standing import Result
+    from vitrail.training.checkpoints.state import Result
 
 log = logging.getLogger("vitrail")
 show, as_json = training.show, training.as_json

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import UsageError
-from vitrail.export.kinds import find_program
-from vitrail.verbs import bulk
-from vitrail.verbs.bulk import Answered, classes_of, is_bulk, open_job, run
-from vitrail.verbs.classifier import load_classifier
+from vitrail.exports.kinds import find_program
+from vitrail.verbs.network import bulk
+from vitrail.verbs.network.bulk import Answered, classes_of, is_bulk, open_job, run
+from vitrail.verbs.network.classifier import load_classifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vitrail.evaluate.classify import Precision, Predict
-    from vitrail.evaluate.predict import Kind, Prediction, Row, Summary, Unreadable
+    from vitrail.evaluation.classify import Precision, Predict
+    from vitrail.evaluation.predict import Kind, Prediction, Row, Summary, Unreadable
 
 log = logging.getLogger("vitrail")
 KINDS: dict[str, Kind] = {".csv": "csv", ".json": "jsonl", ".jsonl": "jsonl"}
@@ -78,8 +78,8 @@ def predict(
         raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}, or to a folder")
     if merge is not None and not is_bulk(out):
         raise UsageError(f"merge is for a folder of answers (--out), not for {out or 'the terminal'}")
-    from vitrail.evaluate.predict import Prediction, Summary, Unreadable, predict_files
-    from vitrail.train.resolve import available_cores
+    from vitrail.evaluation.predict import Prediction, Summary, Unreadable, predict_files
+    from vitrail.training.resolve import available_cores
     from vitrail.weights.fingerprint import weights_fingerprint
 
     network, ask = _engine(model, device, precision)
@@ -110,14 +110,14 @@ def predict(
 
 def _engine(model: str | Path, device: str | None, precision: Precision) -> tuple[Any, Predict]:
     """What has the card, and what answers: a network, or a program in its own runtime."""
-    from vitrail.evaluate.classify import predictor
+    from vitrail.evaluation.classify import predictor
     from vitrail.model.process import prepare_process
-    from vitrail.train.resolve import choose_device
+    from vitrail.training.resolve import choose_device
 
     if program := find_program(model):
         if device not in (None, "cpu") or precision != "auto":
             raise UsageError(f"{program} is a program for the CPU, in the precision it was exported in: leave them out")
-        from vitrail.export.engine import Engine
+        from vitrail.exports.engine import Engine
 
         engine = Engine(program)
         return engine, engine
@@ -128,8 +128,8 @@ def _engine(model: str | Path, device: str | None, precision: Precision) -> tupl
 
 def _write(out: Path, key: list[Any], images: tuple[str | Path, ...], rows: Callable[..., Iterator[Row]]) -> Summary:
     """Write the answers to `out`, going on from what an interrupted call of this `key` has left."""
-    from vitrail.evaluate.journal import Journal
-    from vitrail.evaluate.predict import find_images, write_predictions
+    from vitrail.evaluation.journal import Journal
+    from vitrail.evaluation.predict import find_images, write_predictions
 
     journal = Journal(out, key, find_images(images))
     if journal.kept:
@@ -146,7 +146,7 @@ def show(result: Predictions | Answered) -> str:
     """Return the result as CSV, or where it was written."""
     if isinstance(result, Answered):
         return bulk.show(result)
-    from vitrail.evaluate.predict import write_predictions
+    from vitrail.evaluation.predict import write_predictions
 
     if result.out is not None:
         return f"{result.summary}; written to {result.out}"

@@ -8,9 +8,9 @@ from typing import Any
 
 from vitrail.config_yaml import plain, to_yaml
 from vitrail.errors import UsageError
-from vitrail.model.config import variant
+from vitrail.model.variants import variant
 from vitrail.recipes.registry import BRING_DATA, RECIPES, description, recipe, starts_from_weights
-from vitrail.train.run import Run
+from vitrail.training.run import Run
 
 
 def list_recipes() -> dict[str, str]:

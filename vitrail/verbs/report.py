@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.errors import UsageError
 
 if TYPE_CHECKING:
-    from vitrail.report.compare import Comparison
+    from vitrail.reports.compare import Comparison
 
 COMPARED = "comparison.html"
 
@@ -39,10 +39,10 @@ def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) ->
         raise UsageError(f"--out {out} is a folder: give the file to write, such as {target / COMPARED}")
     folders = [Path(folder) for folder in (run, *runs)]
     if len(folders) == 1:
-        from vitrail.report.page import write_report
+        from vitrail.reports.page import write_report
 
         return Reported(write_report(folders[0], target))
-    from vitrail.report.compare_page import write_comparison
+    from vitrail.reports.compare_page import write_comparison
 
     target = target or Path(COMPARED)
     return Reported(target, write_comparison(folders, target))

@@ -66,14 +66,14 @@ def serve(
     if precision not in ("auto", "bf16", "float32"):
         raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
     try:
-        from vitrail.serve.app import create_app
-        from vitrail.serve.engine import Engine
-        from vitrail.serve.running import run, take_port
+        from vitrail.server.app import create_app
+        from vitrail.server.engine import Engine
+        from vitrail.server.running import run, take_port
     except ImportError as error:
         raise UsageError(f"the server needs {error.name}: pip install 'vitrail[serve]'") from error
-    from vitrail.data.decode import MAX_PIXELS
-    from vitrail.serve.guard import Hosts
-    from vitrail.serve.limits import Limits
+    from vitrail.data.images.decode import MAX_PIXELS
+    from vitrail.server.guard import Hosts
+    from vitrail.server.limits import Limits
 
     pixels = MAX_PIXELS if max_megapixels is None else int(max_megapixels * 1e6)
     limits = Limits(int(max_mb * 1e6), pixels=pixels, queue=queue, batch=batch_size, deadline=deadline, drain=drain)
@@ -90,10 +90,10 @@ def load_served(
 ) -> list[Any]:
     """Load the networks under names that tell them apart. Raises WeightsError, UsageError."""
     from vitrail.model.attention import fast_math
-    from vitrail.serve.served import Served
-    from vitrail.train.resolve import choose_device
-    from vitrail.verbs.classifier import load_classifier
-    from vitrail.verbs.material import labelled
+    from vitrail.server.served import Served
+    from vitrail.training.resolve import choose_device
+    from vitrail.verbs.inspect.material import labelled
+    from vitrail.verbs.network.classifier import load_classifier
 
     fast_math()
     place = choose_device(device)

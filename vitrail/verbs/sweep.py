@@ -14,12 +14,12 @@ from vitrail.config_yaml import from_yaml, plain
 from vitrail.errors import UsageError
 from vitrail.recipes.paper_finetune import GRID, GRID_IMAGENET, ROW_OF, VTAB
 from vitrail.recipes.registry import recipe as named
-from vitrail.train.run import Run
-from vitrail.verbs.settings import Asked, from_recipe
+from vitrail.training.run import Run
+from vitrail.verbs.flags.settings import Asked, from_recipe
 from vitrail.verbs.train import files
 
 if TYPE_CHECKING:
-    from vitrail.cost.estimate import Cost
+    from vitrail.costs.estimate import Cost
     from vitrail.transfer.grid import Planned
     from vitrail.transfer.sweep import Executor, Row, Swept
 
@@ -123,7 +123,7 @@ def _executor(parallel: int | None, devices: Sequence[str], ray: str | None) -> 
         from vitrail.transfer.trial import here
 
         return here
-    from vitrail.train.resolve import choose_device
+    from vitrail.training.resolve import choose_device
     from vitrail.transfer.processes import Processes
 
     for device in devices:
@@ -261,7 +261,7 @@ def _measured(result: Swept) -> str:
 
 
 def _shown_preview(result: Preview) -> str:
-    from vitrail.cost.estimate import duration
+    from vitrail.costs.estimate import duration
 
     planned = result.planned
     arranged = planned.arranged

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.config_yaml import to_yaml
 from vitrail.errors import VitrailError
-from vitrail.train.run import Run
-from vitrail.verbs.settings import Asked, plan, resumed
+from vitrail.training.run import Run
+from vitrail.verbs.flags.settings import Asked, plan, resumed
 
 if TYPE_CHECKING:
-    from vitrail.cost.estimate import Cost
-    from vitrail.train.standing import Result
+    from vitrail.costs.estimate import Cost
+    from vitrail.training.checkpoints.state import Result
 
 log = logging.getLogger("vitrail")
 
@@ -92,9 +92,9 @@ def start(
 
         return Preview(run, *check(run))
     from vitrail import world
-    from vitrail.report.page import write_report
-    from vitrail.train.group import joined, launch
-    from vitrail.train.loop import fit
+    from vitrail.reports.page import write_report
+    from vitrail.training.loop import fit
+    from vitrail.training.processes.group import joined, launch
 
     if nproc is not None:
         result, main = launch(run, folder, nproc), True

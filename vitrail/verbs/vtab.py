@@ -12,12 +12,12 @@ from vitrail.config import Percent, Steps
 from vitrail.errors import DataError, UsageError
 from vitrail.recipes.paper_finetune import VTAB
 from vitrail.recipes.registry import recipe as named
-from vitrail.train.run import Run
-from vitrail.verbs.settings import Asked
+from vitrail.training.run import Run
+from vitrail.verbs.flags.settings import Asked
 from vitrail.verbs.train import files
 
 if TYPE_CHECKING:
-    from vitrail.data.vtab import Task
+    from vitrail.data.benchmarks.vtab import Task
     from vitrail.transfer.vtab import Score, Scores
 
 log = logging.getLogger("vitrail")
@@ -76,7 +76,7 @@ def vtab(
         workers: Threads that decode images; left out: from the machine.
         show_list: List the tasks and stop.
     """
-    from vitrail.data.vtab import TASKS, task_named
+    from vitrail.data.benchmarks.vtab import TASKS, task_named
 
     chosen = [task_named(name) for name in dict.fromkeys(tasks or TASKS)]
     if show_list or weights is None:
@@ -106,7 +106,7 @@ def _of_length(run: Run, steps: int | None) -> Run:
 
 
 def _listing(tasks: Sequence[Task], data: str | Path | None) -> Listing:
-    from vitrail.data.vtab_source import locate
+    from vitrail.data.benchmarks.vtab_source import locate
 
     there: dict[str, str] = {}
     for task in tasks if data is not None else ():

@@ -141,9 +141,9 @@ def push(
     """
     from tempfile import TemporaryDirectory
 
+    from vitrail.weights.hub.publish import README, prepare
+    from vitrail.weights.hub.publish import push as upload
     from vitrail.weights.load import load
-    from vitrail.weights.publish import README, prepare
-    from vitrail.weights.publish import push as upload
 
     if repository.count("/") != 1:
         raise UsageError(f"push to which repository? {repository!r} is not owner/name")

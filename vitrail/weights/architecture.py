@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from torch import nn
 
-from vitrail.model.config import NAMES, ResNetConfig, ViTConfig, variant
+from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
 
 _SIZES = ("width", "depth", "heads", "mlp_dim", "patch")
 _FIXED = (*_SIZES, "stem", "stem_units", "block", "branches", "axial", "units")

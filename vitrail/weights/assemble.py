@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.model.build import build
-from vitrail.model.config import ResizeMode, ResNetConfig, ViTConfig
 from vitrail.model.resize import resize_bias, resize_kernel, resize_line, resize_positions
-from vitrail.model.resnet import ResNet
+from vitrail.model.resnet.network import ResNet
+from vitrail.model.variants import ResizeMode, ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.report import LoadReport

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from vitrail.config_yaml import merge
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError, did_you_mean
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 
 FORMAT = "vitrail-card"
 VERSION = 1

@@ -22,16 +22,16 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.config import ResNetConfig, ViTConfig
-from vitrail.model.stem import hmlp_stages
+from vitrail.model.stems.convolutional import hmlp_stages
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import Found
 from vitrail.weights.mapping import Entry, same, same_pair
 from vitrail.weights.shapes import rows, shape_of, stem_sizes, usual_heads
-from vitrail.weights.timm_hub import is_timms
+from vitrail.weights.timm.read_config import is_timms
 from vitrail.weights.writing import foreign_tensors, refuse_folder, state_of, write_tensors
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -19,8 +19,17 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.mapping import Entry
 
-NAMES = ("google", "big_vision", "bit", "timm", "hf", "torchvision", "deit")
-"""Every foreign format's name; the module `vitrail.weights.NAME` holds it as `FORMAT`."""
+MODULES = {
+    "google": "flax.google",
+    "big_vision": "flax.big_vision",
+    "bit": "flax.bit",
+    "timm": "timm.format",
+    "hf": "hf.format",
+    "torchvision": "torchvision",
+    "deit": "deit",
+}
+"""Every foreign format's name, and the module below `vitrail.weights` that holds it as `FORMAT`."""
+NAMES = tuple(MODULES)
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ def format_named(name: str) -> Format:
     """Return a format by its name. Raises UsageError with the valid names."""
     if name not in NAMES:
         raise UsageError(f"no format is named {name!r}.{did_you_mean(name, NAMES)} Valid: {', '.join(NAMES)}")
-    found: Format = import_module(f"vitrail.weights.{name}").FORMAT
+    found: Format = import_module(f"vitrail.weights.{MODULES[name]}").FORMAT
     return found
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.model.config import ViTConfig
-from vitrail.model.resnet import ResNet
+from vitrail.model.resnet.network import ResNet
+from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import open_archive
 from vitrail.weights.save import save

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError, WeightsError, did_you_mean
-from vitrail.model.config import ResizeMode
-from vitrail.model.resnet import ResNet
+from vitrail.model.resnet.network import ResNet
+from vitrail.model.variants import ResizeMode
 from vitrail.model.vit import ViT
 from vitrail.weights import store
 from vitrail.weights.archive import Archive, open_archive
@@ -25,7 +25,7 @@ from vitrail.weights.assemble import HEAD, Changes, admit, assemble, expected
 from vitrail.weights.base import Base
 from vitrail.weights.card import Card
 from vitrail.weights.formats import Format, Found, recognise
-from vitrail.weights.licence import licence_beside
+from vitrail.weights.hub.licence import licence_beside
 from vitrail.weights.mapping import Entry
 from vitrail.weights.report import LoadReport
 from vitrail.weights.store import checksum, find_model, is_ours, load_model
@@ -123,7 +123,7 @@ def local(source: Path | str) -> Path:
     if path.exists() or path.is_symlink():
         return path
     if isinstance(source, str):
-        from vitrail.weights.hub import is_name, resolve
+        from vitrail.weights.hub.download import is_name, resolve
 
         if is_name(source) or "://" in source:  # of an address, `resolve` says what to do with it
             return resolve(source)

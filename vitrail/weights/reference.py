@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.model.config import ResNetConfig, ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 
 IMAGE = "integers-1"
 """The name of the formula in `fixed_pixels`, kept with what was computed from it."""

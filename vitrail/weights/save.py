@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from vitrail.errors import UsageError, WeightsError, did_you_mean
-from vitrail.model.resnet import ResNet
+from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import SUFFIXES
 from vitrail.weights.assemble import check_finite

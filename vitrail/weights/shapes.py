@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from vitrail.errors import WeightsError
-from vitrail.model.config import SIZES
+from vitrail.model.variants import SIZES
 from vitrail.weights.archive import Archive
 
 

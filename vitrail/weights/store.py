@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.model.config import ResizeMode
-from vitrail.model.resnet import ResNet
+from vitrail.model.resnet.network import ResNet
+from vitrail.model.variants import ResizeMode
 from vitrail.model.vit import ViT
 from vitrail.weights.assemble import Changes, admit, assemble, check_finite, expected
 from vitrail.weights.base import Base

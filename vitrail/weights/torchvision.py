@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.data.config import Preprocess
+from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.config import ViTConfig
+from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import Found

@@ -1,0 +1,197 @@
+"""`vitrail cost`, `vitrail bench` and the cost in a dry run, from the command line and from Python."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from published import tables
+
+import vitrail
+from vitrail import cli
+from vitrail.costs.flops import macs, parameters, training_flops
+from vitrail.errors import UsageError
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig, variant
+from vitrail.recipes.registry import recipe
+from vitrail.training.run import Progressive
+from vitrail.verbs.dry_run import check
+from vitrail.weights.card import Card
+from vitrail.weights.store import save_model
+
+Captured = pytest.CaptureFixture[str]
+
+
+def as_json(argv: list[str], capsys: Captured) -> Any:
+    assert cli.main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_papers_b16(capsys: Captured) -> None:
+    found = as_json(["cost", "B/16", "--images", "303e6", "--epochs", "7"], capsys)
+    assert found["params"] == 86_567_656
+    assert found["macs"] == pytest.approx(17.563e9, rel=1e-3)
+    assert found["exaflops"] == pytest.approx(224, rel=0.01)
+    assert found["device"] == "tpu-v3"
+    assert found["core_days"] == found["device_days"] == pytest.approx(223.5e18 / (61.5e12 * 0.38) / 86_400, rel=1e-3)
+    assert found["usd"] == pytest.approx(found["device_days"] * 24)
+
+
+def test_flags_change_what_they_say(capsys: Captured) -> None:
+    argv = ["cost", "B/16", "--image-size", "384", "--classes", "10", "--images", "1e6", "--device", "h100"]
+    found = as_json([*argv, "--utilisation", "0.5", "--usd-per-hour", "2"], capsys)
+    config = variant("B/16", image_size=(384, 384), classes=10)
+    assert (found["params"], found["macs"]) == (parameters(config), macs(config))
+    assert found["exaflops"] == pytest.approx(training_flops(config) * 1e6 / 1e18)  # one epoch where none is said
+    assert found["device_days"] == pytest.approx(found["exaflops"] * 1e18 / (989e12 * 0.5) / 86_400)
+    assert found["usd"] == pytest.approx(found["device_days"] * 24 * 2)
+    assert found["core_days"] > found["device_days"]
+
+
+def test_without_images_only_the_network(capsys: Captured) -> None:
+    found = as_json(["cost", "R50+L/32"], capsys)
+    assert found["params"] == parameters(variant("R50+L/32"))
+    assert (found["exaflops"], found["device_days"], found["core_days"], found["usd"]) == (None,) * 4
+
+
+def test_counting_agrees(capsys: Captured) -> None:
+    found = as_json(["cost", "S/16", "--count"], capsys)
+    assert found["counted"]["params"] == found["params"]
+    assert found["counted"]["macs"] == found["macs"]
+    assert found["counted"]["activation_bytes_float32"] > found["activation_bytes"]
+    assert cli.main(["cost", "S/16", "--count"]) == 0
+    shown = capsys.readouterr().out
+    assert "counted" in shown and shown.count("22,050,664 parameters") == 2
+
+
+def test_the_convention_is_printed(capsys: Captured) -> None:
+    assert cli.main(["cost", "H/14", "--images", "303e6", "--epochs", "14"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 x MACs x 3 x images" in shown
+    assert "4,258 exaFLOPs" in shown
+    assert "38% of 61.5 TFLOP/s" in shown
+
+
+def test_table_6(capsys: Captured) -> None:
+    found = as_json(["cost", "table6"], capsys)
+    published = tables()["table6_scaling"]["rows"]
+    assert [(row["name"], row["published"]) for row in found["rows"]] == [(row[0], row[-1]) for row in published]
+    assert all(abs(row["exaflops"] / row["published"] - 1) < 0.05 for row in found["rows"])
+    assert cli.main(["cost", "table6"]) == 0
+    assert "R50x1+ViT-L/16" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="the paper's own runs"):
+        vitrail.cost("table6", epochs=3)
+
+
+def test_this_machine(capsys: Captured) -> None:
+    found = as_json(["cost", "Ti/16", "--images", "1e6", "--device", "cpu"], capsys)
+    assert found["peak_flops_per_second"] > 0
+    assert found["device_days"] > found["core_days"] > 0
+    assert found["usd"] is None
+    assert cli.main(["cost", "Ti/16", "--images", "1e6", "--device", "cpu"]) == 0
+    assert "no price is known for cpu" in capsys.readouterr().out
+
+
+def test_a_model_folder(tmp_path: Path) -> None:
+    config = ViTConfig(width=32, depth=1, heads=2, mlp_dim=64, patch=4, image_size=(16, 16), classes=3)
+    save_model(tmp_path / "model", build(config), Card(config))
+    assert vitrail.cost(tmp_path / "model").cost.params == parameters(config)
+    larger = vitrail.cost(str(tmp_path / "model"), image_size=32, classes=7).cost
+    assert larger.macs == macs(replace(config, image_size=(32, 32), classes=7))
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["cost", "B16"], "Did you mean 'B/16'?"),
+        (["cost", "Q/16"], "no size 'Q'"),
+        (["cost", "B/16", "--epochs", "7"], "Add --images N"),
+        (["cost", "B/16", "--images", "-1"], "zero or more"),
+        (["cost", "B/16", "--image-size", "100"], "divisible"),
+        (["cost", "B/16", "--image-size", "0"], "at least 1"),
+        (["cost", "B/16", "--device", "h1000"], "Did you mean 'h100'?"),
+        (["cost", "B/16", "--utilisation", "40"], "above 0 and at most 1"),
+        (["bench"], "which networks"),
+        (["bench", "Bx16"], "no model is named"),
+        (["bench", "Ti/16", "--seconds", "0"], "above 0"),
+    ],
+)
+def test_wrong_commands_end_with_2(argv: list[str], said: str, capsys: Captured) -> None:
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err and "Traceback" not in err
+
+
+def test_bench_measures_and_writes(tmp_path: Path, capsys: Captured) -> None:
+    argv = ["bench", "Ti/16", "--image-size", "40", "--image-size", "16", "--batch-size", "2", "--batch-size", "1"]
+    out = tmp_path / "a" / "bench"
+    assert cli.main([*argv, "--seconds", "0.01", "--device", "cpu", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert json.loads((out / "bench.json").read_text()) == found
+    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert [(row["image_size"], row["mode"]) for row in found["measured"]] == [
+        *((16, "inference"), (16, "training"), (32, "inference"), (32, "training")),
+    ]
+    for row in found["measured"]:
+        assert [point["batch"] for point in row["points"]] == [1, 2]
+        assert row["best"] in row["points"]
+        config = variant("Ti/16", image_size=row["image_size"])
+        flops = training_flops(config) if row["mode"] == "training" else 2 * macs(config)
+        assert row["flops_per_second"] == pytest.approx(flops * row["best"]["images_per_second"])
+        assert row["peak_bytes"] > 1.9 * parameters(config)
+    training, larger = (row["largest_batch"] for row in found["measured"] if row["mode"] == "training")
+    assert training > larger > 0
+
+
+def test_bench_shows_a_table(capsys: Captured) -> None:
+    argv = ["bench", "Ti/16", "--image-size", "16", "--batch-size", "1", "--mode", "inference", "--seconds", "0.01"]
+    assert cli.main(argv) == 0
+    out, err = capsys.readouterr()
+    assert "fits" in out and "inference" in out and "training" not in out
+    assert "images/s at batch 1" in err
+
+
+def test_a_dry_run_tells_the_cost(tmp_path: Path) -> None:
+    preview = vitrail.train(recipe="smoke", out=str(tmp_path), dry_run=True)
+    cost = preview.cost
+    assert cost is not None
+    run = recipe("smoke")
+    config = variant("Ti/2", width=32, depth=2, heads=2, mlp_dim=64, classes=10, image_size=(8, 8))
+    assert cost.params == parameters(config)
+    assert cost.images == 20 * 64 == run.duration.value * run.batch_size
+    assert cost.flops == pytest.approx(training_flops(config) * 20 * 64)
+    assert cost.device_days and cost.device_days > 0
+    assert preview.checked["cost, compute"].endswith("FLOPs for 1,280 images")
+    assert preview.checked["cost, network"].endswith("GMACs per image")
+
+
+def test_a_dry_run_on_the_command_line(tmp_path: Path, capsys: Captured) -> None:
+    found = as_json(["train", "--recipe", "smoke", "--out", str(tmp_path), "--dry-run"], capsys)
+    assert {"params", "macs", "exaflops", "device_days", "core_days", "usd"} <= found["cost"].keys()
+    assert not list(tmp_path.iterdir())
+
+
+def test_small_first_images_cost_less(tmp_path: Path) -> None:
+    run = replace(recipe("digits"), out=str(tmp_path), image_size=16)
+    _, full = check(run)
+    _, growing = check(replace(run, progressive=Progressive(start=0.25)))
+    assert full.flops and growing.flops
+    assert full.images == growing.images
+    smallest = training_flops(variant("Ti/4", width=96, depth=4, heads=3, mlp_dim=192, classes=10, image_size=(4, 4)))
+    assert smallest * full.images < growing.flops < full.flops
+
+
+def test_a_time_limit_bounds_the_cost(tmp_path: Path) -> None:
+    _, cost = check(replace(recipe("digits"), out=str(tmp_path), time_limit=1e-6))
+    assert cost.device_days == pytest.approx(1e-6 / 1440)
+    assert cost.images and cost.images < 64
+
+
+def test_the_package_is_the_verb() -> None:
+    report = vitrail.cost("Ti/16", images=10)
+    assert report.cost.images == 10
+    assert report.counted is None

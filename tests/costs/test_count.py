@@ -1,0 +1,45 @@
+"""Counting on the running network: what it returns for networks small enough to count by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from vitrail.costs.count import count, every_token
+from vitrail.costs.flops import macs, parameters
+from vitrail.costs.live import kept_bytes
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig, variant
+
+
+def test_a_dense_network_by_hand() -> None:
+    network = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5), nn.Tanh())
+    # the input, the ReLU's output (which the second layer reads too), the tanh's output; float32
+    assert kept_bytes(lambda number: network(torch.empty(number, 10))) == 4 * (10 + 20 + 5)
+
+
+def test_shared_memory_counts_once_and_the_batch_independent_part_not_at_all() -> None:
+    weight = nn.Parameter(torch.ones(7))
+
+    def forward(number: int) -> torch.Tensor:
+        x = torch.ones(number, 7)
+        return (x * weight + x.view(number, 7) * weight).exp() * (weight * weight).exp()
+
+    # x; the first exp, which the product with the second keeps too
+    assert kept_bytes(forward) == 4 * (7 + 7)
+
+
+@pytest.mark.parametrize("name", ["Ti/16", "R50+B/16", "R50x1"])
+@pytest.mark.parametrize("size", [None, 96])
+def test_parameters_and_macs_are_those_of_the_formulas(name: str, size: int | None) -> None:
+    counted = count(variant(name), size)
+    assert (counted.parameters, counted.macs) == (parameters(variant(name)), macs(variant(name), size))
+
+
+def test_every_token_gives_the_models_own_logits() -> None:
+    torch.manual_seed(0)
+    model = build(ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=3)).eval()
+    nn.init.normal_(model.head.weight)
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(every_token(model, images), model(images))

@@ -1,0 +1,161 @@
+"""The formulas against torch's own counter on the real modules, and against published numbers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitrail.costs.flops import macs, parameters, training_flops
+from vitrail.model.attention import attention_path
+from vitrail.model.build import build
+from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
+from vitrail.model.vit import ViT
+
+TINY = dict(width=16, depth=2, heads=2, mlp_dim=24, patch=4, image_size=(8, 12), classes=3)
+
+
+def counted(config, image_size=None, train: bool = False, device: str = "meta") -> tuple[int, int]:
+    """(parameters, FLOPs of one image): of the network itself, on the meta device, where nothing is computed."""
+    with torch.device(device):
+        model = build(config).double()
+        images = torch.empty(1, config.channels, *(image_size or config.image_size), dtype=torch.float64)
+    counter = FlopCounterMode(display=False)
+    with attention_path("explicit"), counter:
+        output = every_token(model, images)
+        if train:
+            output.sum().backward()
+    return sum(p.numel() for p in model.parameters()), counter.get_total_flops()
+
+
+def every_token(model, images):
+    """The forward pass as Eq. 1-4 write it: `model(images)` spares the last layer the tokens that nobody reads."""
+    if not isinstance(model, ViT):
+        return model(images)
+    tokens = model.encode(model.embed(images), model.grid(images))
+    return model.classify(model.summary(tokens))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name(name):
+    config = variant(name)
+    assert counted(config) == (parameters(config), 2 * macs(config))
+
+
+def prefixes() -> list[ViTConfig]:
+    """Tokens in front of the grid and their positions, what is read of them, and the gated MLP."""
+    configs = [
+        ViTConfig(**TINY, class_token=True, pool=pool, positions=positions, registers=2, register_positions=True)
+        for pool, positions in itertools.product(("cls", "gap", "map", "cls+gap"), ("1d", "2d"))
+    ]
+    configs += [
+        ViTConfig(**TINY, positions="relative_bias", place=place, pool=pool)
+        for place, pool in itertools.product(("input", "shared"), ("cls", "gap"))
+    ]
+    configs.append(ViTConfig(**TINY, distilled=True, final_norm="pooled"))
+    configs.append(ViTConfig(**TINY, distilled=True, cls_position=False, registers=1))
+    configs.append(ViTConfig(**TINY, pool="cls+gap", pre_logits=8))
+    configs.append(ViTConfig(**TINY, pool="map", mlp="swiglu", final_norm="pooled"))
+    configs.append(ViTConfig(**{**TINY, "classes": 0}, distilled=True))
+    return configs
+
+
+def options() -> list:
+    configs = [
+        ViTConfig(**TINY, positions=positions, place=place, pool=pool, registers=registers)
+        for positions, place, pool, registers in itertools.product(
+            ("none", "1d", "2d", "relative", "sincos"),
+            ("input", "every", "shared"),
+            ("cls", "gap", "map"),
+            (0, 3),
+        )
+        if not (positions in ("none", "sincos") and place == "every")
+    ]
+    configs.append(ViTConfig(**TINY, layer_scale=1e-4, pre_logits=8, cls_position=False))
+    configs.append(ViTConfig(**{**TINY, "classes": 0, "channels": 5}))
+    configs.append(ViTConfig(**TINY, block="parallel", branches=3, layer_scale=1e-4, positions="relative"))
+    configs += prefixes()
+    for positions, pool in itertools.product(("1d", "relative"), ("gap", "map")):
+        configs.append(ViTConfig(**TINY, block="axial", pool=pool, positions=positions))
+    for stem, norm, patch in itertools.product(("levit", "early", "hmlp"), ("batch", "layer"), (2, 8, 16)):
+        size = (2 * patch, 3 * patch)
+        configs.append(ViTConfig(**{**TINY, "patch": patch, "image_size": size}, stem=stem, stem_norm=norm))
+    for patch in (7, 12, 14):
+        configs.append(ViTConfig(**{**TINY, "patch": patch, "image_size": 2 * patch}, stem="hmlp"))
+    for units in ((), (1,), (2, 1), (1, 2, 1), (1, 1, 1, 2)):
+        configs.append(ViTConfig(**{**TINY, "patch": 32, "image_size": (64, 96)}, stem="resnet", stem_units=units))
+    for axial, size in itertools.product((False, True), ((64, 64), (64, 96), (70, 45))):
+        configs.append(ResNetConfig(units=(2, 1, 2), width=32, image_size=size, classes=3, axial=axial))
+    configs.append(ResNetConfig(units=(1, 1), width=16, image_size=33, classes=0, channels=1))
+    return configs
+
+
+@pytest.mark.parametrize("config", options(), ids=lambda config: "")
+def test_every_option(config):
+    assert counted(config) == (parameters(config), 2 * macs(config))
+
+
+@pytest.mark.parametrize("config", options()[::9], ids=lambda config: "")
+def test_another_image_size(config):
+    """More to compute, no more to learn."""
+    patch = getattr(config, "patch", 16)
+    size = (4 * patch, 5 * patch)
+    learned, flops = counted(config, size, device="cpu")
+    assert flops == 2 * macs(config, size)
+    assert learned == parameters(config)
+
+
+def test_one_number_is_a_square():
+    config = variant("B/16")
+    assert macs(config, 384) == macs(config, (384, 384)) > macs(config)
+
+
+@pytest.mark.parametrize("name", ["S/16", "B/32", "S18x2/16"])
+def test_a_training_step_is_three_forward_passes(name):
+    """All but the gradient with respect to the image, which nobody asks for."""
+    config = variant(name)
+    patches = config.grid[0] * config.grid[1] * config.channels * config.patch**2 * config.width
+    assert counted(config, train=True)[1] == training_flops(config) - 2 * patches
+
+
+GMACS = {
+    "B/32": 4.408,
+    "B/16": 17.563,
+    "L/32": 15.377,
+    "L/16": 61.554,
+    "H/14": 167.294,
+    "R50x1": 4.087,
+    "R50+B/16": 21.53,
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), GMACS.items())
+def test_published_macs(name, expected):
+    digits = len(str(expected).split(".")[1])
+    assert round(macs(variant(name, classes=0)) / 1e9, digits) == expected  # counted without a classifier
+
+
+# paper, Table 6: pre-training compute in exaFLOPs, on the 303 million images of JFT
+EXAFLOPS = {("B/32", 7): 55, ("B/16", 7): 224, ("L/32", 7): 196, ("L/16", 7): 783, ("H/14", 14): 4262}
+HYBRID_EXAFLOPS = {("R50+L/32", 7): 246, ("R50+B/16", 7): 274}
+
+
+@pytest.mark.parametrize(("run", "expected"), [*EXAFLOPS.items(), *HYBRID_EXAFLOPS.items()])
+def test_the_papers_pre_training_compute(run, expected):
+    name, epochs = run
+    ours = training_flops(variant(name)) * 303e6 * epochs / 1e18
+    assert ours == pytest.approx(expected, rel=0.025)
+
+
+def test_parallel_branches_cost_what_depth_costs():
+    """Follow-up, section 3: S18x2 has the parameters and FLOPs of S36."""
+    wide, deep = variant("S18x2/16"), variant("S36x1/16")
+    assert (parameters(wide), macs(wide)) == (parameters(deep), macs(deep))
+
+
+def test_published_parameter_counts():
+    assert parameters(variant("B/16")) == 86_567_656
+    assert parameters(variant("L/16")) == 304_326_632
+    assert parameters(variant("H/14")) == 632_045_800

@@ -1,0 +1,210 @@
+"""Programs for other runtimes compute what the network computes, and say how they are used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_models import ALL, NAMES, made
+
+from vitrail.errors import DataError, ExportError, UsageError
+from vitrail.exports.write import Exported, export_model
+from vitrail.version import __version__
+
+onnxruntime = pytest.importorskip("onnxruntime")
+openvino = pytest.importorskip("openvino")
+FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+def pictures(model: Any, count: int, seed: int = 1) -> np.ndarray:
+    shape = (count, model.config.channels, *model.card.preprocess.image_size)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+@torch.no_grad()
+def expected(model: Any, images: np.ndarray) -> np.ndarray:
+    return model(torch.from_numpy(images)).numpy()
+
+
+def ask(folder: Path, images: np.ndarray) -> np.ndarray:
+    """The program of a folder, by its runtime as anybody would use it."""
+    if (folder / "model.onnx").exists():
+        return onnxruntime.InferenceSession(folder / "model.onnx").run(None, {"images": images})[0]
+    if (folder / "model.xml").exists():
+        compiled = openvino.Core().compile_model(folder / "model.xml", "CPU", FLOAT32)
+        return compiled(images)[0]
+    return torch.export.load(folder / "model.pt2").module()(torch.from_numpy(images)).detach().numpy()
+
+
+def close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-4) -> bool:
+    return found.shape == wanted.shape and np.abs(found - wanted).max() <= tolerance * np.abs(wanted).max()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return export_model(made(), tmp_path_factory.mktemp("plain") / "m")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_kind_of_network_in_onnx_runtime_and_openvino(name: str, plain: Exported, tmp_path: Path) -> None:
+    model = made(name)
+    result = plain if name == "plain" else export_model(model, tmp_path)
+    assert list(result.files) == ["model.onnx", "card.json"] and result.parity.agreement == 1
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(result.folder / "model.onnx"), "CPU", FLOAT32)
+    for count in (1, 2, 5):  # any batch
+        images = pictures(model, count)
+        assert close(ask(result.folder, images), expected(model, images))
+        assert close(compiled(images)[0], expected(model, images))
+
+
+def test_openvino(tmp_path: Path) -> None:
+    model = made("BEiT")
+    result = export_model(model, tmp_path / "m", "openvino")
+    assert list(result.files) == ["model.xml", "model.bin", "card.json"]
+    for count in (1, 5):
+        images = pictures(model, count)
+        assert close(ask(tmp_path / "m", images), expected(model, images))
+    info = openvino.Core().read_model(tmp_path / "m" / "model.xml").get_rt_info(["vitrail", "class_names"])
+    assert json.loads(info.astype(str)) == NAMES
+
+
+@pytest.mark.parametrize("name", ["distilled, parallel", "BiT"])
+def test_an_exported_program_of_torch(name: str, tmp_path: Path) -> None:
+    model = made(name)
+    export_model(model, tmp_path / "m", "program")
+    for count in (1, 5):
+        images = pictures(model, count)
+        assert close(ask(tmp_path / "m", images), expected(model, images))
+    inside = {"card.json": ""}
+    torch.export.load(tmp_path / "m" / "model.pt2", extra_files=inside)
+    assert json.loads(inside["card.json"])["class_names"] == NAMES
+
+
+def test_a_program_says_how_it_is_used(plain: Exported) -> None:
+    card = json.loads((plain.folder / "card.json").read_text())
+    inside = onnxruntime.InferenceSession(plain.folder / "model.onnx").get_modelmeta().custom_metadata_map
+    assert {key: json.loads(text) for key, text in inside.items()}.items() <= card.items()
+    assert card["class_names"] == NAMES and card["licence"] == "mit"
+    assert card["input"]["shape"] == ["batch", 3, 12, 16] == plain.input_shape
+    assert card["output"] == {"name": "logits", "type": "float32", "shape": ["batch", 5]}
+    assert card["preprocess"]["size"] == [15, 20] and card["preprocess"]["crop"] == [12, 16]  # 12 / 0.8, 16 / 0.8
+    assert card["made_by"]["vitrail"] == __version__ and len(card["made_by"]["weights_sha256"]) == 64
+    assert card["parity"]["relative"] == plain.parity.relative <= card["parity"]["tolerance"] == 1e-4
+    assert card["files"]["model.onnx"]["bytes"] == (plain.folder / "model.onnx").stat().st_size
+    session = onnxruntime.InferenceSession(plain.folder / "model.onnx")
+    (image,) = session.get_inputs()
+    assert (image.name, image.type, image.shape[1:]) == ("images", "tensor(uint8)", [3, 12, 16])
+    assert isinstance(image.shape[0], str)  # a name: any batch
+
+
+def test_the_other_outputs(tmp_path: Path) -> None:
+    model = made("hybrid, swiglu")
+    images = pictures(model, 3)
+    shares = export_model(model, tmp_path / "p", "program", output="probabilities")
+    assert shares.output_shape == ["batch", 5]
+    wanted = torch.from_numpy(expected(model, images)).softmax(1).numpy()
+    assert close(ask(tmp_path / "p", images), wanted)
+    features = export_model(model, tmp_path / "f", "program", output="features")
+    assert features.output_shape == ["batch", 8] and features.parity.agreement is None
+    with torch.no_grad():
+        assert close(ask(tmp_path / "f", images), model.features(torch.from_numpy(images)).numpy())
+
+
+def test_without_a_classifier_there_are_features_only(tmp_path: Path) -> None:
+    model = made(classes=0)
+    with pytest.raises(UsageError, match="no classifier"):
+        export_model(model, tmp_path / "m", "program")
+    assert export_model(model, tmp_path / "m", "program", output="features").output_shape == ["batch", 16]
+
+
+@pytest.mark.parametrize(
+    ("to", "precision", "tolerance"),
+    [("onnx", "float16", 2e-2), ("openvino", "float16", 2e-2), ("program", "bf16", 1e-1)],
+)
+def test_smaller_weights_have_a_tolerance_of_their_own(
+    to: Any, precision: Any, tolerance: float, tmp_path: Path
+) -> None:
+    model = made(width=64, heads=4, depth=1, mlp_dim=2048)
+    half = export_model(model, tmp_path / "half", to, precision=precision)
+    assert 1e-5 < half.parity.relative < tolerance == half.parity.tolerance
+    weights = half.files["model.bin" if to == "openvino" else next(iter(half.files))]
+    assert weights < 0.6 * 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_what_a_runtime_cannot_compute_with_is_refused(tmp_path: Path) -> None:
+    for to in ("onnx", "openvino"):
+        with pytest.raises(UsageError, match=r"cannot be bf16.*valid: float32, float16"):
+            export_model(made(), tmp_path / "m", to, precision="bf16")  # type: ignore[arg-type]
+
+
+def test_a_large_network_keeps_its_weights_in_a_file_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.onnx._internal.exporter import _onnx_program
+
+    monkeypatch.setattr(_onnx_program, "_LARGE_MODEL_THRESHOLD", 1000)  # ONNX files end at 2 GB
+    model = made()
+    result = export_model(model, tmp_path / "m")
+    assert list(result.files) == ["model.onnx", "model.onnx.data", "card.json"]
+    images = pictures(model, 2)
+    assert close(ask(tmp_path / "m", images), expected(model, images))
+
+
+def test_the_size_is_that_of_the_card(tmp_path: Path) -> None:
+    """Not that which positions were learned for, where the two differ."""
+    from dataclasses import replace
+
+    from vitrail.data.settings import Preprocess
+
+    for name, size in (("plain", (20, 8)), ("BiT", (24, 48))):
+        model = made(name)
+        model.card = replace(model.card, preprocess=Preprocess(size))
+        assert export_model(model, tmp_path / name, "program").input_shape == ["batch", 3, *size]
+        images = pictures(model, 2)
+        assert close(ask(tmp_path / name, images), expected(model, images))
+    model = made()
+    model.card = replace(model.card, preprocess=Preprocess((18, 16)))
+    with pytest.raises(UsageError, match="sides divisible by 4"):
+        export_model(model, tmp_path / "m")
+
+
+def test_images_of_yours(tmp_path: Path, shared_data: Path) -> None:
+    photos = sorted(shared_data.rglob("*.jpg"))[:2]
+    result = export_model(made(), tmp_path / "m", "program", images=photos)
+    assert (result.parity.images, result.parity.real) == (4, 2)  # filled up, for both batch sizes
+    assert "2 of yours" in str(result.parity)
+    with pytest.raises(DataError, match="nothing"):
+        export_model(made(), tmp_path / "n", images=[tmp_path / "none.jpg"])
+
+
+def test_what_is_there_is_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    first = export_model(made(), folder, "program")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(ExportError, match=r"there already.*--overwrite"):
+        export_model(made("BEiT"), folder, "program")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    (folder / "notes.txt").write_text("mine")
+    again = export_model(made("BEiT"), folder, "program", overwrite=True)
+    assert isinstance(first, Exported) and again.files["card.json"] != first.files["card.json"]
+    assert sorted(file.name for file in folder.iterdir()) == ["card.json", "model.pt2", "notes.txt"]
+    assert sorted(tmp_path.iterdir()) == [folder]
+
+
+def test_impossible_wishes(tmp_path: Path) -> None:
+    model = made()
+    with pytest.raises(UsageError, match="Did you mean 'onnx'"):
+        export_model(model, tmp_path / "m", "onxx")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="Valid: logits"):
+        export_model(model, tmp_path / "m", output="classes")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="looks like a file; give a folder"):
+        export_model(model, tmp_path / "model.onnx")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match="is a file"):
+        export_model(model, tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

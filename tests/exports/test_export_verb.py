@@ -1,0 +1,176 @@
+"""`vitrail export`, and `vitrail predict` with what it wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from documents import ROOT, blocks, refused, shell_commands
+from PIL import Image, ImageFilter
+from scipy.special import softmax
+
+import vitrail
+from vitrail import cli
+from vitrail.data.settings import Preprocess
+from vitrail.errors import ExportError
+from vitrail.exports import onnx as onnx_export
+from vitrail.exports.kinds import Opened
+from vitrail.weights.card import Card
+from vitrail.weights.save import save
+
+onnxruntime = pytest.importorskip("onnxruntime")
+PAGE = ROOT / "docs" / "export.md"
+NAMES = ["aster", "daisy", "iris", "rose"]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in a folder as a run leaves it."""
+    torch.manual_seed(0)
+    model: Any = vitrail.create("Ti/8", width=32, depth=1, heads=2, mlp_dim=32, image_size=(16, 24), classes=4)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.0 if name.endswith("bias") else 0.5)  # classes that depend on the image
+    model.card = Card(model.config, NAMES, Preprocess((16, 24), crop=0.8, interpolation="bicubic"))
+    folder = tmp_path_factory.mktemp("runs") / "flowers"
+    save(model, folder / "model" / "best")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve smooth pictures of many shapes, in two folders."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        height, width = rng.integers(20, 90, 2)
+        blotches = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        (folder / "ab"[number % 2]).mkdir(exist_ok=True)
+        blotches.filter(ImageFilter.GaussianBlur(4)).save(folder / "ab"[number % 2] / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def program(run_folder: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "flowers-onnx"
+    vitrail.export(run_folder, photos, out=folder)
+    return folder
+
+
+def run(*argv: object) -> int:
+    return cli.main([str(word) for word in argv])
+
+
+def test_the_verb_names_its_folder_and_tells_the_parity(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("export", run_folder) == 0
+    out, err = capfd.readouterr()  # of the process: the libraries below have much to say
+    assert "wrote model.onnx, card.json into flowers-onnx" in out and "uint8 images [batch, 3, 16, 24]" in out
+    assert "parity: onnxruntime" in out and "(allowed 0.0001)" in out and len(out.splitlines()) == 3
+    assert err == ""
+    assert run("export", run_folder) == 1
+    assert "flowers-onnx is there already" in capfd.readouterr().err
+    assert run("export", run_folder, "--to", "program", "--image-size", "32", "--json") == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["folder"] == "flowers-program"
+    assert found["input_shape"] == ["batch", 3, 32, 32] and found["parity"]["relative"] < 1e-4
+
+
+def test_weights_of_another_library(run_folder: Path, tmp_path: Path) -> None:
+    save(vitrail.load(run_folder), tmp_path / "vit", "timm")
+    made = vitrail.export(tmp_path / "vit", to="program", out=tmp_path / "out")
+    assert json.loads((made.folder / "card.json").read_text())["source"] == "timm"
+
+
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_predict_asks_a_program(
+    to: Any, run_folder: Path, program: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = program if to == "onnx" else vitrail.export(run_folder, to=to, out=tmp_path / "o").folder
+    wanted = {row.path: row for row in vitrail.predict(run_folder, photos, precision="float32").rows}
+    assert len({row.classes[0] for row in wanted.values()}) > 1
+    for source in (folder, next(file for file in folder.iterdir() if file.suffix in (".onnx", ".xml"))):
+        found = vitrail.predict(source, photos)
+        assert {row.path: row.classes for row in found.rows} == {path: row.classes for path, row in wanted.items()}
+        for row in found.rows:
+            np.testing.assert_allclose(row.probabilities, wanted[row.path].probabilities, atol=1e-4)
+    assert run("predict", folder, photos, "--precision", "bf16") == 2
+    assert "in the precision it was exported in" in capsys.readouterr().err
+
+
+def test_predict_with_a_program_goes_on_where_it_was_and_fills_folders(
+    program: Path, photos: Path, tmp_path: Path
+) -> None:
+    alone = vitrail.predict(program, photos)
+    for out in (tmp_path / "a.csv", tmp_path / "folder"):
+        first = vitrail.predict(program, photos, out=out)
+        assert first.out == str(out) if out.suffix else first.state.complete
+    import pyarrow.parquet as pq
+
+    (part,) = (tmp_path / "folder").glob("*.parquet")
+    assert [row.classes for row in alone.rows] == pq.read_table(part).column("classes").to_pylist()
+
+
+def test_programs_that_predict_does_not_run(
+    run_folder: Path, program: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vitrail.export(run_folder, to="program", out=tmp_path / "p")
+    with pytest.raises(ExportError, match="can hold code"):
+        vitrail.predict(tmp_path / "p", photos)
+    (tmp_path / "broken.onnx").write_bytes(b"no program")
+    with pytest.raises(ExportError, match="does not run it"):
+        vitrail.predict(tmp_path / "broken.onnx", photos)
+    opened = onnx_export.read(program / "model.onnx")
+    for about, message in (({}, "no program of this vitrail"), (told(opened.about, "features"), "gives features")):
+        monkeypatch.setattr(onnx_export, "read", lambda _, about=about: Opened(opened.run, about))
+        with pytest.raises(ExportError, match=message):
+            vitrail.predict(program, photos)
+
+
+def told(about: dict[str, Any], output: str) -> dict[str, Any]:
+    return {**about, "output": {**about["output"], "name": output}}
+
+
+def test_probabilities_are_predicted_as_they_are(program: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = vitrail.predict(program, photos).rows
+    opened = onnx_export.read(program / "model.onnx")
+    shares = Opened(lambda images: softmax(opened.run(images), axis=1), told(opened.about, "probabilities"))
+    monkeypatch.setattr(onnx_export, "read", lambda _: shares)
+    for ours, theirs in zip(vitrail.predict(program, photos).rows, wanted, strict=True):
+        assert ours.classes == theirs.classes
+        np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=1e-5)
+
+
+def test_a_model_folder_is_no_place_for_a_program(run_folder: Path) -> None:
+    folder = run_folder / "model" / "best"
+    with pytest.raises(ExportError, match="holds a model"):
+        vitrail.export(run_folder, out=folder, overwrite=True)
+    assert vitrail.load(folder)
+
+
+def test_the_example_of_the_page_needs_neither_vitrail_nor_torch(program: Path, photos: Path) -> None:
+    (example,) = (block.text for block in blocks(PAGE) if block.language == "python")
+    wanted = {str(Path(row.path).relative_to(photos)): row.classes[0] for row in vitrail.predict(program, photos).rows}
+    names = sorted(wanted)
+    script = f"""
+import sys
+sys.modules["torch"] = sys.modules["vitrail"] = None
+for name in {names!r}:
+    exec({example!r}.replace("flowers-onnx/", {str(program)!r} + "/").replace("rose.jpg", {str(photos)!r} + "/" + name))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [wanted[name] for name in names]
+
+
+def test_the_commands_of_the_page_are_accepted() -> None:
+    texts = [block.text for block in blocks(PAGE) if block.language == "bash"]
+    commands = [words for text in texts for words in shell_commands(text) if words[0] == "vitrail"]
+    assert len(commands) == 3 and [refused(words) for words in commands] == ["", "", ""]

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import base64
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from run_folders import Page, answers, run_folder
+
+from vitrail.config_yaml import to_yaml
+from vitrail.data.settings import Data
+from vitrail.data.sources.open import open_data
+from vitrail.errors import DataError
+from vitrail.inspection.overlay import under_attention
+from vitrail.reports.figures import confusion, curves, thinned
+from vitrail.reports.gallery import SHOWN, most_uncertain, worst_mistakes
+from vitrail.reports.page import write_report
+from vitrail.reports.text import percent, safe, span, wilson
+from vitrail.training.run import Run
+
+HOSTILE = ['<script>alert("x")</script>', "'\" onerror=alert(1) x='", "$\\frac{a}$", "&amp;\u202e\x07\n", "日本 ✿"]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = Data("digits")
+    splits = open_data(data)
+    assert splits.validation is not None
+    found = answers(splits.class_names, len(splits.validation), labels=splits.validation.labels)
+    mark = {
+        "path": "digits",
+        "fingerprint": splits.fingerprint,
+        "images": {"train": len(splits.train), "validation": len(splits.validation)},
+    }
+    return run_folder(tmp_path_factory.mktemp("runs") / "digits-1", data, found, data=mark)
+
+
+@pytest.fixture(scope="module")
+def page(digits: Path) -> Page:
+    return Page(write_report(digits).read_text(encoding="utf-8"))
+
+
+def test_the_report_says_what_happened(digits: Path, page: Page) -> None:
+    text = re.sub(r"\s+", " ", page.text)
+    assert (
+        "A Vision Transformer (Ti/2) trained from scratch on 1,295 images of 10 classes (digits) in 1 min 15 s" in text
+    )
+    assert re.search(r"gets \d\d\.\d % of 143 validation images right \(95 % confidence: \d", text)
+    for heading in (
+        "How training went",
+        "Which classes are told apart",
+        "How sure it is",
+        "Worst mistakes",
+        "Most uncertain",
+        "How far attention reaches",
+        "What it knows of positions",
+        "What the network saw",
+        "What it cost",
+        "Do it again",
+        "Where it ran",
+    ):
+        assert heading in text, heading
+    assert "vitrail train 'my <photos>'" in page.text
+    assert f"vitrail train --config {digits}/config.yaml" in page.text
+    assert "8 px: <median>" in page.text
+    assert "<AMD>" in page.text
+    assert "Not in this report" not in page.text
+
+
+def test_every_picture_is_an_image_with_a_text(page: Page) -> None:
+    sources = [value for tag, name, value in page.attributes if (tag, name) == ("img", "src")]
+    texts = [value for tag, name, value in page.attributes if (tag, name) == ("img", "alt") and value]
+    assert len(sources) == len(texts) == 4 * SHOWN + 1
+    for source in sources:
+        head, data = source.split(",", 1)
+        with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+            assert f"data:image/{image.format.lower()};base64" == head  # type: ignore[union-attr]
+    labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
+    assert len(labels) == page.tags["svg"] == 7
+    assert all(len(label) > 30 for label in labels)
+
+
+def test_the_page_loads_nothing_and_runs_nothing(digits: Path, page: Page) -> None:
+    assert not page.tags.keys() & {"script", "link", "iframe", "object", "embed", "base", "form"}
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    for _, name, value in page.attributes:
+        if name in ("src", "href", "xlink:href"):
+            assert value.startswith(("data:image/", "#")), value[:60]
+    html = (digits / "report.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in html
+    assert not re.search(r"url\((?!#)", html)
+
+
+def test_writing_again_gives_the_same_page(digits: Path, page: Page) -> None:
+    before = (digits / "report.html").read_bytes()
+    assert write_report(digits).read_bytes() == before
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    for number in range(len(HOSTILE)):
+        folder = root / f"class{number}"
+        folder.mkdir(parents=True)
+        for i in range(20):
+            noise = np.random.default_rng(20 * number + i).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(folder / f"<img src=x onerror=alert({i})>.png")
+    splits = open_data(Data(str(root)))
+    assert splits.validation is not None
+    found = answers(HOSTILE, len(splits.validation), labels=splits.validation.labels)
+    folder = run_folder(tmp_path / "<b>run</b>-1", Data(str(root)), found)
+    html = write_report(folder).read_text(encoding="utf-8")
+    page = Page(html)
+    assert page.tags["img"] > 1 and page.tags["script"] == page.tags["b"] - page.tags["figcaption"] == 0
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    for name in (HOSTILE[0], HOSTILE[1], HOSTILE[2], HOSTILE[4], "<img src=x onerror=alert(", "<b>run</b>-1"):
+        assert name in page.text
+    assert "\u202e" not in html and "\x07" not in html
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "note"),
+    [
+        ("run.json", None, "run.json is missing"),
+        ("run.json", b"[1]", "run.json cannot be used"),
+        ("config.yaml", b"model: [", "config.yaml cannot be used"),
+        ("classes.json", None, "classes.json is missing"),
+        ("classes.json", b'["a", "b"]', "evaluation.npz cannot be used: it names class 9 of 2"),
+        ("metrics.jsonl", None, "metrics.jsonl is missing"),
+        ("evaluation.npz", b"PK\x03\x04", "evaluation.npz cannot be used"),
+        ("batch.png", None, "batch.png is missing"),
+        ("model/best/model.safetensors", b"1234567890", "no model: "),
+    ],
+)
+def test_what_is_missing_or_broken_becomes_a_note(digits: Path, name: str, content: bytes | None, note: str) -> None:
+    file = digits / name
+    before = file.read_bytes()
+    try:
+        file.unlink() if content is None else file.write_bytes(content)
+        page = Page(write_report(digits).read_text(encoding="utf-8"))
+    finally:
+        file.write_bytes(before)
+    assert note in page.text.split("Not in this report")[1]
+    assert "Do it again" in page.text
+
+
+def test_images_that_are_gone_or_changed_are_not_shown(tmp_path: Path) -> None:
+    data = Data("digits")
+    splits = open_data(data)
+    assert splits.validation is not None
+    found = answers(splits.class_names, len(splits.validation), labels=splits.validation.labels)
+    gone = run_folder(tmp_path / "a-1", Data(str(tmp_path / "gone")), found)
+    assert (
+        "no pictures of mistakes, no attention distance: " in Page(write_report(gone).read_text(encoding="utf-8")).text
+    )
+    other = run_folder(tmp_path / "b-1", data, found, data={"path": "digits", "fingerprint": "another"})
+    assert "is not what the run was trained on" in Page(write_report(other).read_text(encoding="utf-8")).text
+
+
+def test_a_run_that_was_killed_early_still_has_a_report(tmp_path: Path) -> None:
+    folder = tmp_path / "early-1"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(Run()), encoding="utf-8")
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert "it was not evaluated. The run has not ended." in page.text
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no run folder"):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_size_stays_small_with_many_classes_and_images(tmp_path: Path) -> None:
+    classes = [f"class number {i}" for i in range(100)]
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "arrays.npz",
+        images=rng.integers(0, 256, (12_000, 32, 32, 3), dtype=np.uint8),
+        labels=np.arange(12_000) % 100,
+    )
+    data = Data(str(tmp_path / "arrays.npz"), holdout=10 / 12)
+    splits = open_data(data)
+    assert splits.validation is not None and len(splits.validation) == 10_000
+    found = answers(classes, 10_000, labels=splits.validation.labels)
+    path = write_report(run_folder(tmp_path / "large-1", data, found))
+    page = Page(path.read_text(encoding="utf-8"))
+    assert page.tags["img"] == 4 * SHOWN + 1
+    assert path.stat().st_size < 5e6
+
+
+@given(count=st.integers(1, 5000), share=st.floats(0, 1))
+def test_the_confidence_interval_is_wilsons(count: int, share: float) -> None:
+    right = round(count * share)
+    expected = scipy.stats.binomtest(right, count).proportion_ci(0.95, method="wilson")
+    assert wilson(right, count) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+@given(st.text())
+def test_safe_text_has_no_markup_and_no_control_characters(text: str) -> None:
+    shown = safe(text, 10**6)
+    page = Page(f"<p>{shown}</p>")
+    assert page.tags == {"p": 1}
+    assert len(page.text) == len(text)
+    assert page.text.isprintable()
+    assert not set(shown) & set("<>\"'")
+
+
+def test_numbers_for_people() -> None:
+    assert [percent(0.12345), percent(1.0, 0), percent(float("nan"))] == ["12.3\xa0%", "100\xa0%", "–"]
+    assert [span(41.6), span(75), span(7500)] == ["42 s", "1 min 15 s", "2 h 5 min"]
+
+
+def test_galleries_hold_the_largest_losses_and_the_smallest_gaps() -> None:
+    found = answers([str(i) for i in range(10)], 500)
+    wrong = found.label != found.top[:, 0]
+    mistakes = worst_mistakes(found)
+    assert wrong[mistakes].all() and len(mistakes) == SHOWN
+    assert (np.sort(found.loss[wrong])[::-1][:SHOWN] == found.loss[mistakes]).all()
+    gaps = found.probability[:, 0] - found.probability[:, 1]
+    assert (np.sort(gaps)[:SHOWN] == gaps[most_uncertain(found)]).all()
+
+
+def test_thinned_curves_keep_their_mean_and_ends() -> None:
+    steps = np.arange(1, 10_001, dtype=float)
+    values = np.random.default_rng(0).normal(size=10_000)
+    x, y = thinned(steps, values, 500)
+    assert len(x) == len(y) == 500
+    assert (x.mean(), y.mean()) == pytest.approx((steps.mean(), values.mean()))
+    assert x[0] < 21 and x[-1] > 9980
+
+
+def test_figures_are_images_to_a_screen_reader_and_take_the_colour_of_the_page() -> None:
+    svg = curves("Loss", "nats", {"training": (np.arange(9), np.arange(9.0))}, describe='falls "fast" <b>')
+    assert svg.startswith('<svg role="img" aria-label="falls &quot;fast&quot; &lt;b&gt;"')
+    assert "currentColor" in svg and "#010203" not in svg
+    assert "var(--series-0)" in svg
+    assert "optimiser step" in svg  # as text, not as outlines
+    matrix = confusion(np.array([[3, 1], [0, 2]]), ["$a$ <b>", "b"])
+    assert "4 of" not in matrix and "5 of 6 images are on the diagonal" in matrix
+    assert "$a$ &lt;b&gt;" in matrix
+
+
+def test_the_report_says_how_sure_the_network_is(digits: Path, page: Page) -> None:
+    with np.load(digits / "evaluation.npz") as file:
+        sure, right = file["probabilities"][:, 0], file["classes"][:, 0] == file["labels"]
+        brier = file["brier"].mean()
+    place = np.ceil(sure.astype(np.float64) * 15)
+    gaps = [abs(right[place == k].mean() - sure[place == k].mean()) * (place == k).mean() for k in set(place)]
+    text = re.sub(r"\s+", " ", page.text)
+    lean = "sure" if sure.mean() > right.mean() else "timid"
+    assert f"confidence is {percent(sure.mean())}, and {percent(right.mean())} are right: ".replace("\xa0", " ") in text
+    assert f"{percent(abs(sure.mean() - right.mean()))} too {lean}.".replace("\xa0", " ") in text
+    assert f"over 15 bins, is {percent(sum(gaps))}; the Brier score".replace("\xa0", " ") in text
+    assert f"to 2, is {brier:.3f}." in text
+    labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
+    assert sum(label.startswith("Reliability diagram of 143 images in 15 bins") for label in labels) == 1
+
+
+def test_attention_tints_from_blue_to_yellow() -> None:
+    image = np.full((32, 64, 3), 128, dtype=np.uint8)
+    shares = np.zeros((2, 4))
+    shares[0, 3] = 1.0  # top right
+    tinted = under_attention(image, shares).astype(int)
+    assert tinted.shape == (64, 128, 3)
+    red, _, blue = tinted[0, -1]
+    assert red > blue + 80
+    red, _, blue = tinted[-1, 0]
+    assert blue > red + 30
+    assert (under_attention(image, np.ones((2, 4))) == tinted[-1, 0]).all()  # nothing stands out

@@ -1,0 +1,32 @@
+"""Small networks on disk, as `vitrail serve` gets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.data.settings import Preprocess
+from vitrail.model.build import build
+from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.weights.card import Card
+from vitrail.weights.store import save_model
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
+NAMES = (HOSTILE, 'quo"ted & <script>alert(1)</script>', "grün", "red")
+TINY: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=len(NAMES))
+
+
+def saved(folder: Path, config: ViTConfig | ResNetConfig | None = None) -> Path:
+    torch.manual_seed(0)
+    config = config or ViTConfig(**TINY)
+    model = build(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    save_model(folder, model, Card(config, list(NAMES), Preprocess(image_size=config.image_size, crop=0.8)))
+    return folder
+
+
+def resnet() -> ResNetConfig:
+    return ResNetConfig(units=(1,), width=8, classes=len(NAMES), image_size=(16, 16))

@@ -1,0 +1,378 @@
+"""The HTTP interface, in this process: answers, refusals, and that one request never hurts another."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from asgi_client import Answer, call, form, png
+from PIL import Image
+from served_models import NAMES, resnet, saved
+
+pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
+pytest.importorskip("python_multipart", reason="the server needs vitrail[serve]")
+
+import vitrail
+from vitrail.evaluation.predict import Prediction, predict_files
+from vitrail.inspection.maps import head_maps
+from vitrail.inspection.positions import position_tiles
+from vitrail.inspection.query import patch_attention
+from vitrail.inspection.rollout import rollout
+from vitrail.server.app import create_app
+from vitrail.server.engine import Engine
+from vitrail.server.limits import Limits
+from vitrail.server.served import Served
+
+PNG = {"content-type": "image/png"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("served")
+    saved(root / "vit")
+    saved(root / "resnet", resnet())
+    return root
+
+
+@pytest.fixture(scope="module")
+def models(folder: Path) -> list[Served]:
+    return [Served(name, vitrail.load(folder / name), "cpu", "float32") for name in ("vit", "resnet")]
+
+
+@asynccontextmanager
+async def running(engine: Engine) -> AsyncIterator[Any]:
+    """The application of an engine, between start and end."""
+    app = create_app(engine)
+    async with app.app.router.lifespan_context(app.app):
+        yield app
+
+
+def ask(models: list[Served], scenario: Callable[[Any, Any], Coroutine[Any, Any, Any]], **limits: Any) -> Any:
+    """Run `scenario(app, engine)` on a fresh application."""
+
+    async def run() -> Any:
+        engine = Engine(models, Limits(**limits))
+        async with running(engine) as app:
+            while not (engine.ready or engine.failure):
+                await asyncio.sleep(0)
+            found = await scenario(app, engine)
+            assert engine.gate.inside == 0  # every place was given back
+            return found
+
+    return asyncio.run(run())
+
+
+def one(models: list[Served], *args: Any, limits: dict[str, Any] | None = None, **keywords: Any) -> Answer:
+    """The answer to a single request."""
+    return ask(models, lambda app, engine: call(app, *args, **keywords), **(limits or {}))
+
+
+@pytest.fixture
+def stuck(models: list[Served], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """A first model that computes nothing until the second event is set; the first says that it has begun."""
+    begun, go = threading.Event(), threading.Event()
+    compute = models[0].predict
+
+    def predict(images: torch.Tensor) -> torch.Tensor:
+        if images.float().std() > 0:  # not the warm-up's
+            begun.set()
+            assert go.wait(20)
+        return compute(images)
+
+    monkeypatch.setattr(models[0], "predict", predict)
+    yield begun, go
+    go.set()
+
+
+def test_the_same_numbers_as_vitrail_predict(models: list[Served], folder: Path, tmp_path: Path) -> None:
+    paths = []
+    for i, kind in enumerate(("PNG", "JPEG", "BMP", "GIF")):
+        paths.append(tmp_path / f"{i}.{kind.lower()}")
+        pixels = np.random.default_rng(i).integers(0, 255, (30 + i, 41, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(paths[-1], kind)
+    expected = list(predict_files(vitrail.load(folder / "vit"), paths, device="cpu", precision="float32", workers=0))
+    body, headers = form([(path.name, path.read_bytes(), "image/x") for path in paths])
+    together = one(models, "POST", "/v1/predict", body, headers=headers).json
+    assert together["model"] == "vit" and together["seconds"] > 0
+    assert [image["name"] for image in together["images"]] == [path.name for path in paths]
+    for path, image, row in zip(paths, together["images"], expected, strict=True):
+        alone = one(models, "POST", "/v1/predict", path.read_bytes(), headers=PNG).json["images"][0]
+        assert isinstance(row, Prediction)
+        for found in (image, alone):
+            assert [best["class"] for best in found["top"]] == row.classes
+            np.testing.assert_allclose([best["probability"] for best in found["top"]], row.probabilities, rtol=1e-4)
+
+
+def test_real_and_awkward_photographs_as_vitrail_predict_has_them(
+    models: list[Served], folder: Path, shared_data: Path
+) -> None:
+    awkward = shared_data / "awkward-images"
+    paths = [awkward / "Landscape_7.jpg", awkward / "Channel_digital_image_CMYK_color.jpg"]
+    rows = list(predict_files(vitrail.load(folder / "vit"), paths, device="cpu", precision="float32", workers=0))
+    for path, row in zip(paths, rows, strict=True):
+        limits = {"body": 50_000_000}
+        found = one(models, "POST", "/v1/predict", path.read_bytes(), headers=PNG, limits=limits).json["images"][0]
+        assert isinstance(row, Prediction) and [best["class"] for best in found["top"]] == row.classes
+        np.testing.assert_allclose([best["probability"] for best in found["top"]], row.probabilities, rtol=1e-4)
+
+
+def decoded(address: str) -> np.ndarray:
+    """The pixels in a data address."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
+
+
+def test_another_model_and_how_many_classes(models: list[Served]) -> None:
+    found = one(models, "POST", "/v1/predict", png(), headers=PNG, query="model=resnet&top=2").json
+    assert found["model"] == "resnet" and len(found["images"][0]["top"]) == 2
+    assert sum(best["probability"] for best in found["images"][0]["top"]) <= 1
+    assert found["images"][0]["crop"] is None
+    found = one(models, "POST", "/v1/predict", png(), headers=PNG, query="model=resnet&crop=true").json
+    np.testing.assert_array_equal(decoded(found["images"][0]["crop"]), models[1].prepare(png(), 10**6).pixels)
+    assert one(models, "POST", "/v1/predict", png(), query="model=none").status == 404
+    for query in ("top=0", "top=five"):
+        refused = one(models, "POST", "/v1/predict", png(), query=query)
+        assert (refused.status, refused.reason) == (422, "query")
+
+
+def test_features_are_those_of_the_network(models: list[Served], folder: Path) -> None:
+    found = one(models, "POST", "/v1/embed", png(), headers=PNG).json
+    prepared = models[0].prepare(png(), 10**6).pixels
+    with torch.no_grad():
+        expected = vitrail.load(folder / "vit").features(torch.from_numpy(prepared).permute(2, 0, 1)[None])[0]
+    assert found["width"] == 16
+    np.testing.assert_allclose(found["images"][0]["features"], expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_is_what_inspect_computes(models: list[Served], folder: Path) -> None:
+    model: Any = vitrail.load(folder / "vit")
+    found = one(models, "POST", "/v1/attention", png(), headers=PNG, query="layer=0&head=1").json
+    crop = decoded(found["crop"])
+    np.testing.assert_array_equal(crop, models[0].prepare(png(), 10**6).pixels)
+    images = torch.from_numpy(crop.copy()).permute(2, 0, 1)[None]
+    np.testing.assert_allclose(found["rollout"], rollout(model, images)[0], atol=1e-5)
+    np.testing.assert_allclose(found["attention"], head_maps(model, images, 0, 1)[0].shares[0, 0], atol=1e-5)
+    assert found["grid"] == [4, 4] and found["patch"] is None and found["positions"] is None
+    assert found["picture"] == [20, 24]
+    assert found["seen"]["left"] > 0 and found["seen"]["width"] < 24  # the sides are cut off
+
+    found = one(models, "POST", "/v1/attention", png(), headers=PNG, query="row=1&column=2").json
+    assert (found["layer"], found["head"], found["patch"]) == (1, None, [1, 2])
+    expected = patch_attention(model, images, (1, 2))[0].shares[0].mean(0)
+    np.testing.assert_allclose(found["attention"], expected, atol=1e-5)
+    np.testing.assert_allclose(found["positions"], position_tiles(model).values[1, 2], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ("layer=7", 422, "no layer 7"),
+        ("head=9", 422, "no head 9"),
+        ("row=9&column=0", 422, "no patch 9, 0"),
+        ("row=1", 422, "give both"),
+        ("model=resnet", 422, "not a ResNet"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(models: list[Served], query: str, status: int, words: str) -> None:
+    refused = one(models, "POST", "/v1/attention", png(), headers=PNG, query=query)
+    assert refused.status == status and words in refused.json["error"]["message"]
+
+
+def _wide() -> bytes:
+    file = io.BytesIO()
+    Image.new("1", (40_000, 5_000)).save(file, "PNG")  # 200 megapixels in a few kilobytes
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "reason"),
+    [
+        (b"<html>", "text/html", 415, "media-type"),
+        (b"<html>", "image/png", 415, "not-an-image"),
+        (b"%PDF-1.7", "image/png", 415, "unsupported"),
+        (b"", "image/png", 422, "empty"),
+        (png()[:-30], "image/png", 422, "truncated"),
+        (_wide(), "image/png", 422, "too-many-pixels"),
+        (b"\0" * 20_001, "image/png", 413, "too-large"),
+        ([b"\0" * 15_000] * 3, "image/png", 413, "too-large"),  # no length declared
+        (b"torn", "multipart/form-data; boundary=x", 400, "form"),
+        (b"torn", "multipart/form-data", 400, "form"),
+        (form([])[0], form([])[1]["content-type"], 400, "no-image"),
+    ],
+)
+def test_what_is_refused_and_why(models: list[Served], body: Any, kind: str, status: int, reason: str) -> None:
+    headers = {"content-type": kind} | ({"content-length": str(len(body))} if isinstance(body, bytes) else {})
+    limits = {"body": 20_000 if status == 413 else 10_000_000}
+    answer = one(models, "POST", "/v1/predict", body, headers=headers, limits=limits)
+    assert (answer.status, answer.reason) == (status, reason)
+    assert "Traceback" not in answer.body.decode() and "site-packages" not in answer.body.decode()
+
+
+def test_one_bad_file_of_several_fails_alone(models: list[Served]) -> None:
+    files = [("a.png", png(), "image/png"), ("b.txt", b"words", "text/plain"), ("c.png", b"words", "image/png")]
+    body, headers = form([*files, ('d"<b>é.png', png(), "image/png")])
+    answer = one(models, "POST", "/v1/predict", body, headers=headers)
+    assert answer.status == 200
+    problems = [image["problem"] and image["problem"]["reason"] for image in answer.json["images"]]
+    assert problems == [None, "media-type", "not-an-image", None]
+    assert answer.json["images"][0]["top"] == answer.json["images"][3]["top"]
+    body, headers = form([("a.png", png(), "image/png")] * 4)
+    refused = one(models, "POST", "/v1/predict", body, headers=headers, limits={"images": 3})
+    assert (refused.status, refused.reason) == (413, "too-many-images")
+
+
+def test_an_image_that_breaks_the_network_fails_alone(models: list[Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = models[0].predict
+
+    def predict(images: torch.Tensor) -> torch.Tensor:
+        if (images[:, 2].float().mean((1, 2)) > 200).any():
+            raise RuntimeError("secret inside")
+        logits = compute(images).clone()
+        logits[images[:, 1].float().mean((1, 2)) > 200] = torch.nan
+        return logits
+
+    monkeypatch.setattr(models[0], "predict", predict)
+    colours = [(200, 0, 0), (0, 0, 205), (0, 205, 0), (100, 0, 0)]
+    body, headers = form([(f"{i}.png", png(colour), "image/png") for i, colour in enumerate(colours)])
+    answer = one(models, "POST", "/v1/predict", body, headers=headers)
+    reasons = [image["problem"] and image["problem"]["reason"] for image in answer.json["images"]]
+    assert reasons == [None, "failed", "not-finite", None] and b"secret" not in answer.body
+    assert one(models, "POST", "/v1/predict", png((0, 0, 205)), headers=PNG).status == 500
+
+
+def test_a_full_queue_says_when_to_come_back(models: list[Served], stuck: Any) -> None:
+    begun, go = stuck
+
+    async def scenario(app: Any, engine: Any) -> tuple[list[Answer], list[Answer], Answer]:
+        first = [asyncio.ensure_future(call(app, "POST", "/v1/predict", png(), headers=PNG)) for _ in range(4)]
+        await asyncio.to_thread(begun.wait, 20)
+        while engine.gate.inside < 4:
+            await asyncio.sleep(0)
+        refused = await asyncio.gather(*(call(app, "POST", "/v1/predict", png(), headers=PNG) for _ in range(200)))
+        live = await call(app, "GET", "/livez")
+        go.set()
+        return await asyncio.gather(*first), refused, live
+
+    answered, refused, live = ask(models, scenario, queue=4)
+    assert [answer.status for answer in answered] == [200] * 4 and live.status == 200
+    assert [answer.status for answer in refused] == [429] * 200
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+
+
+def test_the_deadline_and_a_client_that_leaves(models: list[Served], stuck: Any) -> None:
+    begun, go = stuck
+
+    async def scenario(app: Any, engine: Any) -> list[Answer]:
+        leaves = asyncio.Event()
+        gone = asyncio.ensure_future(call(app, "POST", "/v1/predict", png(), headers=PNG, leaves=leaves))
+        await asyncio.to_thread(begun.wait, 20)
+        leaves.set()
+        first = await gone
+        late = await call(app, "POST", "/v1/predict", png(), headers=PNG)
+        go.set()
+        return [first, late, await call(app, "POST", "/v1/predict", png(), headers=PNG)]
+
+    assert [answer.status for answer in ask(models, scenario, deadline=0.5)][:2] == [499, 504]
+
+
+def test_a_body_that_never_ends(models: list[Served]) -> None:
+    limits = {"receive": 0.05}
+    slow = one(models, "POST", "/v1/predict", [b"\x89PNG"], headers=PNG, stalls=True, limits=limits)
+    assert (slow.status, slow.reason, slow.headers["connection"]) == (408, "slow", "close")
+
+
+def test_foreign_pages_and_names(models: list[Served]) -> None:
+    for headers, status in (
+        ({"host": "evil.example"}, 400),
+        ({"origin": "http://evil.example"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}, 200),
+    ):
+        assert one(models, "POST", "/v1/predict", png(), headers={**PNG, **headers}).status == status
+    assert one(models, "GET", "/", headers={"host": "evil.example"}).status == 400
+
+
+PATHS = ("/../pyproject.toml", "/page/../app.py", "/docs", "/redoc", "/page.py", "//etc/passwd")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_there_are_no_other_files(models: list[Served], path: str) -> None:
+    answer = one(models, "GET", path)
+    assert answer.status == 404 and len(answer.body) < 200
+
+
+def test_the_page_may_load_nothing_from_elsewhere(models: list[Served]) -> None:
+    async def scenario(app: Any, engine: Any) -> list[Answer]:
+        return [await call(app, "GET", path) for path in ("/", "/page.css", "/page.js")]
+
+    pages = ask(models, scenario)
+    kinds = ("text/html", "text/css", "text/javascript")
+    for page, kind in zip(pages, kinds, strict=True):
+        assert page.status == 200 and page.headers["content-type"].startswith(kind)
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert b"http://" not in page.body and b"https://" not in page.body and b"innerHTML" not in page.body
+
+
+def test_ready_live_and_counted(models: list[Served]) -> None:
+    async def scenario(app: Any, engine: Any) -> dict[str, Answer]:
+        await call(app, "POST", "/v1/predict", png(), headers=PNG)
+        await call(app, "POST", "/v1/predict", b"words", headers=PNG)
+        found = {path: await call(app, "GET", path) for path in ("/livez", "/readyz", "/metrics", "/v1/models")}
+        engine.draining = True
+        found["draining"] = await call(app, "GET", "/readyz")
+        found["late"] = await call(app, "POST", "/v1/predict", png(), headers=PNG)
+        return found
+
+    found = ask(models, scenario)
+    statuses = {name: answer.status for name, answer in found.items()}
+    assert statuses == {"/livez": 200, "/readyz": 200, "/metrics": 200, "/v1/models": 200, "draining": 503, "late": 503}
+    lines = found["/metrics"].body.decode().splitlines()
+    assert 'vitrail_requests_total{path="/v1/predict",status="200"} 1' in lines
+    assert 'vitrail_requests_total{path="/v1/predict",status="415"} 1' in lines
+    assert 'vitrail_images_total{model="vit"} 1' in lines
+    assert 'vitrail_refused_total{reason="not-an-image"} 1' in lines
+    described = found["/v1/models"].json["models"]
+    assert [(one["name"], one["attention"], one["class_names"]) for one in described] == [
+        ("vit", True, list(NAMES)),
+        ("resnet", False, list(NAMES)),
+    ]
+
+
+def test_not_ready_before_it_is_warm_or_if_it_never_is(models: list[Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(models[1], "warm", fails)
+
+    async def scenario() -> list[Answer]:
+        engine = Engine(models, Limits())
+        async with running(engine) as app:
+            early = await call(app, "GET", "/readyz")
+            while not engine.failure:
+                await asyncio.sleep(0)
+            return [early, await call(app, "GET", "/readyz"), await call(app, "POST", "/v1/predict", png())]
+
+    early, failed, refused = asyncio.run(scenario())
+    assert (early.status, early.body) == (503, b"warming up\n")
+    assert failed.status == refused.status == 503 and b"no such kernel" in failed.body
+
+
+def test_the_openapi_description_fits_the_answers(models: list[Served]) -> None:
+    described = one(models, "GET", "/openapi.json").json
+    assert {"/v1/predict", "/v1/embed", "/v1/attention", "/v1/models", "/livez", "/readyz"} <= described["paths"].keys()
+    post = described["paths"]["/v1/predict"]["post"]
+    assert "multipart/form-data" in post["requestBody"]["content"]
+    assert {"200", "400", "403", "413", "415", "422", "429", "503", "504"} <= post["responses"].keys()
+    answer = one(models, "POST", "/v1/predict", png(), headers=PNG).json
+    schema = described["components"]["schemas"]["Prediction"]
+    assert set(schema["required"]) <= answer.keys() == schema["properties"].keys()
+    json.dumps(described)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from vitrail.errors import DecodeError
+from vitrail.server.limits import Gate, Refused, check_media_type, undecodable
+
+
+def test_the_gate_lets_in_as_many_as_it_should_and_forgets_them() -> None:
+    gate = Gate(3)
+    with gate.hold() as one:
+        one.grow(1)
+        with gate.hold():
+            assert gate.inside == 3
+            with pytest.raises(Refused) as refused, gate.hold():
+                pass
+            assert refused.value.status == 429 and (refused.value.retry_after or 0) >= 1
+            with pytest.raises(Refused):
+                one.grow(1)
+        assert gate.inside == 2
+    assert gate.inside == 0
+
+
+def test_places_are_given_back_after_an_error() -> None:
+    gate = Gate(1)
+    with pytest.raises(KeyError), gate.hold():
+        raise KeyError
+    assert gate.inside == 0
+
+
+def test_retry_after_is_the_time_that_those_inside_take() -> None:
+    gate = Gate(100)
+    gate.answered(images=4, seconds=8.0)  # 2 s each
+    with gate.hold() as held:
+        held.grow(4)
+        assert gate.retry_after() == 10
+
+
+@pytest.mark.parametrize("kind", ["image/png", "IMAGE/JPEG; q=1", "application/octet-stream", ""])
+def test_images_and_undeclared_bytes_pass(kind: str) -> None:
+    check_media_type(kind, "the body")
+
+
+@pytest.mark.parametrize("kind", ["text/html", "application/json", "video/mp4", "imagex/png"])
+def test_other_types_do_not(kind: str) -> None:
+    with pytest.raises(Refused, match="the body is declared") as refused:
+        check_media_type(kind, "the body")
+    assert refused.value.status == 415
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [("not-an-image", 415), ("unsupported", 415), ("truncated", 422), ("too-many-pixels", 422), ("empty", 422)],
+)
+def test_the_status_follows_the_reason(reason: str, status: int) -> None:
+    refused = undecodable(DecodeError("why", reason=reason))
+    assert (refused.status, refused.as_json()) == (status, {"reason": reason, "message": "why"})

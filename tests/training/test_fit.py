@@ -1,0 +1,500 @@
+"""`fit`: what a run leaves behind, that interruptions do not change it, and that nothing bad is ever kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitrail.config import Epochs, Steps
+from vitrail.config_yaml import from_yaml
+from vitrail.data.images.ops import eval_transform
+from vitrail.data.settings import Augment, Data
+from vitrail.data.sources.open import open_data
+from vitrail.errors import CheckpointError, DataError, TrainingError, UsageError
+from vitrail.training import loop
+from vitrail.training.checkpoints import checkpoint, saving
+from vitrail.training.guard import Interrupted, run_lock
+from vitrail.training.run import Average, Model, Optim, Run, Schedule
+from vitrail.training.step import Outcome
+from vitrail.training.validation import validation as evaluation
+from vitrail.weights.store import load_model
+from vitrail.weights.verify import verify
+
+FILES = {
+    *("config.yaml", "run.json", "classes.json", "split.json", "metrics.jsonl", "batch.png", "evaluation.npz"),
+    *("checkpoints", "model"),
+}
+
+
+def tiny(out: Path, **changes: Any) -> Run:
+    """Four epochs of four steps on handwritten digits: everything random switched on."""
+    run = Run(
+        out=str(out),
+        data=Data(path="digits", subset=140),
+        model="Ti/4",
+        vit=Model(width=16, depth=2, heads=2, mlp_dim=32, dropout=0.1, drop_path=0.1),
+        augment=Augment(crop="pad", pad=1, mixup=0.5, cutmix=0.5, erasing=0.2),
+        optim=Optim(lr=3e-3),
+        average=Average(kind="ema", decay=0.9),
+        duration=Epochs(4),
+        batch_size=32,
+        accumulate=2,
+        precision="float32",
+        workers=0,
+        device="cpu",
+    )
+    return replace(run, **changes)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The last and the best model and everything in the newest checkpoint, by name."""
+    newest = checkpoint.latest_valid(folder / "checkpoints")
+    assert newest is not None
+    files = {"last": folder / "model/last/model.safetensors", "best": folder / "model/best/model.safetensors"}
+    files |= {name: newest / f"{name}.safetensors" for name in ("model", "state")}
+    return {f"{name} {key}": value for name, file in files.items() for key, value in load_file(file).items()}
+
+
+def assert_same_bits(first: Path, second: Path) -> None:
+    ours, theirs = weights(first), weights(second)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small a network is slower on two threads, much slower where others use them too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was never interrupted."""
+    return loop.fit(tiny(tmp_path_factory.mktemp("whole"))).folder
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGTERM) -> None:
+    """Send this process a signal in the middle of optimiser step `step`."""
+    original = loop.seed_step
+
+    def seed_step(seed: int, at: int, rank: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), number)
+        original(seed, at, rank)
+
+    monkeypatch.setattr(loop, "seed_step", seed_step)
+
+
+def interrupted(run: Run, folder: Path | None = None) -> Path:
+    with pytest.raises(Interrupted) as caught:
+        loop.fit(run, resume=folder)
+    assert caught.value.exit_code == 143
+    return folder or max(Path(run.out).iterdir(), key=lambda path: path.stat().st_ctime)
+
+
+# what a run leaves behind
+
+
+def test_the_folder_holds_everything(whole: Path) -> None:
+    assert {path.name for path in whole.iterdir()} >= FILES
+    facts = json.loads((whole / "run.json").read_text())
+    assert facts["data"]["images"]["train"] == 140
+    assert facts["data"]["fingerprint"] == open_data(Data(path="digits")).fingerprint
+    assert facts["result"]["steps"] == 16 and facts["result"]["ended"] == "all steps done"
+    assert facts["started"] <= facts["ended"]
+    assert {"command", "versions", "commit", "machine", "seed", "decisions"} <= facts.keys()
+    assert json.loads((whole / "classes.json").read_text()) == [str(digit) for digit in range(10)]
+    assert sorted(path.name for path in (whole / "checkpoints").iterdir()) == ["step-000012", "step-000016"]
+
+
+def test_the_recorded_run_has_no_open_questions_and_replays(whole: Path, tmp_path: Path) -> None:
+    recorded = from_yaml(whole / "config.yaml", Run())
+    assert recorded.image_size == 8 and recorded.preprocess is not None and recorded.cache == "yes"
+    again = loop.fit(replace(recorded, out=str(tmp_path)))
+    assert_same_bits(whole, again.folder)
+
+
+def test_every_step_is_logged_with_its_schedule(whole: Path) -> None:
+    steps = lines(whole, "train")
+    assert [line["step"] for line in steps] == list(range(1, 17))
+    rates = [line["lr"] for line in steps]
+    assert rates[0] == 0 and rates[1] == max(rates) == 3e-3  # a warmup of 5 % of 16 steps is one step
+    assert rates[1:] == sorted(set(rates[1:]), reverse=True)
+    assert {"loss", "top1", "images_per_second", "waiting", "memory_gib"} <= steps[0].keys()
+    assert [line["step"] for line in lines(whole, "validation")] == [4, 8, 12, 16]
+
+
+def test_the_best_model_is_the_one_that_was_evaluated(whole: Path) -> None:
+    evaluations = lines(whole, "validation")
+    best = max(evaluations, key=lambda line: (line["top1"], -line["nll"]))
+    model = load_model(whole)
+    assert model.card.metrics["validation top1"] == best["top1"]
+    assert model.card.provenance["step"] == best["step"]
+    splits = open_data(Data(path="digits"))
+    assert splits.validation is not None
+    assert model.card.class_names == splits.class_names
+    prepare = eval_transform(model.card.preprocess)
+    rng = np.random.default_rng(0)
+    images = np.stack([prepare(splits.validation[i].image, rng) for i in range(len(splits.validation))])
+    with torch.no_grad():
+        answers = model(torch.from_numpy(images).permute(0, 3, 1, 2)).argmax(1).numpy()
+    assert (answers == splits.validation.labels).mean() == pytest.approx(best["top1"], abs=0.003)
+    with np.load(whole / "evaluation.npz") as saved:
+        assert (saved["classes"][:, 0] == saved["labels"]).mean() == pytest.approx(best["top1"], abs=1e-12)
+
+
+def test_test_images_are_looked_at_once_by_the_best_model(whole: Path, tmp_path: Path) -> None:
+    splits = open_data(Data(path="digits"))
+    result = json.loads((whole / "run.json").read_text())["result"]
+    assert splits.test is not None
+    assert result["test"]["count"] == len(splits.test)
+    assert lines(whole, "test") == []
+    both = loop.fit(tiny(tmp_path, data=Data(path="digits", subset=140, validation="test"), duration=Steps(2)))
+    assert both.test is None and both.best["count"] == len(splits.test)
+
+
+def test_the_average_is_what_is_kept(whole: Path) -> None:
+    everything = weights(whole)
+    name = "norm.weight"
+    assert torch.equal(everything[f"last {name}"], everything[f"state average/mean/{name}"])
+    assert not torch.equal(everything[f"last {name}"], everything[f"model model.{name}"])
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    run = tiny(
+        tmp_path,
+        data=Data(path="digits"),
+        vit=Model(width=48, depth=2, heads=4, mlp_dim=96, patch=2),
+        augment=Augment(crop="center", flip=False),
+        average=Average(),
+        duration=Epochs(12),
+        batch_size=64,
+        accumulate=1,
+        evaluate_every=Epochs(4),
+    )
+    assert loop.fit(run).best["top1"] > 0.85  # a tenth by chance
+
+
+def test_a_finished_runs_models_know_what_they_compute(whole: Path) -> None:
+    for kind in ("best", "last"):
+        assert verify(whole / "model" / kind).passed
+
+
+# interruptions
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_threads_and_micro_batches_do_not_matter(whole: Path, tmp_path: Path, workers: int) -> None:
+    assert_same_bits(whole, loop.fit(tiny(tmp_path, workers=workers)).folder)
+
+
+@pytest.mark.parametrize("step", [0, 3, 5, 9, 15])
+def test_a_resumed_run_ends_with_the_same_bits(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    run = tiny(tmp_path)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, step)
+        folder = interrupted(run)
+    newest = checkpoint.latest_valid(folder / "checkpoints")
+    assert newest is not None and newest.name == f"step-{step + 1:06d}"
+    result = loop.fit(run, resume=folder)
+    assert (result.folder, result.steps) == (folder, 16)
+    assert_same_bits(whole, folder)
+    for kind in ("train", "validation"):
+        volatile = {"time", "images_per_second", "waiting", "memory_gib", "joules"}
+        ours, theirs = (
+            [{k: v for k, v in line.items() if k not in volatile} for line in lines(f, kind)] for f in (folder, whole)
+        )
+        assert ours == theirs
+    assert [entry["step"] for entry in json.loads((folder / "run.json").read_text())["resumed"]] == [step + 1]
+
+
+def test_resuming_twice_within_an_epoch_is_exact(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, folder = tiny(tmp_path), None
+    for step in (5, 6):
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, step)
+            folder = interrupted(run, folder)
+    loop.fit(run, resume=folder)
+    assert folder is not None
+    assert_same_bits(whole, folder)
+
+
+def test_a_signal_inside_an_evaluation_is_obeyed_and_the_evaluation_repeated(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny(tmp_path)
+    with monkeypatch.context() as patch:
+        original = evaluation.classify
+
+        def classify(predict: Callable[..., Any], loader: Any, names: list[str]) -> Any:
+            seen = iter(range(1000))
+
+            def noisy(images: torch.Tensor) -> torch.Tensor:
+                if next(seen) == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return predict(images)
+
+            return original(noisy, loader, names)
+
+        patch.setattr(evaluation, "classify", classify)
+        folder = interrupted(run)
+    assert lines(folder, "validation") == []
+    assert lines(folder, "train")[-1]["step"] == 4
+    loop.fit(run, resume=folder)
+    assert_same_bits(whole, folder)
+
+
+def test_a_kill_during_a_save_loses_only_what_came_after_the_save_before(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    run = tiny(tmp_path)
+    with monkeypatch.context() as patch:
+        original, saves = os.rename, iter(range(100))
+
+        def rename(source: Any, target: Any) -> None:
+            if "step-" in str(target) and next(saves) == 1:
+                raise Killed
+            original(source, target)
+
+        patch.setattr(checkpoint.os, "rename", rename)
+        with pytest.raises(Killed):
+            loop.fit(run)
+    folder = tmp_path / "train-1"
+    assert checkpoint.latest_valid(folder / "checkpoints") == folder / "checkpoints" / "step-000004"
+    loop.fit(run, resume=folder)
+    assert_same_bits(whole, folder)
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tiny(tmp_path)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 9)
+        folder = interrupted(run)
+    file = folder / "checkpoints" / "step-000010" / "state.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    loop.fit(run, resume=folder)
+    said = capsys.readouterr().err
+    assert "passing over step-000010" in said and "step-000008" in said
+    assert_same_bits(whole, folder)
+
+
+def test_a_finished_run_is_friendly_and_can_be_extended(tmp_path: Path) -> None:
+    run = tiny(tmp_path, duration=Steps(6))
+    first = loop.fit(run)
+    before = weights(first.folder)
+    again = loop.fit(run, resume=first.folder)
+    assert (again.steps, again.best) == (6, first.best)
+    assert "finished" in again.message and "longer duration" in again.message
+    assert all(torch.equal(value, before[name]) for name, value in weights(first.folder).items())
+    longer = loop.fit(replace(run, duration=Steps(9)), resume=first.folder)
+    assert longer.steps == 9
+    assert [line["step"] for line in lines(first.folder, "train")] == list(range(1, 10))
+
+
+def test_another_run_is_refused_with_the_differences(whole: Path, tmp_path: Path) -> None:
+    other = tiny(tmp_path, vit=Model(width=16, depth=3, heads=2, mlp_dim=32), optim=Optim(lr=1e-3), seed=1)
+    with pytest.raises(CheckpointError) as error:
+        loop.fit(other, resume=whole)
+    for difference in ("model.depth: 2 there, 3 here", "optim.lr: 0.003 there, 0.001 here", "seed: 0 there, 1 here"):
+        assert difference in str(error.value)
+    with pytest.raises(CheckpointError, match=r"splits\.subset: 140 there, 100 here"):
+        loop.fit(tiny(tmp_path, data=Data(path="digits", subset=100)), resume=whole)
+
+
+def test_resuming_needs_a_run_with_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        loop.fit(tiny(tmp_path), resume=tmp_path / "train-9")
+    empty = tmp_path / "train-1"
+    empty.mkdir()
+    (empty / "run.json").write_text("{}")
+    with pytest.raises((CheckpointError, UsageError)):
+        loop.fit(tiny(tmp_path), resume=empty)
+
+
+def test_a_folder_in_use_is_refused(whole: Path, tmp_path: Path) -> None:
+    with run_lock(whole), pytest.raises(UsageError, match="another process"):
+        loop.fit(tiny(tmp_path, duration=Epochs(5)), resume=whole)
+
+
+# what is not finite, and what cannot be written
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
+    """Make loss and gradient of these steps NaN."""
+    original = loop.backward
+
+    def backward(objective: Any, batch: Any, *, step: int, **options: Any) -> Outcome:
+        outcome = original(objective, batch, step=step, **options)
+        if step not in steps:
+            return outcome
+        for parameter in objective.parameters():
+            parameter.grad.fill_(float("nan"))
+        return replace(outcome, loss=float("nan"))
+
+    monkeypatch.setattr(loop, "backward", backward)
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch, {5, 6, 9})
+    folder = loop.fit(tiny(tmp_path)).folder
+    assert all(torch.isfinite(value).all() for value in weights(folder).values() if value.is_floating_point())
+    skipped = lines(folder, "skipped")
+    assert [line["step"] for line in skipped] == [5, 6, 9]
+    train = open_data(Data(path="digits")).train
+    known = {train.id(i) for i in range(len(train))}
+    assert len(skipped[0]["images"]) == 32 and set(skipped[0]["images"]) <= known
+    assert "skipped an update that is not finite" in capsys.readouterr().err
+
+
+def test_training_gives_up_after_a_few_and_keeps_no_poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, set(range(6, 100)))
+    with pytest.raises(TrainingError, match="3 steps in a row"):
+        loop.fit(tiny(tmp_path))
+    folder = tmp_path / "train-1"
+    newest = checkpoint.latest_valid(folder / "checkpoints")
+    assert newest is not None and newest.name == "step-000008"  # steps 6 and 7 changed nothing
+    assert all(torch.isfinite(value).all() for value in weights(folder).values() if value.is_floating_point())
+
+
+def test_poisoned_weights_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = loop.clip_
+
+    def clip_(parameters: Any, largest: float | None) -> Any:  # an optimiser that breaks the weights itself
+        parameters = list(parameters)
+        with torch.no_grad():
+            parameters[0].view(-1)[0] = float("inf")
+        return original(parameters, largest)
+
+    monkeypatch.setattr(loop, "clip_", clip_)
+    with pytest.raises(TrainingError, match="not finite"):
+        loop.fit(tiny(tmp_path, max_nonfinite=100, evaluate_every=Epochs(9)))
+    assert checkpoint.latest_valid(tmp_path / "train-1" / "checkpoints") is None
+
+
+def test_a_full_disk_is_told_and_survived_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original, calls = checkpoint.save, iter(range(100))
+
+    def save(folder: Path, step: int, state: Any, **options: Any) -> Path:
+        if next(calls) in (1, 2):
+            raise checkpoint.DiskFullError(folder, 10**9, 10)
+        return original(folder, step, state, **options)
+
+    monkeypatch.setattr(saving.checkpoint, "save", save)
+    result = loop.fit(tiny(tmp_path))
+    assert result.steps == 16
+    assert capsys.readouterr().err.count("disk full: need 1 GB, have 10 B") == 2
+
+
+def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(folder: Path, step: int, state: Any, **options: Any) -> Path:
+        raise checkpoint.DiskFullError(folder, 10**9, 10)
+
+    monkeypatch.setattr(saving.checkpoint, "save", save)
+    with pytest.raises(TrainingError, match="last 3 checkpoints"):
+        loop.fit(tiny(tmp_path))
+
+
+# when a run ends
+
+
+def test_a_time_limit_ends_the_run_on_time_and_annealed(tmp_path: Path) -> None:
+    run = tiny(tmp_path, duration=Steps(2000), time_limit=2 / 60, evaluate_every=Steps(10**5), accumulate=1)
+    run = replace(run, checkpoint_every=Steps(10**5), schedule=Schedule(warmup=Steps(200)))
+    result = loop.fit(run)
+    assert result.ended == "time limit" and 20 < result.steps < 2000 and result.seconds >= 2
+    times = [line["time"] for line in lines(result.folder, "train")]
+    assert result.seconds - (times[-1] - times[-2]) < 2.5  # the limit was not over before the last step
+    rates = [line["lr"] for line in lines(result.folder, "train")]
+    assert result.best["step"] == result.steps == len(rates)
+    peak = rates.index(max(rates))
+    assert max(rates) > 0.9 * 3e-3 and rates[-1] < 0.02 * 3e-3
+    # the warmup is compressed like the rest: a tenth of the time, though no 200 steps of it
+    assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert peak < 0.5 * len(rates)
+
+
+def test_early_stopping_counts_evaluations_without_improvement(tmp_path: Path) -> None:
+    run = tiny(tmp_path, optim=Optim(lr=0.0), average=Average(), early_stop=2, duration=Epochs(50))
+    result = loop.fit(run)
+    assert (result.ended, result.steps) == ("early stop", 12)  # the first evaluation improves, two do not
+    assert loop.fit(run, resume=result.folder).steps == 12
+    assert loop.fit(replace(run, early_stop=4), resume=result.folder).steps == 20
+
+
+def test_early_stopping_needs_something_to_decide_by(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="early_stop is 0"):
+        loop.fit(tiny(tmp_path, early_stop=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_come_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at least one step"):
+        loop.fit(tiny(tmp_path / "runs", duration=Steps(0)))
+    with pytest.raises(UsageError, match="warmup"):
+        loop.fit(tiny(tmp_path / "runs", schedule=Schedule(warmup=Steps(100))))
+    assert not (tmp_path / "runs").exists()
+
+
+def photographs(folder: Path, broken: int) -> Path:
+    """40 training images of two classes, the first few of them no images, and 4 to validate on."""
+    from PIL import Image
+
+    noise = np.random.default_rng(0)
+    for split, count in (("train", 40), ("val", 4)):
+        for number in range(count):
+            place = folder / split / "ab"[number % 2] / f"{number:02}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(noise.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place)
+    for number in range(broken):
+        (folder / "train" / "ab"[number % 2] / f"{number:02}.png").write_bytes(b"no image")
+    return folder
+
+
+def test_an_unreadable_image_is_told_once_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Data(path=str(photographs(tmp_path / "data", broken=1)))
+    result = loop.fit(tiny(tmp_path / "runs", data=data, augment=Augment(), batch_size=8))
+    assert capsys.readouterr().err.count("00.png") == 1
+    lines = [json.loads(text) for text in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    (line,) = [line for line in lines if line["kind"] == "unreadable"]
+    assert line["image"].endswith("00.png") and line["reason"]
+
+
+def test_many_unreadable_images_end_the_run(tmp_path: Path) -> None:
+    data = Data(path=str(photographs(tmp_path / "data", broken=4)))  # 10 %
+    run = tiny(tmp_path / "runs", data=data, augment=Augment(), batch_size=8)
+    with pytest.raises(DataError, match=r"of 40 training images cannot be read, more than the 5.0% of data.max_bad"):
+        loop.fit(run)
+    result = loop.fit(replace(run, data=replace(data, max_bad=0.2)))
+    assert result.ended == "all steps done"

@@ -1,0 +1,399 @@
+"""Runs of several processes on one machine (gloo): what one process computes, they compute.
+
+Starting a process costs seconds, so each group of processes does everything that is asked of its size.
+The processes divide the gradient of a sum by the number of examples of all; noise is that of the whole batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partialmethod
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from forked import Forked
+from safetensors.torch import load_file
+from torch import nn
+
+from vitrail import world
+from vitrail.config import Steps
+from vitrail.config_yaml import to_yaml
+from vitrail.data.settings import Augment, Data
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig
+from vitrail.objective.base import Objective, Prepared
+from vitrail.objective.beit.tokenizer import ImageTokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.training import loop
+from vitrail.training.checkpoints import checkpoint
+from vitrail.training.processes import group, member
+from vitrail.training.processes.group import Failed, environment, joined, launch
+from vitrail.training.processes.parallel import Replicated
+from vitrail.training.run import Average, Model, Optim, Run, Schedule
+from vitrail.training.validation import validation as evaluation
+from vitrail.weights.save import save
+
+STEPS = 20
+WAYS = {"whole": False, "sharded": True}
+OBJECTIVES: dict[str, Callable[[Run], Run]] = {
+    "mixed": lambda run: replace(
+        run,
+        objective=Supervised(smoothing=0.1),
+        augment=replace(run.augment, mixup=0.8, cutmix=1.0),
+        vit=replace(run.vit, positions="relative_bias"),
+        optim=Optim(lr=0.02, eps=1e-2, clip=0.5, layer_decay=0.7),
+        average=Average("ema", decay=0.9),
+        accumulate=2,
+        knn=3,
+    ),
+    "masked": lambda run: replace(
+        run, objective=MaskedPatch(), compile=world.size() == 2, activation_checkpointing=world.size() == 2
+    ),
+    "mae": lambda run: replace(
+        run,
+        objective=MAE(decoder_width=16, decoder_depth=1, decoder_heads=2),
+        optim=Optim(name="lamb", lr=0.02, eps=1e-2),
+        average=Average("polyak", start=Steps(5)),
+    ),
+    "beit": lambda run: replace(
+        run, objective=BEiT(tokenizer=str(Path(run.out) / "tokenizer"), smallest_block=1), activation_checkpointing=True
+    ),
+    "tokenizer": lambda run: replace(
+        run, objective=Tokenizer(codes=12, width=8, depth=1, features=8), model="S/4", vit=Model()
+    ),
+    "dino": lambda run: replace(
+        run,
+        objective=DINO(outputs=64, hidden=32, bottleneck=16, local_crops=2, centring="sinkhorn"),
+        optim=replace(run.optim, lr=0.01),
+    ),
+}
+"""What is learned, each with another optimiser, average or way to compute."""
+PARTS: dict[str, Callable[[Run], Run]] = {
+    part: lambda run, part=part: replace(  # type: ignore[misc]
+        run, weights=str(Path(run.out) / "base"), vit=Model(), tune=part, optim=Optim(lr=0.02, eps=1e-2)
+    )
+    for part in ("attention", "head")
+}
+"""What of a trained network is tuned, while the rest stays."""
+
+
+def tiny(out: Path, **changes: Any) -> Run:
+    """Without what each process draws for itself (dropout), and with a rule that does not turn rounding into signs."""
+    base = Run(
+        out=str(out),
+        data=Data("digits", subset=103),
+        model="S/16",
+        vit=Model(width=16, depth=2, heads=2, mlp_dim=32, patch=4),
+        image_size=8,
+        augment=Augment(crop="pad", pad=1),
+        optim=Optim(name="sgd", lr=0.2, weight_decay=0.0),
+        schedule=Schedule(warmup=Steps(5)),
+        duration=Steps(STEPS),
+        evaluate_every=Steps(10),
+        checkpoint_every=Steps(10),
+        batch_size=16,
+        accumulate=1,
+        precision="float32",
+        workers=0,
+        device="cpu",
+        keep=3,
+    )
+    return replace(base, **changes)
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in lines(folder, "train")]
+
+
+def at_half(source: Path, target: Path) -> Path:
+    """Copy a finished run as it was when it had saved half of its steps."""
+    shutil.copytree(source, target)
+    shutil.rmtree(target / "checkpoints" / f"step-{STEPS:06d}")
+    facts = json.loads((target / "run.json").read_text())
+    (target / "run.json").write_text(json.dumps({name: facts[name] for name in facts if name != "result"}))
+    return target
+
+
+def go_on(out: Path, objective: str, began: str, way: str) -> None:
+    """Take the second half of what two processes began, sharded or not."""
+    folder = out / f"{objective}-{began}-then-{way}-{world.size()}"
+    if world.is_main():
+        at_half(out / f"{objective}-{began}-2-1", folder)
+    world.barrier()
+    loop.fit({**OBJECTIVES, **PARTS}[objective](tiny(out, shard=WAYS[way])), resume=folder)
+
+
+def together(out: Path) -> NoReturn:
+    """What each process of a group does: every objective, and the second half of what two processes began."""
+    # TorchInductor's minutes are those of `test_step`; what it gets to compile is cut by hooks here as there
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[assignment]
+    with joined():
+        if not world.is_main():
+            evaluation.load = None  # as where each machine has a folder of its own
+        for name, change in {**OBJECTIVES, **(PARTS if world.size() == 2 else {})}.items():
+            for way, shard in WAYS.items():
+                assert loop.fit(change(tiny(out, name=f"{name}-{way}-{world.size()}", shard=shard))).steps == STEPS
+        for began in WAYS:
+            for way in WAYS:
+                go_on(out, "mixed", began, way)
+        if world.size() == 4:
+            go_on(out, "mae", "sharded", "sharded")
+        else:
+            go_on(out, "attention", "sharded", "sharded")
+        sums_of_all_processes()
+    group.leave(0)
+
+
+def sums_of_all_processes() -> None:
+    """Gradients are sums over processes and micro-batches; what nobody uses has none."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(700, 700) for _ in range(3))  # two buckets
+    whole = copy.deepcopy(layers)
+    images = [torch.randn(4, 700, generator=torch.Generator().manual_seed(rank)) for rank in range(world.size())]
+
+    class Chain(Objective):
+        def loss(self, prepared: Any) -> Any:
+            return layers[2](layers[0](prepared.images)).square().sum(), 4, {}
+
+    network, mine = Replicated(Chain(layers)), images[world.rank()]
+    for last in (False, True):  # in two micro-batches, which are summed once
+        with network.last(last):
+            network(Prepared(mine, mine, mine, mine), step=0)[0].backward()
+    for part in images:
+        whole[2](whole[0](part)).square().sum().mul(2).backward()
+    for ours, expected in zip(layers.parameters(), whole.parameters(), strict=True):
+        if expected.grad is None:
+            assert ours.grad is None
+        else:
+            torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-5, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of one, two and four processes: OBJECTIVE-WAY-PROCESSES-1, and OBJECTIVE-WAY-then-WAY-PROCESSES, which began
+    with two."""
+    out = tmp_path_factory.mktemp("runs")
+    torch.manual_seed(0)
+    ImageTokenizer(Tokenizer(codes=12, width=8, depth=1), 4).save(out / "tokenizer")
+    save(build(ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=7)), out / "base")
+    for name, change in {**OBJECTIVES, **PARTS}.items():
+        loop.fit(change(tiny(out, name=f"{name}-whole-1")))
+    for size in (2, 4):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        members = [Forked(together, out, env=environment(rank, size, port)) for rank in range(size)]
+        assert [member.wait(300) for member in members] == [0] * size
+    for began in WAYS:
+        go_on(out, "mixed", began, "whole")
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("objective", "way", "size"),
+    [
+        *((objective, way, size) for objective in OBJECTIVES for way in WAYS for size in (2, 4)),
+        *((part, way, 2) for part in PARTS for way in WAYS),
+    ],
+)
+def test_two_and_four_processes_have_the_losses_of_one(runs: Path, objective: str, way: str, size: int) -> None:
+    alone, many = runs / f"{objective}-whole-1-1", runs / f"{objective}-{way}-{size}-1"
+    assert len(losses(alone)) == STEPS and max(losses(alone)) - min(losses(alone)) > 0.01
+    assert losses(many) == pytest.approx(losses(alone), abs=1e-5)
+    seen = [lines(folder, "validation") for folder in (alone, many)]
+    assert len(seen[0]) == 2
+    for mine, theirs in zip(*seen, strict=True):
+        assert mine["count"] == theirs["count"]  # none twice and none left out, although they do not come out even
+        assert mine["count"] % size
+        measure = "nll" if "nll" in mine else "loss"
+        assert theirs[measure] == pytest.approx(mine[measure], abs=1e-5)
+    tests = [json.loads((folder / "run.json").read_text())["result"]["test"] for folder in (alone, many)]
+    assert tests[1] == (pytest.approx(tests[0], abs=1e-5) if measure == "nll" else None)
+    assert [line["knn"] for line in lines(many, "knn")] == pytest.approx([line["knn"] for line in lines(alone, "knn")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("objective", "size"), [*((objective, 4) for objective in OBJECTIVES), *((part, 2) for part in PARTS)]
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_many_processes_leave_plain_files_behind(runs: Path, objective: str, way: str, size: int) -> None:
+    alone, many = runs / f"{objective}-whole-1-1", runs / f"{objective}-{way}-{size}-1"
+    for model in ("best", "last"):
+        mine, theirs = (load_file(next((folder / "model" / model).glob("*.safetensors"))) for folder in (alone, many))
+        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("objective", "began", "way", "size"),
+    [
+        *(("mixed", began, "whole", 1) for began in WAYS),
+        *(("mixed", began, way, size) for began in WAYS for way in WAYS for size in (2, 4)),
+        ("mae", "sharded", "sharded", 4),
+        ("attention", "sharded", "sharded", 2),
+    ],
+)
+def test_what_two_processes_saved_goes_on_in_one_two_and_four(
+    runs: Path, objective: str, began: str, way: str, size: int
+) -> None:
+    folder = runs / f"{objective}-{began}-then-{way}-{size}"
+    parts = len(list((folder / "checkpoints" / f"step-{STEPS // 2:06d}").glob("part-*")))
+    assert parts == (2 if began == "sharded" else 0)
+    assert json.loads((folder / "run.json").read_text())["resumed"][0]["step"] == STEPS // 2
+    assert [line["step"] for line in lines(folder, "train")] == list(range(1, STEPS + 1))
+    assert losses(folder) == pytest.approx(losses(runs / f"{objective}-whole-1-1"), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_parts_are_whole_or_refused_and_what_torchs_own_reader_reads(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(runs / "mixed-sharded-4-1" / "checkpoints", folder)
+    older, newer = (folder / f"step-{step:06d}" for step in (STEPS // 2, STEPS))
+    names = [f"part-{number:05d}-of-00004.safetensors" for number in range(1, 5)]
+    assert sorted(path.name for path in newer.iterdir()) == ["manifest.json", *names, "state.json"]
+
+    ours = checkpoint.load(newer)["model"]
+    theirs = {f"model/{name}": torch.empty_like(tensor) for name, tensor in ours.items()}
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(theirs, storage_reader=dcp.HuggingFaceStorageReader(str(newer)), no_dist=True)
+    assert all(torch.equal(theirs[f"model/{name}"], tensor) for name, tensor in ours.items())
+
+    for name in names:
+        part = newer / name
+        content = part.read_bytes()
+        part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert checkpoint.latest_valid(folder) == older
+        part.unlink()
+        assert checkpoint.latest_valid(folder) == older
+        part.write_bytes(content)
+        assert checkpoint.latest_valid(folder) == newer
+
+
+def acting(act: str, pause: float, command: list[str]) -> NoReturn:
+    """A process of a run, of which the second acts in its eighth step; the first save takes a pause longer."""
+    step_of, save, first = loop.seed_step, checkpoint.save, iter([pause])
+
+    def slow(*arguments: Any, **options: Any) -> Path:
+        time.sleep(next(first, 0))
+        return save(*arguments, **options)
+
+    def step(seed: int, number: int, rank: int) -> None:
+        if number == 7 and rank == 1:
+            exec(act)
+        step_of(seed, number, rank)
+
+    checkpoint.save, loop.seed_step = slow, step
+    group.leave(member.main(*command[3:]))
+
+
+def with_rank_one(act: str, monkeypatch: pytest.MonkeyPatch, pause: float = 0.0) -> None:
+    """Start processes as `acting` says."""
+
+    def started(command: list[str], env: dict[str, str], **_: Any) -> Forked:
+        assert command[1:3] == ["-m", "vitrail.training.processes.member"]
+        return Forked(acting, act, pause, command, env=env)
+
+    monkeypatch.setattr(group.subprocess, "Popen", started)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("act", "message", "code"),
+    [
+        ("raise ValueError('the reactor is hot')", "process 1: ValueError: the reactor is hot", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "process 1 ended without a word, signal SIGKILL; did memory", 137),
+    ],
+    ids=["raises", "is killed"],
+)
+def test_when_one_fails_all_end_and_the_first_cause_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, message: str, code: int
+) -> None:
+    with_rank_one(act, monkeypatch)
+    with pytest.raises(Failed, match=message) as caught:
+        launch(tiny(tmp_path), None, 2)
+    assert caught.value.exit_code == code
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_saves_the_same_step_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rank_one("os.kill(os.getpid(), signal.SIGTERM)", monkeypatch)
+    run = tiny(tmp_path / "stopped")
+    with pytest.raises(Failed, match="stopped by SIGTERM after step 8, saved at step 8") as caught:
+        launch(run, None, 2)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    monkeypatch.undo()
+    folder = tmp_path / "stopped" / "train-1"
+    assert loop.fit(run, resume=folder).steps == STEPS
+    whole = loop.fit(tiny(tmp_path / "whole"))
+    assert losses(folder) == pytest.approx(losses(whole.folder), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_main_process_may_take_its_time_and_one_that_hangs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first save takes longer than processes wait for each other, and costs nothing; then one hangs."""
+    with_rank_one("time.sleep(600)", monkeypatch, pause=8.0)
+    monkeypatch.setattr(group, "GRACE", 1.0)
+    run = tiny(tmp_path, timeout=6.0, checkpoint_every=Steps(2), evaluate_every=Steps(1000))
+    folder = tmp_path / "train-1"
+    message = rf"process 1 did not answer for 6 s \(timeout\).* that of step 6: go on with --resume {folder}"
+    with pytest.raises(Failed, match=message):
+        launch(run, None, 2)
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"step-{n:06d}" for n in (2, 4, 6)]
+
+
+@pytest.mark.slow
+def test_torchrun_and_nproc_are_the_same_command_and_speak_once(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(to_yaml(tiny(tmp_path, duration=Steps(3), schedule=Schedule(warmup=Steps(1)))))
+    words = ["-m", "vitrail", "train", "--config", str(config)]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        torchrun += ["--master-port", str(probe.getsockname()[1])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for number, command in enumerate(([*torchrun, *words], [*words, "--nproc", "2"]), start=1):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("all steps done after 3 steps") == 1 and done.stdout.count("report:") == 1
+        assert done.stderr.count("run.yaml") == 1 and (tmp_path / f"train-{number}" / "report.html").is_file()
+    torch.testing.assert_close(losses(tmp_path / "train-1"), losses(tmp_path / "train-2"), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_reaches_every_process_once_and_saves(tmp_path: Path) -> None:
+    """A terminal sends it to everything that runs in it; a second one would end the processes without a save."""
+    config = tmp_path / "run.yaml"
+    config.write_text(to_yaml(tiny(tmp_path, duration=Steps(100_000), checkpoint_every=Steps(100_000))))
+    command = [sys.executable, "-m", "vitrail", "train", "--config", str(config), "--nproc", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    assert run.stderr is not None
+    said = []
+    for line in run.stderr:
+        said.append(line)
+        if line.startswith("step 10:"):
+            os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(60) == 130, said
+    assert "saved" in said[-1] and list((tmp_path / "train-1" / "checkpoints").glob("step-*")), said

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.data.item import Item
+from vitrail.data.settings import Augment, Preprocess
+from vitrail.errors import TrainingError, UsageError
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig
+from vitrail.objective.settings import Supervised
+from vitrail.objective.supervised import SupervisedObjective
+from vitrail.training import batch_size, resolve
+from vitrail.training.batch_size import default_batch, explaining_memory, micro_batches
+from vitrail.training.checkpoints import resumed
+from vitrail.training.run import Model, Run
+from vitrail.weights.card import Card
+from vitrail.weights.store import load_model, save_model
+
+
+class Pictures:
+    """`count` images of the given sizes (height, width), in turn."""
+
+    def __init__(self, count: int, *sizes: tuple[int, int], encoded: bool = False) -> None:
+        self.sizes_ = sizes
+        self.encoded = encoded
+        self.labels = np.arange(count) % 2
+        self.sizes = np.full(count, 100)
+        self.class_names = ["cat", "dog"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        image = np.zeros((*self.sizes_[index % len(self.sizes_)], 3), np.uint8)
+        if not self.encoded:
+            return Item(image, int(self.labels[index]), self.id(index))
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "PNG")
+        return Item(file.getvalue() if index % 5 else b"torn", int(self.labels[index]), self.id(index))
+
+    def id(self, index: int) -> str:
+        return str(index)
+
+
+def decide(run: Run, source: Pictures) -> resolve.Resolved:
+    return resolve.resolve(run, source, source.class_names)
+
+
+TINY = Model(width=16, depth=2, heads=2, mlp_dim=32)
+RUN = Run(model="Ti/16", vit=TINY, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "patch", "side"),
+    [
+        ([(32, 32)], 4, 32),
+        ([(28, 28)], 4, 28),
+        ([(28, 28)], 16, 32),  # whole patches
+        ([(8, 8)], 16, 16),
+        ([(480, 640), (500, 375)], 16, 224),
+        ([(480, 640)], 14, 224),
+        ([(100, 200), (120, 90)], 16, 96),  # half are 90 px short, half 100: rounded up to whole patches
+        ([(600, 600)], 15, 210),
+    ],
+)
+@pytest.mark.parametrize("encoded", [False, True])
+def test_image_size_follows_the_images(sizes: list[tuple[int, int]], patch: int, side: int, encoded: bool) -> None:
+    run = replace(RUN, vit=replace(TINY, patch=patch))
+    found = decide(run, Pictures(40, *sizes, encoded=encoded))
+    assert found.config.image_size == (side, side)
+    assert found.run.image_size == side and found.run.preprocess is not None
+    assert found.run.preprocess.resize == ("squash" if len(set(sizes)) == 1 else "small")
+    assert found.run.preprocess.image_size == (side, side)
+    assert f"{side} px" in found.decisions["image_size"]
+
+
+def test_what_was_asked_for_is_kept() -> None:
+    asked = Preprocess(image_size=(48, 48), resize="squash", interpolation="bicubic")
+    run = replace(RUN, image_size=48, preprocess=asked, batch_size=10, workers=3, precision="bf16", cache="no")
+    found = decide(run, Pictures(100, (500, 400), (300, 200)))
+    assert found.run == run and found.decisions.keys() == {"patch"}  # only 9 tokens: said, not changed
+    with pytest.raises(UsageError, match="image_size"):
+        decide(replace(run, image_size=32), Pictures(100, (500, 400)))
+
+
+def test_nothing_stays_open_and_every_decision_is_told() -> None:
+    found = decide(replace(RUN, device=None), Pictures(100, (32, 32)))
+    for name in ("image_size", "preprocess", "precision", "batch_size", "workers", "cache"):
+        assert getattr(found.run, name) not in (None, "auto")
+        assert str(getattr(found.run, name, "")) or found.decisions[name]
+        assert name in found.decisions
+    assert "device" in found.decisions
+
+
+@pytest.mark.parametrize(
+    ("images", "batch"), [(3, 3), (16, 16), (100, 16), (1000, 32), (6000, 256), (50_000, 512), (10**6, 512)]
+)
+def test_small_data_get_small_batches(images: int, batch: int) -> None:
+    assert default_batch(images) == batch
+
+
+def test_a_batch_larger_than_the_data_is_lowered_and_told() -> None:
+    found = decide(replace(RUN, batch_size=512), Pictures(100, (32, 32)))
+    assert found.run.batch_size == 100 and "not 512" in found.decisions["batch_size"]
+    with pytest.raises(UsageError, match="batch_size is 0"):
+        decide(replace(RUN, batch_size=0), Pictures(100, (32, 32)))
+
+
+def test_small_images_are_cached_if_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decide(RUN, Pictures(100, (32, 32))).run.cache == "yes"
+    assert decide(RUN, Pictures(100, (400, 300))).run.cache == "no"
+    monkeypatch.setattr(resolve, "free_memory", lambda device: 100 * 32 * 32 * 3 * 3)
+    assert decide(RUN, Pictures(100, (32, 32))).run.cache == "no"
+
+
+def test_overrides_reach_the_network_and_wrong_ones_are_refused() -> None:
+    config = decide(replace(RUN, vit=replace(TINY, pool="gap", registers=2)), Pictures(100, (64, 64))).config
+    assert isinstance(config, ViTConfig)
+    assert (config.width, config.depth, config.pool, config.registers, config.classes) == (16, 2, "gap", 2, 2)
+    with pytest.raises(UsageError, match="no setting 'heads'"):
+        decide(replace(RUN, model="R50x1", vit=Model(heads=2)), Pictures(100, (64, 64)))
+    with pytest.raises(UsageError, match="cannot be used here"):
+        decide(replace(RUN, device="cuda:77"), Pictures(100, (64, 64)))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=7, pre_logits=8)
+    save_model(tmp_path, build(config), Card(config))
+    return tmp_path
+
+
+def test_weights_bring_their_network_and_get_a_new_zero_head(saved: Path) -> None:
+    run = Run(weights=str(saved), vit=Model(drop_path=0.2), device="cpu")
+    found = decide(run, Pictures(100, (300, 400)))
+    assert found.config.image_size == (32, 32) and "that of the weights" in found.decisions["image_size"]
+    model = resolve.build_model(found)
+    assert model.config == found.config and model.config.drop_path == 0.2
+    assert torch.count_nonzero(model.head.weight) == 0 and model.head.out_features == 2
+    original = load_model(saved)
+    for name, value in original.blocks.state_dict().items():
+        assert torch.equal(model.blocks.state_dict()[name], value), name
+    larger = resolve.build_model(decide(replace(run, image_size=64), Pictures(100, (300, 400))))
+    assert larger(torch.zeros(1, 3, 64, 64, dtype=torch.uint8)).shape == (1, 2)
+    with pytest.raises(UsageError, match=r"vit\.width is fixed by the weights"):
+        decide(replace(run, vit=Model(width=32)), Pictures(100, (300, 400)))
+
+
+def test_another_patch_resamples_the_weights_patch_kernels(saved: Path) -> None:
+    found = decide(Run(weights=str(saved), vit=Model(patch=4, dropout=0.1), device="cpu"), Pictures(100, (300, 400)))
+    assert (found.config.patch, found.config.grid, found.config.image_size) == (4, (8, 8), (32, 32))
+    model = resolve.build_model(found)
+    assert model.config == found.config and model.stem.weight.shape == (16, 3, 4, 4)
+    assert torch.equal(model.stem.weight, load_model(saved, patch=4).stem.weight)
+    assert "8 -> 4 px patches" in found.decisions["weights"]
+    with pytest.raises(UsageError, match="not divisible by the patch, 5 px"):
+        decide(Run(weights=str(saved), vit=Model(patch=5), device="cpu"), Pictures(100, (300, 400)))
+
+
+def test_the_classifier_is_kept_for_the_same_classes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=8, image_size=(32, 32), classes=2, pre_logits=8)
+    model = build(config)
+    torch.nn.init.normal_(model.head.weight)
+    save_model(tmp_path / "same", model, Card(config, ["cat", "dog"]))
+    save_model(tmp_path / "turned", model, Card(config, ["dog", "cat"]))
+    save_model(tmp_path / "unnamed", model, Card(config))
+    run, pictures = Run(weights=str(tmp_path / "same"), keep_head=True, device="cpu"), Pictures(100, (32, 32))
+    found = decide(run, pictures)
+    assert torch.equal(resolve.build_model(found).head.weight, model.head.weight)
+    assert found.decisions["head"].endswith("for 2 classes")
+    unnamed = decide(replace(run, weights=str(tmp_path / "unnamed")), pictures)
+    assert "cannot be checked" in unnamed.decisions["head"]
+    with pytest.raises(UsageError, match="another order"):
+        decide(replace(run, weights=str(tmp_path / "turned")), pictures)
+    with pytest.raises(UsageError, match="--from"):
+        decide(replace(RUN, keep_head=True), pictures)
+
+
+def test_a_classifier_for_other_classes_is_not_kept(saved: Path) -> None:
+    with pytest.raises(UsageError, match="7 classes, and these are 2"):
+        decide(Run(weights=str(saved), keep_head=True, device="cpu"), Pictures(100, (32, 32)))
+
+
+def test_a_resumed_run_inherits_decisions_and_keeps_what_it_is_told() -> None:
+    recorded = replace(RUN, image_size=32, batch_size=64, accumulate=4, precision="float32", workers=2, cache="no")
+    again = resumed.inherit(replace(RUN, workers=5, seed=9), recorded)
+    assert (again.image_size, again.batch_size, again.accumulate, again.precision) == (32, 64, 4, "float32")
+    assert (again.workers, again.cache, again.seed) == (5, "no", 9)
+
+
+# memory
+
+
+def tiny_objective(run: Run, side: int = 64) -> tuple[SupervisedObjective, ViTConfig]:
+    config = ViTConfig(
+        width=64, depth=4, heads=2, mlp_dim=256, patch=8, image_size=(side, side), classes=2, stem="hmlp"
+    )
+    objective = SupervisedObjective(build(config), Supervised(), Augment(crop="center"), 2, 0)
+    return objective.train(), config
+
+
+def test_micro_batches_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = replace(RUN, batch_size=64, precision="float32")
+    objective, config = tiny_objective(run)
+    before = {name: value.clone() for name, value in objective.state_dict().items()}
+
+    def parts(gib: float, **changes: object) -> int:
+        monkeypatch.setattr(batch_size, "free_memory", lambda device: int(gib * 2**30))
+        return micro_batches(objective, replace(run, **changes), config)
+
+    assert parts(100) == 1
+    few, more = parts(0.05), parts(0.02)
+    assert 1 < few < more
+    assert parts(0.02, activation_checkpointing=True) < more
+    assert parts(0.0) == 64  # an image at a time is the least there is
+    for name, value in objective.state_dict().items():  # the running statistics, too
+        assert torch.equal(value, before[name]), name
+    assert all(parameter.grad is None for parameter in objective.parameters())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."),
+        MemoryError(),
+    ],
+)
+def test_running_out_of_memory_says_what_to_do(error: Exception) -> None:
+    run = replace(RUN, batch_size=64, accumulate=2)
+    with pytest.raises(TrainingError, match="accumulate: 4"), explaining_memory(run):
+        raise error
+    with pytest.raises(RuntimeError, match="something else"), explaining_memory(run):
+        raise RuntimeError("something else")
+
+
+def test_torch_still_says_it_that_way() -> None:
+    with pytest.raises(TrainingError), explaining_memory(RUN):
+        torch.empty(2**60)

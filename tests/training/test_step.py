@@ -1,0 +1,221 @@
+"""The gradient of a step, whatever the micro-batches, wrappers and processes; and the plan of a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitrail.config import Epochs, Examples, Percent, Steps
+from vitrail.data.settings import Augment
+from vitrail.errors import UsageError
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig
+from vitrail.objective.base import Moment
+from vitrail.objective.settings import Supervised
+from vitrail.objective.supervised import SupervisedObjective
+from vitrail.training.plan import Plan
+from vitrail.training.processes.parallel import prepare
+from vitrail.training.progress import clock
+from vitrail.training.run import Average, Optim, Run, Schedule
+from vitrail.training.step import backward, seed_step
+
+CONFIG = ViTConfig(width=16, depth=3, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=5)
+
+
+@dataclass
+class Images:
+    images: Tensor
+    labels: Tensor
+    index: Tensor
+
+
+def data(count: int = 12) -> Images:
+    rng = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (count, 3, 16, 16), generator=rng, dtype=torch.uint8)
+    return Images(pixels, torch.randint(0, 5, (count,), generator=rng), torch.arange(count))
+
+
+def make(augment: Augment | None = None, **changes: object) -> SupervisedObjective:
+    torch.manual_seed(0)
+    model = build(replace(CONFIG, **changes))
+    torch.nn.init.normal_(model.head.weight)
+    return SupervisedObjective(model, Supervised(), augment or Augment(), 5, 0).train()
+
+
+def gradients(objective: SupervisedObjective, batch: Images, parts: int = 1) -> dict[str, Tensor]:
+    objective.zero_grad(set_to_none=True)
+    backward(objective, batch, step=3, parts=parts, autocast=False)
+    return {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("parts", [2, 5, 12, 50])
+@pytest.mark.parametrize("mixing", [Augment(), Augment(mixup=1.0, cutmix=1.0)])
+def test_accumulation_gives_the_gradient_of_the_whole_batch(parts: int, mixing: Augment) -> None:
+    objective = make(mixing)
+    whole, cut = gradients(objective, data()), gradients(objective, data(), parts)
+    for name, value in whole.items():
+        torch.testing.assert_close(cut[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_gradient_is_that_of_the_mean() -> None:
+    objective = make()
+    ours = gradients(objective, data(), parts=3)
+    objective.zero_grad(set_to_none=True)
+    batch = data()
+    torch.nn.functional.cross_entropy(objective.model(batch.images), batch.labels).backward()
+    for name, parameter in objective.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_outcomes_are_sums_and_means_over_all_parts() -> None:
+    objective = make()
+    batch = data()
+    outcome = backward(objective, batch, step=0, parts=5, autocast=False)
+    logits = objective.model(batch.images)
+    assert outcome.count == 12
+    assert outcome.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, batch.labels).item(), rel=1e-5)
+    assert outcome.metrics == {"top1": float((logits.argmax(1) == batch.labels).sum())}
+
+
+def test_reduced_precision_is_near_and_leaves_float32_gradients() -> None:
+    objective = make()
+    exact = gradients(objective, data())
+    objective.zero_grad(set_to_none=True)
+    backward(objective, data(), step=3, parts=1, autocast=True)
+    grads = {name: parameter.grad for name, parameter in objective.named_parameters()}
+    assert all(grad is not None and grad.dtype == torch.float32 for grad in grads.values())
+    whole = torch.cat([exact[name].flatten() for name in grads])  # one small tensor alone may be off by more
+    difference = torch.cat([(grads[name] - exact[name]).flatten() for name in grads])
+    assert torch.linalg.vector_norm(difference) < 0.05 * torch.linalg.vector_norm(whole)
+
+
+def test_randomness_is_a_function_of_seed_step_and_rank() -> None:
+    def draw(*words: int) -> float:
+        seed_step(*words)
+        return float(torch.rand(()))
+
+    assert draw(0, 5, 0) == draw(0, 5, 0)
+    assert len({draw(s, t, r) for s in (0, 1, -1) for t in range(3) for r in range(2)}) == 18
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.2])
+def test_activation_checkpointing_changes_neither_gradients_nor_names(drop: float) -> None:
+    plain, wrapped = make(dropout=drop, drop_path=drop), make(dropout=drop, drop_path=drop)
+    prepare(wrapped.model, Run(activation_checkpointing=True))
+    assert wrapped.state_dict().keys() == plain.state_dict().keys()
+    assert all("forward" in vars(block) for block in wrapped.model.blocks)  # each on its own
+    seed_step(0, 0, 0)
+    expected = gradients(plain, data())
+    seed_step(0, 0, 0)
+    for name, value in gradients(wrapped, data()).items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_wide_branches_are_the_same_step(checkpointing: bool) -> None:
+    how = dict(block="parallel", branches=2, drop_path=0.3, layer_scale=0.5)
+    apart, together = make(**how), make(**how)
+    prepare(together.model, Run(wide_branches=True, activation_checkpointing=checkpointing))
+    assert together.state_dict().keys() == apart.state_dict().keys()
+    assert all("forward" in vars(block) for block in together.model.blocks)
+    seed_step(0, 0, 0)
+    expected = gradients(apart, data())
+    seed_step(0, 0, 0)
+    for name, value in gradients(together, data()).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_activation_checkpointing_keeps_less() -> None:
+    def kept(run: Run) -> int:
+        objective, total = make(), 0
+        prepare(objective.model, run)
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal total
+            total += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            objective(data(), step=0)
+        return total
+
+    assert kept(Run(activation_checkpointing=True)) < 0.3 * kept(Run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compilation_changes_neither_results_nor_names(checkpointing: bool) -> None:
+    plain, compiled = make(), make()
+    prepare(compiled.model, Run(compile=True, activation_checkpointing=checkpointing))
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    expected = gradients(plain, data())
+    for name, value in gradients(compiled, data()).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+# the plan
+
+
+def plan(**changes: object) -> Plan:
+    run = Run(
+        duration=Epochs(10),
+        batch_size=100,
+        optim=Optim(lr=1.0),
+        schedule=Schedule(warmup=Percent(10)),
+        average=Average(start=Percent(75)),
+    )
+    return Plan.of(replace(run, **changes), per_epoch=20)
+
+
+def test_durations_become_steps_once() -> None:
+    found = plan(evaluate_every=Examples(500), checkpoint_every=Epochs(0.5))
+    assert (found.total, found.warmup, found.average_start) == (200, 20, 150)
+    assert (found.evaluate_every, found.checkpoint_every) == (5, 10)
+    assert [step for step in range(31) if found.saves(step)] == [10, 20, 30]
+    assert found.over(199, 1e9) == "" and found.over(200, 0.0) == "all steps done"
+
+
+def test_a_time_limit_stretches_the_schedule_over_the_time() -> None:
+    free, limited = plan(), plan(time_limit=1.0)
+    for share in (0.0, 0.05, 0.1, 0.5, 0.99):
+        assert limited.learning_rate(0, 60 * share) == pytest.approx(free.learning_rate(round(200 * share), 0.0))
+    assert limited.learning_rate(100, 1.0) == free.learning_rate(100, 1e9)  # ahead of its time: by steps
+    assert limited.learning_rate(100, 60.0) == pytest.approx(0.0, abs=1e-12)
+    assert limited.over(10, 60.0) == "time limit" and limited.left(45.0) == 15.0
+
+
+def test_weight_decay_follows_half_a_cosine_and_stays_where_no_end_is_given() -> None:
+    changing = plan(optim=Optim(weight_decay=0.04, weight_decay_end=0.4))
+    for done in (0, 0.25, 0.5, 1):
+        wanted = 0.4 + (0.04 - 0.4) * (1 + math.cos(math.pi * done)) / 2
+        assert changing.weight_decay(round(done * changing.total), 0.0) == pytest.approx(wanted, abs=1e-3)
+    assert {plan(optim=Optim(weight_decay=0.3)).weight_decay(step, 0.0) for step in (0, 13, 99)} == {0.3}
+
+
+def test_objectives_are_told_how_far_a_run_is() -> None:
+    made = plan()
+    moment = made.moment(made.total // 2, 0.0)
+    assert moment.past(Steps(made.total)) == pytest.approx(0.5, abs=0.01)
+    assert moment.past(Percent(50)) == 1.0 and moment.past(Percent(100)) == pytest.approx(0.5, abs=0.01)
+    assert moment.past(Steps(0)) == 1.0 and Moment().past(Steps(5)) == 0.0
+    assert Moment(0.5, total=40, per_epoch=10).past(Epochs(4)) == 0.5
+    assert Moment(0.5, total=40, batch_size=8).past(Examples(8 * 80)) == 0.25
+
+
+def test_impossible_plans_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least one step"):
+        plan(duration=Steps(0))
+    with pytest.raises(UsageError, match="warmup"):
+        plan(schedule=Schedule(warmup=Steps(201)))
+    with pytest.raises(UsageError, match="percentage"):
+        plan(duration=Percent(5))
+    with pytest.raises(UsageError, match="time_limit"):
+        plan(time_limit=0.0)
+
+
+def test_time_spans_read_well() -> None:
+    assert [clock(s) for s in (0.4, 59.4, 185, 7385)] == ["0 s", "59 s", "3:05", "2:03:05"]

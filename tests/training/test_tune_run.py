@@ -1,0 +1,297 @@
+"""Whole runs that tune a part of a network: what they leave behind, and that they can be stopped, moved and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import vitrail
+from vitrail.config import Epochs, Percent
+from vitrail.config_yaml import from_yaml
+from vitrail.data.settings import Augment, Data
+from vitrail.errors import CheckpointError, UsageError, WeightsError
+from vitrail.model.build import build
+from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.training import loop
+from vitrail.training.checkpoints import checkpoint
+from vitrail.training.guard import Interrupted
+from vitrail.training.run import Average, Model, Optim, Run
+from vitrail.weights.load import load, read_card
+from vitrail.weights.save import save
+
+CONFIG = ViTConfig(
+    width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=7, stem="hmlp", layer_scale=0.1
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small a network is slower on two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def base_in(folder: Path, config: ViTConfig | ResNetConfig = CONFIG, seed: int = 0) -> Path:
+    torch.manual_seed(seed)
+    model = build(config)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, mean=0.0 if parameter.ndim > 1 else 0.5, std=0.2)
+    return save(model, folder / "base", overwrite=True).path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base in it."""
+    folder = tmp_path_factory.mktemp("runs")
+    base_in(folder)
+    return folder
+
+
+def tiny(out: Path, **changes: Any) -> Run:
+    """Two epochs of four steps on handwritten digits, with everything that a frozen parameter could disturb."""
+    run = Run(
+        name="finetune",
+        out=str(out),
+        data=Data(path="digits", subset=70, holdout=0.1),
+        weights=str(out / "base"),
+        tune="attention",
+        vit=Model(dropout=0.1, drop_path=0.1),
+        augment=Augment(crop="pad", pad=1, mixup=0.5),
+        optim=Optim(lr=1e-2, weight_decay=0.1),
+        average=Average(kind="ema", decay=0.9),
+        duration=Epochs(2),
+        evaluate_every=Percent(50),
+        checkpoint_every=Percent(50),
+        batch_size=16,
+        accumulate=2,
+        precision="float32",
+        workers=0,
+        device="cpu",
+    )
+    return replace(run, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(runs: Path) -> Path:
+    """The folder of a run that was never interrupted."""
+    return loop.fit(tiny(runs)).folder
+
+
+def newest(folder: Path) -> Path:
+    found = checkpoint.latest_valid(folder / "checkpoints")
+    assert found is not None
+    return found
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor that the run left, by file and name."""
+    files = {which: folder / f"model/{which}/model.safetensors" for which in ("last", "best")}
+    files |= {name: newest(folder) / f"{name}.safetensors" for name in ("model", "state")}
+    return {f"{name} {key}": value for name, file in files.items() for key, value in load_file(file).items()}
+
+
+def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch, step: int) -> Path:
+    """Start a run and send it SIGTERM within `step`."""
+    original = loop.seed_step
+
+    def seed_step(seed: int, at: int, rank: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(seed, at, rank)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "seed_step", seed_step)
+        with pytest.raises(Interrupted):
+            loop.fit(run)
+    return max((path for path in Path(run.out).glob("finetune-*")), key=lambda path: int(path.name.split("-")[1]))
+
+
+# what a run leaves behind
+
+
+def test_only_the_tuned_part_is_in_the_run(whole: Path, runs: Path) -> None:
+    base = load_file(runs / "base" / "model.safetensors")
+    tensors = stored(whole)
+    mine = {key.split(" ", 1)[1] for key in tensors if key.startswith("last ")}
+    blocks = {name for name in base if ".attention." in name}
+    assert len(blocks) == 2 * 4 and mine == blocks | {"head.weight", "head.bias"}
+    assert {key.split(" ", 1)[1] for key in tensors if key.startswith("best ")} == mine
+    # of a checkpoint, the objective's own, too
+    assert {key.split(" ", 1)[1] for key in tensors if key.startswith("model ")} == {f"model.{name}" for name in mine}
+    state = {key.split(" ", 1)[1] for key in tensors if key.startswith("state ")}
+    assert {name.removeprefix("average/mean/") for name in state if name.startswith("average/mean/")} == mine
+    assert len([name for name in state if name.endswith("/exp_avg")]) == len(mine)
+
+
+def test_base_and_part_together_are_the_model(whole: Path, runs: Path) -> None:
+    base, tensors = load_file(runs / "base" / "model.safetensors"), stored(whole)
+    model = load(whole / "model" / "last")
+    moved = 0
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, tensors.get(f"last {name}", base.get(name))), name
+        moved += name in base and value.shape == base[name].shape and not torch.equal(value, base[name])
+    assert moved == 8  # weights and biases of two attentions' two layers
+    assert model.config.dropout == 0.1 and model.config.classes == 10
+
+
+def test_the_run_says_what_learned(whole: Path, runs: Path) -> None:
+    facts = json.loads((whole / "run.json").read_text())
+    values = 2 * (4 * 16**2 + 4 * 16) + 10 * 16 + 10
+    count = sum(parameter.numel() for parameter in load(whole).parameters())
+    assert facts["tuned"] == {"what": "attention", "parameters": values, "of": count}
+    assert facts["decisions"]["tune"].startswith(f"attention: {values:,} of {count:,} parameters learn")
+    assert (facts["base"]["source"], facts["base"]["relative"]) == (str(runs / "base"), "../base")
+    assert read_card(whole).provenance["tune"] == "attention"
+    reference = json.loads((newest(whole) / "state.json").read_text())["base"]
+    assert reference == {name: facts["base"][name] for name in ("source", "path", "sha256")}
+
+
+@pytest.mark.parametrize("tune", ["ffn", "head"])
+def test_other_parts_and_a_resnet(tmp_path: Path, tune: Any) -> None:
+    config = CONFIG if tune == "ffn" else ResNetConfig(units=(1, 1), width=32, image_size=(8, 8), classes=7)
+    base_in(tmp_path, config)
+    vit = Model(dropout=0.1) if tune == "ffn" else Model()
+    run = tiny(tmp_path, tune=tune, vit=vit, duration=Epochs(1), optim=Optim(name="lamb", lr=1e-2))
+    folder = loop.fit(replace(run, precision="bf16", activation_checkpointing=True)).folder
+    base = load_file(tmp_path / "base" / "model.safetensors")
+    for name, value in load(folder / "model" / "last").state_dict().items():
+        assert torch.equal(value, base[name]) == (not name.startswith("head") and ".mlp." not in name), name
+
+
+def test_everything_is_stored_where_everything_learns(tmp_path: Path) -> None:
+    base_in(tmp_path)
+    folder = loop.fit(tiny(tmp_path, tune="all", duration=Epochs(1))).folder
+    shutil.rmtree(tmp_path / "base")
+    assert load_file(folder / "model/last/model.safetensors").keys() == load(folder).state_dict().keys()
+    assert "base" not in json.loads((folder / "run.json").read_text())
+
+
+def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    base_in(tmp_path, ResNetConfig(units=(1, 1), width=32, image_size=(8, 8), classes=7))
+    with pytest.raises(UsageError, match="is a ResNet"):
+        loop.fit(tiny(tmp_path, vit=Model()))
+    with pytest.raises(UsageError, match="--from WEIGHTS"):
+        loop.fit(tiny(tmp_path, weights=None, model="Ti/4", vit=Model(width=16, depth=1, heads=2)))
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+# resuming
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(
+    whole: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = interrupted(tiny(runs), monkeypatch, step=2)
+    loop.fit(tiny(runs), resume=folder)
+    expected, found = stored(whole), stored(folder)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_resuming_after_both_have_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "old"
+    base_in(old)
+    monkeypatch.chdir(tmp_path)
+    run = tiny(Path("old"))
+    folder = interrupted(run, monkeypatch, step=2)
+    shutil.move("old", "new")
+    recorded = from_yaml(Path("new") / folder.name / "config.yaml", Run())
+    result = loop.fit(recorded, resume=Path("new") / folder.name)
+    assert result.ended == "all steps done"
+    facts = json.loads((result.folder / "run.json").read_text())
+    assert facts["base"]["path"] == str(tmp_path / "new" / "base")
+    assert load(result.folder).config.classes == 10
+
+
+def test_resuming_with_a_base_that_is_gone_or_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base_in(tmp_path)
+    folder = interrupted(tiny(tmp_path), monkeypatch, step=2)
+    with pytest.raises(CheckpointError, match="tune: 'attention' there, 'ffn' here"):
+        loop.fit(tiny(tmp_path, tune="ffn"), resume=folder)
+    shutil.move(tmp_path / "base", tmp_path / "elsewhere")
+    with pytest.raises(WeightsError, match=f"cannot be had from {tmp_path / 'base'}(.|\n)*nothing there"):
+        loop.fit(tiny(tmp_path), resume=folder)
+    base_in(tmp_path, seed=1)
+    with pytest.raises(CheckpointError, match=r"the weights in .*base are others .*--from"):
+        loop.fit(tiny(tmp_path), resume=folder)
+    shutil.rmtree(tmp_path / "base")
+    result = loop.fit(tiny(tmp_path, weights=str(tmp_path / "elsewhere")), resume=folder)
+    assert result.ended == "all steps done"
+    assert load(folder / "model" / "last").load_report.base.endswith(f"from {tmp_path / 'elsewhere'}")
+
+
+def test_what_a_whole_network_started_from_may_be_gone_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base_in(tmp_path)
+    run = tiny(tmp_path, tune="all")
+    expected = stored(loop.fit(run).folder)
+    folder = interrupted(run, monkeypatch, step=2)
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(WeightsError, match=r"there is nothing at .*other"):  # which it never had: a slip of the pen
+        loop.fit(replace(run, weights=str(tmp_path / "other")), resume=folder)
+    loop.fit(run, resume=folder)
+    found = stored(folder)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert read_card(folder).provenance["from"] == from_yaml(folder / "config.yaml", Run()).weights == run.weights
+
+
+# the verbs
+
+
+def test_the_verbs_take_a_tuned_run(whole: Path, runs: Path, tmp_path: Path) -> None:
+    answers = vitrail.evaluate(whole, "digits", batch_size=64, workers=0, device="cpu", precision="float32")
+    assert 0 <= answers.found.top1 <= 1
+    from vitrail.verbs.weights import convert, info
+
+    convert(whole, tmp_path / "standalone")
+    assert f"from {runs / 'base'}" in str(info(whole).report)
+    alone = load_file(tmp_path / "standalone" / "model.safetensors")
+    assert alone.keys() == load(whole).state_dict().keys()
+    assert not load(tmp_path / "standalone").load_report.base
+
+
+def test_finetune_tunes_a_part_of_real_photographs(shared_data: Path, tmp_path: Path) -> None:
+    """Pictures of flowers, through the verb: dry run, run, report, evaluation; the part that was not tuned stays."""
+    config = replace(CONFIG, image_size=(32, 32), patch=8)
+    base = base_in(tmp_path, config)
+    settings: dict[str, Any] = dict(
+        weights=base,
+        tune="attention",
+        data={"subset": 24, "holdout": 0.05, "test": "none"},
+        batch_size=12,
+        duration="4 steps",
+        workers=0,
+        device="cpu",
+        out=str(tmp_path),
+    )
+    photos = shared_data / "flowers12"
+    tried = vitrail.finetune(photos, dry_run=True, **settings)
+    values = 2 * (4 * 16**2 + 4 * 16) + 12 * 16 + 12
+    assert tried.checked["tune"].startswith(f"attention: {values:,} of")
+    whole = vitrail.finetune(photos, dry_run=True, **{**settings, "tune": "all"})
+    assert tried.cost.state_bytes == 4 * whole.cost.params + 12 * values < whole.cost.state_bytes
+    result = vitrail.finetune(photos, **settings)
+    report = (result.folder / "report.html").read_text()
+    assert f"{values:,} tuned (attention)" in report
+    assert "fine-tuned (attention layers and classifier only) from" in report
+    kept, found = load(base).state_dict(), load(result.folder / "model" / "last").state_dict()
+    assert found["head.weight"].any()
+    for name, value in found.items():
+        if not name.startswith("head"):
+            assert torch.equal(value, kept[name]) == (".attention." not in name), name

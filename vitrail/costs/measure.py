@@ -1,0 +1,249 @@
+"""Speed and memory measured on the machine at hand (paper, appendix D.5 and Figure 12).
+
+Images/s of prediction and of training steps, at the batch size where they are highest; the memory they take; and
+the largest batch that fits. Data come from memory: what a loader or a disk costs is not in these numbers.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.costs.kept import Precision
+from vitrail.costs.live import LiveTensors
+from vitrail.model.build import build
+from vitrail.model.frozen import Packed, freeze
+from vitrail.model.variants import ResNetConfig, ViTConfig
+
+Mode = Literal["inference", "training"]
+ROUNDS = 3
+GAIN = 1.02
+"""A batch size that is not this much faster than the best before it is no better."""
+PATIENCE = 2
+"""So many batch sizes in a row that are no better end the search."""
+BATCHES = tuple(2**n for n in range(14))
+PROBE = 2
+"""Images of the smaller batch from which memory is extrapolated."""
+
+
+class Trial:
+    """A network ready to predict or to train on `device`: `trial(images)` is one step.
+
+    Inference is that of `vitrail predict`: a frozen copy on a CPU, autocast elsewhere. Training is forward and
+    backward pass of cross-entropy with an AdamW step, in bfloat16 autocast or float32.
+    """
+
+    def __init__(
+        self, config: ViTConfig | ResNetConfig, mode: Mode, device: torch.device, precision: Precision
+    ) -> None:
+        self.config, self.mode, self.device, self.precision = config, mode, device, precision
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        model: nn.Module = build(config)
+        if mode == "inference" and device.type == "cpu":
+            model = freeze(model, dtype)
+        self.model = model.to(device).train(mode == "training")
+        self.autocast = precision == "bf16" and not (mode == "inference" and device.type == "cpu")
+        self.optimizer = None
+        self.keeps_gradients = False
+        if mode == "training":
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type != "mps")
+
+    def __call__(self, images: Tensor) -> None:
+        """One step on uint8 images [batch, channels, height, width]."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            if self.optimizer is None:
+                with torch.inference_mode():
+                    self.model(images)
+                return
+            logits = self.model(images)
+        labels = torch.zeros(len(images), dtype=torch.int64, device=self.device)
+        F.cross_entropy(logits.float(), labels).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
+
+    def images(self, number: int) -> Tensor:
+        """Return so many random images on the device, of the config's size."""
+        generator = torch.Generator().manual_seed(number)
+        shape = (number, self.config.channels, *self.config.image_size)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(self.device)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what exists between two steps."""
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        yield from self.gradients()
+        for state in self.optimizer.state.values() if self.optimizer else ():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def gradients(self) -> Iterator[Tensor]:
+        """Yield the gradients that are kept between two steps."""
+        yield from (parameter.grad for parameter in self.model.parameters() if parameter.grad is not None)
+
+    def packed_bytes(self) -> int:
+        """Return the bytes of a frozen copy's weights, which oneDNN holds in a layout of its own."""
+        packed = (module.weight for module in self.model.modules() if isinstance(module, Packed))
+        return sum(weight.numel() * weight.element_size() for weight in packed)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Images/s at one batch size: median, slowest and fastest of the rounds."""
+
+    batch: int
+    images_per_second: float
+    low: float
+    high: float
+
+
+def rate(trial: Trial, batch: int, seconds: float) -> Point:
+    """Measure a trial at one batch size for about `seconds`, in rounds, after a step to warm up; at least one step."""
+    images = trial.images(batch)
+    trial(images)
+    began = now(trial.device)
+    trial(images)
+    took = max(now(trial.device) - began, 1e-9)
+    if took >= seconds:  # so long a step needs no repetition
+        return Point(batch, batch / took, batch / took, batch / took)
+    steps = max(1, round(seconds / ROUNDS / took))
+    rates = []
+    for _ in range(ROUNDS):
+        began = now(trial.device)
+        for _ in range(steps):
+            trial(images)
+        rates.append(steps * batch / (now(trial.device) - began))
+    return Point(batch, statistics.median(rates), min(rates), max(rates))
+
+
+def sweep(measure: Callable[[int], Point], batches: Iterable[int] = BATCHES) -> list[Point]:
+    """Measure ascending batch sizes until `PATIENCE` of them in a row are no faster than the best before."""
+    points: list[Point] = []
+    for batch in batches:
+        points.append(measure(batch))
+        if len(points) - 1 - _best(points) >= PATIENCE:
+            break
+    return points
+
+
+def best(points: Sequence[Point]) -> Point:
+    """Return the smallest batch size that no larger one beats by more than `GAIN`."""
+    return points[_best(points)]
+
+
+def _best(points: Sequence[Point]) -> int:
+    place = 0
+    for number, point in enumerate(points):
+        if point.images_per_second > GAIN * points[place].images_per_second:
+            place = number
+    return place
+
+
+@dataclass(frozen=True)
+class Line:
+    """Peak memory in bytes as a function of the batch: fixed + per_image x batch, and at least `floor`.
+
+    A training step has two peaks: when all activations are there and no gradient of a weight is, and when all
+    gradients are there and no activation is. The first grows with the batch, the second is the floor.
+    """
+
+    fixed: float
+    per_image: float
+    floor: float = 0.0
+
+    def bytes(self, batch: int) -> int:
+        """Return the peak at a batch size."""
+        return round(max(self.fixed + self.per_image * batch, self.floor))
+
+    def largest(self, memory: float) -> int:
+        """Return the largest batch with a peak of at most `memory` bytes; 0 where one image is too many."""
+        if memory < self.floor:
+            return 0
+        return max(int((memory - self.fixed) // max(self.per_image, 1)), 0)
+
+
+def memory_line(trial: Trial) -> Line:
+    """Measure the peak memory of a step at two small batch sizes, weights and optimiser state included.
+
+    So that few images show what each of them takes, gradients are kept from step to step meanwhile: they are
+    then part of both peaks, and taken off again.
+    """
+    trial(trial.images(PROBE))  # the optimiser's state exists from here on
+    floor = peak_bytes(trial, PROBE)
+    trial.keeps_gradients = True
+    trial(trial.images(PROBE))
+    gradients = sum(gradient.nbytes for gradient in trial.gradients())
+    few, more = peak_bytes(trial, PROBE), peak_bytes(trial, 2 * PROBE)
+    trial.keeps_gradients = False
+    trial.model.zero_grad(set_to_none=True)
+    per_image = (more - few) / PROBE
+    return Line(few - PROBE * per_image - gradients, per_image, floor)
+
+
+def peak_bytes(trial: Trial, batch: int) -> int:
+    """Return the peak of the memory that tensors take during a step: the allocator's on CUDA, else counted."""
+    images = trial.images(batch)
+    if trial.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(trial.device)
+        trial(images)
+        return torch.cuda.max_memory_allocated(trial.device)
+    with LiveTensors([*trial.tensors(), images]) as live:
+        trial(images)
+    return live.peak + trial.packed_bytes()
+
+
+def search_largest(fits: Callable[[int], bool], most: int = 2**20) -> int:
+    """Return the largest batch up to `most` that fits, by doubling and then halving the interval; 0 if none does.
+
+    `fits(batch)` tries one; what fits must fit at any smaller size too.
+    """
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def step_fits(trial: Trial, batch: int) -> bool:
+    """Try a step on a CUDA device: is there memory for it?"""
+    try:
+        trial(trial.images(batch))
+        return True
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        if trial.optimizer is not None:
+            trial.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+
+
+def matmul_rate(device: torch.device, precision: Precision, side: int = 1024, seconds: float = 0.3) -> float:
+    """Return the FLOP/s of square matrix products of `side`, the best of several rounds."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    left, right = (torch.rand(side, side, dtype=dtype, device=device) for _ in range(2))
+    left @ right
+    fastest, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end or fastest == float("inf"):
+        began = now(device)
+        left @ right
+        fastest = min(fastest, now(device) - began)
+    return 2 * side**3 / fastest
+
+
+def now(device: torch.device) -> float:
+    """The time when everything asked of `device` is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+    return time.perf_counter()

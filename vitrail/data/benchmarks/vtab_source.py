@@ -1,0 +1,168 @@
+"""One task of VTAB-1k, wherever its images lie: splits `train800`, `val200` and `test`.
+
+Below one folder, the data of a task are looked for as TensorFlow Datasets prepares them, then as a folder with index
+lists, then in any layout that can be read. Only the first two are VTAB-1k's own images: of others 1,000 are drawn, and
+a warning says so.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from vitrail.data.benchmarks.index_lists import PARTS, WHOLE, index_lists, read_index_lists
+from vitrail.data.benchmarks.regions import ranges
+from vitrail.data.benchmarks.vtab import TRAIN, VALIDATION, Task, task_named
+from vitrail.data.images.decode import decode
+from vitrail.data.item import ROLES, Findings, Found, Item, Listed, View
+from vitrail.data.sources.tfds import prepared_folders, read_tfds, version_of
+from vitrail.data.split import subset
+from vitrail.errors import DataError, UsageError
+
+PREFIX = "vtab:"
+"""Of paths "vtab:TASK:DIR"."""
+HUB = "hub"
+"""In place of DIR: the hub's copy."""
+Open = Callable[[str, str | None, str | None], Found]
+"""Opens any data set: (path, image column, label column)."""
+
+
+class Place(NamedTuple):
+    """Where the data of a task are, and how."""
+
+    kind: Literal["tfds", "lists", "other"]
+    path: str
+
+
+def read_task(path: str, open_any: Open) -> Found:
+    """Open "vtab:TASK:DIR". Raises UsageError for no such task, DataError where its data are not or are damaged."""
+    name, _, root = path.removeprefix(PREFIX).partition(":")
+    task = task_named(name)
+    if not root:
+        raise UsageError(f"{path!r} does not say where the data are: vtab:{name}:DIR, or vtab:{name}:{HUB}")
+    place = locate(task, root)
+    if place is None:
+        raise DataError(f"no data for {task.name} in {root}: {_wanted(task)}. It comes from: {task.entry.source}")
+    if place.kind == "tfds":
+        found = _prepared(task, Path(place.path))
+    elif place.kind == "lists":
+        found = read_index_lists(Path(place.path))
+    else:
+        columns = (task.entry.image_column, task.entry.label_column) if root == HUB else (None, None)
+        found = _drawn(task, open_any(place.path, *columns), place.path)
+    if "test" not in found.splits:
+        raise DataError(f"{place.path} has no test set to measure {task.name} on: there is no test.txt")
+    found.findings.warnings += _differences(task, found)
+    return found
+
+
+def locate(task: Task, root: str | Path) -> Place | None:
+    """Return where the data of a task are below `root`, None if nowhere.
+
+    Raises DataError where they are there in a version that is not the benchmark's.
+    """
+    if str(root) == HUB:
+        plain = task.entry.hub is not None and task.label.keys == ("label",)
+        return Place("other", f"hf://datasets/{task.entry.hub}") if plain else None
+    folder = Path(root).expanduser()
+    others: list[str] = []
+    name, _, version = (task.entry.tfds or "").partition(":")
+    if (folder / name).is_dir():
+        versions = prepared_folders(folder / name)
+        if fitting := [child for child in versions if fnmatch.fnmatch(child.name, version)]:
+            return Place("tfds", str(max(fitting, key=version_of)))
+        others = [child.name for child in versions]
+    there = [folder / each for each in _folders(task) if (folder / each).is_dir()]
+    there = [child for child in there if not prepared_folders(child)]
+    for child in there:
+        if index_lists(child):
+            return Place("lists", str(child))
+    if there:
+        return Place("other", str(there[0]))
+    if others:
+        found = ", ".join(others)
+        raise DataError(f"{folder / name} has version {found}, and {task.name} of VTAB-1k needs {version}")
+    return None
+
+
+def _folders(task: Task) -> list[str]:
+    """Names that the folder of a task may have; that of the data set only where it has one label."""
+    own = [task.dataset] if task.label.keys == ("label",) else []
+    return list(dict.fromkeys((*task.folders, task.name, *own)))
+
+
+def _wanted(task: Task) -> str:
+    prepared = (task.entry.tfds or "").replace(":", "/")
+    return f"expected is {prepared} as TensorFlow Datasets prepares it, or a folder {' or '.join(_folders(task))}"
+
+
+def _prepared(task: Task, folder: Path) -> Found:
+    found = read_tfds(folder, "image", label=task.label)
+    counts = {name: len(source) for name, source in found.splits.items()}
+    splits: dict[str, Listed] = {}
+    for name, region in task.regions.items():
+        (images,) = ranges(region, counts)
+        view = View(found.splits[images.split], np.arange(images.start, images.stop))
+        splits[name] = view if task.scale == 1 else Scaled(view, task.scale)
+    return Found(splits, found.findings)
+
+
+class Scaled:
+    """A source whose pixels are multiplied, up to 255; a `Listed` source itself."""
+
+    def __init__(self, source: Listed, factor: int) -> None:
+        self._source = source
+        self._factor = factor
+        self.class_names = source.class_names
+        self.labels = source.labels
+        self.sizes = source.sizes
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Item:
+        item = self._source[index]
+        image = decode(item.image) if isinstance(item.image, bytes) else item.image
+        scaled = np.minimum(image.astype(np.int32) * self._factor, 255).astype(np.uint8)
+        return item._replace(image=scaled)
+
+    def id(self, index: int) -> str:
+        """See `Listed.id`."""
+        return self._source.id(index)
+
+
+def _drawn(task: Task, found: Found, path: str) -> Found:
+    """Return 800 + 200 images drawn from a copy that does not say which VTAB-1k's are, and its own test set."""
+    if all(name in found.splits for name in (*PARTS, "test")):
+        return Found({name: found.splits[name] for name in (*PARTS, "test")}, found.findings)
+    roles = {role: [name for name in names if name in found.splits] for role, names in ROLES.items()}
+    if not roles["train"] or not roles["test"]:
+        listing = ", ".join(map(repr, found.splits))
+        raise DataError(f"{path} has the splits {listing}: {task.name} needs one to train on and one to test on")
+    train, test = found.splits[roles["train"][0]], found.splits[roles["test"][0]]
+    both = subset(train, min(TRAIN + VALIDATION, len(train)), seed=0)
+    chosen = View(train, both)
+    first = subset(chosen, max(len(chosen) * TRAIN // (TRAIN + VALIDATION), 1), seed=0)
+    rest = np.setdiff1d(np.arange(len(chosen)), first)
+    splits: dict[str, Listed] = {"train800": View(train, both[first]), "val200": View(train, both[rest])}
+    splits["test"] = View(test, class_names=train.class_names)
+    warning = f"{len(chosen):,} images drawn here, the same ones each time: not those of VTAB-1k, whose order it lacks"
+    return Found(splits, Findings(found.findings.kind, dict(found.findings.ignored), [], [warning]))
+
+
+def _differences(task: Task, found: Found) -> list[str]:
+    """Say where the data are not what the benchmark has."""
+    trained = sum(len(source) for name, source in found.splits.items() if name in (*PARTS, WHOLE))
+    classes = len(next(iter(found.splits.values())).class_names)
+    lines = []
+    if trained != TRAIN + VALIDATION:
+        lines.append(f"{trained:,} images to train on, not {TRAIN + VALIDATION:,}")
+    if len(found.splits["test"]) != task.test_images:
+        lines.append(f"{len(found.splits['test']):,} test images, not {task.test_images:,}")
+    if classes != task.classes:
+        lines.append(f"{classes} classes, not {task.classes}")
+    return lines

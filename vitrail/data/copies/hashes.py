@@ -1,0 +1,209 @@
+"""Perceptual hashes: 64 bits of an image that stay almost the same when it is compressed again or resized.
+
+Two of them, from one grey thumbnail of 32 x 32 pixels:
+
+- `frequencies` (pHash): the 8 x 8 lowest frequencies of its discrete cosine transform, each above their median or not;
+- `gradients` (dHash): its means over a grid of 8 x 9 cells, each below its right neighbour or not.
+
+Pictures that have one of them in common by chance seldom have the other. Each is kept mirrored, too, and beside them a
+digest of the stored bytes, for exact copies. An image is read once: the hashes of every 32,768 images are a table in
+the cache folder, so that an interrupted scan goes on where it stopped, and a second one reads 50 bytes an image.
+Measured on one core: 1.5 ms for an ImageNet file, nearly all of it decoding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from vitrail.data.cache import cached_file, kept_table
+from vitrail.data.check import Progress
+from vitrail.data.copies.leaks import digest
+from vitrail.data.images.decode import decode
+from vitrail.data.item import Listed
+from vitrail.data.loading.prefetch import Pool, ordered, stuck
+from vitrail.data.sources.folder import file_of
+from vitrail.errors import DecodeError
+
+SIDE = 32
+"""Of the thumbnail, in pixels."""
+LOW = 8
+"""Frequencies kept in each direction, and rows of cells."""
+FLAT = 3.0
+"""Grey levels: a thumbnail that varies less (standard deviation) is of one colour, and its hashes are noise."""
+CHUNK = 1 << 15
+"""Images of one cached table."""
+_ROWS = 256  # thumbnails hashed together
+_VERSION = 1  # to be raised when a hash of the same image becomes another
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """The hashes of N images, in the order of their source."""
+
+    digest: np.ndarray
+    """uint64 [N, 2]: equal where the stored bytes are; zeros for an image that cannot be read."""
+    frequencies: np.ndarray
+    """uint64 [N, 2]: of the image, and of its mirror image."""
+    gradients: np.ndarray
+    """uint64 [N, 2]: likewise."""
+    flat: np.ndarray
+    """bool [N]: of one colour, so that only the digest says anything."""
+    reason: np.ndarray
+    """object [N]: why an image cannot be read (`DecodeError.reason`), "" where it can."""
+
+    def __len__(self) -> int:
+        return len(self.flat)
+
+    @property
+    def hashed(self) -> np.ndarray:
+        """bool [N]: has the image hashes that mean something?"""
+        return ~self.flat & self.digest.any(axis=1)
+
+
+def joined(parts: Sequence[Hashes]) -> Hashes:
+    """Return the hashes of several sources, one after another."""
+    names = Hashes.__dataclass_fields__
+    return Hashes(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+def thumbnail(image: np.ndarray) -> np.ndarray:
+    """uint8 [H, W, 3] -> grey uint8 [32, 32]: luma of ITU-R 601, antialiased, whatever the aspect ratio."""
+    grey = Image.fromarray(image).convert("L")
+    return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+
+
+def hash_thumbnails(thumbnails: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Grey uint8 [N, 32, 32] -> `frequencies` and `gradients` uint64 [N, 2], `flat` bool [N]."""
+    values = thumbnails.astype(np.float64)
+    # rounded: what is 0 by symmetry must not be told from 0 by the noise of the sums
+    low = (_COSINES @ values @ _COSINES.T).round(3)
+    mirrored = low * np.where(np.arange(LOW) % 2, -1, 1)  # what is odd from left to right changes its sign
+    pair = np.stack([low, mirrored], axis=1).reshape(len(values), 2, -1)
+    frequencies = _packed(pair > np.median(pair, axis=2, keepdims=True))
+    cells = _ROW_CELLS @ values @ _COLUMN_CELLS.T  # sums of whole numbers: exact
+    pair = np.stack([cells, cells[:, :, ::-1]], axis=1)
+    gradients = _packed((pair[..., 1:] > pair[..., :-1]).reshape(len(values), 2, -1))
+    return frequencies, gradients, values.std(axis=(1, 2)) < FLAT
+
+
+def _packed(bits: np.ndarray) -> np.ndarray:
+    """bool [N, 2, 64] -> uint64 [N, 2]."""
+    return np.packbits(bits, axis=2).view(np.uint64)[..., 0]
+
+
+def _cells(count: int) -> np.ndarray:
+    """Weights [count, 32] of the pixels in `count` equal cells, in parts of a pixel that are whole numbers."""
+    edges = np.arange(count + 1) * SIDE
+    begin, end = edges[:-1, None], edges[1:, None]
+    pixels = np.arange(SIDE) * count
+    return (np.minimum(end, pixels + count) - np.maximum(begin, pixels)).clip(min=0).astype(np.float64)
+
+
+_COSINES = np.cos(np.pi * np.outer(np.arange(LOW), 2 * np.arange(SIDE) + 1) / (2 * SIDE))
+_ROW_CELLS, _COLUMN_CELLS = _cells(LOW), _cells(LOW + 1)
+
+_SCHEMA = pa.schema(
+    {
+        **dict.fromkeys(("digest", "digest_2", "frequencies", "frequencies_mirrored"), pa.uint64()),
+        **dict.fromkeys(("gradients", "gradients_mirrored"), pa.uint64()),
+        "flat": pa.bool_(),
+        "reason": pa.string(),
+    }
+)
+
+
+def hashes_of(source: Listed, *, workers: int = 0, progress: Progress | None = None) -> Hashes:
+    """Return the hashes of all images of a source: read from the cache, else computed with `workers` threads.
+
+    A table in the cache is of images of the same ids and lengths in the same order, and, where they are files, of
+    the same dates. Raises DataError where the cache cannot be written.
+    """
+    pool = Pool(workers) if workers else None
+    parts = []
+    try:
+        for begin in range(0, len(source), CHUNK):
+            numbers = range(begin, min(begin + CHUNK, len(source)))
+            target = cached_file("hashes", _key(source, numbers))
+            told = None if progress is None else partial(_tell, progress, numbers, len(source))
+            compute = partial(_compute, source, numbers, pool, told)
+            parts.append(_read(kept_table(target, _SCHEMA, compute, "the hashes of images")))
+            if progress is not None:
+                progress(numbers.stop, len(source))
+    finally:
+        if pool is not None:
+            pool.close()
+    return joined(parts)
+
+
+def _tell(progress: Progress, numbers: range, total: int, done: int) -> None:
+    if done < len(numbers):  # the last one is told when its table is written
+        progress(numbers.start + done, total)
+
+
+def _key(source: Listed, numbers: range) -> str:
+    """What the images of a table are, as far as it can be told without reading them."""
+    state = hashlib.blake2b(digest_size=16)
+    for index in numbers:
+        file = file_of(source, index)
+        try:
+            date = file.stat().st_mtime_ns if file is not None else 0
+        except OSError:  # reading it says why
+            date = -1
+        state.update(f"{file or source.id(index)}\0{source.sizes[index]}\0{date}\0".encode("utf-8", "surrogateescape"))
+    return json.dumps([_VERSION, len(numbers), state.hexdigest()])
+
+
+def _compute(
+    source: Listed,
+    numbers: range,
+    pool: Pool | None,
+    told: Callable[[int], None] | None,
+    writer: pa.RecordBatchWriter,
+) -> None:
+    """Hash some images and write their rows."""
+    looks: list[tuple[bytes, np.ndarray | None, str]] = []
+    ahead = 64 if pool is None else 8 * pool.size
+    found = ordered(pool, partial(_look, source), numbers, ahead=ahead, hung=lambda number: stuck(source.id(number)))
+    for done, look in enumerate(found, start=1):
+        looks.append(look)
+        if len(looks) == _ROWS or done == len(numbers):
+            writer.write_batch(_rows(looks))
+            looks = []
+        if told is not None:
+            told(done)
+
+
+def _look(source: Listed, index: int) -> tuple[bytes, np.ndarray | None, str]:
+    """Digest, thumbnail and "" of one image; or why it cannot be read."""
+    try:
+        stored = source[index].image
+        # a JPEG is decoded at a fraction of its size: that the thumbnail still is the same within a level
+        image = decode(stored, short_side=4 * SIDE) if isinstance(stored, bytes) else stored
+        return digest(stored), thumbnail(image), ""
+    except DecodeError as error:
+        return bytes(16), None, error.reason
+
+
+def _rows(looks: list[tuple[bytes, np.ndarray | None, str]]) -> pa.RecordBatch:
+    blank = np.zeros((SIDE, SIDE), np.uint8)
+    thumbnails = np.stack([blank if small is None else small for _, small, _ in looks])
+    digests = np.frombuffer(b"".join(mark for mark, _, _ in looks), np.uint64).reshape(-1, 2)
+    frequencies, gradients, flat = hash_thumbnails(thumbnails)
+    columns: list[Any] = [*digests.T, *frequencies.T, *gradients.T, flat, [reason for _, _, reason in looks]]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=_SCHEMA)
+
+
+def _read(table: pa.Table) -> Hashes:
+    columns = [table[name].to_numpy() for name in _SCHEMA.names]
+    first, second, third = (np.stack(columns[place : place + 2], axis=1) for place in (0, 2, 4))
+    return Hashes(first, second, third, columns[6].astype(bool), columns[7].astype(object))

@@ -1,0 +1,171 @@
+"""Augmentations that bend a picture, change its colours or erase a part of it.
+
+All on one thread: Pillow does the work, because torch would start a team of threads of its own inside every
+loading thread. Every draw comes from the generator passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from vitrail.data.images.geometry import Op
+from vitrail.errors import UsageError
+
+FILL = (128, 128, 128)
+"""What comes in from outside where a picture is bent or moved: the middle of the range."""
+
+USUAL_MAGNITUDE = 10.0
+"""Magnitude at which an operation is at level 1."""
+LARGEST_MAGNITUDE = 30.0
+"""As large as RandAugment's authors tried."""
+
+Change = Callable[[Image.Image, float], Image.Image]
+
+
+def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
+    """Show at (x, y) what was at (a x + b y + c, d x + e y + f), for matrix (a, b, c, d, e, f)."""
+    affine, bilinear = Image.Transform.AFFINE, Image.Resampling.BILINEAR
+    return image.transform(image.size, affine, matrix, resample=bilinear, fillcolor=FILL)
+
+
+def _rotate(image: Image.Image, level: float) -> Image.Image:
+    return image.rotate(30 * level, resample=Image.Resampling.BILINEAR, fillcolor=FILL)
+
+
+def _solarize_add(image: Image.Image, level: float) -> Image.Image:
+    added = int(110 * abs(level))
+    return image.point([min(255, value + added) if value < 128 else value for value in range(256)] * 3)
+
+
+OPERATIONS: dict[str, Change] = {
+    "autocontrast": lambda image, level: ImageOps.autocontrast(image),
+    "equalize": lambda image, level: ImageOps.equalize(image),
+    "invert": lambda image, level: ImageOps.invert(image),
+    "posterize": lambda image, level: ImageOps.posterize(image, max(1, 4 - int(4 * abs(level)))),
+    "solarize": lambda image, level: ImageOps.solarize(image, 256 - int(256 * abs(level))),
+    "solarize_add": _solarize_add,
+    "color": lambda image, level: ImageEnhance.Color(image).enhance(1 + 0.9 * level),
+    "contrast": lambda image, level: ImageEnhance.Contrast(image).enhance(1 + 0.9 * level),
+    "brightness": lambda image, level: ImageEnhance.Brightness(image).enhance(1 + 0.9 * level),
+    "sharpness": lambda image, level: ImageEnhance.Sharpness(image).enhance(1 + 0.9 * level),
+    "rotate": _rotate,
+    "shear_x": lambda image, level: _affine(image, (1, 0.3 * level, 0, 0, 1, 0)),
+    "shear_y": lambda image, level: _affine(image, (1, 0, 0, 0.3 * level, 1, 0)),
+    "translate_x": lambda image, level: _affine(image, (1, 0, 0.45 * level * image.width, 0, 1, 0)),
+    "translate_y": lambda image, level: _affine(image, (1, 0, 0, 0, 1, 0.45 * level * image.height)),
+}
+"""RandAugment's operations at a level from -1 to 1, which is magnitude 10; more is always stronger. The sign
+means left or right, weaker or stronger colour; operations with one direction ignore it."""
+
+
+@dataclass(frozen=True)
+class RandAugment(Op):
+    """Apply operations drawn from `OPERATIONS` (Cubuk et al. 2019), as DeiT and "ResNet strikes back" do.
+
+    Each of `operations` draws is carried out with `probability`, with a random sign, at `magnitude` plus normal
+    noise of standard deviation `noise`, kept within 0..10. Their "rand-m9-mstd0.5-inc1" is (2, 9). A magnitude
+    above 10 (AugReg has 15 and 20) goes on along the same line, with the noise kept within 0..30.
+    """
+
+    operations: int = 2
+    magnitude: float = 9
+    noise: float = 0.5
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.operations < 0 or not 0 <= self.magnitude <= LARGEST_MAGNITUDE:
+            raise UsageError(
+                f"augment.randaugment is ({self.operations}, {self.magnitude}); it takes a number of "
+                f"operations, 0 or more, and a magnitude from 0 to {LARGEST_MAGNITUDE:g}"
+            )
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        changes = list(OPERATIONS.values())
+        most = USUAL_MAGNITUDE if self.magnitude <= USUAL_MAGNITUDE else LARGEST_MAGNITUDE
+        picture = None
+        for _ in range(self.operations):
+            which, carried_out, sign = rng.random(3).tolist()
+            magnitude = min(max(self.magnitude + self.noise * rng.standard_normal(), 0.0), most)
+            if carried_out < self.probability:
+                picture = Image.fromarray(image) if picture is None else picture
+                change = changes[int(which * len(changes))]
+                picture = change(picture, magnitude / 10 if sign < 0.5 else -magnitude / 10)
+        return image if picture is None else np.array(picture)
+
+
+@dataclass(frozen=True)
+class ThreeAugment(Op):
+    """Grayscale, solarise or blur, one of them at random, always (Touvron et al. 2022, "DeiT III")."""
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        which, strength = rng.random(2).tolist()
+        picture = Image.fromarray(image)
+        if which < 1 / 3:
+            picture = ImageOps.grayscale(picture).convert("RGB")
+        elif which < 2 / 3:
+            picture = ImageOps.solarize(picture, 128)
+        else:
+            picture = picture.filter(ImageFilter.GaussianBlur(0.1 + 1.9 * strength))
+        return np.array(picture)
+
+
+@dataclass(frozen=True)
+class ColorJitter(Op):
+    """Change brightness, contrast and saturation, in random order, each by a factor from 1 - s to 1 + s."""
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength <= 1:
+            raise UsageError(f"augment.color_jitter is {self.strength}; it must be from 0 to 1")
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        picture = Image.fromarray(image)
+        factors = (1 + self.strength * (2 * rng.random(3) - 1)).tolist()
+        enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+        for which in rng.permutation(3):
+            picture = enhancers[which](picture).enhance(factors[which])
+        return np.array(picture)
+
+
+@dataclass(frozen=True)
+class RandomErasing(Op):
+    """With this probability, overwrite a rectangle with random pixels (Zhong et al. 2017).
+
+    Its share of the area is uniform in `scale`, its height over width log-uniform in `ratio`; ten tries are
+    made for one that fits, then nothing is erased.
+    """
+
+    probability: float
+    scale: tuple[float, float] = (0.02, 1 / 3)
+    ratio: tuple[float, float] = (0.3, 1 / 0.3)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise UsageError(f"augment.erasing is {self.probability}; it must be a probability, 0 to 1")
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op."""
+        if rng.random() >= self.probability:
+            return image
+        height, width, channels = image.shape
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(10):
+            share, shape, down, right = rng.random(4).tolist()
+            area = height * width * (self.scale[0] + share * (self.scale[1] - self.scale[0]))
+            ratio = math.exp(low + shape * (high - low))
+            h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < h < height and 0 < w < width:
+                top, left = int(down * (height - h + 1)), int(right * (width - w + 1))
+                erased = image.copy()
+                erased[top : top + h, left : left + w] = rng.integers(0, 256, (h, w, channels), np.uint8)
+                return erased
+        return image

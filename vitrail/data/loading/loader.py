@@ -1,0 +1,272 @@
+"""Images to batches: order = f(seed, epoch), augmentation = f(seed, epoch, index), whatever the number of
+threads.
+
+A batch is a function of its number alone, so an epoch can begin at any batch without decoding what came
+before."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import numpy as np
+
+from vitrail.data.images.decode import decode
+from vitrail.data.images.ops import Op, transform_batch
+from vitrail.data.item import Item, Listed, Source, is_distant
+from vitrail.data.loading.memory import Kept
+from vitrail.data.loading.order import Order, Permutation
+from vitrail.data.loading.prefetch import TIMEOUT, Pool, ahead, ordered
+from vitrail.data.loading.slots import Batch, Fetched, Part, Slots
+from vitrail.data.loading.stream import stream
+from vitrail.errors import DataError, DecodeError, VitrailError
+
+Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+"""uint8 [H, W, 3], random numbers -> uint8 [*image_size, 3]."""
+
+ATTEMPTS = 100
+"""Unreadable images in a row, in the order of training, after which the data set is given up."""
+_BATCHES_AHEAD = 3
+_ON_THE_WAY = 512
+"""Images of a distant source asked for ahead of decoding: at 50 ms a round trip that is 10,000 images/s."""
+_ASKING = 4
+"""Batches of a distant source that are asked for at the same time; the images of each are asked for together."""
+
+
+class Loader:
+    """Batches of one process's share of a source.
+
+    `batch_size` counts this process's images; the batch of all processes is `world` times as large, and what
+    is in it does not depend on how it is divided. Training (`shuffle` or `drop_last`) takes the same number
+    of steps in every process, wrapping around where needed; a data set smaller than a batch gives one smaller
+    batch. Evaluation (neither) gives every image exactly once over all processes.
+
+    An image that cannot be decoded is listed in `bad`; training takes the next one of the order in its place,
+    evaluation leaves it out. `cache` keeps decoded images in memory: for data sets of small images. `together`
+    neighbours are shown in one batch (see `Order`). Of a distant source (`vitrail.data.item.Distant`) the next
+    batches are asked for while earlier ones are decoded.
+
+    Raises DataError for an empty source, and from `epoch`: when a read takes longer than `timeout` seconds (None:
+    `prefetch.TIMEOUT`; without threads it is waited for), when `ATTEMPTS` images in a row are unreadable, and for an
+    error in `transform`, each naming the image.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        transform: Transform,
+        image_size: int | tuple[int, int],
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        workers: int = 0,
+        drop_last: bool = True,
+        repeats: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        together: int = 1,
+        cache: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        if not len(source):
+            raise DataError("there are no images to load")
+        self.source = source
+        self.wait_seconds = 0.0
+        self.bad: list[tuple[str, str]] = []
+        self.bad_index: list[int] = []
+        """Where in the source each of `bad` is."""
+        self._seen_bad: set[int] = set()
+        self._transform = transform
+        self._size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        self._seed = seed
+        self._batch_size = batch_size
+        self._evaluation = not shuffle and not drop_last
+        self._timeout = TIMEOUT if timeout is None else timeout
+        self._world = world
+        self._order = Order(
+            len(source),
+            batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            repeats=repeats,
+            rank=rank,
+            world=world,
+            together=together,
+        )
+        # twice as many parts as threads: they finish a batch at about the same time
+        self._part = batch_size if not workers else math.ceil(batch_size / (2 * workers))
+        self._pool = Pool(workers) if workers else None
+        self._asking = Pool(_ASKING) if is_distant(source) else None
+        self._cache = Kept(len(source)) if cache else None
+
+    def __len__(self) -> int:
+        """Batches in an epoch of this process."""
+        return len(self._order)
+
+    @property
+    def share(self) -> int:
+        """Images of the source per process, rounded up."""
+        return -(-len(self.source) // self._world)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Iterate over the batches of an epoch from number `start` on."""
+        permutation = self._order.permutation(self._seed, epoch)
+        batches = (self._parts(epoch, permutation, number) for number in range(start, len(self)))
+        parts = (part for batch in self._asked(batches) for part in batch)
+        ahead = _BATCHES_AHEAD * math.ceil(self._batch_size / self._part)
+        filled = ordered(self._pool, self._fill, parts, ahead=ahead, timeout=self._timeout, hung=self._hung)
+        try:
+            while (batch := self._next(filled)) is not None:
+                if len(batch.labels):
+                    yield batch
+        finally:
+            filled.close()
+
+    def _next(self, filled: Iterator[Part]) -> Batch | None:
+        """Wait for all parts of the next batch; None at the end of the epoch."""
+        began = time.perf_counter()
+        try:
+            for part in filled:
+                self._record(part)
+                if part.last:
+                    return part.slots.batch()
+            return None
+        finally:
+            self.wait_seconds += time.perf_counter() - began
+
+    def close(self) -> None:
+        """End the threads. The loader cannot be used after that; closing twice is allowed."""
+        for pool in (self._pool, self._asking):
+            if pool is not None:
+                pool.close()
+
+    def _asked(self, batches: Iterator[list[Part]]) -> Iterator[list[Part]]:
+        """Ask a distant source for every batch some batches before it is yielded."""
+        if self._asking is None:
+            yield from batches
+            return
+        for parts, fetched in ahead(self._asking, self._ask, batches, math.ceil(_ON_THE_WAY / self._batch_size)):
+            parts[0].slots.fetched = fetched
+            yield parts
+
+    def _ask(self, parts: list[Part]) -> Fetched:
+        assert is_distant(self.source)
+        images = {self._order.image(part.permutation, place)[0] for part in parts for place in part.positions.tolist()}
+        wanted = sorted(index for index in images if self._cache is None or self._cache.get(index) is None)
+        return dict(zip(wanted, self.source.fetch(np.array(wanted, dtype=np.int64)), strict=True))
+
+    def _parts(self, epoch: int, permutation: Permutation, number: int) -> list[Part]:
+        """Lay out a batch in memory and cut it into parts."""
+        positions = self._order.positions(number)
+        count = len(positions)
+        # fresh memory for every batch: the caller may keep it, and page faults cost 1 % of decoding
+        slots = Slots(
+            np.empty((count, *self._size, 3), dtype=np.uint8),
+            np.empty(count, dtype=np.int64),
+            np.empty(count, dtype=np.int64),
+            np.zeros(count, dtype=bool),
+        )
+        return [
+            Part(slots, begin, positions[begin : begin + self._part], permutation, epoch, begin + self._part >= count)
+            for begin in range(0, count, self._part)
+        ]
+
+    def _fill(self, part: Part) -> Part:
+        """Read, decode and transform every image of a part into its slot."""
+        images = self._images(part)
+        if self._cache is not None and isinstance(self._transform, Op):
+            # small images: arithmetic over many at once, the same bits as one by one
+            kept = list(images)
+            if kept and len({image.shape for _, image, _, _ in kept}) == 1:
+                slots = [slot for slot, _, _, _ in kept]
+                stack = np.stack([image for _, image, _, _ in kept])
+                part.slots.images[slots] = transform_batch(self._transform, stack, [r for _, _, _, r in kept])
+                return part
+            images = iter(kept)
+        for slot, image, index, random in images:
+            part.slots.images[slot] = self._transformed(image, random, index)
+        return part
+
+    def _images(self, part: Part) -> Iterator[tuple[int, np.ndarray, int, np.random.Generator]]:
+        """Yield (slot, decoded image, index, its random numbers), and note labels and indices, one by one."""
+        for slot, position in enumerate(part.positions.tolist(), start=part.begin):
+            found = self._find(part, position)
+            if found is None:
+                continue
+            image, label, index, copy = found
+            part.slots.labels[slot], part.slots.index[slot], part.slots.good[slot] = label, index, True
+            yield slot, image, index, stream(self._seed, part.epoch, index + copy * len(self.source))
+
+    def _find(self, part: Part, position: int) -> tuple[np.ndarray, int, int, int] | None:
+        """Return (image, label, index, copy) for a position; None where evaluation leaves an unreadable one
+        out."""
+        for attempt in range(1 if self._evaluation else ATTEMPTS):
+            index, copy = self._order.image(part.permutation, position, attempt)
+            part.reading, part.steps = index, part.steps + 1
+            try:
+                image, label = self._read(index, part.slots.fetched)
+            except DecodeError as error:
+                part.bad.append((index, error.reason))
+                continue
+            return image, label, index, copy
+        if self._evaluation:
+            return None
+        index, reason = part.bad[-1]
+        name = self._name(index)
+        raise DataError(f"{ATTEMPTS} images in a row cannot be read, the last of them {name}: {reason}")
+
+    def _read(self, index: int, fetched: Future[Fetched] | None) -> tuple[np.ndarray, int]:
+        """Return (pixels uint8 [H, W, 3], label), from memory if they were kept, from what was fetched if it is."""
+        if self._cache is not None and (kept := self._cache.get(index)) is not None:
+            return kept
+        try:
+            item = self._item(index, fetched)
+            image = decode(item.image) if isinstance(item.image, bytes) else item.image
+        except VitrailError:
+            raise
+        except Exception as error:
+            raise DataError(f"image {self._name(index)} could not be read: {error!r}") from error
+        if self._cache is not None:
+            self._cache.put(index, image, item.label)
+        return image, item.label
+
+    def _item(self, index: int, fetched: Future[Fetched] | None) -> Item:
+        image = None if fetched is None else fetched.result().get(index)
+        if image is None or not is_distant(self.source):
+            return self.source[index]
+        if isinstance(image, DecodeError):
+            raise image
+        return Item(image, int(self.source.labels[index]), "")
+
+    def _transformed(self, image: np.ndarray, random: np.random.Generator, index: int) -> np.ndarray:
+        try:
+            result = self._transform(image, random)
+        except Exception as error:
+            raise DataError(f"image {self._name(index)} could not be transformed: {error!r}") from error
+        if result.shape != (*self._size, 3):
+            raise DataError(f"image {self._name(index)} became {result.shape}, expected {(*self._size, 3)}")
+        return result
+
+    def _name(self, index: int) -> str:
+        return self.source.id(index) if isinstance(self.source, Listed) else f"[{index}]"
+
+    def _hung(self, part: Part) -> Exception | None:
+        """Explain a part that has not come for `timeout` seconds; None if it has moved on since it was last
+        asked for."""
+        if part.steps_seen < part.steps:
+            part.steps_seen = part.steps
+            return None
+        return DataError(
+            f"reading image {self._name(part.reading)} (index {part.reading}) has taken more than "
+            f"{self._timeout:g} s: the disk or network it lies on does not answer"
+        )
+
+    def _record(self, part: Part) -> None:
+        for index, reason in part.bad:
+            if index not in self._seen_bad:
+                self._seen_bad.add(index)
+                self.bad.append((self._name(index), reason))
+                self.bad_index.append(index)

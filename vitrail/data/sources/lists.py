@@ -1,0 +1,147 @@
+"""A list of images: a CSV that says which images of a data set make a split, and copies none of them.
+
+| column | what |
+|---|---|
+| path | where the image lies, empty where it is no file of its own: for people and other programs |
+| label | its class, empty where it is not known |
+| split | the split it is in by this list |
+| id, from | its id, and the data set's own split in which that id is unique |
+| data | the data set: an absolute path, or a name; the same in every row |
+
+Whatever reads data reads such a list too. Ids and class names are those of the data set, also of classes that the
+list leaves out, so that what is drawn by id, and the network's outputs, stay the same for every list of one set.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.item import Findings, Found, Joined, Listed, View
+from vitrail.data.sources.folder import file_of
+from vitrail.errors import DataError, UsageError
+
+COLUMNS = ("path", "label", "split", "id", "from", "data")
+
+
+def write_list(file: Path, data: str, found: Found, splits: Mapping[str, Listed]) -> None:
+    """Write `splits`, each taken from the splits of `found`, which is what `find(data)` returned.
+
+    Raises UsageError where the file cannot be written.
+    """
+    place = Path(data).expanduser()
+    data = str(place.resolve()) if place.exists() else data
+    names = {id(source): name for name, source in found.splits.items()}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(file, "w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            for split, images in splits.items():
+                for number in range(len(images)):
+                    source, index = images, number
+                    while id(source) not in names:
+                        assert isinstance(source, View | Joined)
+                        source, index = source.within(index)
+                    row = (file_of(source, index) or "", _class(source, index), split, source.id(index))
+                    writer.writerow((*row, names[id(source)], data))
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+
+
+def refers_to(file: Path) -> str | None:
+    """Return the data set that a list refers to, None for a CSV that is no such list."""
+    try:
+        with open(file, newline="", encoding="utf-8", errors="surrogateescape") as stream:
+            rows = csv.reader(stream)
+            first = next(rows, None) if tuple(next(rows, ())) == COLUMNS else None
+    except csv.Error:  # the reader of tables says what is wrong
+        return None
+    if first is None or len(first) != len(COLUMNS):
+        return None
+    if first[-1] == str(file.resolve()):
+        raise DataError(f"{file} is a list of images that refers to itself")
+    return first[-1]
+
+
+@dataclass
+class _Wanted:
+    """The rows of one split of a list."""
+
+    origin: str
+    rows: list[int] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+
+
+def read_list(file: Path, found: Found) -> Found:
+    """Return the splits that the list `file` makes of `found`, the data set it refers to.
+
+    Images that are there no longer are dropped with their row, the header being row 1. Raises DataError where
+    none is left, where a label is not that of the data set, and where a split is made of several.
+    """
+    findings = found.findings
+    findings.kind = "list"
+    splits: dict[str, Listed] = {}
+    for name, wanted in _read(file).items():
+        if wanted.origin not in found.splits:
+            there = ", ".join(map(repr, found.splits))
+            raise DataError(f"{file}: its data have no split {wanted.origin!r}; there are {there}")
+        splits[name] = _chosen(file, found.splits[wanted.origin], wanted, findings)
+    return Found(splits, findings)
+
+
+def _read(file: Path) -> dict[str, _Wanted]:
+    splits: dict[str, _Wanted] = {}
+    data = refers_to(file)
+    with open(file, newline="", encoding="utf-8", errors="surrogateescape") as stream:
+        rows = csv.reader(stream)
+        next(rows)
+        for number, row in enumerate(rows, start=2):
+            if len(row) != len(COLUMNS) or row[-1] != data:
+                raise DataError(f"{file}, row {number}: not {', '.join(COLUMNS)} of {data}")
+            _, label, split, name, origin, _ = row
+            wanted = splits.setdefault(split, _Wanted(origin))
+            if wanted.origin != origin:
+                raise DataError(f"{file}, row {number}: split {split!r} is of {wanted.origin!r} and of {origin!r}")
+            wanted.rows.append(number)
+            wanted.labels.append(label)
+            wanted.ids.append(name)
+    return splits
+
+
+def _chosen(file: Path, source: Listed, wanted: _Wanted, findings: Findings) -> Listed:
+    """The images that a split of a list names, in its order."""
+    there = _marks(source.id(index) for index in range(len(source)))
+    order = np.argsort(there, kind="stable")
+    asked = _marks(wanted.ids)
+    places = order[np.searchsorted(there, asked, sorter=order).clip(max=len(source) - 1)]
+    known = there[places] == asked
+    for lost in np.flatnonzero(~known).tolist():
+        findings.drop(wanted.ids[lost], f"row {wanted.rows[lost]} of {file.name}: no such image in {wanted.origin!r}")
+    if not known.any():
+        raise DataError(f"{file}: none of the {len(known)} images it lists is there, the first is {wanted.ids[0]!r}")
+    for number in np.flatnonzero(known).tolist():
+        label = _class(source, int(places[number]))
+        if label != wanted.labels[number]:
+            raise DataError(
+                f"{file}, row {wanted.rows[number]}: {wanted.ids[number]!r} is {wanted.labels[number]!r} here and "
+                f"{label!r} in the data it refers to; a list cannot change labels"
+            )
+    return View(source, places[known])
+
+
+def _class(source: Listed, index: int) -> str:
+    label = int(source.labels[index])
+    return source.class_names[label] if label >= 0 else ""
+
+
+def _marks(ids: Iterable[str]) -> np.ndarray:
+    """16 bytes for each id, a table of which is smaller than the ids and quickly searched."""
+    hashes = (hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest() for name in ids)
+    return np.frombuffer(b"".join(hashes), dtype="S16")

@@ -1,0 +1,199 @@
+"""Shards at an address: packed folders and webdataset tars of S3, GCS, a web server or any other fsspec file system.
+
+Images are never copied to this machine: the index is, into the cache folder, and each image is a byte range. The
+index of packed shards is one file. That of tars has to be made: every tar is read through once, several at a time,
+and an interrupted start goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vitrail import world
+from vitrail.data.cache import cached_file, kept_table, read_table
+from vitrail.data.item import Findings, Found
+from vitrail.data.loading.prefetch import Pool, ordered
+from vitrail.data.sources.address import address_of, expand, explained, locate, look
+from vitrail.data.sources.shard_files import RemoteFiles
+from vitrail.data.sources.shards import (
+    INDEX,
+    SCHEMA,
+    ShardSource,
+    check_lengths,
+    index_table,
+    packed_manifest,
+    tar_source,
+)
+from vitrail.data.sources.table import group_by_split
+from vitrail.data.sources.tar_members import members
+from vitrail.errors import DataError
+
+_AT_ONCE = 16  # tars that are read through at the same time
+_READ = 1 << 22  # bytes asked for at a time while a tar is read through
+
+
+def find_remote(address: str) -> Found:
+    """Open shards at an address: a folder that `pack` wrote, one of its splits, a folder of tars, or tars by pattern.
+
+    "{0000..0099}" and "{train,val}" stand for several addresses, "*" for what a listing gives. Raises DataError.
+    """
+    places = [locate(one) for one in expand(address)]
+    system = places[0][0]
+    tars: list[str] = []
+    folders: dict[str, str] = {}
+    for _, path in places:
+        if path.endswith(".tar") and "*" not in path:
+            tars.append(path)
+        elif "*" in path:
+            with explained(system, path):
+                tars += sorted(name for name in system.glob(path) if name.endswith(".tar"))
+        else:
+            split = "" if len(places) == 1 else path.rstrip("/").rpartition("/")[2]
+            found, below = _in_folder(system, path.rstrip("/"), split)
+            folders |= found
+            tars += below
+    if folders and not tars:
+        return _read_packed(system, folders)
+    if tars and not folders:
+        return _read_tars(system, tars)
+    what = "both packed shards and tars" if tars else "no shards"
+    raise DataError(
+        f"there are {what} at {address}; valid are a folder written by `vitrail data pack`, and tars, in a folder "
+        "that can be listed or named one by one, as in train-{0000..0099}.tar"
+    )
+
+
+def _in_folder(system: Any, path: str, split: str) -> tuple[dict[str, str], list[str]]:
+    """Return (split -> packed folder, tars) at or right below `path`."""
+    with explained(system, path):
+        if system.exists(f"{path}/{INDEX}"):
+            return {split: path}, []
+        try:
+            entries = [str(entry["name"]).rstrip("/") for entry in system.ls(path, detail=True)]
+        except (FileNotFoundError, NotADirectoryError):
+            entries = []
+        entries = sorted({entry for entry in entries if entry.startswith(path) and entry != path})
+        tars = [entry for entry in entries if entry.endswith(".tar")]
+        if tars:
+            return {}, tars
+        inside = [entry for entry in entries if "." not in entry.rpartition("/")[2]]
+        packed = {e.rpartition("/")[2]: e for e in inside if system.exists(f"{e}/{INDEX}")}
+        if packed:
+            return packed, []
+        return {}, [tar for entry in inside for tar in sorted(_tars_in(system, entry))]
+
+
+def _tars_in(system: Any, folder: str) -> set[str]:
+    return {str(e["name"]) for e in system.ls(folder, detail=True) if str(e["name"]).endswith(".tar")}
+
+
+def _read_packed(system: Any, folders: dict[str, str]) -> Found:
+    found = Found({}, Findings("packed"))
+    for split, folder in folders.items():
+        index = read_table(_copied(system, f"{folder}/{INDEX}"))
+        manifest = packed_manifest(index)
+        paths = [f"{folder}/{shard['name']}" for shard in manifest["shards"]]
+        check_lengths(manifest, _lengths(system, folder, paths), address_of(system, folder))
+        found.splits[split] = ShardSource(RemoteFiles(system, paths), index, manifest["class_names"])
+    return found
+
+
+def _lengths(system: Any, folder: str, paths: list[str]) -> list[int | None]:
+    """Bytes of each file, None where it is not there: from one listing where that tells them."""
+    try:
+        listed = {entry["name"]: entry.get("size") for entry in system.ls(folder, detail=True)}
+    except Exception:  # a web server need not list, and each library says so in its own way
+        listed = {}
+    lengths = {path: listed[path] for path in paths if listed.get(path) is not None}
+    left = [path for path in paths if path not in lengths]
+    pool = Pool(_AT_ONCE)
+    try:
+        lengths |= zip(left, ordered(pool, lambda path: _length(system, path), left, ahead=4 * _AT_ONCE), strict=True)
+    finally:
+        pool.close()
+    return [lengths[path] for path in paths]
+
+
+def _length(system: Any, path: str) -> int | None:
+    try:
+        return look(system, path)[0]
+    except DataError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def _copied(system: Any, path: str) -> Path:
+    """Return a copy of a file in the cache folder, made once per state of the file."""
+    size, state = look(system, path)
+    target = cached_file("remote", json.dumps([1, address_of(system, path), size, state]))
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+        os.close(handle)
+    except OSError as error:
+        raise DataError(
+            f"cannot keep a copy of {address_of(system, path)} in {target.parent}: {error.strerror or error}; set "
+            "VITRAIL_CACHE to a folder that can be written"
+        ) from error
+    try:
+        with explained(system, path):
+            system.get_file(path, temporary)
+        if os.path.getsize(temporary) != size:
+            raise DataError(f"{address_of(system, path)} changed or broke off while it was copied: try again")
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return target
+
+
+def _read_tars(system: Any, paths: list[str]) -> Found:
+    found = Found({}, Findings("shards"))
+    tables = dict(zip(paths, _indexes(system, paths), strict=True))
+    for split, group in group_by_split([PurePosixPath(path) for path in paths]).items():
+        of_group = [path for path in paths if PurePosixPath(path) in set(group)]
+        numbered = [_numbered(tables[path], number) for number, path in enumerate(of_group)]
+        names = [PurePosixPath(path).name for path in of_group]
+        files = RemoteFiles(system, of_group)
+        found.splits[split] = tar_source(files, pa.concat_tables(numbered), names, found.findings)
+    return found
+
+
+def _indexes(system: Any, paths: list[str]) -> list[pa.Table]:
+    """Return the index of each tar, from the cache where it is; processes of one run begin at different ones."""
+    first = len(paths) * world.rank() // world.size()
+    turned = [*paths[first:], *paths[:first]]
+    pool = Pool(min(_AT_ONCE, len(paths)))
+    try:
+        tables = list(ordered(pool, lambda path: _index(system, path), turned, ahead=2 * _AT_ONCE))
+    finally:
+        pool.close()
+    return [*tables[len(paths) - first :], *tables[: len(paths) - first]]
+
+
+def _index(system: Any, path: str) -> pa.Table:
+    size, state = look(system, path)
+    address = address_of(system, path)
+    target = cached_file("tables", json.dumps([1, "webdataset 2", address, size, state]))
+
+    def write(writer: pa.RecordBatchWriter) -> None:
+        name = PurePosixPath(path).name
+        with explained(system, path), system.open(path, "rb", block_size=_READ, cache_type="readahead") as stream:
+            rows = list(members(stream, size, name, address))
+        writer.write_table(index_table([{"shard": 0, **row} for row in rows]))
+
+    return kept_table(target, SCHEMA, write, f"an index of {address}")
+
+
+def _numbered(table: pa.Table, number: int) -> pa.Table:
+    """Return the index of one tar as part of that of many."""
+    place = table.schema.get_field_index("shard")
+    return table.set_column(place, SCHEMA.field("shard"), pa.array(np.full(len(table), number, dtype=np.int32)))

@@ -1,0 +1,164 @@
+"""The bytes of shards, wherever they lie: positions on a local disk, or byte ranges of another file system.
+
+A range of a remote file costs a round trip, some 10 to 100 ms, whatever its length. So many are asked for at once,
+and neighbours are read in one piece."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from vitrail.data.sources.address import address_of
+from vitrail.errors import DecodeError
+
+_OPEN = 256  # shards kept open; the limit on open files is often 1,024
+_GAP = 1 << 15  # bytes between two ranges that are rather read than made a request of its own
+_PIECE = 1 << 24  # the longest range that neighbours are joined to
+_ATTEMPTS = 4
+_PAUSE = 0.25  # seconds before the second attempt; doubled before each further one
+
+
+class ShardFiles(Protocol):
+    """Numbered files that ranges are read of, by several threads at once."""
+
+    names: list[str]
+    distant: bool
+    """Is reading worth planning ahead, because a round trip is long?"""
+
+    def read(self, shard: int, offset: int, size: int) -> bytes:
+        """Return a range of a shard. Raises DecodeError("unreadable")."""
+        ...
+
+    def read_many(self, shards: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> list[bytes | DecodeError]:
+        """Return several ranges, in the order asked for; in the place of one that cannot be had, why."""
+        ...
+
+
+class LocalFiles:
+    """Files of the operating system; some stay open."""
+
+    distant = False
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = list(files)
+        self.names = [file.name for file in self._files]
+        self._handles: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def read(self, shard: int, offset: int, size: int) -> bytes:
+        """See `ShardFiles.read`."""
+        handle = self._handles.get(shard)
+        try:
+            if handle is not None:
+                return os.pread(handle, size, offset)
+            handle = os.open(self._files[shard], os.O_RDONLY)
+            data = os.pread(handle, size, offset)
+        except OSError as error:
+            raise DecodeError(f"{self._files[shard]}: {error.strerror}", reason="unreadable") from error
+        with self._lock:
+            if len(self._handles) < _OPEN and shard not in self._handles:
+                self._handles[shard] = handle
+            else:
+                os.close(handle)
+        return data
+
+    def read_many(self, shards: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> list[bytes | DecodeError]:
+        """See `ShardFiles.read_many`."""
+        found: list[bytes | DecodeError] = []
+        for place in zip(shards.tolist(), offsets.tolist(), sizes.tolist(), strict=True):
+            try:
+                found.append(self.read(*place))
+            except DecodeError as error:
+                found.append(error)
+        return found
+
+    def __del__(self) -> None:
+        for handle in getattr(self, "_handles", {}).values():
+            os.close(handle)
+
+
+class RemoteFiles:
+    """Files of an fsspec file system, read by range; what fails is tried again, except where nothing is there."""
+
+    distant = True
+
+    def __init__(self, system: Any, paths: Sequence[str]) -> None:
+        self._system = system
+        self._paths = list(paths)
+        self.names = [path.rpartition("/")[2] for path in self._paths]
+
+    def read(self, shard: int, offset: int, size: int) -> bytes:
+        """See `ShardFiles.read`."""
+        (found,) = self.read_many(np.array([shard]), np.array([offset]), np.array([size]))
+        if isinstance(found, DecodeError):
+            raise found
+        return found
+
+    def read_many(self, shards: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> list[bytes | DecodeError]:
+        """See `ShardFiles.read_many`: one request for neighbours, all requests at once where the system can."""
+        found: list[bytes | DecodeError] = [b""] * len(shards)
+        pieces = _pieces(shards, offsets, sizes)
+        data = self._ranges([(int(shards[group[0]]), begin, end) for group, begin, end in pieces])
+        for (group, begin, _), piece in zip(pieces, data, strict=True):
+            for place in group:
+                start = int(offsets[place]) - begin
+                found[place] = piece if isinstance(piece, DecodeError) else piece[start : start + int(sizes[place])]
+        return found
+
+    def _ranges(self, wanted: list[tuple[int, int, int]]) -> list[bytes | DecodeError]:
+        """Read (shard, begin, end) each, the failed ones again after a pause."""
+        found: list[bytes | DecodeError] = [b""] * len(wanted)
+        left = list(range(len(wanted)))
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_PAUSE * 2 ** (attempt - 1))
+            asked = [wanted[place] for place in left]
+            paths = [self._paths[shard] for shard, _, _ in asked]
+            begins, ends = [begin for _, begin, _ in asked], [end for _, _, end in asked]
+            answers = self._system.cat_ranges(paths, begins, ends, on_error="return")
+            again = []
+            for place, answer in zip(left, answers, strict=True):
+                shard, begin, end = wanted[place]
+                found[place] = self._checked(answer, shard, begin, end)
+                if isinstance(found[place], DecodeError) and not isinstance(answer, FileNotFoundError):
+                    again.append(place)
+            left = again
+            if not left:
+                break
+        return found
+
+    def _checked(self, answer: Any, shard: int, begin: int, end: int) -> bytes | DecodeError:
+        where = address_of(self._system, self._paths[shard])
+        if isinstance(answer, BaseException):
+            what = "is not there" if isinstance(answer, FileNotFoundError) else str(answer) or type(answer).__name__
+            return DecodeError(f"{where}: {what}", reason="unreadable")
+        if len(answer) == end - begin:
+            return bytes(answer)
+        what = f"bytes {begin} to {end} were asked for, and {len(answer)} came"
+        if len(answer) > end - begin:
+            what += ": the server does not answer with ranges, which reading single images needs"
+        return DecodeError(f"{where}: {what}", reason="unreadable")
+
+
+def _pieces(shards: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> list[tuple[list[int], int, int]]:
+    """Return (places, begin, end) of the ranges to ask for: neighbours in a shard joined, up to a length."""
+    pieces: list[tuple[list[int], int, int]] = []
+    last = -1
+    for place in np.lexsort((offsets, shards)).tolist():
+        shard, begin = int(shards[place]), int(offsets[place])
+        end = begin + int(sizes[place])
+        if pieces and shard == last:
+            group, first, reached = pieces[-1]
+            if begin - reached <= _GAP and max(end, reached) - first <= _PIECE:
+                group.append(place)
+                pieces[-1] = (group, first, max(end, reached))
+                continue
+        pieces.append(([place], begin, end))
+        last = shard
+    return pieces

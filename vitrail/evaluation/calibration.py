@@ -1,0 +1,101 @@
+"""Does a network know how sure it may be? Calibration error, Brier score, and the numbers of a reliability diagram.
+
+Of all answers given with a confidence of 80 %, 80 % should be right. "On Calibration of Modern Neural Networks"
+(Guo et al., 2017, section 2): answers are sorted by the confidence of the best class into bins of equal width,
+(0, 1/M], (1/M, 2/M], ..., with M = 15, and each bin's accuracy is compared with its mean confidence.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.errors import UsageError
+from vitrail.evaluation.classify import Classification
+
+BINS = 15
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How confidence and accuracy of answers agree, over the images whose class is known.
+
+    NaN where an answer is not finite, as in the loss, and in `brier` where an evaluation does not say.
+    """
+
+    ece: float
+    """Expected calibration error: mean over images of |accuracy - confidence| of their bin, 0 to 1."""
+    nll: float
+    """Mean cross-entropy in nats."""
+    brier: float
+    """Mean squared distance of all probabilities from 1 for the true class and 0 for the others, 0 to 2."""
+    accuracy: float
+    """Share of images whose best class is right."""
+    confidence: float
+    """Mean probability of the best class: above `accuracy` is too sure, below it too timid."""
+    edges: np.ndarray
+    """float64 [bins + 1], from 0 to 1; a bin holds its upper edge and not its lower one."""
+    bin_count: np.ndarray
+    """int64 [bins]: images in each."""
+    bin_accuracy: np.ndarray
+    """float64 [bins]; NaN in an empty bin."""
+    bin_confidence: np.ndarray
+    """float64 [bins]: mean confidence; NaN in an empty bin."""
+
+    @property
+    def count(self) -> int:
+        """Images in all bins."""
+        return int(self.bin_count.sum())
+
+    def rows(self) -> Iterator[dict[str, float]]:
+        """Yield each bin: from, to, images, accuracy, confidence."""
+        columns = (self.edges[:-1], self.edges[1:], self.bin_count, self.bin_accuracy, self.bin_confidence)
+        for low, high, count, accuracy, confidence in zip(*(column.tolist() for column in columns), strict=True):
+            yield {"from": low, "to": high, "images": count, "accuracy": accuracy, "confidence": confidence}
+
+
+def calibration(found: Classification, bins: int = BINS) -> Calibration:
+    """Return how well calibrated the answers are, from the best class's probability in each row.
+
+    Raises UsageError for fewer than one bin.
+    """
+    if bins < 1:
+        raise UsageError(f"a calibration error needs at least 1 bin, not {bins}")
+    known = found.known
+    sure, right = found.probability[known, 0], found.correct[known]
+    edges = np.linspace(0, 1, bins + 1)
+    # edges are compared in the precision of the confidences, where 3/15 and a probability of 0.2 are the same
+    places = np.searchsorted(edges.astype(sure.dtype), sure, side="left") - 1
+    places = places.clip(0, bins - 1)
+    counts = np.bincount(places, minlength=bins)
+    accuracy, confidence = (
+        np.divide(np.bincount(places, values, bins), counts, out=np.full(bins, np.nan), where=counts > 0)
+        for values in (right, sure)
+    )
+    filled = counts > 0
+    gaps = np.abs(accuracy[filled] - confidence[filled])
+    return Calibration(
+        ece=float((counts[filled] * gaps).sum() / len(sure)),
+        nll=found.nll,
+        brier=float(found.brier[known].mean()),
+        accuracy=found.top1,
+        confidence=float(sure.mean(dtype=np.float64)),
+        edges=edges,
+        bin_count=counts,
+        bin_accuracy=accuracy,
+        bin_confidence=confidence,
+    )
+
+
+def write_bins(path: Path, found: Calibration) -> None:
+    """Write the bins as a CSV: from, to, images, accuracy, confidence; an empty bin has no accuracy."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ("from", "to", "images", "accuracy", "confidence"), lineterminator="\n")
+        writer.writeheader()
+        for row in found.rows():
+            numbers = {name: value if name == "images" else f"{value:.6f}" for name, value in row.items()}
+            writer.writerow(numbers if row["images"] else {**numbers, "accuracy": "", "confidence": ""})

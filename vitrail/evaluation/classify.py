@@ -1,0 +1,289 @@
+"""How well a frozen network classifies: top-1, top-5, loss, per class, confusion; each image exactly once.
+
+What is kept of an image is its five best classes, the probability of its own class and its Brier score, not its
+logits, so memory grows with the number of images and not with images x classes. Every number is then computed
+from these rows sorted by image, so it does not depend on batch size, number of processes or order.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail import world
+from vitrail.data.benchmarks.answer_key import AnswerKey
+from vitrail.errors import DataError
+from vitrail.model.frozen import freeze
+
+Predict = Callable[[Tensor], Tensor]
+"""images [batch, channels, height, width] -> logits [batch, classes]; any engine, any weights"""
+
+KEPT = 5
+"""Classes kept of each image."""
+
+
+Precision = Literal["auto", "bf16", "float32"]
+
+
+class Batches(Protocol):
+    """The part of `vitrail.data.loading.loader.Loader` that evaluation needs."""
+
+    bad: list[Any]
+    """(id, reason) of images that could not be read."""
+
+    def epoch(self, epoch: int) -> Iterator[Any]:
+        """Batches with `images`, `labels` and `index`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The answers of a network, one row per image, sorted by `index`; and all that follows from them."""
+
+    class_names: list[str]
+    index: np.ndarray
+    """int64 [N]: number of the image in its source."""
+    label: np.ndarray
+    """int64 [N]; -1 where it is not known: such images are answered but not counted."""
+    top: np.ndarray
+    """int64 [N, k]: the k = min(5, classes) best classes, best first; -1 where the logits are not finite."""
+    probability: np.ndarray
+    """float32 [N, k]: softmax probability of each of them."""
+    loss: np.ndarray
+    """float64 [N]: minus the log probability of the label; NaN where it is not known."""
+    brier: np.ndarray
+    """float64 [N]: squared distance of all probabilities from 1 for the label and 0 for the others; NaN where it is
+    not known."""
+    bad: list[tuple[str, str]] = field(default_factory=list)
+    """(id, reason) of images that could not be read; they are in no number."""
+
+    @property
+    def known(self) -> np.ndarray:
+        """bool [N]: has the image a label?"""
+        return self.label >= 0
+
+    @property
+    def count(self) -> int:
+        """Number of labelled images."""
+        return int(self.known.sum())
+
+    @property
+    def correct(self) -> np.ndarray:
+        """bool [N]: is the best class the label?"""
+        return self.known & (self.top[:, 0] == self.label)
+
+    @property
+    def top1(self) -> float:
+        """Share of labelled images whose best class is right."""
+        return float(self.correct.sum()) / self.count
+
+    @property
+    def top5(self) -> float:
+        """Share of labelled images with their class among the best five (or all, if there are fewer)."""
+        return float((self.known & (self.top == self.label[:, None]).any(axis=1)).sum()) / self.count
+
+    @property
+    def nll(self) -> float:
+        """Mean cross-entropy in nats over labelled images."""
+        return float(self.loss[self.known].mean())
+
+    @property
+    def class_count(self) -> np.ndarray:
+        """int64 [K]: labelled images of each class."""
+        return np.bincount(self.label[self.known], minlength=len(self.class_names))
+
+    @property
+    def class_correct(self) -> np.ndarray:
+        """int64 [K]: of these, how many are right."""
+        return np.bincount(self.label[self.correct], minlength=len(self.class_names))
+
+    @property
+    def class_accuracy(self) -> np.ndarray:
+        """float64 [K]; NaN for a class without images."""
+        count = self.class_count
+        return np.divide(self.class_correct, count, out=np.full(len(count), np.nan), where=count > 0)
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """int64 [K, K]: images of class (row) answered as class (column)."""
+        answered = self.known & (self.top[:, 0] >= 0)
+        classes = len(self.class_names)
+        cells = self.label[answered] * classes + self.top[answered, 0]
+        return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers to log: top1, top5, nll, count."""
+        return {"top1": self.top1, "top5": self.top5, "nll": self.nll, "count": self.count}
+
+
+class Classify:
+    """Evaluator: iterating runs it and yields (name, value); `result` then holds the whole `Classification`.
+
+    Built once, it can be run again and again, as the weights behind `predict` change.
+    """
+
+    def __init__(self, predict: Predict, loader: Batches, class_names: Sequence[str]) -> None:
+        self.predict = predict
+        self.loader = loader
+        self.class_names = list(class_names)
+        self.result: Classification | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        self.result = classify(self.predict, self.loader, self.class_names)
+        yield from self.result.metrics().items()
+
+
+def classify(
+    predict: Predict, loader: Batches, class_names: Sequence[str], key: AnswerKey | None = None
+) -> Classification:
+    """Run `predict` over one pass of `loader` and return the answers of all processes, on every process.
+
+    `key` says what is right where labels are not simply numbers of outputs; probabilities are those of outputs, and
+    several right ones count together as one in `loss` and `brier`. An image that arrives twice (a padded last
+    batch, a sampler that wraps around) counts once. Raises DataError where labels and classes do not fit, or no
+    labelled image could be read.
+    """
+    outputs = len(class_names) if key is None else key.right.shape[1]
+    labels = outputs if key is None else len(key.label)
+    rows: list[tuple[Tensor, ...]] = []
+    for batch in loader.epoch(0):
+        logits = predict(batch.images)
+        if logits.shape[1] != outputs:
+            raise DataError(f"the model has {logits.shape[1]} outputs, the data {outputs} classes")
+        largest = int(batch.labels.max())
+        if largest >= labels:
+            raise DataError(f"label {largest} in the data; with {labels} classes they go from 0 to {labels - 1}")
+        rows.append((batch.index, batch.labels, *_answers(logits, _right(batch.labels, outputs, key))))
+    mine = [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
+    gathered = world.gather((mine, [(str(item[0]), str(item[1])) for item in loader.bad]))
+    columns = [part for part, _ in gathered if part]
+    bad = [item for _, items in gathered for item in items]
+    if not columns:
+        raise DataError(f"no image could be evaluated: {len(bad)} could not be read")
+    index, label, top, hit, probability, loss, brier = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    if key is not None:
+        label, top = key.as_classes(label, top, hit)
+    index, first = np.unique(index, return_index=True)
+    if not (label >= 0).any():
+        raise DataError(f"none of the {len(index)} images has a known class: there is nothing to compare with")
+    label, top, probability, loss, brier = (column[first] for column in (label, top, probability, loss, brier))
+    return Classification(list(class_names), index, label, top, probability, loss, brier, sorted(set(bad)))
+
+
+def _right(labels: Tensor, outputs: int, key: AnswerKey | None) -> Tensor:
+    """Which outputs are right for each label: bool [B, outputs]."""
+    if key is not None:
+        return torch.from_numpy(key.marks(labels.cpu().numpy()))
+    return labels[:, None] == torch.arange(outputs, device=labels.device)
+
+
+@torch.no_grad()
+def _answers(logits: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Best outputs [B, k], which of them are right [B, k], their probabilities [B, k], loss and Brier score [B].
+
+    Where logits are not finite an image has no answer (-1): it is wrong whatever its label is, while topk
+    would rank NaN first and could be right by accident.
+    """
+    right = right.to(logits.device)
+    finite = logits.isfinite().all(dim=1, keepdim=True)
+    unknown = ~right.any(dim=1)
+    log_probability = logits.float().log_softmax(dim=1)
+    values, top = log_probability.topk(min(KEPT, logits.shape[1]), dim=1)
+    own = log_probability.masked_fill(~right, -torch.inf).logsumexp(dim=1)
+    others = log_probability.exp().masked_fill(right, 0).square().sum(dim=1)
+    scores = torch.stack([-own, others + (1 - own.exp()).square()]).masked_fill(unknown, torch.nan)
+    loss, brier = scores.double() if scores.device.type != "mps" else scores
+    return top.masked_fill(~finite, -1), right.gather(1, top) & finite, values.exp(), loss, brier
+
+
+def predictor(
+    model: nn.Module,
+    device: torch.device | str | None = None,
+    precision: Precision = "auto",
+    *,
+    features: bool = False,
+) -> Predict:
+    """Return images -> float32 logits of `model` as it is now, on `device` (None: where the model is).
+
+    With `features`, what its classifier sees instead (`vitrail.evaluation.features`).
+
+    Images may come from anywhere; uint8 crosses to the device as uint8. On a CPU a frozen copy answers
+    (`vitrail.model.frozen`); elsewhere the model itself does, in eval mode, its weights float32 and rounded by
+    autocast. Training or not, the model is left as it was.
+    """
+    place = torch.device(device) if device is not None else next(model.parameters()).device
+    reduced = precision == "bf16" or (precision == "auto" and fast_bf16(place))
+    if place.type == "cpu":
+        frozen = freeze(model.to(place), torch.bfloat16 if reduced else torch.float32)
+        ask: Predict = frozen.features if features else frozen  # type: ignore[assignment]
+
+        @torch.inference_mode()
+        def answer(images: Tensor) -> Tensor:
+            images = images if images.dtype == torch.uint8 else images.to(torch.bfloat16 if reduced else torch.float32)
+            return ask(images.to(place)).float()
+
+        return answer
+    model = model.to(place)
+    run: Predict = model.features if features else model  # type: ignore[assignment]
+
+    @torch.inference_mode()
+    def predict(images: Tensor) -> Tensor:
+        training = model.training
+        model.eval()
+        try:
+            with torch.autocast(place.type, dtype=torch.bfloat16, enabled=reduced):
+                return run(images.to(place, non_blocking=True)).float()
+        finally:
+            model.train(training)
+
+    return predict
+
+
+def fast_bf16(device: torch.device) -> bool:
+    """Has the hardware bfloat16 matrix products (AVX512-BF16, AMX, NVIDIA from Ampere on)?"""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+
+
+def save_classification(path: Path, found: Classification) -> None:
+    """Write the rows as an .npz: index, labels, classes and probabilities (the best k), loss, brier, bad."""
+    with open(path, "wb") as file:
+        np.savez_compressed(
+            file,
+            index=found.index,
+            labels=found.label,
+            classes=found.top.astype(np.int32),
+            probabilities=found.probability,
+            loss=found.loss,
+            brier=found.brier,
+            bad=np.array(found.bad, dtype=np.str_).reshape(-1, 2),
+        )
+
+
+def load_classification(path: Path, class_names: Sequence[str]) -> Classification:
+    """Read what `save_classification` wrote. Raises DataError for a file that is torn or of another kind."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            bad = [(str(id_), str(reason)) for id_, reason in file["bad"]]
+            return Classification(
+                list(class_names),
+                file["index"],
+                file["labels"],
+                file["classes"].astype(np.int64),
+                file["probabilities"],
+                file["loss"],
+                file["brier"] if "brier" in file else np.full(len(file["index"]), np.nan),  # of an earlier version
+                bad,
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as the answers of an evaluation: {error}") from error

@@ -1,0 +1,101 @@
+"""Are two images the same picture? What a network says of pairs that their perceptual hashes brought up.
+
+Hashes are quick and coarse: with a distance wide enough for crops and changed colours they also pair pictures that
+merely share their layout. The cosine between the features of the two tells them apart. Only images of pairs are
+looked at, each pair's left image once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.data.check import Progress
+from vitrail.data.copies.dedup import Pairs
+from vitrail.data.copies.gathered import Gathered
+from vitrail.data.images.ops import Compose, Flip, eval_transform
+from vitrail.data.item import View
+from vitrail.data.loading.loader import Loader
+from vitrail.errors import WeightsError
+from vitrail.evaluation.classify import Precision
+from vitrail.evaluation.features import extract
+
+COSINE = 0.95
+"""From here on two images are taken for the same picture."""
+PAIRS = 1 << 14
+"""Compared at a time: the features of at most twice as many images are held."""
+
+
+def cosines(
+    model: Any,
+    left: Gathered,
+    right: Gathered,
+    pairs: Pairs,
+    *,
+    batch_size: int = 64,
+    workers: int = 0,
+    device: torch.device | str | None = None,
+    precision: Precision = "auto",
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """Return float32 [P]: the cosine of the angle between the features of the two images of each pair.
+
+    `model` is a network with a card (from `vitrail.load`), which says how its images are prepared; of a mirrored pair
+    the right image is mirrored first. NaN where an image cannot be read any more. Raises WeightsError for a model
+    without a card.
+    """
+    if getattr(model, "card", None) is None:
+        raise WeightsError("this model has no card, which says how its images are prepared: use vitrail.load")
+    choices = dict(batch_size=batch_size, workers=workers, device=device, precision=precision)
+    found = np.full(len(pairs), np.nan, np.float32)
+    order = np.argsort(pairs.left, kind="stable")
+    for begin in range(0, len(pairs), PAIRS):
+        places = order[begin : begin + PAIRS]
+        for mirrored in (False, True):
+            here = places[pairs.mirrored[places] == mirrored]
+            if len(here):
+                ours = _features(model, left, pairs.left[here], False, choices)
+                theirs = _features(model, right, pairs.right[here], mirrored, choices)
+                found[here] = (ours * theirs).sum(axis=1)
+        if progress is not None:
+            progress(begin + len(places), len(pairs))
+    return found
+
+
+def _features(model: Any, images: Gathered, numbers: np.ndarray, mirrored: bool, choices: dict[str, Any]) -> np.ndarray:
+    """Features of length 1 of each image, float32 [K, width]; NaN where one cannot be read. Each is read once."""
+    distinct, places = np.unique(numbers, return_inverse=True)
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    parts = images.part_of(distinct)
+    for part in np.unique(parts).tolist():
+        mine = np.flatnonzero(parts == part)
+        source = images.parts[part].source
+        index, features = _of_source(
+            model, View(source, distinct[mine] - images.numbers(part).start), mirrored, choices
+        )
+        found.append((mine[index], features / np.linalg.norm(features, axis=1, keepdims=True)))
+    result = np.full((len(distinct), found[0][1].shape[1]), np.nan, np.float32)
+    for rows, features in found:
+        result[rows] = features
+    return result[places]
+
+
+def _of_source(model: Any, source: View, mirrored: bool, choices: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """(numbers of the images that could be read, their features)."""
+    prepare = eval_transform(model.card.preprocess)
+    loader = Loader(
+        source,
+        transform=Compose((prepare, Flip(1.0))) if mirrored else prepare,
+        image_size=model.card.preprocess.image_size,
+        batch_size=choices["batch_size"],
+        workers=choices["workers"],
+        shuffle=False,
+        drop_last=False,
+    )
+    try:
+        found = extract(model, loader, source.class_names, device=choices["device"], precision=choices["precision"])
+    finally:
+        loader.close()
+    return found.index, found.features

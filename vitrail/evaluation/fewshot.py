@@ -1,0 +1,290 @@
+"""Linear few-shot accuracy: least squares from frozen features to {-1, 1}^K in closed form (paper, section 4.1).
+
+Two published protocols, named by where and when they hold (`PROTOCOLS`). Both standardise every feature with the
+mean and the population deviation (+ 1e-5) of the shots alone, append a constant 100, so large that as a bias it is
+hardly regularised, and take the class of the largest output. They differ in which images are the shots, and in how
+strongly they regularise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from vitrail.errors import DataError, UsageError, did_you_mean
+from vitrail.evaluation.features import Features
+
+BIAS = 100.0
+"""The constant feature."""
+EPS = 1e-5
+"""Added to each deviation."""
+SHOTS = (1, 5, 10, 25)
+_ROWS = 8192
+"""Test images answered together."""
+
+Form = Literal["auto", "primal", "dual"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What a published few-shot evaluation does."""
+
+    l2: tuple[float, ...]
+    """Regularisation strengths."""
+    seeds: int | None
+    """Draws of the shots, seeds 0, 1, ...; None: no draw, the first images of each class are its shots."""
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "big_vision-2023": Protocol((2.0**10,), 3),
+    "paper-2020": Protocol(tuple(2.0**power for power in range(-10, 20)), None),
+}
+"""big_vision's evaluator since 2023, with one strength; and that of the paper's time, whose strength is the one that
+ranks best over the data sets it is measured on (`best_l2`)."""
+
+
+def protocol_named(name: str) -> Protocol:
+    """Return a protocol. Raises UsageError with the nearest name."""
+    if name not in PROTOCOLS:
+        raise UsageError(
+            f"no few-shot protocol is called {name!r}.{did_you_mean(name, PROTOCOLS)} Valid: {', '.join(PROTOCOLS)}"
+        )
+    return PROTOCOLS[name]
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """Regularised least squares, taken apart once for all strengths.
+
+    With X [n, d] the standardised features and the constant, and Y [n, K] in {-1, 1}, the weights for strength l2 are
+
+        (X'X + l2 I)^-1 X'Y  =  X' (XX' + l2 I)^-1 Y
+
+    the primal and the dual form. Either matrix is Q diag(e) Q', so both are left (diag(e) + l2 I)^-1 right, with
+    left = Q, right = Q'X'Y where n >= d and left = X'Q, right = Q'Y where n < d. All float64.
+    """
+
+    mean: np.ndarray
+    """[width]"""
+    deviation: np.ndarray
+    """[width]"""
+    eigenvalues: np.ndarray
+    """[r]"""
+    left: np.ndarray
+    """[width + 1, r]"""
+    right: np.ndarray
+    """[r, K]"""
+
+    @classmethod
+    def fit(cls, features: np.ndarray, labels: np.ndarray, classes: int, form: Form = "auto") -> Ridge:
+        """Fit to features [n, width] of images with labels [n] in 0..classes - 1.
+
+        `form` "auto" takes the smaller eigenvalue problem. Raises DataError for features that are not finite.
+        """
+        x = features.astype(np.float64)
+        mean = x.mean(axis=0)
+        deviation = x.std(axis=0) + EPS
+        x = _standardised(x, mean, deviation)
+        if not np.isfinite(x).all():
+            raise DataError("the features of the few-shot images are not finite: nothing can be fitted to them")
+        y = np.full((len(labels), classes), -1.0)
+        y[np.arange(len(labels)), labels] = 1.0
+        if form == "primal" or (form == "auto" and len(x) >= x.shape[1]):
+            eigenvalues, q = np.linalg.eigh(x.T @ x)
+            left, right = q, q.T @ (x.T @ y)
+        else:
+            eigenvalues, q = np.linalg.eigh(x @ x.T)
+            left, right = x.T @ q, q.T @ y
+        # neither matrix has a negative eigenvalue; rounding makes some
+        return cls(mean, deviation, np.maximum(eigenvalues, 0.0), left, right)
+
+    def weights(self, l2: float) -> np.ndarray:
+        """Return [width + 1, K]; the last row belongs to the constant."""
+        return self.left @ (self.right / (self.eigenvalues + l2)[:, None])
+
+    def answers(self, features: np.ndarray, l2: Sequence[float]) -> np.ndarray:
+        """Return the classes of images [m, width] for each strength: int64 [len(l2), m]."""
+        found = np.empty((len(l2), len(features)), np.int64)
+        for begin in range(0, len(features), _ROWS):
+            rows = features[begin : begin + _ROWS].astype(np.float64)
+            inner = _standardised(rows, self.mean, self.deviation) @ self.left
+            for number, strength in enumerate(l2):
+                scores = inner @ (self.right / (self.eigenvalues + strength)[:, None])
+                found[number, begin : begin + _ROWS] = scores.argmax(axis=1)
+        return found
+
+
+def _standardised(x: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """[n, width] -> [n, width + 1], the constant last."""
+    return np.concatenate([(x - mean) / deviation, np.full((len(x), 1), BIAS)], axis=1)
+
+
+def ridge(
+    train: np.ndarray,
+    train_labels: np.ndarray,
+    test: np.ndarray,
+    test_labels: np.ndarray,
+    *,
+    classes: int,
+    l2: Sequence[float],
+    form: Form = "auto",
+) -> np.ndarray:
+    """Return the top-1 accuracy on `test` of least squares fitted to `train`, for each strength: float64 [len(l2)].
+
+    Features are [n, width], labels int [n] in 0..classes - 1. One eigendecomposition serves all strengths, and the
+    primal and the dual form agree to rounding. Raises UsageError for a strength that is not above 0.
+    """
+    _check_strengths(l2)
+    answers = Ridge.fit(train, train_labels, classes, form).answers(test, l2)
+    return (answers == test_labels).mean(axis=1)
+
+
+def _check_strengths(l2: Sequence[float]) -> None:
+    if wrong := [strength for strength in l2 if not 0 < strength < float("inf")]:
+        raise UsageError(f"l2 is {wrong[0]:g}; a strength of regularisation must be above 0 and finite")
+
+
+def draw(labels: np.ndarray, classes: int, shots: Sequence[int], seed: int | None) -> dict[int, np.ndarray]:
+    """Return the numbers of the images that are the shots, class after class, for each of `shots`.
+
+    Each class's images are shuffled with `seed`, as big_vision does (one generator, classes in order), or left in
+    their order where it is None; the first k are its shots, so that fewer shots lie in more. A class with fewer
+    than k images gives all it has. Images without a label (-1) are never drawn.
+    """
+    order = np.argsort(labels, kind="stable")
+    order = order[np.searchsorted(labels[order], 0) :]
+    ends = np.cumsum(np.bincount(labels[order], minlength=classes))
+    rows = np.split(order, ends[:-1])
+    if seed is not None:
+        generator = np.random.default_rng(seed)
+        rows = [generator.permutation(row) for row in rows]
+    return {count: np.concatenate([row[:count] for row in rows]) for count in shots}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which images are shots, decided from the labels alone: only their features need to be computed.
+
+    `shots` are images per class, `seeds` and `l2` replace the protocol's where they are given. Raises UsageError
+    for values that make no sense, DataError for a class without any image.
+    """
+
+    labels: np.ndarray
+    """int64 [N], of all training images."""
+    class_names: list[str]
+    protocol: str = "big_vision-2023"
+    shots: tuple[int, ...] = SHOTS
+    seeds: int | None = None
+    l2: tuple[float, ...] = ()
+    draws: list[dict[int, np.ndarray]] = field(init=False)
+    """For each seed, the images for each of `shots`."""
+
+    def __post_init__(self) -> None:
+        published = protocol_named(self.protocol)
+        if not self.shots or min(self.shots) < 1 or (self.seeds is not None and self.seeds < 1):
+            raise UsageError(f"shots {list(self.shots)} and seeds {self.seeds}: both count from 1")
+        if published.seeds is None and self.seeds not in (None, 1):
+            raise UsageError(f"{self.protocol} draws no shots, it takes the first of each class: leave seeds out")
+        _check_strengths(self.l2)
+        object.__setattr__(self, "shots", tuple(sorted(set(self.shots))))
+        object.__setattr__(self, "l2", tuple(self.l2) or published.l2)
+        object.__setattr__(self, "draws", self._draws(published))
+
+    def _draws(self, published: Protocol) -> list[dict[int, np.ndarray]]:
+        names = self.class_names
+        if missing := [name for name, count in zip(names, self._counts(), strict=True) if not count]:
+            raise DataError(f"no training image of {_listing(missing)}: few-shot needs at least one of every class")
+        seeds: list[int | None] = [None] if published.seeds is None else list(range(self.seeds or published.seeds))
+        return [draw(self.labels, len(names), self.shots, seed) for seed in seeds]
+
+    def _counts(self) -> np.ndarray:
+        return np.bincount(self.labels[self.labels >= 0], minlength=len(self.class_names))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Numbers of all images that are shots in any draw, ascending."""
+        return np.unique(np.concatenate([found[self.shots[-1]] for found in self.draws]))
+
+    @property
+    def short(self) -> dict[int, list[str]]:
+        """For each of `shots`, the classes that have fewer images, where there are any: all of them are taken."""
+        counts = list(zip(self.class_names, self._counts(), strict=True))
+        found = {shots: [name for name, count in counts if count < shots] for shots in self.shots}
+        return {shots: names for shots, names in found.items() if names}
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """Few-shot accuracies by number of shots, strength and seed."""
+
+    protocol: str
+    shots: tuple[int, ...]
+    l2: tuple[float, ...]
+    top1: np.ndarray
+    """float64 [shots, l2, seeds]: share of test images whose class is found."""
+    train_images: int
+    """Images that were shots in any draw."""
+    test_images: int
+    short: dict[int, list[str]] = field(default_factory=dict)
+    """Shots -> classes that have fewer images."""
+
+    @property
+    def mean(self) -> np.ndarray:
+        """[shots, l2]: over the seeds."""
+        return self.top1.mean(axis=2)
+
+    @property
+    def std(self) -> np.ndarray:
+        """[shots, l2]: deviation over the seeds (n - 1); NaN for one seed."""
+        if self.top1.shape[2] == 1:
+            return np.full(self.top1.shape[:2], np.nan)
+        return self.top1.std(axis=2, ddof=1)
+
+
+def fewshot(plan: Plan, train: Features, test: Features) -> FewShot:
+    """Return the accuracies on `test` of what `plan` draws from `train`.
+
+    The rows of `train` are found by `train.index`, which counts in `plan.labels`; an image without a row, because it
+    could not be read, is left out. Raises DataError for features that are not finite or do not fit together.
+    """
+    if train.width != test.width:
+        raise DataError(f"training images have {train.width} features and test images {test.width}")
+    train.known("training")
+    tested, truth = test.known("test")
+    top1 = np.empty((len(plan.shots), len(plan.l2), len(plan.draws)))
+    for seed, drawn in enumerate(plan.draws):
+        for number, shots in enumerate(plan.shots):
+            rows = _rows_of(drawn[shots], train.index)
+            x, y = train.features[rows], train.labels[rows]
+            top1[number, :, seed] = ridge(x, y, tested, truth, classes=len(plan.class_names), l2=plan.l2)
+    return FewShot(plan.protocol, plan.shots, plan.l2, top1, len(plan.rows), len(truth), plan.short)
+
+
+def _rows_of(images: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Where in the ascending `index` each of `images` is; those that are not there are left out."""
+    rows = np.minimum(np.searchsorted(index, images), len(index) - 1)
+    return rows[index[rows] == images]
+
+
+def best_l2(accuracies: Sequence[Mapping[tuple[int, float], float]]) -> dict[int, float]:
+    """Return, for each number of shots, the strength of the best mean rank over data sets (protocol "paper-2020").
+
+    `accuracies` holds, for each data set, (shots, l2) -> test accuracy. One strength for all data sets keeps the
+    choice from fitting each of them; with a single data set it is chosen on the very images it is measured on.
+    Of equal accuracies the later strength ranks higher, of equal mean ranks the earlier is taken.
+    """
+    best = {}
+    for shots in sorted({shots for shots, _ in accuracies[0]}):
+        strengths = [l2 for at, l2 in accuracies[0] if at == shots]
+        values = [np.array([found[shots, l2] for l2 in strengths]) for found in accuracies]
+        ranks = [np.argsort(np.argsort(value, kind="stable"), kind="stable") for value in values]
+        best[shots] = strengths[int(np.argmax(np.mean(ranks, axis=0)))]
+    return best
+
+
+def _listing(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name) for name in names[:most]) + more

@@ -1,0 +1,85 @@
+"""A network on the test sets of ImageNet: which of its outputs are which classes, and how it is shown the images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.benchmarks.imagenet_classes import wnids
+from vitrail.data.benchmarks.imagenet_protocols import Protocol
+from vitrail.data.images.geometry import Compose, CropBorder, Op
+from vitrail.data.images.ops import eval_transform
+from vitrail.data.settings import Preprocess
+from vitrail.errors import DataError
+from vitrail.evaluation.classify import Predict
+
+
+@dataclass(frozen=True)
+class Order:
+    """Where a network has the classes of ImageNet."""
+
+    outputs: np.ndarray
+    """int64 [1000]: the output of each class, in the order of the classes' numbers."""
+    assumed: str
+    """What was taken for granted, "" if the names of the outputs say it all."""
+
+
+def output_order(class_names: Sequence[str], outputs: int) -> Order:
+    """Find ImageNet's classes among the outputs of a network.
+
+    Names that are or begin with WordNet ids, or that are the numbers 0 to 999, say where each class is. Other names
+    (tench, goldfish, ...) and none at all are taken to stand in the order of the classes' numbers, as they do in
+    every published network. Raises DataError for a network with other than 1,000 outputs.
+    """
+    if outputs != 1000:
+        raise DataError(
+            f"this network tells {outputs:,} classes apart, and the protocol is for the 1,000 of ImageNet: load one "
+            "that was trained or fine-tuned on ImageNet (ILSVRC2012)"
+        )
+    for keys, known in (
+        ([(re.match(r"n\d{8}(?!\d)", name) or [""])[0] for name in class_names], wnids()),
+        (list(class_names), tuple(map(str, range(1000)))),
+    ):
+        position = {name: output for output, name in enumerate(keys)}
+        if position.keys() == set(known):
+            return Order(np.array([position[name] for name in known]), "")
+    if not class_names:
+        named = "the network does not name its outputs"
+    else:
+        named = f"the network names its outputs {class_names[0]!r} to {class_names[-1]!r}, not by WordNet id"
+    order = f"in ImageNet's order, from {wnids()[0]} to {wnids()[-1]}"
+    return Order(np.arange(1000), f"{named}: they are taken to be {order}")
+
+
+def choosing(predict: Predict, outputs: np.ndarray) -> Predict:
+    """Return images -> logits [batch, len(outputs)]: those of `outputs` alone, in their order.
+
+    Probabilities made of them are those of a network that knows no other classes, as the authors of ImageNet-A and
+    ImageNet-R evaluate.
+    """
+    chosen = torch.from_numpy(outputs)
+
+    def answer(images: Tensor) -> Tensor:
+        logits = predict(images)
+        if outputs.max() >= logits.shape[1]:
+            raise DataError(f"the network gave {logits.shape[1]} outputs, and output {outputs.max()} is asked for")
+        return logits[:, chosen.to(logits.device)]
+
+    return answer
+
+
+def view(protocol: Protocol, preprocess: Preprocess) -> Op:
+    """Return what happens to an image: the network's own preprocessing, but for what the protocol prescribes.
+
+    ObjectNet: the border is cut off, the aspect ratio kept, and 480/512 of the shorter side are seen; at an image
+    size of 480 that is the paper's resize to 512 and crop of 480.
+    """
+    if protocol.crop is not None:
+        preprocess = replace(preprocess, resize="small", crop=protocol.crop)
+    shown = eval_transform(preprocess)
+    return Compose((CropBorder(protocol.border), shown)) if protocol.border else shown

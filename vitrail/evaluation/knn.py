@@ -1,0 +1,107 @@
+"""k nearest neighbours by cosine similarity, voting with weight exp(similarity / temperature) (Wu et al. 2018; DINO).
+
+Similarities are computed block by block and only the best so far are kept, so memory depends neither on the number
+of training images nor on that of test images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.errors import DataError, UsageError
+from vitrail.evaluation.features import Features
+
+TEST_ROWS = 1024
+TRAIN_ROWS = 16384
+"""Rows of a block of similarities: 64 MiB."""
+NEIGHBOURS = (20,)
+"""Of DINO's 10, 20, 100 and 200 the one that usually is best."""
+TEMPERATURE = 0.07
+
+
+@dataclass(frozen=True)
+class KNN:
+    """Accuracies by number of neighbours."""
+
+    temperature: float
+    top1: dict[int, float]
+    """k -> share of test images whose class has most votes."""
+    top5: dict[int, float]
+    """k -> share of test images whose class has votes, and is among the five with most."""
+    train_images: int
+    test_images: int
+
+
+def knn(
+    train: Features,
+    test: Features,
+    *,
+    k: Sequence[int] = NEIGHBOURS,
+    temperature: float = TEMPERATURE,
+    device: torch.device | str = "cpu",
+) -> KNN:
+    """Classify the labelled images of `test` by their `k` nearest labelled images of `train`, for each of `k`.
+
+    Raises UsageError for a k beyond the number of training images or a temperature that is not above 0, DataError
+    for features that are not finite or do not fit together.
+    """
+    if train.width != test.width:
+        raise DataError(f"training images have {train.width} features and test images {test.width}")
+    source, labels = train.known("training")
+    asked, truth = test.known("test")
+    if not k or min(k) < 1 or max(k) > len(labels):
+        raise UsageError(f"k is {list(k)}; with {len(labels)} training images it goes from 1 to {len(labels)}")
+    if not temperature > 0:
+        raise UsageError(f"the temperature is {temperature:g}; it must be above 0")
+    classes = len(train.class_names)
+    of = torch.from_numpy(labels).to(device)
+    hits = {count: [0, 0] for count in k}
+    begin = 0
+    for similarity, row in neighbours(source, asked, max(k), device):
+        answer = torch.from_numpy(truth[begin : begin + len(row)]).to(device)
+        begin += len(row)
+        for count in hits:
+            votes = _votes(similarity[:, :count], of[row[:, :count]], temperature, classes)
+            best = votes.topk(min(5, classes), dim=1)
+            right = (best.indices == answer[:, None]) & (best.values > 0)
+            hits[count][0] += int(right[:, 0].sum())
+            hits[count][1] += int(right.sum())
+    shares = {count: [hit / len(truth) for hit in both] for count, both in hits.items()}
+    top1, top5 = ({count: both[i] for count, both in shares.items()} for i in (0, 1))
+    return KNN(temperature, top1, top5, len(labels), len(truth))
+
+
+def neighbours(
+    train: np.ndarray, test: np.ndarray, k: int, device: torch.device | str = "cpu"
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield, for blocks of `test` rows in order, cosine similarity [b, k] and row in `train` [b, k] of the nearest.
+
+    The nearest come first. Both are [n, width]; a row of zeros is equally far from everything.
+    """
+    for begin in range(0, len(test), TEST_ROWS):
+        asked = _unit(test[begin : begin + TEST_ROWS], device)
+        similarity = asked.new_empty(len(asked), 0)
+        row = torch.empty(len(asked), 0, dtype=torch.int64, device=asked.device)
+        for start in range(0, len(train), TRAIN_ROWS):
+            block = asked @ _unit(train[start : start + TRAIN_ROWS], device).T
+            rows = torch.arange(start, start + block.shape[1], device=block.device).expand_as(block)
+            candidates = torch.cat([similarity, block], dim=1)
+            similarity, chosen = candidates.topk(min(k, candidates.shape[1]), dim=1)
+            row = torch.cat([row, rows], dim=1).gather(1, chosen)
+        yield similarity, row
+
+
+def _unit(rows: np.ndarray, device: torch.device | str) -> Tensor:
+    return F.normalize(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)).to(device), dim=1)
+
+
+def _votes(similarity: Tensor, label: Tensor, temperature: float, classes: int) -> Tensor:
+    """Sum of the neighbours' votes [b, classes]; the nearest one's is 1, whatever the temperature."""
+    weight = ((similarity - similarity[:, :1]) / temperature).exp()
+    return weight.new_zeros(len(label), classes).scatter_add_(1, label, weight)

@@ -1,0 +1,100 @@
+"""The kinds of program a model can be exported as, and what each needs. Torch-free."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from vitrail.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch.export import ExportedProgram
+
+To = Literal["onnx", "openvino", "program"]
+Precision = Literal["float32", "float16", "bf16"]
+Output = Literal["logits", "probabilities", "features"]
+Run = Callable[["np.ndarray"], "np.ndarray"]
+"""uint8 images [batch, channels, height, width] -> float32 [batch, outputs], computed by a program's own runtime"""
+INPUT = "images"
+"""What the input of every program is called."""
+CARD = "card.json"
+"""The file that says how a program is used, beside it."""
+
+
+class Opened(NamedTuple):
+    """A program that was read back."""
+
+    run: Run
+    about: dict[str, Any]
+    """What it says of itself: `vitrail.exports.describe`; empty where it says nothing."""
+
+
+class Runtime(Protocol):
+    """What the module of a kind has."""
+
+    def write(self, traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
+        """Write a traced network, and what its card says, to `path`; other files go beside it."""
+        ...
+
+    def read(self, path: Path) -> Opened:
+        """Open what was written. Raises ExportError where the runtime refuses it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of program."""
+
+    file: str
+    """Name of its file."""
+    packages: tuple[str, ...]
+    """What writing it and reading it back needs; the last one runs it."""
+    precisions: tuple[Precision, ...]
+    """Types its weights can have, where its runtime can do with them on a CPU."""
+    traced: tuple[Precision, ...]
+    """Of these, the ones the network itself is traced in; of the others, only the weights are stored so."""
+
+
+KINDS: dict[str, Kind] = {
+    "onnx": Kind("model.onnx", ("onnx", "onnxscript", "onnxruntime"), ("float32", "float16"), ("float32", "float16")),
+    "openvino": Kind("model.xml", ("onnx", "onnxscript", "openvino"), ("float32", "float16"), ("float32",)),
+    "program": Kind("model.pt2", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16")),
+}
+
+
+def runtime(to: str, *, writing: bool = True) -> Runtime:
+    """Return the module of a kind. Raises UsageError, naming the extra, where a package it needs is not installed.
+
+    Only the last one is needed where nothing is written.
+    """
+    for package in KINDS[to].packages if writing else KINDS[to].packages[-1:]:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            what = f"{'writing' if writing else 'running'} programs for {to} needs {error.name or package}"
+            raise UsageError(f"{what}: pip install 'vitrail[export]'") from error
+    return importlib.import_module(f"vitrail.exports.{to}")  # type: ignore[return-value]
+
+
+def find_program(source: str | Path) -> Path | None:
+    """Return the program that `source`, a file or a folder, is; None where it is something else."""
+    path = Path(source).expanduser()
+    files = [path]
+    if path.is_dir():
+        files = [path / kind.file for kind in KINDS.values() if (path / CARD).is_file()]
+    endings = {Path(kind.file).suffix for kind in KINDS.values()}
+    return next((file for file in files if file.suffix in endings and file.is_file()), None)
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of the innermost message that says something."""
+    texts = [type(error).__name__]
+    cause: BaseException | None = error
+    while cause is not None:
+        texts += [line for line in str(cause).splitlines() if line.strip()][:1]
+        cause = cause.__cause__
+    return texts[-1].strip()

@@ -1,0 +1,135 @@
+"""Figures of attention: distance by layer (Figures 7, right, and 11), and maps over pictures (Figures 6 and 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from vitrail.inspection.distance import Distances
+from vitrail.inspection.figures.page import COLOURS, MARKERS, short, styled, wrapped
+from vitrail.inspection.maps import HeadMaps
+from vitrail.inspection.overlay import TINT, under_attention
+from vitrail.inspection.pictures import Picture
+
+PAIRS = 3
+"""Pictures beside themselves under a map, in a row."""
+ACROSS = 8
+"""Maps of heads in a row; more of them go on below."""
+
+
+@styled
+def draw_distances(found: Mapping[str, Distances]) -> Figure:
+    """Draw every head's mean attention distance over depth, one panel for each network.
+
+    A bar is one standard deviation over images to each side. Panels share an axis unless one network's pictures
+    are so much larger that the others could not be read.
+    """
+    figure = Figure(figsize=(3.4 * len(found) + 0.6, 3.2), layout="constrained")
+    reach = [one.uniform.max() for one in found.values()]
+    shared = max(reach) <= 2 * min(reach)
+    panels = figure.subplots(1, len(found), squeeze=False, sharey=shared)[0]
+    for axes, (label, one) in zip(panels, found.items(), strict=True):
+        _distances(axes, one)
+        axes.set_title(f"{label}, {one.images} image{'s' if one.images > 1 else ''}")
+        axes.set_xlabel("layer")
+        axes.set_ylabel("mean attention distance (pixels)" if axes is panels[0] else "")
+    tops = [1.08 * max((one.mean + one.spread).max(), one.uniform.max()) for one in found.values()]
+    for axes, top in zip(panels, tops, strict=True):
+        axes.set_ylim(0, max(tops) if shared else top)
+    figure.suptitle(wrapped("How far each head looks: mean attention distance by layer", figure.get_figwidth()))
+    return figure
+
+
+def _distances(axes: Axes, one: Distances) -> None:
+    kinds = list(dict.fromkeys((branch, axis) for _, branch, axis in one.places))
+    for kind, (branch, axis) in enumerate(kinds):
+        rows = [row for row, place in enumerate(one.places) if place[1:] == (branch, axis)]
+        heads = one.mean.shape[1]
+        shift = (kind - (len(kinds) - 1) / 2) * 0.3
+        # heads in order of distance, side by side within the width of a layer, so that their bars stay apart
+        offsets = np.linspace(-0.5, 0.5, heads) * 0.5 / len(kinds) if heads > 1 else np.zeros(1)
+        x, y, error = [], [], []
+        for row in rows:
+            order = np.argsort(one.mean[row], kind="stable")
+            x.append(one.places[row][0] + shift + offsets)
+            y.append(one.mean[row][order])
+            error.append(one.spread[row][order])
+        label = f"{axis}s" if axis else f"branch {branch}"
+        axes.errorbar(
+            np.concatenate(x), np.concatenate(y), np.concatenate(error), label=label if len(kinds) > 1 else "a head",
+            fmt=MARKERS[kind % len(MARKERS)], markersize=2.4, color=COLOURS[kind % len(COLOURS)],
+            ecolor=to_rgba(COLOURS[kind % len(COLOURS)], 0.45), elinewidth=0.7,
+        )  # fmt: skip
+    for number, alike in enumerate(sorted(set(one.uniform.round(6).tolist()))):
+        label = "" if number else "equal attention to all" + (" in a line" if one.places[0][2] else "")
+        axes.axhline(alike, color="black", linewidth=0.8, linestyle="--", label=label)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    axes.grid(axis="y", alpha=0.2)
+    axes.legend(frameon=False, fontsize=7, loc="lower right")
+
+
+@styled
+def draw_overlays(
+    title: str, quantity: str, pictures: Sequence[Picture], maps: Sequence[np.ndarray], notes: Sequence[str]
+) -> Figure:
+    """Draw pictures, each beside itself under its map [rows, columns], with a note such as the class."""
+    rows = -(-len(pictures) // PAIRS)
+    columns = min(PAIRS, len(pictures))
+    figure = Figure(figsize=(2.9 * columns, 1.75 * rows + 0.8), layout="constrained")
+    panels = figure.subplots(rows, 2 * columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set_axis_off()
+        axes.set_anchor("N")  # names above pictures of a row stay in line
+    for number, (picture, shares, note) in enumerate(zip(pictures, maps, notes, strict=True)):
+        left, right = panels[number // columns, 2 * (number % columns) :][:2]
+        left.imshow(picture.shown)
+        right.imshow(under_attention(picture.shown, shares, picture.box))
+        left.set_title(short(picture.name), fontsize=6.5, loc="left")
+        right.set_title(short(note), fontsize=6.5, loc="left")
+    _scale(figure, panels, quantity)
+    figure.suptitle(wrapped(title, figure.get_figwidth()))
+    return figure
+
+
+@styled
+def draw_heads(title: str, pictures: Sequence[Picture], found: Sequence[HeadMaps], heads: Sequence[int]) -> Figure:
+    """Draw pictures, each followed by itself under the map of every head of a layer."""
+    maps = [(one, place, head) for one in found for place, head in enumerate(heads)]
+    across, lines = min(len(maps), ACROSS), -(-len(maps) // ACROSS)
+    rows = len(pictures) * lines
+    figure = Figure(figsize=(1.15 * (1 + across) + 0.3, 1.3 * rows + 0.9), layout="constrained")
+    panels = figure.subplots(rows, 1 + across, squeeze=False)
+    for number, picture in enumerate(pictures):
+        panels[number * lines, 0].imshow(picture.shown)
+        panels[number * lines, 0].set_title(short(picture.name, 18), fontsize=6.5, loc="left")
+        for at, (one, place, head) in enumerate(maps):
+            axes = panels[number * lines + at // across, 1 + at % across]
+            axes.imshow(under_attention(picture.shown, one.shares[number, place].cpu().numpy(), picture.box))
+            axes.set_title(_head_name(one, head, len(found)), fontsize=6.5, loc="left")
+    for axes in panels.flat:
+        axes.set_axis_off()
+        axes.set_anchor("N")
+    _scale(figure, panels, "attention")
+    figure.suptitle(wrapped(title, figure.get_figwidth()))
+    return figure
+
+
+def _head_name(one: HeadMaps, head: int, attentions: int) -> str:
+    where = f", along {one.axis}s" if one.axis else f", branch {one.branch}" if attentions > 1 else ""
+    return f"head {head}{where}"
+
+
+def _scale(figure: Figure, panels: np.ndarray, quantity: str) -> None:
+    """Say what the colours mean: each map has its own scale."""
+    look: dict[str, Any] = dict(orientation="horizontal", shrink=0.35, aspect=30, pad=0.02, panchor=False)
+    bar = figure.colorbar(ScalarMappable(cmap=TINT), ax=panels, **look)
+    bar.set_ticks([0, 1], labels=["least", "most"])
+    label = f"{quantity}, each map by its own scale; faded: not seen by the network"
+    bar.set_label(wrapped(label, figure.get_figwidth()), labelpad=2)

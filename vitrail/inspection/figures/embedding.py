@@ -1,0 +1,148 @@
+"""Figures of features: components of patch tokens, nearest neighbours, and a data set as a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+
+from vitrail.inspection.embedding_map import EmbeddingMap
+from vitrail.inspection.figures.page import COLOURS, MARKERS, short, styled, wrapped
+from vitrail.inspection.overlay import spread
+from vitrail.inspection.patches import PatchComponents
+from vitrail.inspection.pictures import Picture
+
+NAMED = 25
+"""Up to this many classes are named on a map."""
+CELLS = 9
+"""Thumbnails along a side of a map, at most."""
+THUMBNAIL = 64
+"""Pixels."""
+
+
+@styled
+def draw_components(
+    title: str, pictures: Sequence[Picture], maps: Sequence[np.ndarray], found: PatchComponents
+) -> Figure:
+    """Draw pictures as rows: the picture, each component as a map, and the first three as red, green and blue.
+
+    maps [components, rows, columns] of each picture. A component has one scale for all pictures, from its 2nd to
+    its 98th percentile; the colour picture holds nothing that the maps beside it do not.
+    """
+    count = len(found.directions)
+    low, high = np.percentile(np.concatenate([one.reshape(count, -1) for one in maps], axis=1), [2, 98], axis=1)
+    columns = 1 + count + (count >= 3)
+    figure = Figure(figsize=(1.6 * columns + 0.4, 1.5 * len(pictures) + 0.9), layout="constrained")
+    panels = figure.subplots(len(pictures), columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set_axis_off()
+        axes.set_anchor("N")
+    for row, (picture, one) in enumerate(zip(pictures, maps, strict=True)):
+        size = picture.shown.shape[:2]
+        fine = [spread(component, picture.box, *size) for component in one]
+        panels[row, 0].imshow(picture.shown)
+        panels[row, 0].set_title(short(picture.name), fontsize=6.5, loc="left")
+        for number in range(count):
+            panels[row, 1 + number].imshow(fine[number], vmin=low[number], vmax=high[number])
+            if row == 0:
+                share = found.explained[number]
+                panels[0, 1 + number].set_title(f"component {number + 1}, {share:.0%} of variance", fontsize=6.5)
+        if count >= 3:
+            span = np.maximum(high - low, np.finfo(np.float64).tiny)
+            colour = (np.stack(fine[:3], axis=2) - low[:3]) / span[:3]
+            panels[row, -1].imshow(np.nan_to_num(np.clip(colour, 0, 1), nan=1.0))
+            panels[0, -1].set_title("1, 2, 3 as red, green, blue", fontsize=6.5)
+    look: dict[str, Any] = dict(orientation="horizontal", shrink=0.35, aspect=30, pad=0.02, panchor=False)
+    bar = figure.colorbar(ScalarMappable(), ax=panels, **look)
+    bar.set_ticks([0, 1], labels=["2nd percentile", "98th"])
+    bar.set_label("place along a component, one scale for all pictures", labelpad=2)
+    figure.suptitle(wrapped(title, figure.get_figwidth()))
+    return figure
+
+
+@styled
+def draw_neighbours(
+    title: str, queries: Sequence[Picture], found: Sequence[Sequence[Picture]], notes: Sequence[Sequence[str]]
+) -> Figure:
+    """Draw each picture at the left of its nearest neighbours; `notes` has a text for every neighbour."""
+    columns = 1 + max(len(row) for row in found)
+    figure = Figure(figsize=(1.35 * columns + 0.3, 1.6 * len(queries) + 0.5), layout="constrained")
+    panels = figure.subplots(len(queries), columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set_axis_off()
+        axes.set_anchor("N")
+    for row, query in enumerate(queries):
+        panels[row, 0].imshow(query.shown)
+        panels[row, 0].set_title(f"{short(query.name, 20)}\n", fontsize=6.5, loc="left", fontweight="bold")
+        for column, (picture, note) in enumerate(zip(found[row], notes[row], strict=True), start=1):
+            panels[row, column].imshow(picture.shown)
+            panels[row, column].set_title(note, fontsize=6.5, loc="left")
+    figure.suptitle(wrapped(title, figure.get_figwidth()))
+    return figure
+
+
+@styled
+def draw_map(
+    title: str, found: EmbeddingMap, labels: np.ndarray, class_names: Sequence[str], thumbnails: dict[int, np.ndarray]
+) -> Figure:
+    """Draw points coloured by class, and beside them the same map as pictures.
+
+    labels [N] index `class_names`, -1 is unknown; `thumbnails` are the uint8 pictures of some of the points.
+    """
+    figure = Figure(figsize=(9.6, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+    present = [int(label) for label in np.unique(labels)]
+    named = len([label for label in present if label >= 0]) <= NAMED
+    for number, label in enumerate(present):
+        points = found.points[labels == label]
+        name = (short(class_names[label]) if label >= 0 else "class not known") if named else None
+        colour = COLOURS[number % len(COLOURS)] if label >= 0 else "#bbbbbb"
+        marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
+        left.scatter(
+            *points.T, s=9, color=colour, marker=marker, linewidths=0, alpha=0.8, label=name if named else None
+        )
+    classes = f"{len(present)} classes" if named else f"{len(present)} classes, too many to name"
+    left.set_title(f"{len(labels)} images of {classes}")
+    for number, thumbnail in thumbnails.items():
+        place = present.index(int(labels[number]))
+        frame = COLOURS[place % len(COLOURS)] if labels[number] >= 0 else "#bbbbbb"
+        _pin(right, thumbnail, found.points[number], frame)
+    right.set_title(f"the same places as pictures ({len(thumbnails)} of them)")
+    right.plot(*found.points.T, linestyle="none", marker=",", color="#bbbbbb")
+    axis = "t-SNE" if found.method == "tsne" else "principal component"
+    for axes in (left, right):
+        axes.set_xlabel(f"{axis} 1")
+        axes.set_ylabel(f"{axis} 2")
+        if found.method == "tsne":  # its units mean nothing
+            axes.set_xticks([])
+            axes.set_yticks([])
+    if named and len(present) > 1:
+        longest = max(map(len, left.get_legend_handles_labels()[1]))
+        across = min(6, int(9.4 / (0.065 * longest + 0.5)))  # inches
+        figure.legend(loc="outside lower center", ncols=across, frameon=False, fontsize=7, markerscale=1.6)
+    figure.suptitle(wrapped(title, figure.get_figwidth()))
+    return figure
+
+
+def _pin(axes: Axes, thumbnail: np.ndarray, point: np.ndarray, colour: str) -> None:
+    zoom = 20 / max(thumbnail.shape[:2])
+    frame = {"edgecolor": colour, "linewidth": 1.2, "boxstyle": "square,pad=0"}
+    box = AnnotationBbox(OffsetImage(thumbnail, zoom=zoom), tuple(point), pad=0, bboxprops=frame)
+    axes.add_artist(box)
+
+
+def scattered(points: np.ndarray, cells: int = CELLS) -> list[int]:
+    """Return the numbers of points to show as pictures: in each cell of a grid over the map, the most central one."""
+    span = np.maximum(np.ptp(points, axis=0), np.finfo(np.float64).tiny)
+    places = (points - points.min(axis=0)) / span * cells
+    chosen: dict[tuple[int, int], tuple[float, int]] = {}
+    for number, place in enumerate(places):
+        x, y = (min(int(value), cells - 1) for value in place)
+        off = float(np.hypot(place[0] - x - 0.5, place[1] - y - 0.5))
+        chosen[x, y] = min(chosen.get((x, y), (np.inf, -1)), (off, number))
+    return sorted(number for _, number in chosen.values())

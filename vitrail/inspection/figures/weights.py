@@ -1,0 +1,115 @@
+"""Figures of what needs no image: filters (Figure 7, left) and position similarity (Figures 7, centre, and 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vitrail.inspection.figures.page import mosaic, styled, wrapped
+from vitrail.inspection.filters import Filters
+from vitrail.inspection.positions import COSINE, PositionTiles
+
+ACROSS = 7
+"""Filters in a row: the paper's 28 are four rows of them."""
+MOST_TILES = 14
+"""Tiles along a side that can still be made out; of more positions, evenly spaced ones are shown."""
+
+
+@styled
+def draw_filters(found: Mapping[str, Filters]) -> Figure:
+    """Draw the principal components of filters, one panel for each network, by its name.
+
+    Each component is scaled by itself around grey, which is 0. Where the channels are three they are shown as
+    colours; otherwise their mean is shown.
+    """
+    figure = Figure(figsize=(4.2 * len(found), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, (label, one) in zip(panels, found.items(), strict=True):
+        axes.imshow(_pictures(one.components), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(False)
+        share = one.explained.sum()
+        axes.set_title(wrapped(f"{label}\n{one.about}", 4.0))
+        axes.set_xlabel(f"{len(one.components)} components, {share:.0%} of the variance, in order of their share")
+    figure.suptitle(wrapped("Principal components of the first layer's filters", figure.get_figwidth()))
+    return figure
+
+
+def _pictures(components: np.ndarray) -> np.ndarray:
+    """[n, height, width, channels] -> one picture of ACROSS in a row, values from 0 to 1."""
+    count, height, width, channels = components.shape
+    if channels != 3:
+        components = components.mean(axis=3, keepdims=True)
+    largest = np.abs(components).max(axis=(1, 2, 3), keepdims=True)
+    scaled = 0.5 + 0.5 * components / np.maximum(largest, np.finfo(np.float32).tiny)
+    rows = -(-count // ACROSS)
+    tiles = np.ones((rows * ACROSS, *scaled.shape[1:]), dtype=np.float32)
+    tiles[:count] = scaled
+    enlarged = tiles.repeat(-(-16 // height), axis=1).repeat(-(-16 // width), axis=2)
+    canvas = mosaic(enlarged.reshape(rows, ACROSS, *enlarged.shape[1:]), gap=2, fill=1.0)
+    return canvas if channels == 3 else canvas[:, :, 0]
+
+
+@styled
+def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
+    """Draw the tiles of one or several networks side by side (Figure 10), by their names.
+
+    Panels of one quantity share their colours, so they can be compared.
+    """
+    columns = min(len(found), 3)
+    rows = -(-len(found) // columns)
+    figure = Figure(figsize=(3.3 * columns + 0.9, 3.3 * rows + 0.5), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    limits = {
+        one.quantity: _limits([p for p in found.values() if p.quantity == one.quantity]) for one in found.values()
+    }
+    for axes, (label, one) in zip(panels, found.items(), strict=False):
+        low, high = limits[one.quantity]
+        down, across = (_shown(side) for side in one.values.shape[:2])
+        tiles = one.values[np.ix_(down, across)]
+        gap = max(1, tiles.shape[2] // 7)
+        whole = mosaic(tiles, gap)
+        image = axes.imshow(whole, vmin=low, vmax=high, interpolation="nearest")
+        axes.set_yticks(_centres(len(down), tiles.shape[2] + gap, tiles.shape[2]), _numbers(down))
+        axes.set_xticks(_centres(len(across), tiles.shape[3] + gap, tiles.shape[3]), _numbers(across))
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel("column of the patch")
+        axes.set_ylabel("row of the patch")
+        axes.set_title(wrapped(f"{label}\n{one.about}", 3.0))
+        figure.colorbar(
+            image,
+            ax=axes,
+            shrink=0.8 * min(1.0, whole.shape[0] / whole.shape[1]),
+            label=one.quantity,
+            extend="max" if one.quantity == COSINE else None,
+        )
+    for axes in panels[len(found) :]:
+        axes.set_axis_off()
+    figure.suptitle(wrapped("Each tile: one position compared with all positions", figure.get_figwidth()))
+    return figure
+
+
+def _limits(panels: list[PositionTiles]) -> tuple[float, float]:
+    """Lowest and highest value; of cosines the highest between different positions, as each is 1 with itself."""
+    values = [one.values.reshape(one.values.shape[0] * one.values.shape[1], -1) for one in panels]
+    low = min(float(one.min()) for one in values)
+    if panels[0].quantity == COSINE:
+        values = [one[~np.eye(len(one), dtype=bool)] for one in values if len(one) > 1]
+    high = max((float(one.max()) for one in values), default=1.0)
+    return (low, high) if high - low > 1e-3 else (low - 0.5, high + 0.5)
+
+
+def _shown(side: int) -> np.ndarray:
+    return np.unique(np.linspace(0, side - 1, min(side, MOST_TILES)).round().astype(int))
+
+
+def _centres(count: int, step: int, side: int) -> np.ndarray:
+    return np.arange(count) * step + (side - 1) / 2
+
+
+def _numbers(places: np.ndarray) -> list[str]:
+    return [str(place + 1) for place in places]

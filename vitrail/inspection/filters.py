@@ -1,0 +1,76 @@
+"""What the first layer looks for: the principal components of its filters (paper, Figure 7, left).
+
+A filter is the weight of one feature over the pixels of a patch. Their principal components are the patterns
+that the filters are mostly made of: "a low-dimensional representation of the fine structure within each patch".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import UsageError
+from vitrail.model.resnet.stdconv import StdConv2d
+from vitrail.model.stems.patch import LinearStem
+
+COUNT = 28
+"""As many as the paper shows."""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Principal components of a layer's filters, the one that explains most first."""
+
+    layer: str
+    """Name of the layer in the model."""
+    components: np.ndarray
+    """float32 [components, height, width, channels], over normalised pixels; length 1, largest value positive."""
+    explained: np.ndarray
+    """float64 [components]: share of the filters' variance."""
+    filters: int
+    """How many filters the layer has."""
+
+    @property
+    def about(self) -> str:
+        """What the components are of, for a title."""
+        height, width, channels = self.components.shape[1:]
+        what = "patch embedding" if self.layer == "stem" else f"first convolution ({self.layer})"
+        return f"{what}, {self.filters} filters of {height}x{width}x{channels}"
+
+
+def first_kernels(model: nn.Module) -> tuple[str, Tensor]:
+    """Return name and kernels [filters, channels, height, width] of the layer that sees the pixels.
+
+    That is the patch embedding of a plain ViT, and the first convolution of a hybrid, of another stem or of a
+    ResNet, standardised where it is when applied. Raises UsageError for a model without either.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, StdConv2d):
+            return name, module.standardised()
+        if isinstance(module, LinearStem | nn.Conv2d):
+            return name, module.weight
+    raise UsageError(f"a {type(model).__name__} has no layer of filters over pixels")
+
+
+@torch.no_grad()
+def principal_filters(model: nn.Module, count: int = COUNT) -> Filters:
+    """Return the first `count` principal components of the first layer's filters, or as many as there are.
+
+    The mean filter is subtracted, as principal component analysis has it. Raises UsageError for a model without
+    such a layer.
+    """
+    layer, kernels = first_kernels(model)
+    filters = kernels.detach().cpu().double().permute(0, 2, 3, 1)
+    rows = filters.flatten(1).numpy()
+    rows = rows - rows.mean(axis=0)
+    _, scale, directions = np.linalg.svd(rows, full_matrices=False)
+    count = max(1, min(count, len(scale), len(rows) - 1))  # the mean took one degree of freedom
+    largest = np.abs(directions).argmax(axis=1)[:, None]
+    directions = directions * np.where(np.take_along_axis(directions, largest, axis=1) < 0, -1.0, 1.0)
+    variance = scale**2
+    explained = variance[:count] / max(variance.sum(), np.finfo(np.float64).tiny)
+    components = directions[:count].reshape(count, *filters.shape[1:]).astype(np.float32)
+    return Filters(layer, components, explained, len(rows))

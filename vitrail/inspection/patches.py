@@ -1,0 +1,85 @@
+"""What the patch tokens tell apart: the principal components of their features, as maps over the picture.
+
+One set of components is found for all images together, so a colour means the same in each of them: where it
+marks a head here and a head there, the network has a direction for heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.errors import UsageError
+from vitrail.inspection.reading import need_vit
+from vitrail.model.taps import block_outputs
+from vitrail.model.vit import ViT
+
+COUNT = 3
+
+
+@dataclass(frozen=True)
+class PatchComponents:
+    """The directions in which patch tokens differ most."""
+
+    layer: int | None
+    """Whose output the tokens are; None: what the pool is given, after the last LayerNorm."""
+    mean: np.ndarray
+    """float64 [width]."""
+    directions: np.ndarray
+    """float64 [components, width], of length 1; the largest value of each is positive."""
+    explained: np.ndarray
+    """float64 [components]: share of the tokens' variance."""
+    tokens: int
+    """How many there were."""
+
+
+def patch_tokens(model: ViT, images: Tensor, layer: int | None = None) -> Tensor:
+    """Return the grid's tokens [batch, rows * columns, width] that leave a layer, or that the pool is given."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            if layer is None:
+                tokens = model.encode(model.embed(images), model.grid(images))
+            else:
+                (tokens,) = block_outputs(model, images, [layer]).values()
+    finally:
+        model.train(training)
+    return tokens[:, model.config.prefix :]
+
+
+def patch_components(
+    model: ViT, batches: Iterable[Tensor], count: int = COUNT, layer: int | None = None
+) -> PatchComponents:
+    """Return the first principal components of the patch tokens of batches of images.
+
+    What is kept of the images is one covariance, [width, width]. Raises UsageError where there are no images, for
+    a layer that is not there, and for a network that is no ViT.
+    """
+    need_vit(model, "a map of patch tokens")
+    width = model.config.width
+    total, products, number = np.zeros(width), np.zeros((width, width)), 0
+    for images in batches:
+        rows = patch_tokens(model, images, layer).flatten(0, 1).cpu().double().numpy()
+        total += rows.sum(axis=0)
+        products += rows.T @ rows
+        number += len(rows)
+    if not number:
+        raise UsageError("components of patch tokens are found in images, and there are none")
+    mean = total / number
+    variance, directions = np.linalg.eigh(products / number - np.outer(mean, mean))  # ascending
+    variance, directions = np.maximum(variance[::-1], 0.0), directions.T[::-1]
+    directions, explained = directions[:count], variance[:count] / max(variance.sum(), np.finfo(np.float64).tiny)
+    largest = np.take_along_axis(directions, np.abs(directions).argmax(axis=1)[:, None], axis=1)
+    return PatchComponents(layer, mean, directions * np.where(largest < 0, -1.0, 1.0), explained, number)
+
+
+def component_maps(model: ViT, images: Tensor, found: PatchComponents) -> np.ndarray:
+    """Return how far each patch lies along each component, float32 [batch, components, rows, columns]."""
+    tokens = patch_tokens(model, images, found.layer).cpu().double().numpy()
+    along = (tokens - found.mean) @ found.directions.T
+    return along.transpose(0, 2, 1).reshape(len(images), -1, *model.grid(images)).astype(np.float32)

@@ -1,0 +1,115 @@
+"""The pictures to look into: read one batch at a time, each as it is shown and as the network sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.images.decode import decode
+from vitrail.data.images.geometry import Op, resize
+from vitrail.data.item import UNKNOWN, Item, Listed
+from vitrail.data.sources.folder import read_file
+from vitrail.errors import DataError, DecodeError
+from vitrail.inspection.overlay import Box, seen
+
+SHOWN = 768
+"""Pixels on the longer side of a picture as it is shown, at most."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture."""
+
+    name: str
+    label: int
+    """Its class in its source, -1 where it has none."""
+    shown: np.ndarray
+    """uint8 [H, W, 3]: upright, whole, made smaller where it is large."""
+    box: Box
+    """The part of `shown` that the network sees."""
+    part: tuple[float, float, float, float]
+    """The same part of the file's picture, upright: top, left, height and width in its pixels."""
+    input: np.ndarray
+    """uint8 [height, width, 3], as the network takes it."""
+
+
+class Files:
+    """Files as a source of images without classes, a `Listed` one."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.class_names: list[str] = []
+        self.paths = list(paths)
+        self.labels = np.full(len(self.paths), UNKNOWN, dtype=np.int64)
+        self.sizes = np.array([path.stat().st_size if path.is_file() else 0 for path in self.paths], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Item:
+        return Item(read_file(self.paths[index]), UNKNOWN, str(self.paths[index]))
+
+    def id(self, index: int) -> str:
+        """Return the path of an image."""
+        return str(self.paths[index])
+
+
+class Pictures:
+    """A source prepared by a network's own transform of evaluation; every pass reads it again.
+
+    Images that cannot be read are left out; `bad`, which readers may share, gets their names and the reasons.
+    """
+
+    def __init__(self, source: Listed, transform: Op, batch_size: int = 8, bad: dict[str, str] | None = None) -> None:
+        self.source, self.transform, self.batch_size = source, transform, batch_size
+        self.bad = {} if bad is None else bad
+
+    def __iter__(self) -> Iterator[list[Picture]]:
+        """Batches of pictures. Raises DataError where none can be read."""
+        pictures = (picture for i in range(len(self.source)) if (picture := self.read(i)) is not None)
+        nothing = True
+        while batch := list(islice(pictures, self.batch_size)):
+            nothing = False
+            yield batch
+        if nothing:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.bad.items())[:3])
+            raise DataError(f"there is no image to look into ({reasons or 'none was given'})")
+
+    def tensors(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
+        """The same batches as the network takes them, uint8 [batch, 3, height, width]."""
+        return (stack(batch, device) for batch in self)
+
+    def name(self, index: int) -> str:
+        """Return the name of an image without reading it."""
+        return self.source.id(index)
+
+    def read(self, index: int) -> Picture | None:
+        """Return one picture, or None where it cannot be read."""
+        try:
+            item = self.source[index]
+            image = decode(item.image) if isinstance(item.image, bytes) else item.image
+        except DecodeError as error:
+            self.bad[self.name(index)] = error.reason
+            return None
+        height, width = image.shape[:2]
+        box = seen(self.transform, height, width)
+        factor = min(1.0, SHOWN / max(height, width))
+        size = max(1, round(height * factor)), max(1, round(width * factor))
+        return Picture(
+            item.id,
+            item.label,
+            resize(image, *size),
+            box.scaled(size[0] / height, size[1] / width),
+            (box.top, box.left, box.height, box.width),
+            self.transform(image, np.random.default_rng(0)),  # nothing is random in evaluation
+        )
+
+
+def stack(pictures: Sequence[Picture], device: torch.device | str = "cpu") -> Tensor:
+    """Return the inputs of pictures as one batch, uint8 [batch, 3, height, width]."""
+    return torch.from_numpy(np.stack([picture.input for picture in pictures])).permute(0, 3, 1, 2).to(device)

@@ -1,0 +1,90 @@
+"""How alike positions are to the network: cosine similarity of position embeddings (paper, Figures 7 and 10).
+
+The tile in row r and column c compares the embedding at (r, c) with those of all positions. Learned embeddings
+come to look like the picture plane they were never told about: nearby ones are alike, and rows and columns show.
+
+| positions | what is shown |
+|---|---|
+| 1d, 2d | the learned embeddings of the grid; with one table a layer, those of the layer asked for |
+| sincos | the fixed ones, by the same measure: nothing in them was learned |
+| relative | in the tile of a query: the embedding of its offset to each key, compared with that of offset 0 |
+| relative_bias | what is added to the attention logits, mean over heads |
+| none | nothing: there is nothing to compare |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.errors import UsageError
+from vitrail.inspection.reading import need_vit
+from vitrail.model.posemb import Relative, RelativeBias, bias_rows
+from vitrail.model.vit import ViT
+
+COSINE = "cosine similarity"
+
+
+@dataclass(frozen=True)
+class PositionTiles:
+    """One tile for each position of the grid."""
+
+    values: np.ndarray
+    """float32 [rows, columns, rows, columns]: position of the tile, position within it."""
+    quantity: str
+    """What the values are: cosine similarity, or added logits."""
+    about: str
+    """What is compared, for a title."""
+
+
+@torch.no_grad()
+def position_tiles(model: ViT, layer: int = 0) -> PositionTiles:
+    """Return the tiles of a model at the resolution of its config.
+
+    `layer`, which may be negative, matters where each layer has its own positions. Raises UsageError for a model
+    without positions, for one that is no ViT, and for a layer that is not there.
+    """
+    need_vit(model, "position similarity")
+    config, positions = model.config, model.positions
+    if not -config.depth <= layer < config.depth:
+        raise UsageError(f"no layer {layer}: this model has {config.depth}, numbered 0 to {config.depth - 1}")
+    if config.positions == "none":
+        raise UsageError("this model has no position embeddings: to it, an image is a bag of patches")
+    layer %= config.depth
+    copy = layer % positions.copies
+    of_layer = f", layer {layer}" if positions.copies > 1 else ""
+    if isinstance(positions, Relative):
+        values, about = _offsets(positions.embedding[copy], config.grid), "each offset against offset 0"
+        return PositionTiles(_tiles(values, config.grid), COSINE, f"relative positions{of_layer}: {about}")
+    if isinstance(positions, RelativeBias):
+        rows = bias_rows(torch.arange(config.grid[0] * config.grid[1]), config.grid, class_token=False)
+        values = positions.bias[copy].float().cpu().mean(dim=1)[rows]
+        about = f"relative positions{of_layer}: bias, mean over heads"
+        return PositionTiles(_tiles(values, config.grid), "added to the logit", about)
+    table = positions.table(copy, config.grid)
+    assert table is not None  # all other kinds have one
+    grid = table[0, table.shape[1] - config.grid[0] * config.grid[1] :].float().cpu()
+    kind = {"1d": "learned 1-D", "2d": "learned 2-D", "sincos": "fixed sine and cosine"}[config.positions]
+    return PositionTiles(_tiles(_cosines(grid, grid), config.grid), COSINE, f"{kind} positions{of_layer}")
+
+
+def _cosines(a: Tensor, b: Tensor) -> Tensor:
+    """[n, width], [m, width] -> [n, m]; 0 where an embedding is 0."""
+    return F.normalize(a, dim=1, eps=1e-30) @ F.normalize(b, dim=1, eps=1e-30).T
+
+
+def _offsets(embedding: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Cosines of the embedding of q - k with that of 0, [q, k]; embedding [2 n - 1, features], offset 0 at n - 1."""
+    count = grid[0] * grid[1]
+    embedding = embedding.float().cpu()
+    alike = _cosines(embedding, embedding[count - 1 : count])[:, 0]
+    places = torch.arange(count)
+    return alike[places[:, None] - places + count - 1]
+
+
+def _tiles(values: Tensor, grid: tuple[int, int]) -> np.ndarray:
+    return values.reshape(*grid, *grid).numpy().astype(np.float32)

@@ -1,0 +1,152 @@
+"""Stems: images to features on the grid of tokens. The follow-up's section 5 compares them (Table 7).
+
+Every stem takes images [batch, channels, H, W], H and W divisible by `config.patch`, and returns
+[batch, width, H/patch, W/patch]. The linear one is in `patch.py`, the hybrid's ResNet in `stem_hybrid.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from vitrail.errors import UsageError
+from vitrail.model.stems.hybrid import HybridStem
+from vitrail.model.stems.patch import LinearStem
+from vitrail.model.variants import ViTConfig
+
+
+def build_stem(config: ViTConfig) -> nn.Module:
+    """Return the stem that `config.stem` names. Raises UsageError where patch or width rules it out."""
+    stems: dict[str, type[nn.Module]] = {
+        "linear": LinearStem,
+        "levit": LevitStem,
+        "early": EarlyConvStem,
+        "hmlp": HMLPStem,
+        "resnet": HybridStem,
+    }
+    return stems[config.stem](config)
+
+
+class _Layers(nn.Module):
+    """A stem that is one sequence of layers, `proj`, on images that are already normalised."""
+
+    folds_pixels = False
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.proj = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [batch, channels, H, W] -> [batch, width, H/patch, W/patch]."""
+        return self.proj(images)
+
+
+class LevitStem(_Layers):
+    """LeViT's stem (Graham et al. 2021): 3x3 convolutions of stride 2 with a norm, Hardswish between them.
+
+    The width doubles up to the model's: for a patch of 16, D/8, D/4, D/2, D. Raises UsageError for a patch
+    that is not a power of 2 or a width that cannot be halved as often.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        layers: list[nn.Module] = []
+        inputs = config.channels
+        for width in _doubling_widths(config):
+            if layers:
+                layers.append(nn.Hardswish())
+            layers += _halving(inputs, width, config)
+            inputs = width
+        super().__init__(layers)
+
+
+class EarlyConvStem(_Layers):
+    """The stem of "Early Convolutions Help Transformers See Better" (Xiao et al. 2021).
+
+    3x3 convolutions of stride 2, each normalised and followed by ReLU, then a 1x1 convolution. The widths are
+    those of its 1 and 4 GF models: for a patch of 16, D/8, D/4, D/2, D. Raises UsageError as LevitStem does.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        layers: list[nn.Module] = []
+        inputs = config.channels
+        for width in _doubling_widths(config):
+            layers += [*_halving(inputs, width, config), nn.ReLU()]
+            inputs = width
+        super().__init__([*layers, nn.Conv2d(inputs, config.width, 1)])
+
+
+class HMLPStem(_Layers):
+    """The follow-up's hierarchical MLP (section 5, appendix C): patches of patches, projected one by one.
+
+    Kernel and stride are equal in every convolution, so no pixel of one patch reaches the token of another,
+    and masking tokens is masking patches (with BatchNorm in training, the batch statistics are still shared).
+    All stages but the last are D/4 wide and followed by GELU. Raises UsageError where the width is not
+    divisible by 4.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        if config.width % 4:
+            raise UsageError(f"the hmlp stem needs a width divisible by 4, got {config.width}")
+        layers: list[nn.Module] = []
+        inputs = config.channels
+        *stages, last = hmlp_stages(config.patch)
+        for kernel in stages:
+            width = config.width // 4
+            gelu = nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
+            layers += [nn.Conv2d(inputs, width, kernel, kernel), _norm(width, config), gelu]
+            inputs = width
+        layers += [nn.Conv2d(inputs, config.width, last, last), _norm(config.width, config)]
+        super().__init__(layers)
+
+
+def hmlp_stages(patch: int) -> tuple[int, ...]:
+    """Return the kernel (= stride) of each hMLP stage; their product is the patch.
+
+    A patch divisible by 4, other than 4 itself, starts with 4 as the paper's does; the rest are prime
+    factors, largest first: 16 is (4, 2, 2), 32 (4, 2, 2, 2), 14 (7, 2), 4 (2, 2). A prime patch has one
+    stage: a linear projection with a norm after it.
+    """
+    first = [4] if patch % 4 == 0 and patch > 4 else []
+    rest = patch // math.prod(first)
+    primes: list[int] = []
+    for divisor in range(2, rest + 1):
+        while rest % divisor == 0:
+            primes.insert(0, divisor)
+            rest //= divisor
+    return (*first, *primes) or (1,)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """LayerNorm over the features of each cell of a map [batch, features, height, width]."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """See the class."""
+        return super().forward(maps.movedim(1, -1)).movedim(-1, 1)
+
+
+def _norm(features: int, config: ViTConfig) -> nn.Module:
+    if config.stem_norm == "layer":
+        return LayerNorm2d(features, eps=config.norm_eps)
+    return nn.BatchNorm2d(features)
+
+
+def _halving(inputs: int, outputs: int, config: ViTConfig) -> list[nn.Module]:
+    """A 3x3 convolution that halves the map and its norm, which makes a bias superfluous."""
+    return [nn.Conv2d(inputs, outputs, 3, 2, padding=1, bias=False), _norm(outputs, config)]
+
+
+def _doubling_widths(config: ViTConfig) -> list[int]:
+    """The widths of log2(patch) convolutions, doubling up to the model's."""
+    stages = config.patch.bit_length() - 1
+    if config.patch < 2 or config.patch != 2**stages:
+        raise UsageError(
+            f"the {config.stem} stem halves the image at each step, so the patch must be a power of 2 "
+            f"(2, 4, 8, 16, 32), got {config.patch}; stem 'hmlp' or 'linear' takes any patch"
+        )
+    if config.width % 2 ** (stages - 1):
+        raise UsageError(
+            f"the {config.stem} stem doubles its width at each of {stages} steps, so the model's width must "
+            f"be divisible by {2 ** (stages - 1)}, got {config.width}"
+        )
+    return [config.width // 2**step for step in reversed(range(stages))]

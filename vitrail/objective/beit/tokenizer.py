@@ -1,0 +1,203 @@
+"""A tokenizer of images: one of `codes` visual tokens for each patch, learned on the user's own images.
+
+Convolutions down to the grid of patches give a vector for each, and the nearest code of a codebook takes its place (van
+den Oord et al. 2017, as in BEiT v2); convolutions up from there paint the image. Gradients pass the codes by: what they
+say of a code, the vector is told. BEiT takes its tokenizer from DALL-E, which draws codes by a Gumbel softmax; trained
+for minutes instead of weeks, that leaves most codes unused, and little to predict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from vitrail import world
+from vitrail.errors import UsageError, WeightsError
+from vitrail.model.stems.convolutional import hmlp_stages
+from vitrail.objective.base import Prepared
+from vitrail.objective.beit.codebook import Codebook
+from vitrail.objective.colours import need_pixels
+from vitrail.objective.seen import Seen, SelfSupervised, to_pixels
+from vitrail.objective.settings import Tokenizer
+
+FILE = "tokenizer.safetensors"
+_PLACES = ("", "best", "last", "model/best", "model/last")
+
+
+class _Residual(nn.Module):
+    """Two 3x3 convolutions around a ReLU, added to their input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ReLU(), nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)
+        )
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps + self.layers(maps)
+
+
+class ImageTokenizer(nn.Module):
+    """uint8 images [batch, 3, height, width] <-> codes, int64 [batch, patches], in raster order.
+
+    The convolutions shrink and grow by the prime factors of the patch, 4 first where it has one, so any patch goes.
+    """
+
+    def __init__(self, config: Tokenizer, patch: int) -> None:
+        super().__init__()
+        if config.codes < 2 or config.features < 2 or not 0 <= config.decay < 1 or config.commitment < 0:
+            raise UsageError(
+                f"objective.codes is {config.codes}, objective.features {config.features}, objective.decay "
+                f"{config.decay}, objective.commitment {config.commitment}: at least 2 codes of 2 features, a decay of "
+                "at least 0 and below 1, and a commitment of 0 or more are needed"
+            )
+        self.config = config
+        self.patch = patch
+        stages, width = hmlp_stages(patch), config.width
+        down: list[nn.Module] = []
+        for stage, factor in enumerate(stages):
+            down += [nn.Conv2d(3 if stage == 0 else width, width, factor, factor), nn.ReLU()]
+        residuals = [_Residual(width) for _ in range(config.depth)]
+        self.encoder = nn.Sequential(*down, *residuals, nn.ReLU(), nn.Conv2d(width, config.features, 1))
+        self.codebook = Codebook(config.codes, config.features, config.decay)
+        up: list[nn.Module] = []
+        for factor in reversed(stages):
+            up += [nn.ReLU(), nn.ConvTranspose2d(width, width, factor, factor)]
+        residuals = [_Residual(width) for _ in range(config.depth)]
+        up += [nn.ReLU(), nn.Conv2d(width, 3, 1)]
+        self.decoder = nn.Sequential(nn.Conv2d(config.features, width, 1), *residuals, *up)
+
+    def find(self, images: Tensor) -> Tensor:
+        """What is compared with the codes, [batch, rows, columns, features], of mean 0 and variance 1 each."""
+        if images.shape[-2] % self.patch or images.shape[-1] % self.patch:
+            raise UsageError(
+                f"this tokenizer gives each patch of {self.patch} pixels a token: images of {images.shape[-2]} x "
+                f"{images.shape[-1]} pixels are not whole patches"
+            )
+        found = self.encoder(scaled(images)).movedim(1, -1)
+        return F.layer_norm(found, found.shape[-1:])  # else one of them, brightness, drowns all others
+
+    @torch.no_grad()
+    def codes(self, images: Tensor) -> Tensor:
+        """The tokens of images, int64 [batch, patches]."""
+        return self.codebook.nearest(self.find(images)).flatten(1)
+
+    @torch.no_grad()
+    def pictures(self, codes: Tensor, grid: tuple[int, int]) -> Tensor:
+        """uint8 images [batch, 3, height, width] of tokens [batch, patches]."""
+        return unscaled(self.paint(self.codebook.vectors[codes.unflatten(1, grid)]))
+
+    def paint(self, vectors: Tensor) -> Tensor:
+        """Pixels in -1..1 [batch, 3, height, width] from vectors [batch, rows, columns, features]."""
+        return self.decoder(vectors.movedim(-1, 1)).float()
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.safetensors` into `folder`, replacing what is there at once."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        partial = folder / f".{FILE}"
+        header = {"tokenizer": json.dumps({"patch": self.patch, **asdict(self.config)})}
+        save_file(tensors, partial, metadata=header)
+        partial.replace(folder / FILE)
+
+
+def scaled(images: Tensor) -> Tensor:
+    """uint8 0..255 -> float32 -1..1."""
+    need_pixels(images, "a visual token")
+    return images.float() / 127.5 - 1
+
+
+def unscaled(values: Tensor) -> Tensor:
+    """float -1..1 -> uint8 0..255."""
+    return to_pixels((values + 1) * 127.5)
+
+
+def load_tokenizer(source: str | Path) -> ImageTokenizer:
+    """Return the tokenizer in a file, a model folder or a run folder, in evaluation mode and frozen.
+
+    Raises UsageError where none is named, WeightsError where there is none or it cannot be read.
+    """
+    if not str(source):
+        raise UsageError(
+            "objective beit needs a tokenizer: train one on these images first (vitrail train DIR --recipe tokenizer), "
+            "and give its run folder as objective.tokenizer"
+        )
+    file = next(_candidates(Path(source)), None)
+    if file is None:
+        raise WeightsError(f"there is no tokenizer at {source}: give a run folder or a {FILE}")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            values = json.loads((opened.metadata() or {})["tokenizer"])
+            patch = values.pop("patch")
+            tokenizer = ImageTokenizer(Tokenizer(**values), patch)
+            tokenizer.load_state_dict({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise WeightsError(f"{file} is no tokenizer of vitrail's: {error}") from error
+    return tokenizer.eval().requires_grad_(False)
+
+
+def _candidates(source: Path) -> Iterator[Path]:
+    if source.is_file():
+        yield source
+    for place in _PLACES:
+        if (file := source / place / FILE).is_file():
+            yield file
+
+
+class TokenizerObjective(SelfSupervised):
+    """Train a tokenizer. Its loss is the mean squared error of pixels in -1..1, and `commitment` times that of codes.
+
+    In evaluation the loss is the error of the pixels alone. Metrics: "use", how evenly codes are used
+    (`Codebook.use`).
+    """
+
+    model: ImageTokenizer
+
+    def __init__(self, model: ImageTokenizer) -> None:
+        super().__init__(model)
+        self.config = model.config
+        self._tally: Tensor | None = None
+        """Of this step so far."""
+
+    def draw(self, prepared: Prepared, step: int) -> Prepared:
+        """Nothing is random; a step begins, or begins again."""
+        self._tally = None
+        return prepared
+
+    def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """See `Objective`."""
+        book, found = self.model.codebook, self.model.find(prepared.images).float()
+        codes = book.nearest(found)
+        chosen = book.vectors[codes]
+        painted = self.model.paint(found + (chosen - found).detach())
+        losses = (painted - scaled(prepared.images)).square().mean((1, 2, 3))
+        if self.training:
+            losses = losses + self.config.commitment * (found - chosen).square().mean((1, 2, 3))
+            tally = book.tally(found, codes)
+            self._tally = tally if self._tally is None else self._tally + tally
+        return losses.sum(), len(prepared), {"use": book.use * len(prepared)}
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Move the codes to the means of what they stood for."""
+        if self._tally is not None:
+            self.model.codebook.move(world.sum_(self._tally))
+            self._tally = None
+
+    @torch.no_grad()
+    def show(self, prepared: Prepared) -> Seen:
+        """See `vitrail.objective.seen`: nothing is hidden; the mask shows the tokens as shades, one for each code."""
+        images = prepared.images
+        codes = self.model.codebook.nearest(self.model.find(images))
+        shades = (codes * 255 // (self.config.codes - 1)).to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
+        shades = shades.repeat_interleave(self.model.patch, -2).repeat_interleave(self.model.patch, -1)
+        pictures = unscaled(self.model.paint(self.model.codebook.vectors[codes]))
+        return Seen(images, shades, pictures, images, ("input", "tokens", "prediction", "target"))

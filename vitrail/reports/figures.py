@@ -1,0 +1,198 @@
+"""The pictures of a report: curves and confusion matrix as inline SVG, images as data URIs.
+
+Colours are those of Okabe and Ito and the map cividis, which stay apart under every kind of colour blindness.
+Text and axes take the page's own colour, so the same picture reads on a light and on a dark page.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from PIL import Image
+
+from vitrail.evaluation.calibration import Calibration
+from vitrail.evaluation.reliability import plot
+
+INK = "#010203"
+"""Stands for the page's text colour while matplotlib draws."""
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#666666")
+"""Blue and vermilion, and more for more runs; style.css lightens them on a dark page."""
+DASHES = ("-", "--", ":")
+"""Of lines beyond as many as there are colours."""
+TRAINING, VALIDATION = 0, 1
+MOST_POINTS = 500
+FEW = 60
+"""Points of a running mean."""
+NAMED_CLASSES = 30
+"""Up to this many classes, the confusion matrix writes their names and counts."""
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text: searchable, and in the page's fonts
+    "svg.hashsalt": "vitrail",  # the same run gives the same bytes
+    "text.parse_math": False,  # a class named "$x$" is a name
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+}
+
+Curve = tuple[np.ndarray, np.ndarray]
+"""Steps and values."""
+
+
+def curves(
+    title: str,
+    label: str,
+    lines: Mapping[str, Curve],
+    *,
+    describe: str,
+    percent: bool = False,
+    running_mean: bool = False,
+    looks: Mapping[str, int] | None = None,
+) -> str:
+    """Return an SVG of values over steps; `label` is the y axis with its unit, `describe` the alternative text.
+
+    A line has its colour by its name, the same in all figures, or by its number in `looks`. With `running_mean`,
+    lines of many points are drawn faintly under their mean.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+        axes = figure.add_subplot()
+        for name, (steps, values) in lines.items():
+            place = (VALIDATION if name == "validation" else TRAINING) if looks is None else looks[name]
+            color, dash = SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]
+            steps, values = thinned(steps, values, MOST_POINTS)
+            if running_mean and len(steps) > FEW:
+                axes.plot(steps, values, dash, color=color, alpha=0.3, linewidth=0.8)
+                steps, values = thinned(steps, values, FEW)
+            marker = "o" if len(steps) <= 30 else ""
+            axes.plot(steps, values, dash, color=color, marker=marker, markersize=4, label=name)
+        axes.set_title(title)
+        axes.set_xlabel("optimiser step")
+        axes.set_ylabel(label)
+        axes.grid(True)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        if percent:
+            axes.set_ylim(0, 1)
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        if len(lines) > 1:
+            axes.legend(frameon=False, fontsize=10)
+        return svg(figure, describe)
+
+
+def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> Curve:
+    """Return at most `most` points, each the mean over a stretch of equal length."""
+    if len(steps) <= most:
+        return steps, values
+    parts = np.array_split(np.arange(len(steps)), most)
+    return np.array([steps[part].mean() for part in parts]), np.array([values[part].mean() for part in parts])
+
+
+def confusion(counts: np.ndarray, class_names: Sequence[str]) -> str:
+    """Return an SVG of a confusion matrix [K, K]: rows are true classes, each row sums to 100 %."""
+    classes = len(counts)
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    named = classes <= NAMED_CLASSES
+    side = min(3.2 + 0.34 * classes, 9.0) if named else 6.5
+    with matplotlib.rc_context({**_STYLE, "axes.spines.top": True, "axes.spines.right": True}):
+        figure = Figure(figsize=(side + 0.9, side), layout="constrained")
+        axes = figure.add_subplot()
+        scale = PowerNorm(0.5, 0, 1)  # a few percent of mistakes are what one looks for
+        image = axes.imshow(share, cmap="cividis", norm=scale, interpolation="nearest")
+        axes.set_title("Where each class's images went")
+        axes.set_xlabel("answered class" if named else "answered class (number)")
+        axes.set_ylabel("true class" if named else "true class (number)")
+        if named:
+            short = [name if len(name) <= 18 else name[:17] + "…" for name in class_names]
+            axes.set_xticks(range(classes), short, rotation=90)
+            axes.set_yticks(range(classes), short)
+            _write_counts(axes, counts, scale(share))
+        bar = figure.colorbar(image, ax=axes, shrink=0.7, format=PercentFormatter(1, decimals=0))
+        bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
+        bar.set_label("share of the true class's images")
+        best, total = int(np.trace(counts)), int(counts.sum())
+        return svg(
+            figure,
+            f"Confusion matrix of {classes} classes: {best} of {total} images are on the diagonal, "
+            "where the answer is the true class. The tables below list the largest confusions.",
+        )
+
+
+def reliability(found: Calibration) -> str:
+    """Return an SVG of the reliability diagram."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(4.6, 4.8), layout="constrained")
+        plot(figure, found)
+        return svg(
+            figure,
+            f"Reliability diagram of {found.count} images in {len(found.bin_count)} bins: mean confidence "
+            f"{found.confidence:.1%}, accuracy {found.accuracy:.1%}, expected calibration error {found.ece:.1%}.",
+        )
+
+
+def _write_counts(axes: Axes, counts: np.ndarray, brightness: np.ndarray) -> None:
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        color = "#000000" if brightness[row, column] > 0.5 else "#ffffff"
+        axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=9)
+
+
+def svg(figure: Figure, describe: str, enlarged: float = 1.0) -> str:
+    """Return the figure as an <svg> element that is no wider than the page and takes its ink from the text colour."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # glyphs matplotlib cannot measure, the browser can draw
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = text.replace(INK, "currentColor")
+    for number, color in enumerate(SERIES):
+        text = text.replace(color, f"var(--series-{number})")
+    head, drawing = text.split(">", 1)
+    box = re.search(r'viewBox="([^"]+)"', head)
+    assert box is not None  # matplotlib always writes one
+    width = f"{enlarged * float(box[1].split()[2]):.6g}"
+    return (
+        f'<svg role="img" aria-label="{escape(describe)}" viewBox="{box[1]}" style="width: {width}pt" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink">{drawing}'
+    )
+
+
+def picture(image: np.ndarray, *, side: int = 176) -> str:
+    """Return uint8 [H, W, 3] as a data URI no larger than `side` pixels; small images stay lossless."""
+    shown = Image.fromarray(image)
+    buffer = io.BytesIO()
+    if max(shown.size) <= 64:
+        shown.save(buffer, "PNG", optimize=True)
+        kind = "png"
+    else:
+        shown.thumbnail((side, side), Image.Resampling.LANCZOS)
+        shown.save(buffer, "JPEG", quality=85)
+        kind = "jpeg"
+    return uri(buffer.getvalue(), kind)
+
+
+def uri(data: bytes, kind: str) -> str:
+    """Return an image file's bytes as a data URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -1,0 +1,200 @@
+"""The HTTP interface: POST /v1/predict, /v1/embed, /v1/attention, GET /v1/models, /livez, /readyz, /metrics; the page.
+
+Everything is answered from memory: no path of a file and no address is accepted anywhere. FastAPI's pages of
+documentation are switched off, as they load scripts from elsewhere; /openapi.json describes the interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+
+from vitrail.server.answers import (
+    IMAGE_BODY,
+    Attention,
+    Embedded,
+    Embedding,
+    Predicted,
+    Prediction,
+    problems,
+)
+from vitrail.server.engine import Engine, Outcome, seconds_since
+from vitrail.server.guard import Guard, Hosts
+from vitrail.server.limits import Refused
+from vitrail.server.metrics import MEDIA_TYPE
+from vitrail.server.served import TOP, Look
+from vitrail.version import __version__
+
+PAGE = {"/": "index.html"} | {
+    f"/{name}": name for name in ("page.css", "page.js", "column.js", "draw.js", "ask.js", "mark.svg")
+}
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+PATHS = ("/v1/predict", "/v1/embed", "/v1/attention", "/v1/models", "/livez", "/readyz", "/metrics", *PAGE)
+POST: dict[str, Any] = {"openapi_extra": {"requestBody": IMAGE_BODY}, "responses": problems()}
+
+Model = Annotated[str | None, Query(description="Name of a model, as in /v1/models; left out: the first")]
+Top = Annotated[int, Query(ge=1, le=TOP, description="Classes named of each image")]
+Crop = Annotated[bool, Query(description="Whether to return what the network saw of each image, too")]
+
+
+def create_app(engine: Engine, hosts: Hosts | None = None) -> Guard:
+    """Return the ASGI application through which `engine` is asked; it starts and stops the engine.
+
+    `hosts` says under which names it may be asked for; left out: those of this machine alone.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        await engine.stop()
+
+    about = "Classes of images, their features, and where a Vision Transformer looks."
+    app = FastAPI(
+        title="vitrail", version=__version__, description=about, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    _add_posts(app, engine)
+    _add_gets(app, engine)
+    _add_page(app)
+    _add_problems(app, engine)
+    return Guard(app, engine.limits, hosts or Hosts("127.0.0.1"), engine.metrics, PATHS)
+
+
+def _add_posts(app: FastAPI, engine: Engine) -> None:
+    @app.post("/v1/predict", response_model=Prediction, **POST)
+    async def predict(request: Request, model: Model = None, top: Top = 5, crop: Crop = False) -> Any:
+        """Name the classes of one image, or of several."""
+        began, served = time.perf_counter(), engine.model(model)
+        async with engine.admitted(request) as uploads:
+            outcomes = await engine.within_deadline(request, engine.answer(served, uploads, served.rank))
+            crops = await asyncio.to_thread(_crops, outcomes) if crop else [None] * len(outcomes)
+        images = [
+            Predicted(one.name, [] if one.refused else served.top(one.value, top), _problem(one), seen)
+            for one, seen in zip(outcomes, crops, strict=True)
+        ]
+        return _some(outcomes) or Prediction(served.name, images, seconds_since(began))
+
+    @app.post("/v1/embed", response_model=Embedding, **POST)
+    async def embed(request: Request, model: Model = None) -> Any:
+        """Return what the classifier sees of one image, or of several."""
+        began, served = time.perf_counter(), engine.model(model)
+        async with engine.admitted(request) as uploads:
+            outcomes = await engine.within_deadline(request, engine.answer(served, uploads, served.features))
+        images = [Embedded(one.name, [] if one.refused else one.value.tolist(), _problem(one)) for one in outcomes]
+        width = max(len(one.features) for one in images)
+        return _some(outcomes) or Embedding(served.name, width, images, seconds_since(began))
+
+    @app.post("/v1/attention", response_model=Attention, **POST)
+    async def attention(
+        request: Request,
+        model: Model = None,
+        layer: Annotated[int, Query(description="From 0, or from the end: -1")] = -1,
+        head: Annotated[int | None, Query(ge=0, description="From 0; left out: the mean of all")] = None,
+        row: Annotated[int | None, Query(ge=0, description="Of a patch, from 0; with column")] = None,
+        column: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Any:
+        """Show where the network looks in one image."""
+        began, served = time.perf_counter(), engine.model(model)
+        if (row is None) != (column is None):
+            raise Refused(422, "query", "a patch has a row and a column: give both, or neither")
+        what = Look(layer, head, None if row is None or column is None else (row, column))
+        async with engine.admitted(request) as uploads:
+            if len(uploads) != 1:
+                raise Refused(413, "too-many-images", "attention is shown of one image at a time")
+            found = await engine.within_deadline(request, engine.look(served, uploads[0], what))
+        return Attention(model=served.name, seconds=seconds_since(began), **found)
+
+
+def _crops(outcomes: list[Outcome]) -> list[str | None]:
+    return [None if one.prepared is None else one.prepared.crop() for one in outcomes]
+
+
+def _problem(outcome: Outcome) -> dict[str, str] | None:
+    return outcome.refused.as_json() if outcome.refused else None
+
+
+def _some(outcomes: list[Outcome]) -> JSONResponse | None:
+    """None where an image could be answered; else the refusal of the first, which is that of the request."""
+    if any(one.refused is None for one in outcomes):
+        return None
+    refused = outcomes[0].refused
+    assert refused is not None
+    return _as_response(refused)
+
+
+def _as_response(refused: Refused) -> JSONResponse:
+    headers = {} if refused.retry_after is None else {"Retry-After": str(refused.retry_after)}
+    if refused.status == 408:  # the rest of the body is not waited for
+        headers["Connection"] = "close"
+    return JSONResponse({"error": refused.as_json()}, refused.status, headers)
+
+
+def _add_gets(app: FastAPI, engine: Engine) -> None:
+    described = [served.describe() for served in engine.models.values()]
+    limits = {"body": engine.limits.body, "pixels": engine.limits.pixels, "images": engine.limits.images}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """List the models with their cards, and what is the most that is taken."""
+        return {"models": described, "limits": limits, "version": __version__}
+
+    @app.get("/livez", response_class=PlainTextResponse)
+    async def livez() -> str:
+        """Answer 200 as long as the process does."""
+        return "alive\n"
+
+    @app.get("/readyz", response_class=PlainTextResponse)
+    async def readyz(response: Response) -> str:
+        """Answer 200 where images are taken, 503 before and after that."""
+        if engine.ready:
+            return "ready\n"
+        response.status_code = 503
+        return f"{'draining' if engine.draining else engine.failure or 'warming up'}\n"
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Counts and times, as Prometheus reads them."""
+        return Response(engine.metrics.text(), media_type=MEDIA_TYPE)
+
+
+def _add_page(app: FastAPI) -> None:
+    folder = files("vitrail.server") / "page"
+    for path, name in PAGE.items():
+        content, kind = (folder / name).read_bytes(), TYPES[name.rpartition(".")[2]]
+        app.add_api_route(path, _giving(content, kind), include_in_schema=False)
+
+
+def _giving(content: bytes, kind: str) -> Any:
+    async def give() -> Response:
+        return Response(content, media_type=kind)
+
+    return give
+
+
+def _add_problems(app: FastAPI, engine: Engine) -> None:
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        engine.metrics.refused.add(error.reason)
+        return _as_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return await refused(request, Refused(422, "query", _sentence(error.errors())))
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": {"reason": "http", "message": str(error.detail)}}, error.status_code)
+
+
+def _sentence(errors: Iterable[Any]) -> str:
+    """What is wrong with query values; the values themselves are not repeated."""
+    return "; ".join(f"{'.'.join(map(str, error['loc'][1:]))}: {error['msg']}" for error in errors)

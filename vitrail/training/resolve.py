@@ -1,0 +1,321 @@
+"""From the run as asked for to the run as done: every None decided from the data, the weights and the machine.
+
+Each decision is a value in the returned `Run` and a sentence saying why, so that nothing is guessed silently and
+`config.yaml` replays the run.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+from contextlib import closing
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+import torch
+from PIL import Image
+from torch import nn
+
+from vitrail import world
+from vitrail.data.check import LONG, SMALL
+from vitrail.data.item import Listed
+from vitrail.data.loading.prefetch import Pool, ordered, stuck
+from vitrail.data.settings import Preprocess
+from vitrail.errors import DataError, UsageError
+from vitrail.evaluation.classify import fast_bf16
+from vitrail.model.build import build
+from vitrail.model.variants import ResNetConfig, ViTConfig, variant
+from vitrail.objective.base import Objective
+from vitrail.objective.beit.tokenizer import ImageTokenizer
+from vitrail.objective.settings import DINO, Tokenizer
+from vitrail.training.batch_size import default_batch, free_memory, micro_batches
+from vitrail.training.optim.tune import check_tune
+from vitrail.training.run import Run
+from vitrail.weights.assemble import Changes, skeleton
+from vitrail.weights.card import Card
+from vitrail.weights.load import load, read_card
+
+SNIFFED = 64
+"""Training images whose size is looked at."""
+USUAL_SIDE = 224
+LARGEST_CACHED = 256
+"""Pixels of the longer side up to which an image counts as small."""
+COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch")
+"""Overrides of `Run.vit` that can be combined with weights from elsewhere: they change no tensor, or, as the patch,
+only resample some."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A run without open questions, except the number of micro-batches, which needs the model."""
+
+    run: Run
+    config: ViTConfig | ResNetConfig
+    preprocess: Preprocess
+    device: torch.device
+    decisions: dict[str, str] = field(default_factory=dict)
+    """Setting: value and reason."""
+    start: str | None = None
+    """Where the first tensors are: `run.weights`, or what is left of them (`training.checkpoints.resumed.start_of`)."""
+
+    def card(self, class_names: list[str]) -> Card:
+        """Return the card of the weights this run makes, of these classes where it learns from labels."""
+        provenance = {"recipe": self.run.name, "data": self.run.data.path, "from": self.run.weights}
+        provenance |= {"tune": self.run.tune} if self.run.tune != "all" else {}
+        names = list(class_names) if self.run.supervised else []
+        return Card(self.config, names, self.preprocess, provenance=provenance)
+
+    @property
+    def autocast(self) -> bool:
+        """Are matrix products in bfloat16 (the weights stay float32)?"""
+        return self.run.precision == "bf16"
+
+    def with_micro_batches(self, objective: Objective) -> Run:
+        """Return the run with `accumulate` decided too, by measuring `objective` (see `batch_size`)."""
+        if self.run.accumulate is not None:
+            if self.run.accumulate < 1:
+                raise UsageError(f"accumulate is {self.run.accumulate}; it must be at least 1")
+            return self.run
+        parts = micro_batches(objective, self.run, self.config)
+        self.decisions["accumulate"] = f"{parts}: micro-batches that fit in memory"
+        return replace(self.run, accumulate=parts)
+
+
+def resolve(run: Run, train: Listed, class_names: list[str], start: str | None = None) -> Resolved:
+    """Decide everything but `accumulate`. Raises UsageError or DataError where the settings cannot work.
+
+    start: `Resolved.start`; None for `run.weights`.
+    """
+    decisions: dict[str, str] = {}
+    start = start or run.weights
+    _check_objective(run)
+    sizes = image_sizes(train)
+    if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
+        decisions["odd sizes"] = (
+            f"{odd} of {len(sizes)} images looked at have a side below {SMALL} px, or are {LONG} times longer than wide"
+        )
+    device = choose_device(run.device)
+    if run.keep_head:
+        decisions["head"] = _kept_head(start, class_names)
+    config = model_config(run, start, len(class_names) if run.supervised else 0, sizes, decisions)
+    check_tune(run, config)
+    preprocess = run.preprocess or _preprocess(config.image_size, sizes, decisions)
+    if preprocess.image_size != config.image_size:
+        raise UsageError(
+            f"preprocess.image_size is {preprocess.image_size} but the model takes {config.image_size} pixels: set "
+            "image_size, and leave preprocess.image_size at the same value"
+        )
+    if run.device is None:
+        decisions["device"] = f"{device}: the best there is"
+    precision = run.precision
+    if precision == "auto":
+        precision = "bf16" if fast_bf16(device) else "float32"
+        having = "has" if precision == "bf16" else "lacks"
+        decisions["precision"] = f"{precision}: this {device.type} {having} fast bfloat16"
+    batch = _batch_size(run, len(train), decisions)
+    if run.shard and world.size() == 1:
+        decisions["shard"] = "no: there is one process (--nproc N, or torchrun, starts several)"
+    workers = run.workers
+    if workers is None:
+        cores = available_cores()
+        workers = min(16, cores) if device.type == "cuda" else max(1, cores // 4)
+        decisions["workers"] = f"{workers}: of {cores} cores"
+    cache = run.cache
+    if cache == "auto":
+        cache = _cache(train, sizes, decisions)
+    run = replace(
+        run,
+        image_size=config.image_size[0] if len(set(config.image_size)) == 1 else run.image_size,
+        preprocess=preprocess,
+        precision=precision,
+        batch_size=batch,
+        workers=workers,
+        cache=cache,
+    )
+    return Resolved(run, config, preprocess, device, decisions, start)
+
+
+def model_config(
+    run: Run, start: str | None, classes: int, sizes: list[tuple[int, int]], decisions: dict[str, str]
+) -> ViTConfig | ResNetConfig:
+    """Return the config of the network to train: the named variant, or that of the weights at `start`.
+
+    0 `classes` are for learning without labels: the network gets no classifier.
+    """
+    overrides = {f.name: value for f in fields(run.vit) if (value := getattr(run.vit, f.name)) is not None}
+    if start is not None:
+        base = read_card(start).config
+        theirs = {name for name, value in overrides.items() if value == getattr(base, name, None)}
+        if wrong := sorted(set(overrides) - set(COMBINABLE) - theirs):
+            raise UsageError(
+                f"vit.{wrong[0]} is fixed by the weights in {run.weights}: only {', '.join(COMBINABLE)} "
+                "can be set with them"
+            )
+        decisions["model"] = f"{base.__class__.__name__} of {run.weights}"
+        size = (run.image_size, run.image_size) if run.image_size else base.image_size
+        if run.image_size is None:
+            decisions["image_size"] = f"{size[0]} x {size[1]} px: that of the weights"
+        patch = overrides.pop("patch", None)
+        network = skeleton(Changes(image_size=size, patch=patch).apply(base))
+        if not run.keep_head:
+            network.reset_head(classes)
+        return replace(network.config, **overrides)
+    patch = getattr(variant(run.model, **overrides), "patch", 32)
+    side = run.image_size or _side(sizes, patch, decisions)
+    config = variant(run.model, **overrides, classes=classes, image_size=(side, side))
+    tokens = (side // patch) ** 2
+    if isinstance(config, ViTConfig) and tokens < 16:
+        decisions["patch"] = (
+            f"{patch} px, as asked for: an image becomes only {tokens} tokens; a smaller patch (vit.patch) or a "
+            "larger image_size will learn more"
+        )
+    return config
+
+
+def _check_objective(run: Run) -> None:
+    """Raise UsageError for settings that make sense only with labels, in a run that learns without."""
+    needs_labels = {
+        "augment.mixup": run.augment.mixup,
+        "augment.cutmix": run.augment.cutmix,
+        "keep_head": run.keep_head,
+        "tune": run.tune != "all",
+    }
+    if isinstance(run.objective, Tokenizer):  # it has no features to look at either
+        needs_labels |= {"knn": run.knn is not None, "fewshot": run.fewshot is not None}
+    if isinstance(run.objective, Tokenizer) and ("/" not in run.model or run.weights is not None):
+        raise UsageError(
+            "a tokenizer starts from no weights (--from), and takes its patch from the name of a Vision Transformer, "
+            f"such as B/16, not {run.model}"
+        )
+    if not run.supervised and (wrong := [name for name, asked in needs_labels.items() if asked]):
+        kind = run.objective.kind
+        raise UsageError(f"objective {kind} has no labels and no classifier: leave out {', '.join(wrong)}")
+    if isinstance(run.objective, DINO):
+        if run.average.kind != "none":
+            raise UsageError("objective dino keeps its teacher, which is an average already: set average.kind to none")
+        if run.early_stop is not None:
+            raise UsageError("objective dino has no loss that tells when it stops improving: leave out early_stop")
+
+
+def _kept_head(start: str | None, class_names: list[str]) -> str:
+    """Say that the classifier is kept. Raises UsageError where it is not one for these classes."""
+    if start is None:
+        raise UsageError("keep_head keeps the classifier of the weights started from: say which (--from WEIGHTS)")
+    card = read_card(start)
+    theirs = list(card.class_names)
+    if card.config.classes != len(class_names) or (theirs != class_names and set(theirs) == set(class_names)):
+        raise UsageError(
+            f"keep_head: the classifier of {start} is for {card.config.classes} classes, and these are "
+            f"{len(class_names)}, or the same in another order: leave keep_head out for a new classifier"
+        )
+    named = "" if theirs == class_names else "; that its classes are in the order of the data cannot be checked"
+    return f"that of {start}, for {len(class_names)} classes{named}"
+
+
+def build_model(resolved: Resolved) -> nn.Module:
+    """Return the network of a resolved run: fresh, or with weights and a new zero head (paper, section 3.2)."""
+    run = resolved.run
+    if isinstance(run.objective, Tokenizer):
+        assert isinstance(resolved.config, ViTConfig)
+        return ImageTokenizer(run.objective, resolved.config.patch)
+    if resolved.start is None:
+        return build(resolved.config)
+    classes = None if run.keep_head else resolved.config.classes
+    loaded = load(resolved.start, classes=classes, image_size=resolved.config.image_size, patch=run.vit.patch)
+    resolved.decisions["weights"] = str(loaded.load_report)
+    if loaded.config == resolved.config:
+        return loaded
+    model = build(resolved.config)  # the same tensors, other dropout
+    model.load_state_dict(loaded.state_dict())
+    model.load_report = loaded.load_report
+    return model
+
+
+def image_sizes(source: Listed, count: int = SNIFFED) -> list[tuple[int, int]]:
+    """Return (height, width) of up to `count` images spread over the source, from their headers; [] if none opens.
+
+    Raises DataError for a read that hangs.
+    """
+
+    def look(index: int) -> tuple[int, int] | None:
+        try:
+            image = source[index].image
+            if isinstance(image, bytes):
+                with Image.open(io.BytesIO(image)) as opened:
+                    return opened.height, opened.width
+            return image.shape[0], image.shape[1]
+        except Exception:  # unreadable images are the loader's to report; here they only have no say
+            return None
+
+    count = min(count, len(source))
+    rows = (i * len(source) // count for i in range(count))
+    with closing(Pool(1)) as pool:  # so that a read that hangs is noticed
+        found = list(ordered(pool, look, rows, ahead=count, hung=lambda index: stuck(source.id(index))))
+    return [size for size in found if size is not None]
+
+
+def choose_device(name: str | None) -> torch.device:
+    """Return the device called `name`, or the best there is. Raises UsageError if it is not there."""
+    if name is None:
+        if torch.cuda.is_available():
+            name = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}"
+        else:
+            name = "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def available_cores() -> int:
+    """Return the number of processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -> int:
+    """Side of the square input for images like these: theirs where they are small, else 224; whole patches."""
+    shorter = int(statistics.median(min(size) for size in sizes)) if sizes else USUAL_SIDE
+    side = patch * (max(USUAL_SIDE // patch, 1) if shorter >= USUAL_SIDE else -(-shorter // patch))
+    decisions["image_size"] = f"{side} px: the images' shorter side is {shorter} px (median), the patch {patch} px"
+    return side
+
+
+def _preprocess(image_size: tuple[int, int], sizes: list[tuple[int, int]], decisions: dict[str, str]) -> Preprocess:
+    if len(set(sizes)) == 1:
+        decisions["preprocess"] = f"squash: all images are {sizes[0][0]} x {sizes[0][1]} px"
+        return Preprocess(image_size, resize="squash")
+    decisions["preprocess"] = "resize the short side, then take the central 87.5 %: images differ in size"
+    return Preprocess(image_size)
+
+
+def _batch_size(run: Run, images: int, decisions: dict[str, str]) -> int:
+    """Images per optimiser step over all processes."""
+    world_size = world.size()
+    if images < world_size:
+        raise DataError(f"{images} training images are too few for {world_size} processes")
+    batch = run.batch_size
+    if batch is None:
+        batch = max(default_batch(images) // world_size, 1) * world_size
+        decisions["batch_size"] = f"{batch}: for {images} training images"
+    if batch < 1 or batch % world_size:
+        raise UsageError(f"batch_size is {batch}; it must be a multiple of the number of processes, {world_size}")
+    if batch > images:
+        batch = images // world_size * world_size
+        decisions["batch_size"] = f"{batch}, not {run.batch_size}: there are only {images} training images"
+    return batch
+
+
+def _cache(train: Listed, sizes: list[tuple[int, int]], decisions: dict[str, str]) -> Literal["yes", "no"]:
+    """Keep decoded images if they are small and take at most a quarter of the free memory."""
+    if not sizes:
+        return "no"
+    each = statistics.mean(3 * height * width for height, width in sizes)
+    whole = each * len(train)
+    small = max(max(size) for size in sizes) <= LARGEST_CACHED
+    fits = whole <= free_memory(torch.device("cpu")) / 4
+    answer: Literal["yes", "no"] = "yes" if small and fits else "no"
+    decisions["cache"] = f"{answer}: decoded, the training images take about {whole / 2**30:.2f} GiB"
+    return answer

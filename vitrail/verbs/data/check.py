@@ -1,0 +1,172 @@
+"""`vitrail data check | stats | pack`: know the images before training on them. Nothing is written into them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrail.data.check import Report
+    from vitrail.data.loading.pack import Packed
+    from vitrail.data.stats import Stats
+
+log = logging.getLogger("vitrail")
+LINES = 20
+"""Of a kind on a terminal; --json and --out have them all."""
+
+
+def check(path: str | Path, *, out: str | Path | None = None, workers: int | None = None) -> Report:
+    """Decode every image, and list what is bad, what is there twice, and what is in more than one split.
+
+    Args:
+        path: The images, as for `vitrail train`.
+        out: Also write everything found to this CSV file.
+        workers: Threads that decode; left out: from the machine.
+    """
+    from vitrail.data.check import check
+
+    report = check(path, workers=cores(workers), progress=Line("checked"))
+    if out is not None:
+        report.write_csv(out)
+    return report
+
+
+def stats(path: str | Path) -> Stats:
+    """Count the images of every split and class, and look at the sizes of a sample.
+
+    Args:
+        path: The images, as for `vitrail train`.
+    """
+    from vitrail.data.stats import stats
+
+    return stats(path)
+
+
+def pack(
+    path: str | Path,
+    folder: str | Path,
+    *,
+    short_side: int = 256,
+    quality: int = 90,
+    shard_mb: int = 256,
+    shuffle: bool = False,
+    workers: int | None = None,
+) -> dict[str, Packed]:
+    """Write images to shards that training reads several times faster: `vitrail train FOLDER`.
+
+    Interrupted, it goes on where it stopped when it is called again.
+
+    Args:
+        path: The images, as for `vitrail train`.
+        folder: A new folder for the shards.
+        short_side: Pixels; images with a longer short side are scaled down to it.
+        quality: Of the JPEGs, 1 to 100.
+        shard_mb: Size of a shard in MiB.
+        shuffle: Write the images in random order, for --data.together.
+        workers: Threads that decode and encode; left out: from the machine.
+    """
+    from vitrail.data.loading.pack import pack_data
+
+    choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20, shuffle=shuffle)
+    return pack_data(str(path), folder, **choices, workers=cores(workers), progress=Line("packed"))
+
+
+def cores(asked: int | None) -> int:
+    """Return the number of threads asked for, or of the processor's cores."""
+    from vitrail.training.resolve import available_cores
+
+    return available_cores() if asked is None else asked
+
+
+class Line:
+    """Progress on a terminal, on one line of stderr."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.shown = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Tell that `done` of `total` are done."""
+        if self.shown and (done % 100 == 0 or done == total):
+            print(f"\r{self.what} {done:,} of {total:,}", end="\n" if done == total else "", file=sys.stderr)
+
+
+def show(result: Report | Stats | dict[str, Packed]) -> Any:
+    """Return the result of any of these verbs as text or tables for a terminal."""
+    if isinstance(result, dict):
+        return "\n".join(_packed_lines(result))
+    from rich.console import Group
+    from rich.text import Text
+
+    from vitrail.data.check import Report
+
+    if not isinstance(result, Report):
+        return Group(*_stats_parts(result))
+    lines = [*result.warnings]
+    lines += some([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad])
+    groups = [" = ".join(f"{copy.split}/{copy.id}" for copy in group) for group in result.duplicates]
+    lines += some([f"the same image: {group}" for group in groups])
+    return Group(*_stats_parts(result.stats), Text("\n".join(lines or ["nothing is wrong with these images"])))
+
+
+def _stats_parts(stats: Stats) -> list[Any]:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("split", "images", "classes", "fewest", "most", "no label", "MiB")
+    for split in stats.splits:
+        ranked = sorted(split.classes.items(), key=lambda item: item[1]) or [("", 0)]
+        least, most = ranked[0], ranked[-1]
+        row = (split.count, len(split.classes), f"{least[1]} ({least[0]})", f"{most[1]} ({most[0]})")
+        table.add_row(split.name or "all", *map(str, row), str(split.unlabelled), f"{split.bytes / 2**20:.1f}")
+    sides = [
+        f"{name} {low} to {high}, median {middle}"
+        for name, (low, middle, high) in (("height", stats.heights), ("width", stats.widths))
+    ]
+    kinds = ", ".join(f"{count} {name}" for name, count in [*stats.formats.items(), *stats.modes.items()])
+    lines = [
+        f"{stats.path}: {stats.kind}, {stats.count:,} images of {len(stats.class_names)} classes",
+        f"sizes of {stats.looked_at:,} looked at: {'; '.join(sides)} pixels ({kinds})",
+    ]
+    return [Text(lines[0]), table, Text("\n".join([lines[1], *some(stats.findings.lines())]))]
+
+
+def _packed_lines(packed: dict[str, Packed]) -> list[str]:
+    lines = []
+    for name, part in packed.items():
+        lines.append(
+            f"{name or 'all'}: {part.count:,} images in {part.shards} shards, {part.bytes / 2**20:.1f} MiB, "
+            f"{part.folder}"
+        )
+        lines += some([f"  left out {bad.id}: {bad.reason}" for bad in part.bad])
+    return lines
+
+
+def some(lines: list[str], total: int | None = None) -> list[str]:
+    """Return the first lines, and how many more there are of `total` (all there are, unless said)."""
+    more = (len(lines) if total is None else total) - LINES
+    return lines[:LINES] + ([f"... and {more:,} more"] if more > 0 else [])
+
+
+def as_json(result: Report | Stats | dict[str, Packed]) -> Any:
+    """Return the result of any of these verbs as JSON values."""
+    from vitrail.data.check import Report
+
+    if isinstance(result, dict):
+        return {name: _fields(part) for name, part in result.items()}
+    if isinstance(result, Report):
+        return {
+            **_fields(result.stats),
+            "warnings": result.warnings,
+            "bad": [bad._asdict() for bad in result.bad],
+            "duplicates": [[copy._asdict() for copy in group] for group in result.duplicates],
+        }
+    return _fields(result)
+
+
+def _fields(value: Any) -> Any:
+    from vitrail.config_yaml import plain
+
+    return plain(value)

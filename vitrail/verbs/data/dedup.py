@@ -1,0 +1,222 @@
+"""`vitrail data dedup`: which training images are also test images, or there twice?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitrail.errors import UsageError
+from vitrail.verbs.data.check import Line, cores, some
+
+if TYPE_CHECKING:
+    from vitrail.data.check import Bad
+    from vitrail.data.copies.dedup import Pairs, Shared
+    from vitrail.data.copies.gathered import Gathered
+    from vitrail.data.item import Found
+
+SHOWN = 10_000
+"""Pairs that the result holds; a CSV file has all."""
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """The copies that were found."""
+
+    path: str
+    images: int
+    """Images looked at for copies of others."""
+    shared: list[Shared]
+    pairs: list[tuple[object, ...]]
+    """The first 10,000: see `vitrail.data.copies.dedup.rows`."""
+    found: int
+    """Pairs in all."""
+    remaining: int
+    """Images of `images` that remain without the copies."""
+    bad: list[Bad]
+    """Images that cannot be read: compared with nothing, and not taken away."""
+    written: list[str]
+    """Files."""
+
+
+def dedup(
+    path: str | Path,
+    *,
+    against: tuple[str | Path, ...] = (),
+    model: str | Path | None = None,
+    distance: int | None = None,
+    cosine: float = 0.95,
+    mirrored: bool = False,
+    out: str | Path | None = None,
+    keep_list: str | Path | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    device: str | None = None,
+    precision: Literal["auto", "bf16", "float32"] = "auto",
+) -> Duplicates:
+    """Find training images that are test images too, or there twice: exact copies, re-encoded ones, resized ones.
+
+    Two perceptual hashes of 64 bits bring up pairs; with a model, the features of both images confirm each. Nothing is
+    changed: the copies and the images that remain are lists. All splits but test and validation are training images.
+    Hashes are kept in the cache folder, so that a second look takes no time.
+
+    Args:
+        path: The images to train on, as for `vitrail train`.
+        against: A data set whose test images (else validation images, else all) must not be among them; may be
+            repeated. Left out: the images are compared with each other, within and across their splits.
+        model: A run, weights or a name on the hub: a pair then counts only if its features are near, too.
+        distance: Bits of 64 in which the hashes of two copies may differ; left out: 6, or 10 with a model.
+        cosine: With a model: what the features of two copies have at least.
+        mirrored: Also find mirror images.
+        out: Write all pairs to this CSV file.
+        keep_list: Write the images that remain, and the other splits, to this CSV file: `vitrail train FILE`.
+        batch_size: With a model: images at once.
+        workers: Threads that decode; left out: from the machine.
+        device: With a model: cpu, cuda, cuda:1 or mps; left out: the best there is.
+        precision: With a model: auto, bf16 or float32.
+    """
+    from vitrail.data.copies.dedup import DISTANCE, WIDE, find_copies, remaining, rows, staying, write_pairs
+    from vitrail.data.sources.lists import write_list
+    from vitrail.data.sources.open import find
+
+    if not 0 < cosine <= 1:
+        raise UsageError(f"cosine is {cosine}: valid are numbers above 0 and up to 1")
+    against = (against,) if isinstance(against, str | Path) else against
+    files = _outside((out, keep_list), [str(path), *map(str, against)])
+    found = find(str(path))
+    left, right = _gathered(str(path), found, against, cores(workers))
+    if distance is None:
+        distance = DISTANCE if model is None else WIDE
+    pairs = find_copies(left, right, distance=distance, mirrored=mirrored)
+    other = left if right is None else right
+    if model is not None:
+        pairs = _confirmed(model, left, other, pairs, cosine, batch_size, cores(workers), device, precision)
+    stays = staying(left, right, pairs)
+    if files[0] is not None:
+        write_pairs(files[0], left, other, pairs)
+    if files[1] is not None:
+        write_list(files[1], str(path), found, remaining(found, left, stays))
+    return _told(str(path), left, right, pairs, list(rows(left, other, pairs.chosen(slice(SHOWN)))), stays, files)
+
+
+def _outside(files: Sequence[str | Path | None], data: list[str]) -> list[Path | None]:
+    """Check, before any work, that the lists may be written."""
+    from vitrail.data.cache import refuse_within
+
+    for file in files:
+        for place in data:
+            if file is not None:
+                refuse_within(file, place)
+        if file is not None and Path(file).suffix.lower() != ".csv":
+            raise UsageError(f"{file}: lists are written to files that end in .csv")
+    return [None if file is None else Path(file).expanduser() for file in files]
+
+
+def _gathered(path: str, found: Found, against: Sequence[str | Path], workers: int) -> tuple[Gathered, Gathered | None]:
+    """The images to clean, and those to compare them with; None: with themselves."""
+    from vitrail.data.copies.gathered import Gathered, hashed, split_apart, training_splits
+    from vitrail.data.sources.open import find
+
+    choices: dict[str, Any] = dict(workers=workers, progress=Line("hashed"))
+    if not against:
+        return Gathered(hashed(path, found, found.splits, **choices)), None
+    left = Gathered(hashed(path, found, training_splits(found), **choices))
+    parts = []
+    for data in map(str, against):
+        other = find(data)
+        parts += hashed(data, other, [split_apart(other)], **choices)
+    return left, Gathered(parts)
+
+
+def _confirmed(
+    model: str | Path,
+    left: Gathered,
+    right: Gathered,
+    pairs: Pairs,
+    least: float,
+    batch_size: int,
+    workers: int,
+    device: str | None,
+    precision: Literal["auto", "bf16", "float32"],
+) -> Pairs:
+    """The pairs that a network takes for the same picture too."""
+    from vitrail.evaluation.duplicates import cosines
+    from vitrail.model.process import prepare_process
+    from vitrail.training.resolve import choose_device
+    from vitrail.weights.load import load
+
+    prepare_process()
+    found = cosines(
+        load(model),
+        left,
+        right,
+        pairs,
+        batch_size=batch_size,
+        workers=workers // 2,
+        device=choose_device(device),
+        precision=precision,
+        progress=Line("compared"),
+    )
+    return pairs.confirmed(found, least)
+
+
+def _told(
+    path: str,
+    left: Gathered,
+    right: Gathered | None,
+    pairs: Pairs,
+    shown: list[tuple[object, ...]],
+    stays: Any,
+    files: list[Path | None],
+) -> Duplicates:
+    from vitrail.data.copies.dedup import shared
+
+    bad = [*left.bad, *(right.bad if right is not None else ())]
+    written = [str(file) for file in files if file is not None]
+    found = shared(left, right, pairs)
+    return Duplicates(path, len(left), found, shown, len(pairs), int(stays.sum()), bad, written)
+
+
+def show(result: Duplicates) -> Any:
+    """Return the result as tables for a terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("images of", "also in", "exact", "near", "copied there")
+    for one in result.shared:
+        ours, theirs = _split(one.data, one.split), _split(one.other_data, one.other_split)
+        theirs = "the same, earlier" if ours == theirs else theirs
+        table.add_row(ours, theirs, f"{one.exact:,}", f"{one.near:,}", f"{one.others:,}")
+    lines = [f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad]
+    lines = some(lines) + some([_line(pair) for pair in result.pairs], result.found)
+    lines.append(f"{result.remaining:,} of {result.images:,} images remain without the copies")
+    lines += [f"written to {file}" for file in result.written]
+    return Group(*([table] if result.shared else []), Text("\n".join(lines)))
+
+
+def _split(data: str, split: str) -> str:
+    """The split of a data set, by the last part of its path; --json and --out have all of it."""
+    name = Path(data).name or data
+    return f"{name}, {split}" if split else name
+
+
+def _line(pair: tuple[object, ...]) -> str:
+    data, split, name, other_data, other_split, other, distance, exact, mirrored, cosine = map(str, pair)
+    first = " ".join(filter(None, (split, name)))
+    second = " ".join(filter(None, ("" if data == other_data else Path(other_data).name, other_split, other)))
+    how = "same bytes" if exact == "1" else f"{distance} of 64 bits differ"
+    how += ", mirrored" if mirrored == "1" else ""
+    how += f", cosine {cosine}" if cosine else ""
+    return f"{first} = {second}: {how}"
+
+
+def as_json(result: Duplicates) -> Any:
+    """Return the result as JSON values; `pairs` are the first 10,000."""
+    from vitrail.config_yaml import plain
+    from vitrail.data.copies.dedup import COLUMNS
+
+    pairs = [dict(zip(COLUMNS, pair, strict=True)) for pair in result.pairs]
+    bad = [bad._asdict() for bad in result.bad]
+    return {**plain(result), "pairs": pairs, "bad": bad}

@@ -1,0 +1,91 @@
+"""`vitrail data split`: nested random subsets of a data set, as lists of its images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Subset:
+    """One list that was written."""
+
+    file: str
+    train: int
+    """Images to train on."""
+    validation: int
+    test: int
+
+
+def split(
+    path: str | Path, folder: str | Path, *sizes: str | int | float, seed: int = 0, holdout: float = 0.1
+) -> list[Subset]:
+    """Write random subsets of the training images, for studies of how much data a network needs: one list per size.
+
+    Each list is a CSV that `vitrail train` takes for a data set of that many training images; no image is copied. A
+    smaller subset lies in every larger one, classes are in proportion, and all lists have the same validation images,
+    to choose and to stop early by, and test images. With the same seed, `vitrail train DATA --data.subset SIZE` takes
+    the same images.
+
+    Args:
+        path: The images, as for `vitrail train`.
+        folder: Where the lists go, as SIZE.csv.
+        sizes: Numbers of images (1000), or shares of the training images (10% or 0.1).
+        seed: Draws the subsets, and the validation images where there is no validation split.
+        holdout: The share of the training images that is held out where there is none.
+    """
+    from vitrail.data.cache import refuse_within
+    from vitrail.data.item import View
+    from vitrail.data.settings import Data
+    from vitrail.data.sources.lists import write_list
+    from vitrail.data.sources.open import find, split_found
+    from vitrail.data.split import subset
+
+    asked = _sizes(sizes)
+    target = refuse_within(folder, str(path))
+    found = find(str(path))
+    splits = split_found(found, Data(path=str(path), holdout=holdout), seed)
+    chosen = {len(indices): indices for indices in (subset(splits.train, size, seed) for size in asked)}
+    kept = {"validation": splits.validation, "test": splits.test}
+    others = {name: source for name, source in kept.items() if source is not None}
+    written = []
+    for count, indices in sorted(chosen.items()):
+        file = target / f"{count}.csv"
+        write_list(file, str(path), found, {"train": View(splits.train, indices), **others})
+        written.append(Subset(str(file), count, *(len(others.get(name, ())) for name in kept)))
+    return written
+
+
+def _sizes(sizes: Iterable[str | int | float]) -> list[int | float]:
+    """Read "1000", "10%" and "0.1"; a share becomes a number below 1, and all of it 1.0."""
+    found: list[int | float] = []
+    for size in sizes:
+        text = str(size).strip()
+        try:
+            share = text.endswith("%") or "." in text
+            found.append(float(text.removesuffix("%")) / (100 if "%" in text else 1) if share else int(text))
+        except ValueError:
+            raise UsageError(f"{text!r} is no size of a subset: write 1000, or 10% of the training images") from None
+    if not found:
+        raise UsageError("subsets of which sizes? vitrail data split DATA FOLDER 1000 5000 10%")
+    return found
+
+
+def show(result: list[Subset]) -> str:
+    """Return the result as lines."""
+    lines = [
+        f"{one.file}: {one.train:,} images to train on, {one.validation:,} to choose by, {one.test:,} to test"
+        for one in result
+    ]
+    return "\n".join(lines)
+
+
+def as_json(result: list[Subset]) -> Any:
+    """Return the result as JSON values."""
+    from vitrail.config_yaml import plain
+
+    return [plain(one) for one in result]

@@ -1,0 +1,246 @@
+"""`vitrail launch`: a script that trains on a cluster, checked here, printed to stdout.
+
+    vitrail launch slurm --nodes 4 --gpus-per-node 8 -- train s3://bucket/packed --recipe ... > train.sbatch
+    vitrail launch sky --nodes 2 --accelerator H100 --bucket my-runs -- train s3://bucket/packed > train.yaml
+
+The command after `--` is read as the command line reads it, so what is wrong with it is told now and not when the job
+starts. Both scripts begin a run and go on with it by the same words: a folder of runs that belongs to the job, and
+`--resume auto`. Torch-free.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitrail.errors import UsageError, did_you_mean
+from vitrail.recipes.registry import recipe as named
+from vitrail.training.run import Run
+from vitrail.verbs.finetune import asking_for_weights, finetune
+from vitrail.verbs.flags.parse import GLOBAL, parse
+from vitrail.verbs.flags.settings import Asked, asking_for_images
+from vitrail.verbs.launch.sky import Sky, sky_yaml
+from vitrail.verbs.launch.slurm import Slurm, sbatch
+from vitrail.verbs.train import files, train
+
+LAUNCHED: dict[str, Callable[..., Any]] = {"train": train, "finetune": finetune}
+OURS = {
+    "out": "the folder of the runs is the launcher's: vitrail launch ... --out DIR -- train ...",
+    "resume": "the script resumes by itself",
+    "nproc": "the script starts the processes: say how many with --nodes and --gpus-per-node",
+    "print_config": "try it without the launcher",
+    "dry_run": "try it without the launcher",
+}
+"""Flags that a launched command cannot have, and why."""
+WORD = re.compile(r"[\w.,:@%+-]+")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script that was written, and what it launches."""
+
+    text: str
+    run: Run
+    """As far as it is known without a look at the data."""
+    processes: int
+
+
+def slurm(
+    *command: str,
+    nodes: int = 1,
+    gpus_per_node: int = 8,
+    cpus_per_task: int = 8,
+    time: str = "24:00:00",
+    saving: int = 180,
+    name: str = "vitrail",
+    partition: str | None = None,
+    account: str | None = None,
+    option: tuple[str, ...] = (),
+    image: str | None = None,
+    mount: tuple[str, ...] = (),
+    setup: tuple[str, ...] = (),
+    python: str | None = None,
+    out: str = "runs",
+    restarts: int = 100,
+) -> Script:
+    """Print a batch script for Slurm that trains, saves before its time is over, and queues itself again.
+
+    One process per GPU, started by srun. The run is in OUT/slurm-JOB: the same folder after a restart, another one for
+    each submission. A job that was ended by its time limit, a lost node or preemption goes on where it saved last;
+    one that is done, has failed or was cancelled is not queued again.
+
+    Args:
+        command: What to train, after `--`: train photos/ --recipe ...
+        nodes: Machines.
+        gpus_per_node: GPUs, and processes, of each machine; 0: one process each, without a GPU.
+        cpus_per_task: Cores of each process; they decode.
+        time: How long one sitting may take, as Slurm writes it: 24:00:00, 2-12.
+        saving: Seconds before that limit when the training is told to save.
+        name: Of the job.
+        partition: Where to queue.
+        account: Whom to charge.
+        option: Another option of sbatch, as 'qos=high'; may be repeated.
+        image: A container image (needs Slurm's pyxis); the folder that the job was submitted in is mounted.
+        mount: A folder that the container sees as well; may be repeated.
+        setup: A line of shell to run before, as 'module load cuda'; may be repeated.
+        python: The Python that has vitrail, on the machines; left out: this one, or in an image its own.
+        out: Folder that all machines see, for the runs.
+        restarts: How often the job queues itself again, at most.
+    """
+    tasks = max(gpus_per_node, 1)
+    run, words = _checked(command, nodes, tasks)
+    if not re.fullmatch(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}", time):
+        raise UsageError(f"{time!r} is no time that Slurm reads: write minutes, 24:00:00 or 2-12 (days-hours)")
+    for what, value in (("name", name), ("partition", partition), ("account", account)):
+        if value is not None and not WORD.fullmatch(value):
+            raise UsageError(f"{what} is {value!r}; Slurm's names are letters, digits and .,:@%+-_")
+    for text in option:
+        if not re.fullmatch(r"[a-z][a-z-]*(=[^\s'\"\\#]+)?", text):
+            raise UsageError(f"{text!r} is no option of sbatch as this script can write it: --option qos=high")
+    if mount and image is None:
+        raise UsageError("--mount is for a container: give its --image, too")
+    _at_least(1, cpus_per_task=cpus_per_task)
+    _at_least(0, gpus_per_node=gpus_per_node, saving=saving, restarts=restarts)
+    given = Slurm(
+        nodes=nodes,
+        tasks=tasks,
+        gpus=gpus_per_node,
+        cpus=cpus_per_task,
+        time=time,
+        saving=saving,
+        name=name,
+        options=(*_named("partition", partition), *_named("account", account), *option),
+        image=image,
+        mounts=mount,
+        setup=setup,
+        python=python or ("python" if image is not None else sys.executable),
+        out=out,
+        restarts=restarts,
+    )
+    return _script(sbatch(given, words), run, nodes * tasks)
+
+
+def sky(
+    *command: str,
+    nodes: int = 1,
+    accelerator: str = "H100",
+    gpus_per_node: int = 8,
+    bucket: str | None = None,
+    on_demand: bool = False,
+    name: str = "vitrail",
+    workdir: str = ".",
+    install: str = ".[remote]",
+    image: str | None = None,
+    setup: tuple[str, ...] = (),
+) -> Script:
+    """Print a task for SkyPilot that trains on rented machines and goes on after they were taken away.
+
+    For `sky jobs launch`, which finds other machines then. torchrun starts one process per GPU. The run is in the
+    bucket, in a folder that belongs to the job and is the same after a recovery: what is lost is what came after the
+    last checkpoint (--checkpoint-every).
+
+    Args:
+        command: What to train, after `--`: train s3://bucket/packed --recipe ...
+        nodes: Machines.
+        accelerator: SkyPilot's name of the GPU.
+        gpus_per_node: GPUs, and processes, of each machine; 0: one process each, without a GPU.
+        bucket: Where runs are kept: s3://NAME, gs://NAME, or the name of one that SkyPilot is to make.
+        on_demand: Rent machines that are not taken away, at their price.
+        name: Of the task.
+        workdir: Folder of this machine that is copied to the machines, and where the command runs.
+        install: What pip installs there: vitrail, of the folder copied or of an address.
+        image: A machine or container image, as SkyPilot writes it: docker:owner/name:tag.
+        setup: A line of shell to run before, once for each machine; may be repeated.
+    """
+    if bucket is None:
+        raise UsageError("where are checkpoints to be when a machine is taken away? --bucket s3://NAME, or a new NAME")
+    if not re.fullmatch(r"[a-z0-9]+://\S+|[a-z0-9][a-z0-9._-]{2,62}", bucket):
+        raise UsageError(f"bucket is {bucket!r}; give s3://NAME, gs://NAME, or a name in lower-case letters")
+    if not WORD.fullmatch(name) or not WORD.fullmatch(accelerator):
+        raise UsageError(f"names are letters, digits and .,:@%+-_: not {name!r}, {accelerator!r}")
+    _at_least(0, gpus_per_node=gpus_per_node)
+    tasks = max(gpus_per_node, 1)
+    run, words = _checked(command, nodes, tasks)
+    if run.shard and nodes > 1:
+        raise UsageError("--shard on several machines writes to a folder that all of them see, which a bucket is not")
+    given = Sky(
+        nodes=nodes,
+        accelerator=accelerator,
+        gpus=gpus_per_node,
+        bucket=bucket,
+        spot=not on_demand,
+        name=name,
+        workdir=workdir,
+        install=install,
+        image=image,
+        setup=setup,
+    )
+    return _script(sky_yaml(given, words), run, nodes * tasks)
+
+
+def _checked(command: Sequence[str], nodes: int, tasks: int) -> tuple[Run, list[str]]:
+    """Return the run that `command` asks for, and its words. Raises UsageError; data are not looked at."""
+    _at_least(1, nodes=nodes)
+    _require_utf8(" ".join(command))
+    words = list(command[1:] if command[:1] == ("vitrail",) else command)
+    if not words:
+        raise UsageError("launch what? vitrail launch slurm --nodes 2 -- train photos/ --recipe scratch-small")
+    verb, *rest = words
+    if verb not in LAUNCHED:
+        raise UsageError(f"cannot launch {verb!r}, only: {', '.join(LAUNCHED)}.{did_you_mean(verb, LAUNCHED)}")
+    _, given = parse(LAUNCHED[verb], rest, f"vitrail {verb}")
+    for name, why in OURS.items():
+        if name in given:
+            raise UsageError(f"leave --{name.replace('_', '-')} out of what is launched: {why}")
+    own = {name: given.pop(name, None) for name in ("path", "recipe", "epochs", "lr", "weights")}
+    config = files(given.pop("config", ()))
+    asked = Asked(**own, config=config, settings={name: given[name] for name in given if name not in GLOBAL})
+    (asking_for_weights if verb == "finetune" else asking_for_images)(asked)
+    run = asked.over(named(asked.recipe or "finetune") if asked.recipe or verb == "finetune" else Run())
+    processes = nodes * tasks
+    if run.batch_size is not None and run.batch_size % processes:
+        raise UsageError(
+            f"batch_size is {run.batch_size}; it must be a multiple of the number of processes, {processes} "
+            f"({nodes} x {tasks})"
+        )
+    return run, words
+
+
+def _at_least(least: int, **numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < least:
+            raise UsageError(f"{name} is {number}; it must be {least} or more")
+
+
+def _named(name: str, value: str | None) -> tuple[str, ...]:
+    return () if value is None else (f"{name}={value}",)
+
+
+def _script(text: str, run: Run, processes: int) -> Script:
+    _require_utf8(text)
+    return Script(text, run, processes)
+
+
+def _require_utf8(text: str) -> None:
+    """Raise UsageError for a file name that text cannot hold."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        name = os.fsencode(error.object[error.start : error.end])
+        raise UsageError(f"{name!r} in a name is no UTF-8: a script cannot hold it") from error
+
+
+def show(result: Script) -> str:
+    """Return the script."""
+    return result.text.rstrip("\n")
+
+
+def as_json(result: Script) -> Any:
+    """Return the script, how many processes it starts, and the command as words."""
+    from vitrail.config_yaml import plain
+
+    return {"script": result.text, "processes": result.processes, "run": plain(result.run)}

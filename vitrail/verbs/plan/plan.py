@@ -1,0 +1,150 @@
+"""`vitrail plan`: which way of learning suits these images on this machine, what each will take, and the command."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import UsageError
+from vitrail.verbs.plan.ways import Question, enlarged, probed, trained
+
+if TYPE_CHECKING:
+    from vitrail.transfer.plan import Plan
+
+NOTES = 5
+"""Of what was found in the data, on a terminal; `vitrail data check` has all."""
+BUSY = 0.5
+"""Load per core from which on what is timed is the machine's business with others."""
+
+
+def plan(
+    path: str | Path,
+    *,
+    weights: str | Path | None = None,
+    minutes: float | None = None,
+    image_size: int | None = None,
+    seconds: float = 10.0,
+) -> Plan:
+    """Look at images and machine, time each way of learning for a few seconds, and recommend one.
+
+    The ways are few-shot (closed form), a linear probe, tuning the attention alone, tuning everything, and training
+    from scratch; each comes with its time, its memory and the command for it. Nothing is trained and nothing is kept.
+
+    Args:
+        path: The images, as for `vitrail train`.
+        weights: What there is to start from, as for `vitrail finetune`; left out: only training from scratch is left.
+        minutes: Time there is; left out: as long as it takes.
+        image_size: Side of the square input in training, in pixels; left out: that of the weights, or of the recipe.
+        seconds: For timing, all ways together; what a single step takes longer is on top.
+    """
+    for name, value in (("minutes", minutes), ("seconds", seconds), ("image_size", image_size)):
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"{name} is {value:g}; it must be a finite number above 0")
+    from vitrail.data.sources.open import open_data
+    from vitrail.transfer.plan import CHEAPER, Situation, recommend
+    from vitrail.weights.load import read_card
+
+    card = None if weights is None else read_card(weights)
+    began = time.perf_counter()
+    splits = open_data(str(path))
+    limit = None if minutes is None else 60 * minutes
+    start = None if weights is None else str(weights)
+    asked = Question(str(path), start, image_size, limit, seconds, splits, time.perf_counter() - began)
+    machine = _machine()
+    options = [] if start is None else list(probed(asked, start))
+    options += trained(asked)
+    order = (*reversed(CHEAPER), "from scratch")
+    options.sort(key=lambda option: order.index(option.name))
+    larger = card is not None and enlarged(asked, card)
+    seen = Situation(len(splits.train), len(splits.class_names), card is not None, larger)
+    found = recommend(seen, options, seconds=limit, memory=machine["free_memory_bytes"])
+    return replace(found, data=_data(asked), machine=machine)
+
+
+def _machine() -> dict[str, Any]:
+    """What the machine is, as far as it decides the times."""
+    import torch
+
+    from vitrail.evaluation.classify import fast_bf16
+    from vitrail.training.batch_size import free_memory
+    from vitrail.training.resolve import available_cores, choose_device
+
+    device = choose_device(None)
+    return {
+        "device": str(device),
+        "name": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cores": available_cores(),
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "precision": "bf16" if fast_bf16(device) else "float32",
+        "free_memory_bytes": free_memory(device),
+    }
+
+
+def _data(asked: Question) -> dict[str, Any]:
+    """What the images are, as far as it decides what to do with them."""
+    import numpy as np
+
+    from vitrail.training.resolve import image_sizes
+
+    splits = asked.splits
+    counts = np.bincount(splits.train.labels, minlength=len(splits.class_names))
+    sizes = image_sizes(splits.train)
+    median = [int(statistics.median(side)) for side in zip(*sizes, strict=True)] if sizes else [0, 0]
+    fewest, most = int(counts.argmin()), int(counts.argmax())
+    images = {
+        name: len(source) for name in ("train", "validation", "test") if (source := getattr(splits, name)) is not None
+    }
+    return {
+        "path": asked.path,
+        "kind": splits.report.kind,
+        "images": images,
+        "classes": len(splits.class_names),
+        "fewest": [splits.class_names[fewest], int(counts[fewest])],
+        "most": [splits.class_names[most], int(counts[most])],
+        "imbalance": round(float(counts[most] / max(counts[fewest], 1)), 2),
+        "median_size": median,
+        "notes": splits.report.lines(),
+    }
+
+
+def show(result: Plan) -> str:
+    """Return the plan as text for a terminal; commands stay on lines of their own, to copy."""
+    from vitrail.transfer.plan import gib, span
+
+    data, machine = result.data, result.machine
+    use = {"train": "train on", "validation": "choose by", "test": "test"}
+    held = ", ".join(f"{count:,} to {use[name]}" for name, count in data["images"].items())
+    (few, fewest), (much, most), (height, width) = data["fewest"], data["most"], data["median_size"]
+    spread = f"{fewest:,} of {few} to {most:,} of {much} ({data['imbalance']:g} to 1)"
+    spread = f"{most:,} of each" if fewest == most else spread
+    busy = f"load {machine['load']}"
+    if (machine["load"] or 0) > BUSY * machine["cores"]:
+        busy += ": busy, and so are these times"
+    lines = [
+        f"images    {data['path']} ({data['kind']}): {held}; {data['classes']:,} classes, {spread}; "
+        f"{height} x {width} px (median)",
+        f"machine   {machine['name']}, {machine['cores']} cores, {machine['precision']}, "
+        f"{gib(machine['free_memory_bytes'])} free, {busy}",
+        *(f"note      {note}" for note in data["notes"][:NOTES]),
+        "",
+        f"  {'':18}{'time':>11}{'memory':>11}{'images/s':>11}",
+    ]
+    for option in result.options:
+        mark = ">" if option.recommended else " "
+        rate = f"{option.images_per_second:,.{0 if option.images_per_second >= 100 else 1}f}"
+        lines.append(
+            f"{mark} {option.name:18}{span(option.seconds):>11}{gib(option.memory_bytes):>11}{rate:>11}  {option.why}"
+        )
+    width = max(len(option.name) for option in result.options)
+    lines += ["", *(f"{option.name:{width}}  {option.command}" for option in result.options), ""]
+    return "\n".join([*lines, f"recommended: {result.recommended.name}. {result.why}", f"({result.source})"])
+
+
+def as_json(result: Plan) -> Any:
+    """Return the plan as JSON values."""
+    return {"recommended": result.recommended.name, "command": result.recommended.command, **asdict(result)}

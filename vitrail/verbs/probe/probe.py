@@ -1,0 +1,244 @@
+"""`vitrail probe fewshot | knn | linear`: how good are a network's features, with nothing of it trained any more?"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitrail.errors import UsageError
+from vitrail.verbs.network.features import Embedder, Prepare, open_splits
+from vitrail.verbs.probe.results import Probe, as_json, show
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.features import Features
+    from vitrail.evaluation.fewshot import FewShot
+
+__all__ = ["as_json", "fewshot", "knn", "linear", "show"]
+
+log = logging.getLogger("vitrail")
+Precision = Literal["auto", "bf16", "float32"]
+
+
+def fewshot(
+    model: str | Path | None = None,
+    data: str | Path | None = None,
+    *,
+    features: str | Path | None = None,
+    shots: tuple[int, ...] = (),
+    seeds: int | None = None,
+    l2: tuple[float, ...] = (),
+    protocol: Literal["big_vision-2023", "paper-2020"] = "big_vision-2023",
+    prepare: Prepare = "protocol",
+    split: str | None = None,
+    image_size: int | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    device: str | None = None,
+    precision: Precision = "auto",
+) -> Probe:
+    """Measure linear few-shot accuracy: least squares in closed form on frozen features (paper, section 4.1).
+
+    Protocol big_vision-2023 draws the shots with three seeds and regularises with 1024; paper-2020 takes the first
+    images of each class and tries 2^-10 to 2^19. Features are computed once, of the shots and the test images alone.
+
+    Args:
+        model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
+        data: The images, as for `vitrail train`; left out: those of the run.
+        features: Features from anywhere in place of model and data: an .npz with train_features, train_labels,
+            test_features and test_labels, such as `vitrail embed` writes.
+        shots: Training images per class, one number or several; left out: 1, 5, 10 and 25.
+        seeds: How many draws of the shots to average over; left out: the protocol's.
+        l2: Strengths of regularisation, one or several; left out: the protocol's.
+        protocol: big_vision-2023 or paper-2020.
+        prepare: protocol squashes images to 256 pixels and keeps the middle 224; model prepares as in evaluation.
+        split: Which split to measure on; left out: test, else validation, else a tenth held out.
+        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
+        batch_size: Images at once.
+        workers: Threads that decode; left out: from the machine.
+        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
+        precision: auto, bf16 or float32.
+    """
+    _check("fewshot", model, features, split, image_size)
+    from vitrail.evaluation.feature_file import load_features
+    from vitrail.evaluation.fewshot import SHOTS, Plan
+    from vitrail.evaluation.fewshot import fewshot as measure
+
+    if features is not None:
+        subject = str(features)
+        train, test = load_features(features)
+        plan = Plan(train.labels, train.class_names, protocol, tuple(shots) or SHOTS, seeds, tuple(l2))
+    else:
+        from vitrail.data.item import View
+
+        splits = open_splits(str(model), data, split)
+        names = list(splits.train.class_names)
+        plan = Plan(splits.train.labels, names, protocol, tuple(shots) or SHOTS, seeds, tuple(l2))
+        embedder = Embedder(str(model), prepare=prepare, **_how(image_size, batch_size, workers, device, precision))
+        train, test = embedder(View(splits.train, plan.rows)), embedder(splits.test)
+        train = replace(train, index=plan.rows[train.index])
+        subject = f"{model} on {splits.name}"
+    found = measure(plan, train, test)
+    for count, short in found.short.items():
+        some = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
+        log.warning("%d classes have fewer than %d training images, all are taken: %s", len(short), count, some)
+    return _probe(subject, found, train, test, _best(found))
+
+
+def knn(
+    model: str | Path | None = None,
+    data: str | Path | None = None,
+    *,
+    features: str | Path | None = None,
+    k: tuple[int, ...] = (),
+    temperature: float = 0.07,
+    split: str | None = None,
+    image_size: int | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    device: str | None = None,
+    precision: Precision = "auto",
+) -> Probe:
+    """Measure classification by the nearest training images: cosine similarity, votes weighted by temperature (DINO).
+
+    Args:
+        model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
+        data: The images, as for `vitrail train`; left out: those of the run.
+        features: Features from anywhere in place of model and data: an .npz with train_features, train_labels,
+            test_features and test_labels, such as `vitrail embed` writes.
+        k: How many nearest images vote, one number or several; left out: 20.
+        temperature: A vote is exp(similarity / temperature).
+        split: Which split to measure on; left out: test, else validation, else a tenth held out.
+        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
+        batch_size: Images at once.
+        workers: Threads that decode; left out: from the machine.
+        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
+        precision: auto, bf16 or float32.
+    """
+    _check("knn", model, features, split, image_size)
+    from vitrail.evaluation.knn import NEIGHBOURS
+    from vitrail.evaluation.knn import knn as measure
+    from vitrail.training.resolve import choose_device
+
+    how = _how(image_size, batch_size, workers, device, precision)
+    subject, train, test = _both_sides(model, data, features, split, how)
+    place = choose_device(device)
+    found = measure(train, test, k=tuple(k) or NEIGHBOURS, temperature=temperature, device=place)
+    return _probe(subject, found, train, test)
+
+
+def linear(
+    model: str | Path | None = None,
+    data: str | Path | None = None,
+    *,
+    features: str | Path | None = None,
+    lr: tuple[float, ...] = (),
+    weight_decay: tuple[float, ...] = (),
+    epochs: int = 100,
+    minibatch: int = 256,
+    seed: int = 0,
+    split: str | None = None,
+    image_size: int | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    device: str | None = None,
+    precision: Precision = "auto",
+) -> Probe:
+    """Train a linear classifier on frozen features, with many learning rates in one pass, and measure the best.
+
+    The best is chosen on a tenth held out of the training images, then trained again on all of them; the test images
+    have no say in it. SGD with momentum 0.9 along a cosine, on standardised features.
+
+    Args:
+        model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
+        data: The images, as for `vitrail train`; left out: those of the run.
+        features: Features from anywhere in place of model and data: an .npz with train_features, train_labels,
+            test_features and test_labels, such as `vitrail embed` writes.
+        lr: Learning rates to try, one or several; left out: eight from 0.0001 to 0.3.
+        weight_decay: Weight decays to try with each of them; left out: none.
+        epochs: Passes over the features.
+        minibatch: Features per step.
+        seed: Decides the order of the images and which are held out.
+        split: Which split to measure on; left out: test, else validation, else a tenth held out.
+        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
+        batch_size: Images at once, when features are computed.
+        workers: Threads that decode; left out: from the machine.
+        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
+        precision: auto, bf16 or float32.
+    """
+    _check("linear", model, features, split, image_size)
+    from vitrail.training.resolve import choose_device
+    from vitrail.transfer.probe import LEARNING_RATES, linear_probe
+
+    how = _how(image_size, batch_size, workers, device, precision)
+    subject, train, test = _both_sides(model, data, features, split, how)
+    found = linear_probe(
+        train,
+        test,
+        lr=tuple(lr) or LEARNING_RATES,
+        weight_decay=tuple(weight_decay) or (0.0,),
+        epochs=epochs,
+        minibatch=minibatch,
+        seed=seed,
+        device=choose_device(device),
+    )
+    return _probe(subject, found, train, test)
+
+
+def _check(verb: str, model: Any, features: Any, *of_images: Any) -> None:
+    """Raise UsageError where whose features are measured is said twice, or not at all."""
+    if features is None and model is None:
+        raise UsageError(f"probe what? vitrail probe {verb} MODEL DATA, or --features FEATURES.npz")
+    if features is not None and (model is not None or any(given is not None for given in of_images)):
+        raise UsageError("--features stands in place of a model, images, split and size: give one or the other")
+
+
+def _how(
+    image_size: int | None, batch_size: int, workers: int | None, device: str | None, precision: Precision
+) -> dict[str, Any]:
+    return {
+        "image_size": image_size,
+        "batch_size": batch_size,
+        "workers": workers,
+        "device": device,
+        "precision": precision,
+    }
+
+
+def _both_sides(
+    model: str | Path | None,
+    data: str | Path | None,
+    features: str | Path | None,
+    split: str | None,
+    how: dict[str, Any],
+) -> tuple[str, Features, Features]:
+    """Subject, and all training and test features."""
+    if features is not None:
+        from vitrail.evaluation.feature_file import load_features
+
+        return str(features), *load_features(features)
+    splits = open_splits(str(model), data, split)
+    embedder = Embedder(str(model), **how)
+    return f"{model} on {splits.name}", embedder(splits.train), embedder(splits.test)
+
+
+def _best(found: FewShot) -> dict[int, float] | None:
+    """The strength of the protocol that chooses one, on this data set alone."""
+    from vitrail.evaluation.fewshot import best_l2
+
+    if found.protocol != "paper-2020" or len(found.l2) == 1:
+        return None
+    cells = [(i, j) for i in range(len(found.shots)) for j in range(len(found.l2))]
+    return best_l2([{(found.shots[i], found.l2[j]): float(found.mean[i, j]) for i, j in cells}])
+
+
+def _probe(
+    subject: str,
+    found: Any,
+    train: Features,
+    test: Features,
+    best_l2: dict[int, float] | None = None,
+) -> Probe:
+    bad = [*train.bad, *test.bad]
+    return Probe(subject, len(train.class_names), train.width, found, bad, best_l2)

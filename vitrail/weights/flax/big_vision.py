@@ -1,0 +1,187 @@
+"""big_vision's .npz: its Vision Transformers, alone or as the image tower of SigLIP and its kin.
+
+The names are those of `flax_encoder` in the linen count, and
+
+| theirs | shape | ours |
+|---|---|---|
+| `pos_embedding` | (1, N, D); absent where positions are computed | `positions.embedding` |
+| `MAPHead_0/probe` | (1, 1, D) | `pool.probe` |
+| `MAPHead_0/MultiHeadDotProductAttention_0/query` | kernel (D, H, E), bias (H, E) | `pool.query` |
+| `.../{key,value}` | (D, H, E); (H, E) each | `pool.key_value` |
+| `.../out` | (H, E, D); (D) | `pool.out` |
+| `MAPHead_0/LayerNorm_0` | scale, bias (D) | `pool.norm` |
+| `MAPHead_0/MlpBlock_0/Dense_0`, `Dense_1` | (D, M) and (M, D) | `pool.mlp.fc1`, `fc2` |
+
+The class token, where there is one, comes after the positions and has none. Older files have one row more, the
+class token's (`models/vit.py`, `fix_old_checkpoints`, adds it to `cls`; here it stays apart, so that the file goes
+back as it came), or the table where Google's has it. A file with neither class token nor MAP head is pooled by
+its average. Evaluation resizes the short side and crops 7/8 of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vitrail.data.settings import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.model.variants import ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.card import Card
+from vitrail.weights.flax import encoder as flax
+from vitrail.weights.flax.limits import expressible
+from vitrail.weights.flax.write import found_dtypes, write_npz
+from vitrail.weights.formats import Found
+from vitrail.weights.mapping import Entry, dense, same, scale_bias
+from vitrail.weights.writing import foreign_tensors, origin_of, state_of
+
+POSITIONS = "pos_embedding"
+OLD_POSITIONS = "Transformer/posembed_input/pos_embedding"
+ASSUMED_SIZE = 224
+DEFAULT = flax.Layout(prefix="params/", naming="linen")
+
+
+@dataclass(frozen=True)
+class BigVision:
+    """See the module."""
+
+    name: str = "big_vision"
+
+    def recognises(self, archive: Archive) -> bool:
+        """Is there a patch embedding, and an encoder with positions of its own, scanned layers or a MAP head?"""
+        prefix = flax.find_prefix(archive)
+        return prefix is not None and flax.is_big_vision(archive, prefix)
+
+    def find(self, archive: Archive) -> Found:
+        """Infer the model from the shapes. Raises WeightsError naming the tensor that does not fit."""
+        prefix = flax.find_prefix(archive)
+        if prefix is None:
+            raise WeightsError(f"{archive.path} has no embedding/kernel and no encoder: it is not big_vision's")
+        layout = flax.find_layout(archive, prefix)
+        positions = OLD_POSITIONS if f"{prefix}{OLD_POSITIONS}" in archive else POSITIONS
+        config, said = _config(archive, layout, positions)
+        unused = flax.outside(archive, prefix)
+        origin = {"format": self.name, "file": archive.path.name, **asdict(layout), "positions": positions}
+        card = Card(
+            config,
+            preprocess=Preprocess(config.image_size, resize="small", crop=0.875),
+            source=self.name,
+            provenance={"origin": {**origin, **found_dtypes(archive, archive.names - unused.keys())}},
+        )
+        said += flax.projector_note(prefix, config.classes)
+        return Found(card, _entries(config, layout, positions), unused, assumptions=said)
+
+    def write(self, model: nn.Module, card: Card, path: Path) -> None:
+        """Write the model under the names it came with; a model from elsewhere gets `params/` and a layer each.
+
+        Raises WeightsError for what the format has no place for, and for what its readers would compute otherwise:
+        see `flax_limits`.
+        """
+        config = expressible(model, self.name, stems=("linear",), pools=("cls", "gap", "map"))
+        if config.positions not in ("1d", "sincos"):
+            raise WeightsError(
+                f"format {self.name!r} has learned 1d positions or computed ones (sincos), this model "
+                f"{config.positions} ones"
+            )
+        _check_positions(config)
+        origin = origin_of(card, self.name)
+        layout = flax.Layout(**{key: origin.get(key, value) for key, value in asdict(DEFAULT).items()})
+        entries = _entries(config, layout, origin.get("positions", POSITIONS))
+        write_npz(path, foreign_tensors(state_of(model), entries, self.name), origin)
+
+
+def _config(archive: Archive, layout: flax.Layout, positions: str) -> tuple[ViTConfig, list[str]]:
+    """The config, and what had to be assumed for it."""
+    prefix = layout.prefix
+    sizes: dict[str, Any] = {**flax.top_sizes(archive, prefix), **flax.encoder_sizes(archive, layout)}
+    sizes["patch"] = patch = flax.patch_size(archive, prefix)
+    sizes["pool"] = pool = _pool(archive, prefix, sizes["heads"])
+    if f"{prefix}{positions}" in archive:
+        rows = flax.shape_of(archive, f"{prefix}{positions}", "1", "positions", "width")[1]
+        grid, sizes["cls_position"] = _read_positions(rows)
+        if sizes["cls_position"] and pool != "cls":
+            raise WeightsError(
+                f"{archive.path}: '{prefix}{positions}' has {rows} rows, one of them for a class token that the file "
+                "does not have"
+            )
+        said = flax.assumed_grid(grid, f"{prefix}{positions}")
+    else:
+        grid, sizes["positions"], sizes["cls_position"] = _computed(archive, layout, patch), "sincos", False
+        said = [
+            f"there is no {prefix}{positions}, so positions are sines and cosines, and the file does not say for which "
+            f"size: {grid[0] * patch} x {grid[1] * patch} px"
+        ]
+    image_size = (grid[0] * patch, grid[1] * patch)
+    return flax.build_config(archive, **sizes, image_size=image_size, gelu="tanh", resize_mode="official"), said
+
+
+def _pool(archive: Archive, prefix: str, heads: int) -> str:
+    if f"{prefix}MAPHead_0/probe" not in archive:
+        return "cls" if f"{prefix}cls" in archive else "gap"
+    if f"{prefix}cls" in archive:
+        raise WeightsError(
+            f"{archive.path} has both '{prefix}cls' and a MAP head; big_vision's models have one of them"
+        )
+    name = f"{prefix}MAPHead_0/MultiHeadDotProductAttention_0/query/kernel"
+    shape = flax.shape_of(archive, name, "width", "heads", "features of a head")
+    if shape[1] != heads:
+        raise WeightsError(f"{archive.path}: {name!r} has {shape[1]} heads, the encoder {heads}; here they are equal")
+    return "map"
+
+
+def _read_positions(rows: int) -> tuple[tuple[int, int], bool]:
+    """Grid of a table of so many rows, and whether the first row is the class token's: where that makes a square."""
+    front = math.isqrt(rows) ** 2 + 1 == rows
+    return flax.grid_of(rows - front), front
+
+
+def _check_positions(config: ViTConfig) -> None:
+    """Raise WeightsError where a reader would take the table for that of another grid."""
+    if config.positions == "sincos":
+        return
+    front = config.pool == "cls" and config.cls_position
+    rows, columns = config.grid
+    if (read := _read_positions(front + rows * columns)) != (config.grid, front):
+        row = " and a row for the class token" * read[1]
+        raise WeightsError(
+            f"format 'big_vision' keeps the number of positions and not their rows: the {front + rows * columns} of "
+            f"this model would be read as a grid of {read[0][0]} x {read[0][1]}{row}, and it has {rows} x {columns}; "
+            "save as 'vitrail', or load the model with a square image_size first"
+        )
+
+
+def _computed(archive: Archive, layout: flax.Layout, patch: int) -> tuple[int, int]:
+    """The grid that a model without a table is taken to be for."""
+    if layout.naming != "linen":
+        raise WeightsError(f"{archive.path} lacks the tensor '{layout.prefix}{OLD_POSITIONS}' (1, positions, width)")
+    side = max(ASSUMED_SIZE // patch, 1)
+    return side, side
+
+
+def _entries(config: ViTConfig, layout: flax.Layout, positions: str) -> list[Entry]:
+    prefix = layout.prefix
+    entries = flax.linear_stem_entries(config, prefix)
+    if config.pool == "cls":
+        entries.append(same("cls", f"{prefix}cls"))
+    if config.positions == "1d":
+        entries.append(same("positions.embedding", f"{prefix}{positions}"))
+    if config.pool == "map":
+        head = f"{prefix}MAPHead_0/"
+        attention = f"{head}MultiHeadDotProductAttention_0"
+        entries += [
+            same("pool.probe", f"{head}probe"),
+            *flax.projections("pool.query", attention, ("query",), config.heads),
+            *flax.projections("pool.key_value", attention, ("key", "value"), config.heads),
+            *flax.out_projection("pool.out", f"{attention}/out", config.heads),
+            *scale_bias("pool.norm", f"{head}LayerNorm_0"),
+            *dense("pool.mlp.fc1", f"{head}MlpBlock_0/Dense_0"),
+            *dense("pool.mlp.fc2", f"{head}MlpBlock_0/Dense_1"),
+        ]
+    return entries + flax.encoder_entries(config, layout)
+
+
+FORMAT = BigVision()

@@ -1,0 +1,171 @@
+"""BiT's .npz: the ResNetV2s of google-research/big_transfer, as TensorFlow named them.
+
+With b the stage from 1, u the unit from 01, w the width of the root, C the features that come in, W = w * 2**(b - 1):
+
+| theirs | shape | ours |
+|---|---|---|
+| `resnet/root_block/standardized_conv2d/kernel` | (7, 7, 3, w) | `root.weight` |
+| `resnet/block{b}/unit{uu}/{a,b,c}/standardized_conv2d/kernel` | (1, 1, C, W), (3, 3, W, W), (1, 1, W, 4W) | `conv1` |
+| `resnet/block{b}/unit{uu}/{a,b,c}/group_norm/{gamma,beta}` | (C), (W), (W) | `stages.{b-1}.{u-1}.norm1` |
+| `resnet/block{b}/unit01/a/proj/standardized_conv2d/kernel` | (1, 1, C, 4W) | `stages.{b-1}.0.shortcut` |
+| `resnet/group_norm/{gamma,beta}` | (C) | `norm` |
+| `resnet/head/conv2d/{kernel,bias}` (not in every file) | (1, 1, C, K); (K) | `head` |
+
+Some files number the layers (`standardized_conv2d_17`). Kernels are standardised by (w - mean) / sqrt(var + 1e-10),
+GroupNorm has an epsilon of 1e-5, pixels are in [-1, 1].
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from vitrail.data.settings import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.model.resnet.network import ResNet
+from vitrail.model.variants import ResNetConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.card import Card
+from vitrail.weights.flax.encoder import shape_of
+from vitrail.weights.flax.write import found_dtypes, write_npz
+from vitrail.weights.formats import Found
+from vitrail.weights.mapping import Entry, conv_kernel, same, scale_bias
+from vitrail.weights.writing import foreign_tensors, origin_of, state_of
+
+ROOT = "resnet/root_block/standardized_conv2d/kernel"
+HEAD = "resnet/head/conv2d"
+_NUMBERED = re.compile(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/)")
+_UNIT = re.compile(r"resnet/block(\d+)/unit(\d+)/")
+
+
+@dataclass(frozen=True)
+class BiT:
+    """See the module."""
+
+    name: str = "bit"
+
+    def recognises(self, archive: Archive) -> bool:
+        """Is there the root block of a TensorFlow ResNetV2?"""
+        return any(_plain(name) == ROOT for name in archive.names)
+
+    def find(self, archive: Archive) -> Found:
+        """Infer the model from the shapes. Raises WeightsError naming the tensor that does not fit."""
+        names = _names(archive)
+        units = _units(archive, names)
+        root = shape_of(archive, names.get(ROOT, ROOT), "7", "7", "channels", "width")
+        head = f"{HEAD}/kernel"
+        classes = shape_of(archive, names[head], "1", "1", "features", "classes")[3] if head in names else 0
+        preprocess, said = _evaluation(classes)
+        config = ResNetConfig(
+            units=units, width=root[3], channels=root[2], classes=classes, image_size=preprocess.image_size,
+            mean=(0.5,) * root[2], std=(0.5,) * root[2],
+        )  # fmt: skip
+        numbered = {plain: name for plain, name in sorted(names.items()) if plain != name}
+        origin = {"format": self.name, "file": archive.path.name, "numbered": numbered}
+        provenance = {"origin": {**origin, **found_dtypes(archive, archive.names)}}
+        card = Card(config, preprocess=preprocess, source=self.name, provenance=provenance)
+        return Found(card, _entries(config, numbered), assumptions=said)
+
+    def write(self, model: nn.Module, card: Card, path: Path) -> None:
+        """Write the model under the names it came with; a model from elsewhere gets names without numbers.
+
+        Raises WeightsError for what the format has no place for, and for what its readers would compute otherwise.
+        """
+        config = _expressible(model)
+        origin = origin_of(card, self.name)
+        write_npz(
+            path, foreign_tensors(state_of(model), _entries(config, origin.get("numbered", {})), self.name), origin
+        )
+
+
+def _plain(name: str) -> str:
+    """A name without the numbers of layers."""
+    return _NUMBERED.sub(r"\1", name)
+
+
+def _names(archive: Archive) -> dict[str, str]:
+    """Names without numbers: as they stand in the file. Raises WeightsError where two are one."""
+    names: dict[str, str] = {}
+    for name in sorted(archive.names):
+        if (first := names.setdefault(_plain(name), name)) != name:
+            raise WeightsError(f"{archive.path} has {first!r} and {name!r}, which are one layer but for their numbers")
+    return names
+
+
+def _units(archive: Archive, names: Mapping[str, str]) -> tuple[int, ...]:
+    """Units of each stage. Raises WeightsError for a gap in the numbers."""
+    found = {(int(match[1]), int(match[2])) for name in names if (match := _UNIT.match(name))}
+    stages = range(1, 1 + len({stage for stage, _ in found}))
+    units = tuple(sum(stage == one for stage, _ in found) for one in stages)
+    expected = {(stage, unit) for stage, count in zip(stages, units, strict=True) for unit in range(1, count + 1)}
+    if not units or found != expected:
+        stage, unit = min(expected ^ found, default=(1, 1))
+        raise WeightsError(f"{archive.path} has a gap in its ResNet: see resnet/block{stage}/unit{unit:02d}")
+    return units
+
+
+def _evaluation(classes: int) -> tuple[Preprocess, list[str]]:
+    """Preprocessing and what is assumed for it: a ResNet takes any size, and its file says none.
+
+    Networks fine-tuned on ImageNet were trained on crops of 480 px and see images squashed to that size
+    (BiT-HyperRule); the pre-trained ones saw 224 px.
+    """
+    if classes == 1000:
+        size, preprocess = 480, Preprocess((480, 480), resize="squash")
+        why = "1000 classes: fine-tuned on ImageNet with BiT-HyperRule, 480 px; BiT-S itself was trained at 224"
+    else:
+        size, preprocess = 224, Preprocess((224, 224), resize="small", crop=0.875)
+        why = "that of BiT's pre-training; fine-tuned networks saw 128 or 480 px"
+    return preprocess, [f"the file does not say the image size: {size} px ({why})"]
+
+
+def _entries(config: ResNetConfig, numbered: Mapping[str, str]) -> list[Entry]:
+    """Entries under plain names, then under those that the file has."""
+    entries = [conv_kernel("root.weight", ROOT), *_norm("norm", "resnet")]
+    for stage, units in enumerate(config.units):
+        for unit in range(units):
+            ours, theirs = f"stages.{stage}.{unit}", f"resnet/block{stage + 1}/unit{unit + 1:02d}"
+            for layer, letter in enumerate("abc", 1):
+                entries.append(
+                    conv_kernel(f"{ours}.conv{layer}.weight", f"{theirs}/{letter}/standardized_conv2d/kernel")
+                )
+                entries += _norm(f"{ours}.norm{layer}", f"{theirs}/{letter}")
+            if unit == 0:  # more features come out than went in
+                entries.append(conv_kernel(f"{ours}.shortcut.weight", f"{theirs}/a/proj/standardized_conv2d/kernel"))
+    if config.classes:
+        entries += [Entry("head.weight", (f"{HEAD}/kernel",), _from_1x1, _to_1x1), same("head.bias", f"{HEAD}/bias")]
+    return [replace(entry, theirs=tuple(numbered.get(name, name) for name in entry.theirs)) for entry in entries]
+
+
+def _norm(ours: str, theirs: str) -> list[Entry]:
+    return scale_bias(ours, f"{theirs}/group_norm", ("gamma", "beta"))
+
+
+def _from_1x1(kernel: Tensor) -> Tensor:
+    return kernel[0, 0].mT
+
+
+def _to_1x1(weight: Tensor) -> tuple[Tensor, ...]:
+    return (weight.mT[None, None],)
+
+
+def _expressible(model: nn.Module) -> ResNetConfig:
+    """The config of a model that BiT's readers compute as it is. Raises WeightsError with the reason."""
+    if not isinstance(model, ResNet):
+        raise WeightsError(f"format 'bit' holds ResNetV2s, not a {type(model).__name__}; a ViT goes into 'google'")
+    config = model.config
+    if config.axial:
+        raise WeightsError("format 'bit' has no place for axial attention; save as 'vitrail', which has")
+    if (config.std_conv, config.group_norm_eps) != ("bit", 1e-5):
+        raise WeightsError(
+            "format 'bit' cannot say how kernels are standardised, and its readers take (w - mean) / sqrt(var + 1e-10) "
+            f"and a GroupNorm epsilon of 1e-5; this model has the form {config.std_conv!r} and {config.group_norm_eps}"
+        )
+    return config
+
+
+FORMAT = BiT()

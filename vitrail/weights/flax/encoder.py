@@ -1,0 +1,292 @@
+"""The encoder as flax names it: what the files of Google's vision_transformer and of big_vision share.
+
+After a prefix (none, `opt/target/`, `params/`, `params/img/`), with D the width, H heads of E features, M the MLP:
+
+| theirs | shape | ours |
+|---|---|---|
+| `cls` | (1, 1, D) | `cls` |
+| `embedding/kernel`, `bias` | (P, P, 3, D); (D) | `stem.weight`, `bias` |
+| `Transformer/encoderblock_0/LayerNorm_0/scale`, `bias` | (D) | `blocks.0.attentions.0.norm` |
+| `.../MultiHeadDotProductAttention_1/{query,key,value}/kernel`, `bias` | (D, H, E); (H, E) | `...attention.qkv` |
+| `.../MultiHeadDotProductAttention_1/out/kernel`, `bias` | (H, E, D); (D) | `...attention.out` |
+| `.../LayerNorm_2/scale`, `bias` | (D) | `blocks.0.mlps.0.norm` |
+| `.../MlpBlock_3/Dense_0` and `Dense_1/kernel`, `bias` | (D, M); (M) and (M, D); (D) | `...mlp.fc1` and `fc2` |
+| `Transformer/encoder_norm/scale`, `bias` | (D) | `norm` |
+| `pre_logits/kernel`, `bias` (not in every file) | (D, R); (R) | `pre_logits.hidden` |
+| `head/kernel`, `bias` (not in every file) | (D or R, K); (K) | `head` |
+
+These are the numbers of old flax, which counted all modules of a block together; linen counts each kind on its own
+(`MODULES`). Scanned models have one `Transformer/encoderblock/` whose arrays have the layers as first axis.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import UsageError, WeightsError
+from vitrail.model.variants import ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.mapping import Entry, conv_kernel, dense, same, scale_bias
+
+PREFIXES = ("", "opt/target/", "params/", "params/img/")
+"""What released files and training checkpoints put in front of every name."""
+
+MODULES = {
+    "old": ("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
+    "linen": ("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
+}
+"""Naming: attention, the norm in front of the MLP, and the MLP."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one file spells the encoder's names. A card's provenance keeps it, so that a file goes back as it came."""
+
+    prefix: str = ""
+    naming: str = "old"
+    scan: bool = False
+
+    def block(self, layer: int) -> str:
+        """What the names of this layer start with."""
+        return f"{self.prefix}Transformer/encoderblock" + ("/" if self.scan else f"_{layer}/")
+
+
+def find_prefix(archive: Archive) -> str | None:
+    """Return the prefix of an archive that holds a flax ViT, None for any other archive."""
+    for prefix in PREFIXES:
+        block = f"{prefix}Transformer/encoderblock"
+        if f"{prefix}embedding/kernel" in archive and any(name.startswith(block) for name in archive.names):
+            return prefix
+    return None
+
+
+def is_big_vision(archive: Archive, prefix: str) -> bool:
+    """Is it a file of big_vision, not of vision_transformer?
+
+    Only big_vision has positions outside the encoder (or computed ones), scanned layers and a MAP head.
+    """
+    return (
+        f"{prefix}Transformer/posembed_input/pos_embedding" not in archive
+        or f"{prefix}MAPHead_0/probe" in archive
+        or any(name.startswith(f"{prefix}Transformer/encoderblock/") for name in archive.names)
+    )
+
+
+def find_layout(archive: Archive, prefix: str) -> Layout:
+    """Return how the names of this file are spelled. Raises WeightsError where they are in no known way."""
+    scan = any(name.startswith(f"{prefix}Transformer/encoderblock/") for name in archive.names)
+    for naming, (attention, _, _) in MODULES.items():
+        layout = Layout(prefix, naming, scan)
+        if f"{layout.block(0)}{attention}/query/kernel" in archive:
+            return layout
+    expected = " or ".join(f"{layout.block(0)}{attention}/query/kernel" for attention, _, _ in MODULES.values())
+    raise WeightsError(f"{archive.path} has no attention in its first layer: there is no {expected}")
+
+
+def shape_of(archive: Archive, name: str, *axes: str) -> tuple[int, ...]:
+    """Return the shape of a tensor that the model's sizes are read from. Raises WeightsError where it does not fit."""
+    if name not in archive:
+        raise WeightsError(f"{archive.path} lacks the tensor {name!r} ({', '.join(axes)})")
+    shape = tuple(archive.shape(name))
+    if len(shape) != len(axes) or 0 in shape:
+        raise WeightsError(f"{archive.path} has {name!r} in shape {shape}; it should be ({', '.join(axes)})")
+    return shape
+
+
+def encoder_sizes(archive: Archive, layout: Layout) -> dict[str, int]:
+    """Return width, depth, heads and mlp_dim from the shapes of the first layer. Raises WeightsError."""
+    attention, _, mlp = MODULES[layout.naming]
+    stacked = ("layers",) * layout.scan
+    name = f"{layout.block(0)}{attention}/query/kernel"
+    query = shape_of(archive, name, *stacked, "width", "heads", "features of a head")
+    hidden = shape_of(archive, f"{layout.block(0)}{mlp}/Dense_0/kernel", *stacked, "width", "mlp_dim")
+    width, heads, features = query[-3:]
+    if heads * features != width:
+        raise WeightsError(
+            f"{archive.path}: {name!r} has {heads} heads of {features} features for a width of {width}; "
+            "a Vision Transformer's heads share the width evenly"
+        )
+    depth = _stacked_layers(archive, layout, query[0]) if layout.scan else _count_layers(archive, layout.prefix)
+    return dict(width=width, depth=depth, heads=heads, mlp_dim=hidden[-1])
+
+
+def _stacked_layers(archive: Archive, layout: Layout, depth: int) -> int:
+    for name in sorted(archive.names):
+        if name.startswith(layout.block(0)) and archive.shape(name)[:1] != (depth,):
+            raise WeightsError(
+                f"{archive.path} has {name!r} in shape {archive.shape(name)}; its first axis should be the {depth} "
+                "layers that the attention has"
+            )
+    return depth
+
+
+def _count_layers(archive: Archive, prefix: str) -> int:
+    pattern = re.compile(re.escape(prefix) + r"Transformer/encoderblock_(\d+)/")
+    layers = {int(match[1]) for name in archive.names if (match := pattern.match(name))}
+    if missing := set(range(len(layers))) - layers:
+        raise WeightsError(
+            f"{archive.path} has {len(layers)} layers, the last of them Transformer/encoderblock_{max(layers)}, but "
+            f"no Transformer/encoderblock_{min(missing)}"
+        )
+    return len(layers)
+
+
+def top_sizes(archive: Archive, prefix: str) -> dict[str, int | None]:
+    """Return channels, classes (0 without a head) and pre_logits (None without). Raises WeightsError."""
+    kernel = shape_of(archive, f"{prefix}embedding/kernel", "patch", "patch", "channels", "width")
+    sizes: dict[str, int | None] = dict(channels=kernel[2], classes=0, pre_logits=None)
+    for layer, field in (("head", "classes"), ("pre_logits", "pre_logits")):
+        if f"{prefix}{layer}/kernel" in archive or f"{prefix}{layer}/bias" in archive:
+            sizes[field] = shape_of(archive, f"{prefix}{layer}/kernel", "features", field)[1]
+    return sizes
+
+
+def patch_size(archive: Archive, prefix: str) -> int:
+    """Return the side of a patch, in cells of the map that is cut into patches. Raises WeightsError."""
+    kernel = shape_of(archive, f"{prefix}embedding/kernel", "patch", "patch", "channels", "width")
+    if kernel[0] != kernel[1]:
+        raise WeightsError(f"{archive.path} has patches of {kernel[0]} x {kernel[1]}; they must be square here")
+    return kernel[0]
+
+
+def grid_of(cells: int) -> tuple[int, int]:
+    """Return the grid that so many positions stand for: the squarest one, no taller than wide.
+
+    The formats keep the number of positions and not their rows; their own readers take the square root.
+    """
+    rows = math.isqrt(cells)
+    while cells % rows:
+        rows -= 1
+    return rows, cells // rows
+
+
+def assumed_grid(grid: tuple[int, int], name: str) -> list[str]:
+    """Return what has to be said about a grid that is not square, as a list of sentences."""
+    if grid[0] == grid[1]:
+        return []
+    return [
+        f"{name} has {grid[0] * grid[1]} positions, not a square number, and the file does not say their rows: "
+        f"a grid of {grid[0]} x {grid[1]}"
+    ]
+
+
+def build_config(archive: Archive, **values: Any) -> ViTConfig:
+    """Return the config; contradictions between the file's shapes become a WeightsError."""
+    try:
+        return ViTConfig(**values)
+    except UsageError as error:
+        raise WeightsError(f"{archive.path} does not describe a model: {error}") from error
+
+
+def outside(archive: Archive, prefix: str) -> dict[str, str]:
+    """Return the names that are not the image network's, each with the reason to leave it out."""
+    reasons = {}
+    for name in sorted(archive.names):
+        if not name.startswith(prefix):
+            tower = prefix == "params/img/" and name.startswith("params/")
+            reasons[name] = "not of the image tower" if tower else "state of the training run"
+    return reasons
+
+
+def projector_note(prefix: str, classes: int | None) -> list[str]:
+    """Return what has to be said about the head of an image tower, as a list of sentences."""
+    if prefix != "params/img/" or not classes:
+        return []
+    return [f"the head projects onto the {classes} features shared with the text tower: they count as classes"]
+
+
+def encoder_entries(config: ViTConfig, layout: Layout) -> list[Entry]:
+    """Entries of all layers, of the norm after them, of the pre-logits and of the head."""
+    entries = scale_bias("norm", f"{layout.prefix}Transformer/encoder_norm")
+    for layer in range(config.depth):
+        block = _block(f"blocks.{layer}", layout.block(layer), layout.naming, config.heads)
+        entries += [_of_stack(entry, layer) for entry in block] if layout.scan else block
+    if config.pre_logits:
+        entries += dense("pre_logits.hidden", f"{layout.prefix}pre_logits")
+    if config.classes:
+        entries += dense("head", f"{layout.prefix}head")
+    return entries
+
+
+def linear_stem_entries(config: ViTConfig, prefix: str) -> list[Entry]:
+    """Entries of the patch projection."""
+    return [
+        conv_kernel("stem.weight", f"{prefix}embedding/kernel"),
+        same("stem.bias", f"{prefix}embedding/bias"),
+    ]
+
+
+def _block(ours: str, theirs: str, naming: str, heads: int) -> list[Entry]:
+    attention, norm, mlp = MODULES[naming]
+    return [
+        *scale_bias(f"{ours}.attentions.0.norm", f"{theirs}LayerNorm_0"),
+        *projections(f"{ours}.attentions.0.attention.qkv", f"{theirs}{attention}", ("query", "key", "value"), heads),
+        *out_projection(f"{ours}.attentions.0.attention.out", f"{theirs}{attention}/out", heads),
+        *scale_bias(f"{ours}.mlps.0.norm", f"{theirs}{norm}"),
+        *dense(f"{ours}.mlps.0.mlp.fc1", f"{theirs}{mlp}/Dense_0"),
+        *dense(f"{ours}.mlps.0.mlp.fc2", f"{theirs}{mlp}/Dense_1"),
+    ]
+
+
+def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> list[Entry]:
+    """Kernels (D, H, E) and biases (H, E) of these parts of an attention, behind each other in one linear layer.
+
+    `read` raises ValueError for another number of heads: their features would be shared out in another way.
+    """
+
+    def read_kernels(*kernels: Tensor) -> Tensor:
+        return torch.cat([_of_heads(kernel, 1, heads).flatten(1).mT for kernel in kernels])
+
+    def write_kernels(weight: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.mT.unflatten(1, (heads, -1)).clone() for part in weight.chunk(len(parts)))
+
+    def read_biases(*biases: Tensor) -> Tensor:
+        return torch.cat([_of_heads(bias, 0, heads).flatten() for bias in biases])
+
+    def write_biases(bias: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.unflatten(0, (heads, -1)).clone() for part in bias.chunk(len(parts)))
+
+    kernels, biases = ([f"{theirs}/{part}/{end}" for part in parts] for end in ("kernel", "bias"))
+    return [
+        Entry(f"{ours}.weight", tuple(kernels), read_kernels, write_kernels),
+        Entry(f"{ours}.bias", tuple(biases), read_biases, write_biases),
+    ]
+
+
+def out_projection(ours: str, theirs: str, heads: int) -> list[Entry]:
+    """The kernel (H, E, D) that joins the heads, and its bias (D)."""
+
+    def read(kernel: Tensor) -> Tensor:
+        return _of_heads(kernel, 0, heads).flatten(0, 1).mT
+
+    def write(weight: Tensor) -> tuple[Tensor, ...]:
+        return (weight.mT.unflatten(0, (heads, -1)),)
+
+    return [Entry(f"{ours}.weight", (f"{theirs}/kernel",), read, write), same(f"{ours}.bias", f"{theirs}/bias")]
+
+
+def _of_heads(tensor: Tensor, axis: int, heads: int) -> Tensor:
+    if tensor.dim() <= axis or tensor.shape[axis] != heads:
+        raise ValueError(f"axis {axis} should be {heads} heads")
+    return tensor
+
+
+def _of_stack(entry: Entry, layer: int) -> Entry:
+    """The entry of one layer whose arrays are row `layer` of a scanned model's.
+
+    It writes stacks of one row: `vitrail.weights.flax.write.foreign_tensors` puts those of all layers together.
+    """
+
+    def read(*stacks: Tensor) -> Tensor:
+        return entry.read(*(stack[layer] for stack in stacks))
+
+    def write(tensor: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part[None] for part in entry.write(tensor))
+
+    return replace(entry, read=read, write=write)

@@ -1,0 +1,115 @@
+"""Google's .npz: Vision Transformers and hybrids of google-research/vision_transformer, AugReg's included.
+
+The names are those of `flax_encoder` and, for hybrids, of `google_hybrid`, in the old or the linen count, and
+
+| theirs | shape | ours |
+|---|---|---|
+| `Transformer/posembed_input/pos_embedding` | (1, 1 + N, D), class token first | `positions.embedding` |
+
+A file without `cls` is a model with average pooling, of N positions. The model is the one those files are read
+into: tanh GELU, LayerNorm epsilon 1e-6, pixels in [-1, 1], positions resampled as `scipy.ndimage.zoom(order=1)` does,
+images squashed to the model's size (`vit_jax/input_pipeline.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vitrail.data.settings import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.model.variants import ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.card import Card
+from vitrail.weights.flax import encoder as flax
+from vitrail.weights.flax import hybrid
+from vitrail.weights.flax.limits import check_grid, expressible
+from vitrail.weights.flax.write import found_dtypes, write_npz
+from vitrail.weights.formats import Found
+from vitrail.weights.mapping import Entry, same
+from vitrail.weights.writing import foreign_tensors, origin_of, state_of
+
+POSITIONS = "Transformer/posembed_input/pos_embedding"
+
+
+@dataclass(frozen=True)
+class Google:
+    """See the module."""
+
+    name: str = "google"
+
+    def recognises(self, archive: Archive) -> bool:
+        """Is there a patch embedding, and an encoder that adds its own positions?"""
+        prefix = flax.find_prefix(archive)
+        return prefix is not None and not flax.is_big_vision(archive, prefix)
+
+    def find(self, archive: Archive) -> Found:
+        """Infer the model from the shapes. Raises WeightsError naming the tensor that does not fit."""
+        prefix = flax.find_prefix(archive)
+        if prefix is None:
+            raise WeightsError(f"{archive.path} has no embedding/kernel and no encoder: it is not in Google's format")
+        layout = flax.find_layout(archive, prefix)
+        config = _config(archive, layout)
+        wide = hybrid.wide_norms(archive, prefix)
+        entries = _entries(config, layout, wide)
+        unused = flax.outside(archive, prefix)
+        origin = {"format": self.name, "file": archive.path.name, **asdict(layout), "wide_norms": wide}
+        card = Card(
+            config,
+            preprocess=Preprocess(config.image_size, resize="squash"),
+            source=self.name,
+            provenance={"origin": {**origin, **found_dtypes(archive, archive.names - unused.keys())}},
+        )
+        said = flax.assumed_grid(config.grid, f"{prefix}{POSITIONS}") + flax.projector_note(prefix, config.classes)
+        return Found(card, entries, unused, assumptions=said)
+
+    def write(self, model: nn.Module, card: Card, path: Path) -> None:
+        """Write the model under the names it came with; a model from elsewhere gets the released files' old names.
+
+        Raises WeightsError for what the format has no place for, and for what its readers would compute otherwise:
+        see `flax_limits`.
+        """
+        config = expressible(model, self.name, stems=("linear", "resnet"), pools=("cls", "gap"))
+        if config.positions != "1d":
+            raise WeightsError(f"format {self.name!r} has learned 1d positions, this model {config.positions} ones")
+        if config.pool == "cls" and not config.cls_position:
+            raise WeightsError(
+                f"format {self.name!r} has a position for the class token, this model none; 'big_vision' has neither"
+            )
+        check_grid(config, self.name)
+        origin = origin_of(card, self.name)
+        layout = flax.Layout(origin.get("prefix", ""), origin.get("naming", "old"))
+        entries = _entries(config, layout, origin.get("wide_norms", []))
+        write_npz(path, foreign_tensors(state_of(model), entries, self.name), origin)
+
+
+def _config(archive: Archive, layout: flax.Layout) -> ViTConfig:
+    prefix = layout.prefix
+    sizes: dict[str, Any] = {**flax.top_sizes(archive, prefix), **flax.encoder_sizes(archive, layout)}
+    sizes["patch"] = flax.patch_size(archive, prefix)
+    if hybrid.is_hybrid(archive, prefix):
+        sizes |= hybrid.hybrid_sizes(archive, prefix)
+    pool = "cls" if f"{prefix}cls" in archive else "gap"
+    positions = flax.shape_of(archive, f"{prefix}{POSITIONS}", "1", "positions", "width")
+    cells = positions[1] - (pool == "cls")
+    if cells < 1:
+        raise WeightsError(f"{archive.path} has no positions but the class token's in '{prefix}{POSITIONS}'")
+    rows, columns = flax.grid_of(cells)
+    image_size = (rows * sizes["patch"], columns * sizes["patch"])
+    return flax.build_config(archive, **sizes, image_size=image_size, pool=pool, gelu="tanh", resize_mode="official")
+
+
+def _entries(config: ViTConfig, layout: flax.Layout, wide: list[str]) -> list[Entry]:
+    prefix = layout.prefix
+    stem = hybrid.hybrid_entries(config, prefix, wide) if config.stem == "resnet" else None
+    entries = flax.linear_stem_entries(config, prefix) if stem is None else stem
+    if config.pool == "cls":
+        entries.append(same("cls", f"{prefix}cls"))
+    entries.append(same("positions.embedding", f"{prefix}{POSITIONS}"))
+    return entries + flax.encoder_entries(config, layout)
+
+
+FORMAT = Google()

@@ -1,0 +1,97 @@
+"""The ResNet in front of Google's hybrids, which stands in the same .npz: names, shapes, and both directions.
+
+After the prefix, with b and u from 1, C the features that come in and W = 64 * 2**(b - 1):
+
+| theirs | shape | ours |
+|---|---|---|
+| `conv_root/kernel` | (7, 7, 3, 64) | `stem.root.conv.weight` |
+| `gn_root/{scale,bias}` | (64), in old files (1, 1, 1, 64) | `stem.root.norm` |
+| `block{b}/unit{u}/conv{1,2,3}/kernel` | (1, 1, C, W), (3, 3, W, W), (1, 1, W, 4W) | `stem.stages.{b-1}.{u-1}.conv1` |
+| `block{b}/unit{u}/gn{1,2,3}/{scale,bias}` | (W), (W), (4W), or with three axes of 1 | `...norm1` |
+| `block{b}/unit1/conv_proj/kernel`, `gn_proj/{scale,bias}` | (1, 1, C, 4W); (4W) | `...shortcut.conv`, `.norm` |
+| `embedding/kernel`, `bias` | (c, c, C, D); (D) | `stem.proj` |
+
+The patch, pixels per token, is what the convolutions and the embedding really do: R+Ti/16 has a root alone, which
+shrinks an image four times, and an embedding of 8 x 8 of its cells, so one token covers 32 x 32 pixels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from vitrail.errors import WeightsError
+from vitrail.model.stems.hybrid import ROOT_WIDTH
+from vitrail.model.variants import ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.flax.encoder import patch_size, shape_of
+from vitrail.weights.mapping import Entry, conv_kernel, reshaped, same, scale_bias
+
+
+def is_hybrid(archive: Archive, prefix: str) -> bool:
+    """Has the file a ResNet in front of the encoder?"""
+    return f"{prefix}conv_root/kernel" in archive
+
+
+def hybrid_sizes(archive: Archive, prefix: str) -> dict[str, Any]:
+    """Return stem, stem_units, patch and channels. Raises WeightsError for a ResNet that cannot be built here."""
+    name = f"{prefix}conv_root/kernel"
+    height, width, channels, features = shape_of(archive, name, "7", "7", "channels", str(ROOT_WIDTH))
+    if (height, width, features) != (7, 7, ROOT_WIDTH):
+        raise WeightsError(
+            f"{archive.path} has {name!r} in shape {(height, width, channels, features)}; the hybrids known here start "
+            f"with 7 x 7 kernels and {ROOT_WIDTH} features (width_factor 1)"
+        )
+    units = stem_units(archive, prefix)
+    ratio = 4 * 2 ** max(len(units) - 1, 0)
+    return dict(stem="resnet", stem_units=units, patch=ratio * patch_size(archive, prefix), channels=channels)
+
+
+def stem_units(archive: Archive, prefix: str) -> tuple[int, ...]:
+    """Return the number of units of each stage, () for a root alone. Raises WeightsError for a gap in the numbers."""
+    pattern = re.compile(re.escape(prefix) + r"block(\d+)/unit(\d+)/")
+    found = {(int(match[1]), int(match[2])) for name in archive.names if (match := pattern.match(name))}
+    units = tuple(sum(block == stage for block, _ in found) for stage in range(1, 1 + len({b for b, _ in found})))
+    expected = {(stage, unit) for stage, count in enumerate(units, 1) for unit in range(1, count + 1)}
+    if missing := sorted(expected - found) or sorted(found - expected):
+        raise WeightsError(
+            f"{archive.path} has a gap in its ResNet: see {prefix}block{missing[0][0]}/unit{missing[0][1]}"
+        )
+    return units
+
+
+def wide_norms(archive: Archive, prefix: str) -> list[str]:
+    """Return the GroupNorm arrays stored as (1, 1, 1, C), without the prefix."""
+    pattern = re.compile(re.escape(prefix) + r"((?:block\d+/unit\d+/)?gn\w*/(?:scale|bias))")
+    matches = [match for name in sorted(archive.names) if (match := pattern.fullmatch(name))]
+    return [match[1] for match in matches if len(archive.shape(match[0])) == 4]
+
+
+def hybrid_entries(config: ViTConfig, prefix: str, wide: Collection[str]) -> list[Entry]:
+    """Entries of the stem: its ResNet and the embedding of its map; `wide` as `wide_norms` returns it."""
+    entries = [
+        conv_kernel("stem.root.conv.weight", f"{prefix}conv_root/kernel"),
+        *_norm("stem.root.norm", prefix, "gn_root", wide),
+        conv_kernel("stem.proj.weight", f"{prefix}embedding/kernel"),
+        same("stem.proj.bias", f"{prefix}embedding/bias"),
+    ]
+    for stage, units in enumerate(config.stem_units):
+        for unit in range(units):
+            ours, theirs = f"stem.stages.{stage}.{unit}", f"block{stage + 1}/unit{unit + 1}/"
+            for layer in "123":
+                entries.append(conv_kernel(f"{ours}.conv{layer}.weight", f"{prefix}{theirs}conv{layer}/kernel"))
+                entries += _norm(f"{ours}.norm{layer}", prefix, f"{theirs}gn{layer}", wide)
+            if unit == 0:  # more features come out than went in
+                entries.append(conv_kernel(f"{ours}.shortcut.conv.weight", f"{prefix}{theirs}conv_proj/kernel"))
+                entries += _norm(f"{ours}.shortcut.norm", prefix, f"{theirs}gn_proj", wide)
+    return entries
+
+
+def _norm(ours: str, prefix: str, theirs: str, wide: Collection[str]) -> list[Entry]:
+    pair = scale_bias(ours, f"{prefix}{theirs}")
+    ends = [f"{theirs}/scale", f"{theirs}/bias"]
+    return [
+        reshaped(entry.ours, entry.theirs[0], (1, 1, 1, -1)) if end in wide else entry
+        for entry, end in zip(pair, ends, strict=True)
+    ]

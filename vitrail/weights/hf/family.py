@@ -1,0 +1,212 @@
+"""`Family`: one kind of vision encoder in transformers, and the plain ViT, from which the others differ.
+
+Reading (`own`, `mlp_dim`, `final_norm`) infers a model from an archive, writing (`refusal`, `layout`, `json`)
+says how a model would look there, and `entries` serves both: what is read can be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.data.settings import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.model.variants import ResizeMode, ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.hf.layout import DISK, MEMORY, STEM, Layout
+from vitrail.weights.mapping import Entry, joined, same, same_pair
+from vitrail.weights.shapes import rows, shape_of, square_side
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+IMAGENET: Statistics = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+
+class Family:
+    """The plain ViT. A pooler that feeds nothing is the pre-logits layer of its own pre-training (paper, 3.1)."""
+
+    model_type = "vit"
+    title = "ViT"
+    """How the names of its classes begin."""
+    norms = ("layernorm_before", "layernorm_after")
+    gammas = ("", "")
+    """LayerScale of attention and MLP, in the families that have it."""
+    front = 1
+    """Rows of the position table in front of the grid's."""
+    defaults: Mapping[str, Any] = dict(layer_norm_eps=1e-12, patch_size=16, pooler_act="tanh")
+    """What transformers assumes where config.json is silent, if it is not the same for all families."""
+    checked: Mapping[str, str] = {"intermediate_size": "mlp_dim"}
+    """Entries of config.json that the shapes must agree with, and their fields in ViTConfig."""
+    resize_mode: ResizeMode = "hf"
+    remarks: tuple[str, ...] = ()
+    """What a load report says of every model of the family."""
+    unused: tuple[tuple[str, str], ...] = (
+        (r"(\w+\.)?embeddings\.mask_token", "mask token of masked pre-training"),
+        (r"(\w+\.)?pooler\.dense\.\w+", "the classifier reads the class token, not the pooler"),
+        (r"decoder\..*", "decoder of masked pre-training"),
+    )
+    """Patterns of names without a place here, and why."""
+
+    @property
+    def prefix(self) -> str:
+        """What stands in front of every name in a model with a head."""
+        return f"{self.model_type}."
+
+    @property
+    def bare(self) -> str:
+        """Name of its class without a head."""
+        return f"{self.title}Model"
+
+    @property
+    def classifier(self) -> str:
+        """Name of its class with a classifier; "" where there is none."""
+        return f"{self.title}ForImageClassification"
+
+    # reading
+
+    def own(self, archive: Archive, layout: Layout, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of ViTConfig that set this family apart. Raises WeightsError for what has no place here."""
+        classes = rows(archive, "classifier.weight")
+        return dict(classes=classes, pre_logits=None if classes else pooler(archive, layout, settings))
+
+    def mlp_dim(self, archive: Archive, layout: Layout) -> int:
+        """Hidden width of the MLPs."""
+        return rows(archive, f"{self.layers(layout)}.0.{self.parts(layout)['fc1']}.weight")
+
+    def final_norm(self, archive: Archive, prefix: str) -> str:
+        """Whole name of the LayerNorm after the last block."""
+        return f"{prefix}layernorm"
+
+    def side(self, archive: Archive, layout: Layout) -> int:
+        """Side of the square grid that the positions are for."""
+        name = f"{layout.prefix}embeddings.position_embeddings"
+        return square_side(archive, name, shape_of(archive, name, 3)[1] - self.front)
+
+    def preprocess(self, image_size: tuple[int, int], patch: int) -> tuple[Preprocess, Statistics]:
+        """Preprocessing, mean and std of this family's published models."""
+        return Preprocess(image_size, "squash"), HALF
+
+    # writing
+
+    def refusal(self, config: ViTConfig) -> str:
+        """Why this family cannot express a config; "" where it can. `refusal_of_all` has been asked before."""
+        return self.lacks(
+            config,
+            {
+                "distillation token": config.distilled,
+                "registers": bool(config.registers),
+                "LayerScale": config.layer_scale is not None,
+                "pre-logits layer in front of a classifier": bool(config.pre_logits and config.classes),
+            },
+        )
+
+    def lacks(self, config: ViTConfig, checks: Mapping[str, bool]) -> str:
+        """A sentence about the first of these that is true, or of what only few families have."""
+        rare = {
+            f"{config.mlp} MLP": config.mlp != "gelu",
+            f"{config.positions} positions": config.positions != "1d",
+            f"pooling by {config.pool!r}": config.pool != "cls",
+        }
+        found = [what for what, there in {**checks, **rare}.items() if there]
+        return f"{self.bare} has no {found[0]}" if found else ""
+
+    def layout(self, config: ViTConfig) -> Layout:
+        """The names under which transformers itself would save such a model."""
+        headed = self.has_head(config)
+        prefix = self.prefix if headed else ""
+        norm = f"{prefix}{self.norm_within(config)}"
+        return Layout(self.model_type, self.classifier if headed else self.bare, prefix, norm=norm)
+
+    def has_head(self, config: ViTConfig) -> bool:
+        """Is its class one with a head?"""
+        return bool(config.classes)
+
+    def norm_within(self, config: ViTConfig) -> str:
+        """Name of the last LayerNorm within the encoder."""
+        return "layernorm"
+
+    def json(self, config: ViTConfig, layout: Layout) -> dict[str, Any]:
+        """The entries of config.json that set this family apart."""
+        values: dict[str, Any] = dict(intermediate_size=config.mlp_dim, qkv_bias=layout.qkv_bias)
+        if config.pre_logits:
+            values |= dict(pooler_output_size=config.pre_logits, pooler_act="tanh")
+        return values
+
+    def invented(self, config: ViTConfig, layout: Layout) -> dict[str, Tensor]:
+        """Tensors that transformers insists on and that no prediction depends on."""
+        return {}
+
+    # both
+
+    def layers(self, layout: Layout) -> str:
+        """Name of the list of blocks."""
+        return f"{layout.prefix}encoder.layer" if layout.disk else f"{layout.prefix}layers"
+
+    def parts(self, layout: Layout) -> dict[str, str]:
+        """Names of query, key, value, out, fc1 and fc2 within a block."""
+        return DISK if layout.disk else MEMORY
+
+    def entries(self, config: ViTConfig, layout: Layout) -> list[Entry]:
+        """Where each tensor is."""
+        embeddings = f"{layout.prefix}embeddings"
+        entries = [*same_pair("stem", f"{layout.prefix}{STEM}"), same("cls", f"{embeddings}.cls_token")]
+        entries += self.tokens(config, embeddings)
+        entries += self.positions(config, layout)
+        for layer in range(config.depth):
+            entries += self.block(config, layout, layer)
+        entries += same_pair("norm", layout.norm)
+        if config.pre_logits:
+            entries += same_pair("pre_logits.hidden", f"{layout.prefix}pooler.dense")
+        return entries + (self.heads(config) if config.classes else [])
+
+    def tokens(self, config: ViTConfig, embeddings: str) -> list[Entry]:
+        """Tokens in front of the grid, other than the class token."""
+        return []
+
+    def positions(self, config: ViTConfig, layout: Layout) -> list[Entry]:
+        """Position tables."""
+        return [same("positions.embedding", f"{layout.prefix}embeddings.position_embeddings")]
+
+    def heads(self, config: ViTConfig) -> list[Entry]:
+        """Classifiers."""
+        return same_pair("head", "classifier")
+
+    def block(self, config: ViTConfig, layout: Layout, layer: int) -> list[Entry]:
+        """One encoder layer."""
+        theirs, part = f"{self.layers(layout)}.{layer}", self.parts(layout)
+        attention, mlp = f"blocks.{layer}.attentions.0", f"blocks.{layer}.mlps.0"
+        entries = [
+            *same_pair(f"{attention}.norm", f"{theirs}.{self.norms[0]}"),
+            *self.qkv(f"{attention}.attention.qkv", theirs, layout),
+            *same_pair(f"{attention}.attention.out", f"{theirs}.{part['out']}"),
+            *same_pair(f"{mlp}.norm", f"{theirs}.{self.norms[1]}"),
+            *self.mlp(config, layout, f"{mlp}.mlp", theirs),
+        ]
+        if config.layer_scale is not None:
+            entries.append(same(f"{attention}.residual.gamma", f"{theirs}.{self.gammas[0]}"))
+            entries.append(same(f"{mlp}.residual.gamma", f"{theirs}.{self.gammas[1]}"))
+        return entries
+
+    def qkv(self, ours: str, theirs: str, layout: Layout) -> list[Entry]:
+        """Queries, keys and values."""
+        names = [f"{theirs}.{self.parts(layout)[part]}" for part in ("query", "key", "value")]
+        kinds = ("weight", "bias") if layout.qkv_bias else ("weight",)
+        return [joined(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in names)) for kind in kinds]
+
+    def mlp(self, config: ViTConfig, layout: Layout, ours: str, theirs: str) -> list[Entry]:
+        """The two dense layers of an MLP."""
+        part = self.parts(layout)
+        return [entry for fc in ("fc1", "fc2") for entry in same_pair(f"{ours}.{fc}", f"{theirs}.{part[fc]}")]
+
+
+def pooler(archive: Archive, layout: Layout, settings: Mapping[str, Any]) -> int | None:
+    """Width of a pooler, which is the pre-logits layer of a model without a head; None where there is none."""
+    name = f"{layout.prefix}pooler.dense.weight"
+    if name not in archive:
+        return None
+    if settings["pooler_act"] != "tanh":
+        raise WeightsError(f"{archive.path} has a pooler with {settings['pooler_act']}; pre-logits here have tanh")
+    return rows(archive, name)

@@ -1,0 +1,139 @@
+"""A model for the hub: the weights with their card, and a README.md that says what they are and how to use them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import nn
+
+from vitrail.errors import WeightsError
+from vitrail.weights.architecture import architecture, parameters
+from vitrail.weights.card import Card
+from vitrail.weights.hub.download import refusal, unreachable
+from vitrail.weights.reference import reference
+from vitrail.weights.save import card_of
+from vitrail.weights.store import save_model
+
+log = logging.getLogger("vitrail")
+README = "README.md"
+NAMED = 1000
+"""Class names written into the README; card.json has all of them."""
+
+
+def prepare(model: nn.Module, folder: Path | str, repository: str, licence: str | None = None) -> dict[str, int]:
+    """Write everything that `push` uploads into `folder`, and return the size of each file in bytes.
+
+    `licence` takes the place of the card's. Raises WeightsError as `save` does.
+    """
+    folder = Path(folder)
+    card = card_of(model)
+    card = replace(card, reference=reference(model), provenance=_without_home(card.provenance))
+    card = card if licence is None else replace(card, licence=licence)
+    if not card.licence:
+        log.warning("no licence is known for these weights, so others may not use them: say it with --licence")
+    save_model(folder, model, card)
+    (folder / README).write_text(readme(card, parameters(model), repository), encoding="utf-8")
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+
+
+def push(folder: Path | str, repository: str, *, private: bool = False) -> str:
+    """Upload a folder that `prepare` made to the hub, into a new repository if need be; return its address.
+
+    Raises WeightsError where the hub refuses (say who you are with `hf auth login`) or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi(library_name="vitrail")
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=os.fspath(folder), commit_message="Model of vitrail")
+    except HfHubHTTPError as error:
+        raise WeightsError(refusal(repository, "main", error) or f"{repository} was not written: {error}") from error
+    except ValueError as error:  # a name, or a licence, that the hub does not know
+        raise WeightsError(f"{repository} was not written: {error}") from error
+    except unreachable() as error:
+        raise WeightsError(f"{repository} was not written: {api.endpoint} cannot be reached ({error})") from error
+    return f"{api.endpoint}/{repository}"
+
+
+def readme(card: Card, count: int, repository: str) -> str:
+    """Return the model card for the hub, Markdown with the hub's header; `count` is the number of parameters."""
+    header: dict[str, Any] = {"license": card.licence} if card.licence else {}
+    header |= {"library_name": "vitrail", "pipeline_tag": "image-classification", "tags": ["vision-transformer"]}
+    parts = [
+        f"---\n{yaml.safe_dump(header, sort_keys=False)}---",
+        f"# {repository.rpartition('/')[2]}",
+        f"{architecture(card.config)}, {count:,} parameters. Weights from: {card.source}.",
+        f"```bash\nvitrail predict {repository} photos/\n```",
+        f'```python\nimport vitrail\n\nmodel = vitrail.load("{repository}")\n```',
+        "## Accuracy",
+        _table("measure", card.metrics) or "Not measured by the card that came with these weights.",
+        "## Preprocessing",
+        _preprocessing(card),
+        "## Classes",
+        _classes(card),
+        "## Licence",
+        card.licence or "Not stated: ask the owner before using these weights.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _without_home(value: Any) -> Any:
+    """The value with the user's home folder written as ~ in every text: what is pushed is public."""
+    if isinstance(value, Mapping):
+        return {name: _without_home(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_home(item) for item in value]
+    return value.replace(os.path.expanduser("~"), "~") if isinstance(value, str) else value
+
+
+def _preprocessing(card: Card) -> str:
+    height, width = card.preprocess.image_size
+    how = "Resize to exactly this size"
+    if card.preprocess.resize == "small":
+        how = f"Resize the short side, then take the central {card.preprocess.crop:.4g} of it"
+    return _table(
+        "step",
+        {
+            "input": f"{height} x {width} pixels, {card.config.channels} channels",
+            "resize": f"{how}; {card.preprocess.interpolation}, antialiased",
+            "mean": ", ".join(f"{value:.6g}" for value in card.config.mean),
+            "std": ", ".join(f"{value:.6g}" for value in card.config.std),
+        },
+    )
+
+
+def _classes(card: Card) -> str:
+    if not card.config.classes:
+        return "None: the model returns features."
+    if not card.class_names:
+        return f"{card.config.classes}, whose names are not known."
+    lines = [f"{number}. {_escaped(name)}" for number, name in enumerate(card.class_names[:NAMED])]
+    more = len(card.class_names) - NAMED
+    return "\n".join(lines) + (f"\n\nand {more:,} more: see card.json" if more > 0 else "")
+
+
+def _table(what: str, rows: Mapping[str, Any]) -> str:
+    if not rows:
+        return ""
+    lines = [f"| {_escaped(name)} | {_escaped(_value(value))} |" for name, value in rows.items()]
+    return "\n".join([f"| {what} | value |", "|---|---|", *lines])
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _escaped(text: Any) -> str:
+    """Text that Markdown shows as it is: names of classes are other people's folders."""
+    shown = os.fsencode(str(text)).decode("utf-8", "backslashreplace").replace("\n", " ")
+    for mark in "\\`*_[]<>|#":
+        shown = shown.replace(mark, f"\\{mark}")
+    return shown

@@ -1,0 +1,78 @@
+"""BiT's ResNets as timm names them: `stem.conv`, `stages.0.blocks.1.conv2`, `head.fc`.
+
+timm standardises kernels with sqrt(var + 1e-8), the official code with sqrt(var + 1e-10). Kernels ten times as
+large make the first compute what the second does, so a model of the official kind is saved for timm that way.
+"""
+
+from __future__ import annotations
+
+from vitrail.errors import WeightsError
+from vitrail.model.variants import BIT_UNITS, ResNetConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.mapping import Entry, reshaped, same, same_pair
+from vitrail.weights.shapes import shape_of
+from vitrail.weights.timm.read_config import GROUP_NORM_EPS, Hub, Usual, statistics
+from vitrail.weights.timm.refused import refuse
+from vitrail.weights.timm.vit import count
+
+USUAL = Usual(crop=0.875, interpolation="bilinear")
+PUBLISHED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
+"""Depth and width of timm's architectures `resnetv2_50x1_bit` and so on, which take neither as an argument."""
+
+
+def is_bit(archive: Archive) -> bool:
+    """Does the archive hold a ResNetV2 of timm's?"""
+    return {"stem.conv.weight", "stages.0.blocks.0.norm1.weight", "stages.0.blocks.0.conv1.weight"} <= archive.names
+
+
+def infer_bit(archive: Archive, hub: Hub, notes: list[str]) -> ResNetConfig:
+    """Return the ResNet of a file. Raises WeightsError, naming the tensor, for one that is not BiT's."""
+    refuse(archive, hub)
+    if hub.pool not in (None, "", "avg"):
+        raise WeightsError(f"{archive.path}: global_pool {hub.pool!r} of config.json; known here: avg")
+    if "stages.0.blocks.0.conv3.weight" not in archive:
+        raise WeightsError(f"{archive.path} lacks 'stages.0.blocks.0.conv3.weight': BiT's blocks are bottlenecks")
+    width, channels = shape_of(archive, "stem.conv.weight", 4)[:2]
+    stages = range(count(archive, "stages."))
+    return ResNetConfig(
+        units=tuple(count(archive, f"stages.{stage}.blocks.") for stage in stages),
+        width=width,
+        image_size=hub.image_size() or (224, 224),
+        channels=channels,
+        classes=shape_of(archive, "head.fc.weight", 4)[0] if "head.fc.weight" in archive else 0,
+        std_conv="timm",
+        group_norm_eps=GROUP_NORM_EPS,
+        **statistics(hub, channels, USUAL, notes),
+    )
+
+
+def bit_entries(config: ResNetConfig) -> list[Entry]:
+    """Where every tensor of a ResNet is in a file of timm's."""
+    found = [same("root.weight", "stem.conv.weight")]
+    for stage, units in enumerate(config.units):
+        for unit in range(units):
+            ours, theirs = f"stages.{stage}.{unit}", f"stages.{stage}.blocks.{unit}"
+            for number in (1, 2, 3):
+                found += same_pair(f"{ours}.norm{number}", f"{theirs}.norm{number}")
+                found.append(same(f"{ours}.conv{number}.weight", f"{theirs}.conv{number}.weight"))
+            if unit == 0:
+                found.append(same(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"))
+    found += same_pair("norm", "norm")
+    if config.classes:
+        found += [
+            reshaped("head.weight", "head.fc.weight", (config.classes, config.features, 1, 1)),
+            same("head.bias", "head.fc.bias"),
+        ]
+    return found
+
+
+def bit_architecture(config: ResNetConfig) -> str:
+    """The name of timm's function that builds this network. Raises WeightsError where there is none."""
+    for name in PUBLISHED:
+        depth, width = map(int, name.split("x"))
+        if (config.units, config.width) == (BIT_UNITS[depth], 64 * width):
+            return f"resnetv2_{name}_bit"
+    raise WeightsError(
+        f"timm has no BiT of units {config.units} and width {config.width}, so no config.json can name it; give a "
+        "path that ends in .safetensors for the tensors alone"
+    )

@@ -1,0 +1,157 @@
+"""timm's names for the tensors of a ViT, plain or BEiT's, and for a hybrid's stem.
+
+| ours | timm |
+|---|---|
+| `blocks.0.attentions.0`, `blocks.0.mlps.0` | `blocks.0.{norm1,attn,ls1}`, `blocks.0.{norm2,mlp,ls2}` |
+| the same, parallel, branch 1 | `blocks.0.attns.1.{norm,attn,ls}`, `blocks.0.ffns.1.{norm,mlp,ls}` |
+| `norm` | `norm`, or `fc_norm` where it is applied to the pooled features |
+| `stem.root`, `stem.stages.0.1` | `patch_embed.backbone.stem`, `patch_embed.backbone.stages.0.blocks.1` |
+| `pool.{probe,query,key_value,out,norm,mlp}` | `attn_pool.{latent,q,kv,proj,norm,mlp}` |
+
+BEiT differs in its biases (`q_bias` and `v_bias`, keys have none), its LayerScale (`gamma_1`, `gamma_2`) and
+its relative positions: a table in every block, or one for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitrail.model.variants import ViTConfig
+from vitrail.weights.mapping import Entry, same, same_pair
+
+TABLE = "relative_position_bias_table"
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What a file's names depend on besides the model's config."""
+
+    beit: bool = False
+    qkv_bias: bool = True
+    """Without, queries, keys and values have no bias in the file; ours are zero."""
+
+
+def entries(config: ViTConfig, naming: Naming) -> list[Entry]:
+    """Where every tensor of a model is in a file of timm's."""
+    found = [*_stem(config), *_tokens(config), *_positions(config)]
+    for layer in range(config.depth):
+        for branch in range(config.branches):
+            found += _branch(config, naming, layer, branch)
+    found += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
+    if config.pool == "map":
+        found += _attention_pool()
+    if config.pre_logits:
+        found += same_pair("pre_logits.hidden", "pre_logits.fc")
+    if config.classes:
+        found += same_pair("head", "head")
+        found += same_pair("head_dist", "head_dist") if config.distilled else []
+    return found
+
+
+def qkv_biases(config: ViTConfig) -> list[str]:
+    """Our names of the biases of queries, keys and values."""
+    branches = [(layer, branch) for layer in range(config.depth) for branch in range(config.branches)]
+    return [f"blocks.{layer}.attentions.{branch}.attention.qkv.bias" for layer, branch in branches]
+
+
+def _stem(config: ViTConfig) -> list[Entry]:
+    if config.stem == "linear":
+        return same_pair("stem", "patch_embed.proj")
+    backbone = "patch_embed.backbone"
+    root = f"{backbone}.stem" if config.stem_units else backbone
+    found = [same("stem.root.conv.weight", f"{root}.conv.weight"), *same_pair("stem.root.norm", f"{root}.norm")]
+    for stage, units in enumerate(config.stem_units):
+        for unit in range(units):
+            ours, theirs = f"stem.stages.{stage}.{unit}", f"{backbone}.stages.{stage}.blocks.{unit}"
+            for number in (1, 2, 3):
+                found.append(same(f"{ours}.conv{number}.weight", f"{theirs}.conv{number}.weight"))
+                found += same_pair(f"{ours}.norm{number}", f"{theirs}.norm{number}")
+            if unit == 0:
+                found.append(same(f"{ours}.shortcut.conv.weight", f"{theirs}.downsample.conv.weight"))
+                found += same_pair(f"{ours}.shortcut.norm", f"{theirs}.downsample.norm")
+    return found + same_pair("stem.proj", "patch_embed.proj")
+
+
+def _tokens(config: ViTConfig) -> list[Entry]:
+    found = [same("cls", "cls_token")] if config.has_class_token else []
+    found += [same("dist", "dist_token")] if config.distilled else []
+    return found + ([same("registers", "reg_token")] if config.registers else [])
+
+
+def _positions(config: ViTConfig) -> list[Entry]:
+    if config.positions == "none":
+        return []
+    if config.positions == "1d":
+        return [same("positions.embedding", "pos_embed")]
+    if config.place == "shared":
+        return [_stacked("positions.bias", (f"rel_pos_bias.{TABLE}",))]
+    return [_stacked("positions.bias", tuple(f"blocks.{layer}.attn.{TABLE}" for layer in range(config.depth)))]
+
+
+def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[Entry]:
+    """One attention and one MLP of a layer."""
+    block = f"blocks.{layer}"
+    if config.block == "parallel":
+        first, second = f"{block}.attns.{branch}", f"{block}.ffns.{branch}"
+        norms, gammas = (f"{first}.norm", f"{second}.norm"), (f"{first}.ls.gamma", f"{second}.ls.gamma")
+    else:
+        first = second = block
+        norms = (f"{block}.norm1", f"{block}.norm2")
+        ends = ("gamma_1", "gamma_2") if naming.beit else ("ls1.gamma", "ls2.gamma")
+        gammas = (f"{block}.{ends[0]}", f"{block}.{ends[1]}")
+    attention, mlp = f"{block}.attentions.{branch}", f"{block}.mlps.{branch}"
+    found = [
+        *same_pair(f"{attention}.norm", norms[0]),
+        same(f"{attention}.attention.qkv.weight", f"{first}.attn.qkv.weight"),
+        *same_pair(f"{attention}.attention.out", f"{first}.attn.proj"),
+        *same_pair(f"{mlp}.norm", norms[1]),
+        *same_pair(f"{mlp}.mlp.fc1", f"{second}.mlp.fc1"),
+        *same_pair(f"{mlp}.mlp.fc2", f"{second}.mlp.fc2"),
+    ]
+    if naming.qkv_bias:
+        bias = f"{attention}.attention.qkv.bias"
+        found.append(_keyless(bias, first) if naming.beit else same(bias, f"{first}.attn.qkv.bias"))
+    if config.layer_scale is not None:
+        found += [same(f"{attention}.residual.gamma", gammas[0]), same(f"{mlp}.residual.gamma", gammas[1])]
+    return found
+
+
+def _attention_pool() -> list[Entry]:
+    layers = {
+        "query": "q",
+        "key_value": "kv",
+        "out": "proj",
+        "norm": "norm",
+        "mlp.fc1": "mlp.fc1",
+        "mlp.fc2": "mlp.fc2",
+    }
+    pairs = [entry for ours, theirs in layers.items() for entry in same_pair(f"pool.{ours}", f"attn_pool.{theirs}")]
+    return [same("pool.probe", "attn_pool.latent"), *pairs]
+
+
+def _keyless(ours: str, block: str) -> Entry:
+    """Biases of queries and values; a key's would add one number to all logits of a query, which softmax undoes."""
+
+    def read(query: Tensor, value: Tensor) -> Tensor:
+        return torch.cat([query, torch.zeros_like(query), value])
+
+    def write(bias: Tensor) -> tuple[Tensor, ...]:
+        query, _, value = bias.chunk(3)
+        return query.clone(), value.clone()
+
+    return Entry(ours, (f"{block}.attn.q_bias", f"{block}.attn.v_bias"), read, write)
+
+
+def _stacked(ours: str, theirs: tuple[str, ...]) -> Entry:
+    """Tables of the layers: separate in the file, one tensor with a leading axis here."""
+
+    def read(*tables: Tensor) -> Tensor:
+        return torch.stack(tables)
+
+    def write(stack: Tensor) -> tuple[Tensor, ...]:
+        return tuple(table.clone() for table in stack)
+
+    return Entry(ours, theirs, read, write)

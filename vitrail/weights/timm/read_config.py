@@ -1,0 +1,166 @@
+"""timm's `config.json`: what a folder says about a model beyond the names and shapes of its tensors.
+
+It names the architecture, the arguments it was built with (`model_args`), the pooling, the class names, and in
+`pretrained_cfg` the preprocessing; older exports are one flat mapping. A bare state dict has none of this: then
+the values timm's models of that kind usually have stand in, and the load report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vitrail.data.settings import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.weights.archive import Archive
+
+BARE = (".safetensors", ".pth", ".pt", ".bin")
+"""Endings of a state dict on its own; any other path is a folder with a config.json."""
+
+NORM_EPS = 1e-6
+"""Of the LayerNorms in timm's ViTs."""
+
+GROUP_NORM_EPS = 1e-5
+"""Of the GroupNorms in timm's ResNets."""
+
+
+@dataclass(frozen=True)
+class Hub:
+    """What config.json says; nothing at all for a bare file."""
+
+    path: Path
+    architecture: str = ""
+    """Name of a function of timm's, such as "vit_base_patch16_224"; "" where there is no config.json."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    pretrained: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    labels: Any = None
+
+    def argument(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        """An argument of the architecture, or None. Raises WeightsError where it is of another type."""
+        value = self.arguments.get(name)
+        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            raise WeightsError(f"{self.path}: model_args[{name!r}] of config.json is {value!r}")
+        return value
+
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of the images the model was made for, or None. Raises WeightsError."""
+        size = self.arguments.get("img_size")
+        if size is None:
+            size = self.pretrained.get("input_size")
+            size = size[1:] if isinstance(size, list | tuple) else size
+        if size is None:
+            return None
+        pair = (size, size) if isinstance(size, int) else size
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
+            raise WeightsError(f"{self.path}: the image size of config.json is {size!r}; valid: [height, width]")
+        return pair[0], pair[1]
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What timm's models of a kind usually have, where the file says nothing."""
+
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    crop: float = 0.9
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+
+
+IMAGENET = Usual(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+SILENT = Usual(IMAGENET.mean, IMAGENET.std, crop=0.875)
+"""What timm itself takes where a config.json has no such entry."""
+
+
+def is_timms(archive: Archive) -> bool:
+    """Is there a config.json of timm's beside the tensors?"""
+    return isinstance(archive.config.get("architecture"), str)
+
+
+def read_hub(archive: Archive) -> Hub:
+    """Return what config.json says. Raises WeightsError where an entry is of the wrong type."""
+    config = archive.config
+    if not is_timms(archive):
+        return Hub(archive.path)  # none, or another library's
+    architecture = str(config["architecture"])
+    pretrained, arguments = config.get("pretrained_cfg", config), config.get("model_args") or {}
+    for name, value in (("pretrained_cfg", pretrained), ("model_args", arguments)):
+        if not isinstance(value, Mapping):
+            raise WeightsError(f"{archive.path}: {name!r} of config.json should be a mapping, not {value!r}")
+    places = [
+        mapping.get(name)
+        for mapping in (config, pretrained)
+        for name in ("label_names", "labels")
+        if mapping.get(name) is not None
+    ]
+    pools = (arguments.get("global_pool"), config.get("global_pool"), pretrained.get("global_pool"))
+    pool = next((pool for pool in pools if isinstance(pool, str)), None)
+    return Hub(archive.path, architecture, arguments, pretrained, pool, places[0] if places else None)
+
+
+def statistics(hub: Hub, channels: int, usual: Usual, notes: list[str]) -> dict[str, Any]:
+    """Mean and standard deviation of each channel, as fields of a model's config; `notes` gets what was assumed."""
+    found = {}
+    for name in ("mean", "std"):
+        value = hub.pretrained.get(name) if hub.architecture else getattr(usual, name)
+        value = getattr(SILENT, name) if value is None else value
+        value = (value,) if isinstance(value, int | float) else value
+        if not isinstance(value, list | tuple) or not value or not all(isinstance(v, int | float) for v in value):
+            raise WeightsError(f"{hub.path}: {name!r} of config.json is {value!r}; valid: one number for each channel")
+        values = tuple(float(v) for v in value)
+        if len(values) != channels and len(set(values)) > 1:
+            average = sum(values) / len(values)
+            notes.append(f"{name} {average:.4g} for every channel: config.json has {len(values)}, the model {channels}")
+            values = (average,)
+        found[name] = values if len(values) == channels else values[:1] * channels
+    return found
+
+
+def preprocessing(hub: Hub, image_size: tuple[int, int], usual: Usual, notes: list[str]) -> Preprocess:
+    """How an image becomes the model's input; `notes` gets what was assumed."""
+    if not hub.architecture:
+        crop = 1.0 if min(image_size) >= 384 else usual.crop
+        notes.append(
+            f"mean {usual.mean[0]:g}, standard deviation {usual.std[0]:g}, crop {crop:g} and {usual.interpolation} "
+            "resizing, as timm's models of this kind usually have: a bare file does not say"
+        )
+        return Preprocess(image_size, crop=crop, interpolation=usual.interpolation)
+    interpolation = hub.pretrained.get("interpolation") or SILENT.interpolation
+    if interpolation not in ("bilinear", "bicubic"):
+        notes.append(f"bicubic resizing in the place of {interpolation!r}")
+        interpolation = "bicubic"
+    crop = hub.pretrained.get("crop_pct") or SILENT.crop
+    if not isinstance(crop, int | float) or not 0 < crop <= 1:
+        notes.append(f"crop 1 in the place of crop_pct {crop!r}")
+        crop = 1.0
+    mode = hub.pretrained.get("crop_mode") or "center"
+    if mode == "squash":
+        if crop != 1:
+            notes.append(f"the whole image is squashed: timm would crop {crop:g} of it")
+        return Preprocess(image_size, resize="squash", interpolation=interpolation)
+    if mode != "center":
+        notes.append(f"a central crop in the place of crop_mode {mode!r}")
+    given = hub.image_size()
+    if given and given != image_size:
+        notes.append(
+            f"images of {image_size[0]} x {image_size[1]} pixels: {given[0]} x {given[1]} is no whole number of patches"
+        )
+    return Preprocess(image_size, crop=float(crop), interpolation=interpolation)
+
+
+def class_names(hub: Hub, classes: int, notes: list[str]) -> list[str]:
+    """The name of each output, or [] where config.json has none that fit; `notes` says so."""
+    labels = hub.labels
+    if isinstance(labels, Mapping):
+        names = [labels.get(str(index)) for index in range(len(labels))]
+    elif isinstance(labels, list | tuple):
+        names = list(labels)
+    else:
+        return []
+    if len(names) != classes or any(name is None for name in names):
+        if classes:
+            notes.append(f"no class names: config.json has {len(names)}, which do not fit {classes} classes")
+        return []
+    return [str(name) for name in names]

@@ -1,0 +1,234 @@
+"""Which ViT a file of timm's holds, from the names and shapes of its tensors and its config.json."""
+
+from __future__ import annotations
+
+import re
+from math import isqrt
+from typing import Any, Literal
+
+from vitrail.errors import WeightsError
+from vitrail.model.variants import ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.shapes import rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.timm.names import TABLE, Naming
+from vitrail.weights.timm.read_config import GROUP_NORM_EPS, IMAGENET, NORM_EPS, Hub, Usual, statistics
+from vitrail.weights.timm.refused import refuse
+
+_POOLS = {"token": "cls", "avg": "gap"}
+
+_HEADS = (
+    (r"vit_so400m_|vit_giantopt_|vit_base_patch16_gap_", 16),
+    (r"test_vit2?$", 2),
+    (r"test_vit[34]$", 3),
+)
+"""Architectures with another number of heads than their width suggests."""
+
+_TANH = re.compile(r"vit_(base_patch32_siglip_|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip_|giantopt_)")
+"""Architectures that timm builds with the tanh GELU."""
+
+
+def infer(archive: Archive, hub: Hub, notes: list[str]) -> tuple[ViTConfig, Naming]:
+    """Return the model of a file and how the file names it; `notes` gets what had to be assumed.
+
+    Raises WeightsError, naming the tensor or the entry of config.json, for what vitrail's ViT cannot express.
+    """
+    refuse(archive, hub)
+    blocks, naming = _blocks(archive)
+    stem = _stem(archive)
+    tokens = {name: _tokens(archive, name) for name in ("cls_token", "dist_token", "reg_token")}
+    positions = _positions(archive, hub, stem["patch"], tokens)
+    heads = positions.pop("heads", None) or _heads(archive, hub, blocks["width"], notes)
+    gamma = hub.argument("init_values", (int, float)) or 1e-5
+    config = ViTConfig(
+        **blocks | stem | positions | _pooling(archive, hub, bool(tokens["cls_token"]), notes),
+        heads=heads,
+        classes=rows(archive, "head.weight"),
+        distilled=bool(tokens["dist_token"]),
+        registers=tokens["reg_token"],
+        layer_scale=float(gamma) if _scaled(archive) else None,
+        pre_logits=rows(archive, "pre_logits.fc.weight") or None,
+        gelu=_gelu(hub, blocks["mlp"]),
+        resize_mode="timm",
+        norm_eps=NORM_EPS,
+        **statistics(hub, stem["channels"], usual(archive), notes),
+    )
+    if hub.argument("pool_include_prefix", bool) and config.pool != "cls" and config.prefix:
+        raise WeightsError(f"{archive.path}: pool_include_prefix pools the tokens in front of the grid's too")
+    if config.distilled and config.final_norm == "pooled":
+        raise WeightsError(f"{archive.path}: 'fc_norm.weight' beside 'dist_token', where timm does not apply it")
+    if config.mlp == "swiglu" and config.pool == "map":
+        raise WeightsError(f"{archive.path}: 'attn_pool.mlp.fc1.weight' is plain where the blocks' MLPs are gated")
+    return config, naming
+
+
+def usual(archive: Archive) -> Usual:
+    """What timm's models of this kind usually have: DeiT's, DINOv2's and MAE's take ImageNet's statistics."""
+    meta = {"dist_token", "blocks.0.ls1.gamma", "mask_token"} & archive.names
+    return IMAGENET if meta and "blocks.0.attn.q_bias" not in archive else Usual()
+
+
+def count(archive: Archive, prefix: str) -> int:
+    """How many numbered parts there are below `prefix`. Raises WeightsError where one is left out."""
+    pattern = re.compile(re.escape(prefix) + r"(\d+)\.")
+    numbers = {int(match[1]) for name in archive.names if (match := pattern.match(name))}
+    for number in range(len(numbers)):
+        if number not in numbers:
+            raise WeightsError(f"{archive.path} has '{prefix}{max(numbers)}' but no '{prefix}{number}'")
+    return len(numbers)
+
+
+def _blocks(archive: Archive) -> tuple[dict[str, Any], Naming]:
+    parallel = "blocks.0.attns.0.attn.qkv.weight" in archive
+    attention = "blocks.0.attns.0.attn" if parallel else "blocks.0.attn"
+    mlp = "blocks.0.ffns.0.mlp" if parallel else "blocks.0.mlp"
+    joint, width = shape_of(archive, f"{attention}.qkv.weight", 2)
+    if joint != 3 * width:
+        raise WeightsError(f"{archive.path}: '{attention}.qkv.weight' has {joint} rows; {3 * width} were expected")
+    hidden, mlp_dim = rows(archive, f"{mlp}.fc1.weight"), shape_of(archive, f"{mlp}.fc2.weight", 2)[1]
+    if hidden not in (mlp_dim, 2 * mlp_dim):
+        raise WeightsError(f"{archive.path}: '{mlp}.fc1' makes {hidden} features and '{mlp}.fc2' takes {mlp_dim}")
+    values = dict(
+        width=width,
+        depth=count(archive, "blocks."),
+        mlp_dim=mlp_dim,
+        mlp="gelu" if hidden == mlp_dim else "swiglu",
+        block="parallel" if parallel else "sequential",
+        branches=count(archive, "blocks.0.attns.") if parallel else 1,
+    )
+    beit = not archive.names.isdisjoint(
+        {f"{attention}.q_bias", f"{attention}.{TABLE}", f"rel_pos_bias.{TABLE}"},
+    )
+    return values, Naming(beit, f"{attention}.{'q_bias' if beit else 'qkv.bias'}" in archive)
+
+
+def _stem(archive: Archive) -> dict[str, Any]:
+    _, channels, kernel = stem_sizes(archive, "patch_embed.proj.weight")
+    backbone = "patch_embed.backbone."
+    if not any(name.startswith(backbone) for name in archive.names):
+        return dict(patch=kernel, channels=channels)
+    stages = range(count(archive, f"{backbone}stages."))
+    units = tuple(count(archive, f"{backbone}stages.{stage}.blocks.") for stage in stages)
+    root = shape_of(archive, f"{backbone}{'stem.' if units else ''}conv.weight", 4)
+    return dict(
+        stem="resnet",
+        stem_units=units,
+        patch=kernel * 4 * 2 ** max(len(units) - 1, 0),
+        channels=root[1],
+        std_conv="timm",
+        group_norm_eps=GROUP_NORM_EPS,
+    )
+
+
+def _tokens(archive: Archive, name: str) -> int:
+    return shape_of(archive, name, 3)[1] if name in archive else 0
+
+
+def _scaled(archive: Archive) -> bool:
+    """Is there a LayerScale?"""
+    return not archive.names.isdisjoint({"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma"})
+
+
+def _gelu(hub: Hub, mlp: str) -> Literal["erf", "tanh"]:
+    act = hub.argument("act_layer", str)
+    if mlp == "swiglu" or act is None:
+        return "tanh" if _TANH.match(hub.architecture) else "erf"
+    if act not in ("gelu", "gelu_tanh"):
+        raise WeightsError(f"{hub.path}: act_layer {act!r} of config.json; known here: gelu, gelu_tanh")
+    return "tanh" if act == "gelu_tanh" else "erf"
+
+
+def _heads(archive: Archive, hub: Hub, width: int, notes: list[str]) -> int:
+    """From the arguments, else the architecture, else what models of this width have."""
+    given: int | None = hub.argument("num_heads", int)
+    known = (number for pattern, number in _HEADS if re.match(pattern, hub.architecture))
+    heads = given or next(known, None)
+    if heads:
+        return heads
+    if width == 1152:
+        heads, why = 16, "16 heads, as SO-400M models, which have this width of 1152"
+    else:
+        heads, why = usual_heads(archive, width)
+    if not hub.architecture:
+        notes.append(why)
+    return heads
+
+
+def _pooling(archive: Archive, hub: Hub, cls: bool, notes: list[str]) -> dict[str, Any]:
+    norms = [name for name in ("norm", "fc_norm") if f"{name}.weight" in archive]
+    if len(norms) != 1:
+        found = "both 'norm.weight' and 'fc_norm.weight'" if norms else "neither 'norm.weight' nor 'fc_norm.weight'"
+        raise WeightsError(f"{archive.path} has {found}: a ViT has one norm after its last block")
+    if hub.pool == "map" or "attn_pool.latent" in archive:
+        if (probes := shape_of(archive, "attn_pool.latent", 3)[1]) != 1:
+            raise WeightsError(f"{archive.path}: 'attn_pool.latent' holds {probes} probes; one is known here")
+        pool = "map"
+    elif hub.pool:
+        if hub.pool not in _POOLS:
+            raise WeightsError(f"{archive.path}: global_pool {hub.pool!r} of config.json; known here: token, avg, map")
+        pool = _POOLS[hub.pool]
+    else:
+        pool = "cls" if cls and norms == ["norm"] else "gap"
+        if cls:
+            what = "those of the class token" if pool == "cls" else "the average over the grid's tokens"
+            notes.append(f"features are {what}, as the name {norms[0]!r} suggests: nothing says how they are pooled")
+    token = None if cls == (pool == "cls") else cls  # None: what the pool implies
+    return dict(pool=pool, class_token=token, final_norm="pooled" if norms == ["fc_norm"] else "tokens")
+
+
+def _positions(archive: Archive, hub: Hub, patch: int, tokens: dict[str, int]) -> dict[str, Any]:
+    """Kind, image size and which tokens have positions, as fields of the config; with BEiT's tables the heads too."""
+    each, shared = f"blocks.0.attn.{TABLE}", f"rel_pos_bias.{TABLE}"
+    found = [name for name in ("pos_embed", each, shared) if name in archive]
+    if len(found) > 1:
+        raise WeightsError(f"{archive.path} has positions of two kinds, {found[0]!r} and {found[1]!r}")
+    given = hub.image_size()
+    grid = None if given is None else (given[0] // patch, given[1] // patch)
+    fields: dict[str, Any]
+    if not found:
+        if not hub.architecture:
+            raise WeightsError(
+                f"{archive.path} has no 'pos_embed', and names cannot tell a model without positions from one with "
+                "rotary ones: give it a config.json that names the architecture"
+            )
+        size = grid or (max(224 // patch, 1),) * 2
+        fields = dict(positions="none")
+    elif found == ["pos_embed"]:
+        first, registers = tokens["cls_token"] + tokens["dist_token"], tokens["reg_token"]
+        size, front = _grid(archive, (0, first, first + registers), grid)
+        own = bool(registers) and front == first + registers
+        fields = dict(positions="1d", cls_position=front >= first, register_positions=own)
+    else:
+        offsets, heads = shape_of(archive, found[0], 2)
+        size = _window(archive, found[0], offsets - 3, grid)
+        fields = dict(positions="relative_bias", place="shared" if found == [shared] else "every", heads=heads)
+    return fields | dict(image_size=(size[0] * patch, size[1] * patch))
+
+
+def _grid(archive: Archive, fronts: tuple[int, ...], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
+    """Rows and columns that the positions are for, and how many positions in front belong to other tokens."""
+    length = shape_of(archive, "pos_embed", 3)[1]
+    possible = sorted(set(fronts))
+    if given and length - given[0] * given[1] in possible:
+        return given, length - given[0] * given[1]
+    squares = [front for front in possible if length > front and isqrt(length - front) ** 2 == length - front]
+    if len(squares) != 1:
+        raise WeightsError(
+            f"{archive.path}: 'pos_embed' has {length} positions, which is {'more than one' if squares else 'no'} "
+            f"square grid with {' or '.join(map(str, possible))} in front of it; give it a config.json with an "
+            "architecture and pretrained_cfg.input_size"
+        )
+    side = isqrt(length - squares[0])
+    return (side, side), squares[0]
+
+
+def _window(archive: Archive, name: str, offsets: int, given: tuple[int, int] | None) -> tuple[int, int]:
+    """Rows and columns of the grid that a table of (2 rows - 1) * (2 columns - 1) offsets is for."""
+    if given and offsets == (2 * given[0] - 1) * (2 * given[1] - 1):
+        return given
+    side = isqrt(max(offsets, 0))
+    if side * side != offsets or side % 2 == 0:
+        raise WeightsError(
+            f"{archive.path}: {name!r} has {offsets + 3} rows, which fit no square grid; give it a config.json with "
+            "an architecture and pretrained_cfg.input_size"
+        )
+    return (side + 1) // 2, (side + 1) // 2

@@ -1,0 +1,153 @@
+"""A model as timm's file: tensors under timm's names and, in a folder, the config.json that builds the network.
+
+A bare state dict (a path that ends in .safetensors, .pth, .pt or .bin) says less than a folder. Whichever it is,
+what was written is read again, its names and shapes at least, and refused where it would be another model.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitrail.errors import WeightsError
+from vitrail.model.resnet.network import ResNet
+from vitrail.model.variants import ViTConfig
+from vitrail.model.vit import ViT
+from vitrail.weights.archive import Archive
+from vitrail.weights.assemble import check_finite
+from vitrail.weights.card import Card
+from vitrail.weights.replacing import replacing
+from vitrail.weights.timm.bit import bit_entries
+from vitrail.weights.timm.names import Naming, entries, qkv_biases
+from vitrail.weights.timm.read_config import BARE, read_hub
+from vitrail.weights.timm.refused import bit_refusal, fits_beit, vit_refusal
+from vitrail.weights.timm.vit import infer
+from vitrail.weights.timm.write_config import bit_json, vit_json
+from vitrail.weights.writing import foreign_tensors, origin_of, state_of, write_tensors
+
+BIT_SCALE = 10.0
+"""sqrt(1e-8 / 1e-10): what makes timm's standardisation of a kernel the official one, see `timm_bit`."""
+
+Tensors = dict[str, Tensor]
+
+
+def write_timm(model: nn.Module, card: Card, path: Path) -> None:
+    """Write a folder with config.json and model.safetensors, or a bare state dict where `path` ends like one.
+
+    Raises WeightsError with the reason where timm has no such model, or a bare file could not tell it from another.
+    """
+    bare = path.suffix in BARE
+    if path.is_dir() if bare else path.is_file():
+        raise WeightsError(
+            f"{path} is a {'folder' if bare else 'file'}; give the name of a {'file' if bare else 'folder'}"
+        )
+    if isinstance(model, ResNet):
+        tensors, values = _resnet(model, card, bare)
+    elif isinstance(model, ViT):
+        tensors, values = _vit(model, card, bare)
+    else:
+        raise WeightsError(f"timm's format is for a ViT or a ResNet, not a {type(model).__name__}")
+    for name, tensor in tensors.items():
+        check_finite(name, tensor, f"not saving to {path}")
+    if values is None:
+        write_tensors(path, tensors)
+        return
+    write_tensors(path / "model.safetensors", tensors)
+    text = json.dumps(values, indent=2, ensure_ascii=True) + "\n"
+    with replacing(path / "config.json") as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
+    config = model.config
+    if reason := bit_refusal(config):
+        raise WeightsError(f"timm has no ResNet like this: {reason}")
+    state = state_of(model)
+    if config.std_conv == "bit":
+        kernels = (name for name, tensor in state.items() if tensor.dim() == 4)
+        state |= {name: state[name] * BIT_SCALE for name in kernels}
+    return foreign_tensors(state, bit_entries(config), "timm"), None if bare else bit_json(config, card)
+
+
+def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
+    if reason := vit_refusal(model.config, bare):
+        raise WeightsError(f"timm has no ViT like this: {reason}")
+    config, state = _folded(model)
+    naming = _naming(config, card, state)
+    if not naming.qkv_bias:
+        state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
+    tensors = foreign_tensors(state, entries(config, naming), "timm")
+    values = None if bare else vit_json(config, card, naming)
+    _check_meaning(tensors, values, config)
+    return tensors, values
+
+
+def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
+    """The same function of the image in timm's terms: all tokens in front of the grid have positions, or none has.
+
+    A position that only some of them have is added to the token itself, which the model would do in any case, and
+    a fixed table of sines becomes a learned one with its values.
+    """
+    config, state = model.config, state_of(model)
+    if config.positions == "sincos":
+        table = model.positions.table(0, config.grid)
+        assert table is not None
+        state["positions.embedding"] = table.detach().cpu().clone()
+        return replace(config, positions="1d", cls_position=False), state
+    if config.positions != "1d" or config.front in (0, config.prefix):
+        return config, state
+    first = (config.has_class_token + config.distilled) * config.cls_position
+    table = state["positions.embedding"]
+    for name, own in (("cls", table[:, :first]), ("registers", table[:, first : config.front])):
+        if own.shape[1]:
+            state[name] = state[name] + own
+    state["positions.embedding"] = table[:, config.front :].clone()
+    return replace(config, cls_position=False, register_positions=False), state
+
+
+def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
+    """As the file had it that the model came from, as long as that still fits."""
+    origin = origin_of(card, "timm")
+    biases = any(bool(state[name].any()) for name in qkv_biases(config))
+    beit = config.positions == "relative_bias" or (bool(origin.get("beit")) and fits_beit(config))
+    return Naming(beit, biases or bool(origin.get("qkv_bias", True)))
+
+
+def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTConfig) -> None:
+    """Raise WeightsError where a reader, vitrail's own at least, would take what is written for another model."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    archive = Archive(
+        Path("this model"), "safetensors", shapes, tensors.__getitem__, config=json.loads(json.dumps(values or {}))
+    )
+    folder = "; save to a folder, whose config.json says it" if values is None else ""
+    try:
+        read = _meaning(infer(archive, read_hub(archive), [])[0])
+    except WeightsError as error:
+        raise WeightsError(f"the file would not say which model it is: {error}{folder}") from error
+    wrong = [
+        f"{name} {read.get(name)!r}, not {value!r}"
+        for name, value in _meaning(config).items()
+        if read.get(name) != value
+    ]
+    if wrong:
+        raise WeightsError(f"timm's names and shapes would be read as {', '.join(wrong)}{folder}")
+
+
+def _meaning(config: ViTConfig) -> dict[str, Any]:
+    """What of a config is part of the function from image to logits, apart from preprocessing."""
+    plain = ("width", "depth", "heads", "mlp_dim", "patch", "image_size", "channels", "classes", "stem", "stem_units")
+    tokens = ("has_class_token", "distilled", "registers")
+    rest = ("block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
+    found = {name: getattr(config, name) for name in (*plain, *tokens, *rest)}
+    found |= dict(layer_scale=config.layer_scale is not None)
+    if config.mlp == "gelu":
+        found |= dict(gelu=config.gelu)
+    if config.positions == "1d":
+        found |= dict(front=config.front)
+    if config.positions == "relative_bias":
+        found |= dict(shared=config.place == "shared")
+    return found
