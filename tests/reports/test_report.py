@@ -21,8 +21,9 @@ from vitrail.inspection.overlay import under_attention
 from vitrail.reports.figures import confusion, curves, thinned
 from vitrail.reports.gallery import SHOWN, most_uncertain, worst_mistakes
 from vitrail.reports.page import write_report
-from vitrail.reports.text import percent, safe, span, wilson
+from vitrail.reports.text import percent, safe, wilson
 from vitrail.training.run import Run
+from vitrail.words import time_span
 
 HOSTILE = ['<script>alert("x")</script>', "'\" onerror=alert(1) x='", "$\\frac{a}$", "&amp;\u202e\x07\n", "日本 ✿"]
 
@@ -213,7 +214,7 @@ def test_safe_text_has_no_markup_and_no_control_characters(text: str) -> None:
 
 def test_numbers_for_people() -> None:
     assert [percent(0.12345), percent(1.0, 0), percent(float("nan"))] == ["12.3\xa0%", "100\xa0%", "–"]
-    assert [span(41.6), span(75), span(7500)] == ["42 s", "1 min 15 s", "2 h 5 min"]
+    assert [time_span(41.6), time_span(75), time_span(7500)] == ["42 s", "1 min 15 s", "2 h 5 min"]
 
 
 def test_galleries_hold_the_largest_losses_and_the_smallest_gaps() -> None:

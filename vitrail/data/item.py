@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checka
 import numpy as np
 
 from vitrail.errors import DataError, DecodeError
+from vitrail.words import listing
 
 T = TypeVar("T")
 
@@ -265,16 +266,11 @@ def _translate(source: Listed, class_names: list[str]) -> np.ndarray:
     extra = [name for name, count in zip(source.class_names, counts, strict=True) if count and name not in position]
     if extra:
         raise DataError(
-            f"classes that are not among the {len(class_names)} known ones: {_listing(extra)}; "
-            f"known are {_listing(class_names)}"
+            f"classes that are not among the {len(class_names)} known ones: {listing(extra)}; "
+            f"known are {listing(class_names)}"
         )
     table = np.array([position.get(name, UNKNOWN) for name in source.class_names] + [UNKNOWN], dtype=np.int64)
     return table[source.labels]  # UNKNOWN = -1 picks the last entry
-
-
-def _listing(names: Sequence[str], most: int = 12) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(repr(name) for name in names[:most]) + more
 
 
 def role_of(name: str) -> str | None:

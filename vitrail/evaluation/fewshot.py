@@ -16,6 +16,7 @@ import numpy as np
 
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.evaluation.features import Features
+from vitrail.words import listing
 
 BIAS = 100.0
 """The constant feature."""
@@ -196,7 +197,7 @@ class Plan:
     def _draws(self, published: Protocol) -> list[dict[int, np.ndarray]]:
         names = self.class_names
         if missing := [name for name, count in zip(names, self._counts(), strict=True) if not count]:
-            raise DataError(f"no training image of {_listing(missing)}: few-shot needs at least one of every class")
+            raise DataError(f"no training image of {listing(missing, 5)}: few-shot needs at least one of every class")
         seeds: list[int | None] = [None] if published.seeds is None else list(range(self.seeds or published.seeds))
         return [draw(self.labels, len(names), self.shots, seed) for seed in seeds]
 
@@ -283,8 +284,3 @@ def best_l2(accuracies: Sequence[Mapping[tuple[int, float], float]]) -> dict[int
         ranks = [np.argsort(np.argsort(value, kind="stable"), kind="stable") for value in values]
         best[shots] = strengths[int(np.argmax(np.mean(ranks, axis=0)))]
     return best
-
-
-def _listing(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(repr(name) for name in names[:most]) + more

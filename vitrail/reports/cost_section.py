@@ -15,11 +15,12 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.beit.tokenizer import load_tokenizer
 from vitrail.objective.settings import BEiT, Tokenizer
 from vitrail.reports.contents import Contents
-from vitrail.reports.text import facts, span, table
+from vitrail.reports.text import facts, table
 from vitrail.training.arithmetic import passes
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.plan import Plan
 from vitrail.training.run import Run
+from vitrail.words import time_span
 
 Config = ViTConfig | ResNetConfig
 UNKNOWN = "unknown"
@@ -125,7 +126,7 @@ def cost(contents: Contents, config: Config | None) -> str:
     rows = [("arithmetic of training", flops)]
     if found.images is not None:
         rows.append(("training images seen", f"{found.images:,} in {found.steps:,} steps"))
-    rows.append(("time, with evaluations on the way", UNKNOWN if found.seconds is None else span(found.seconds)))
+    rows.append(("time, with evaluations on the way", UNKNOWN if found.seconds is None else time_span(found.seconds)))
     if found.rate is not None:
         rows.append(("arithmetic over time", _per_second(found)))
     rows.append(("energy", _energy(found)))
@@ -153,7 +154,7 @@ def costs(names: Sequence[str], found: Sequence[Cost]) -> str:
             _flops(one),
             UNKNOWN if one.images is None else f"{one.images:,}",
             f"{one.steps:,}",
-            UNKNOWN if one.seconds is None else span(one.seconds),
+            UNKNOWN if one.seconds is None else time_span(one.seconds),
             UNKNOWN if one.rate is None else _per_second(one),
             _energy(one),
         )

@@ -20,7 +20,8 @@ from vitrail.reports.figures import confusion, curves, picture, reliability, uri
 from vitrail.reports.gallery import Exhibit
 from vitrail.reports.seen import is_self_supervised, reached, shares
 from vitrail.reports.seen import tiles as self_supervised_tiles
-from vitrail.reports.text import facts, percent, safe, span, table, wilson
+from vitrail.reports.text import facts, percent, safe, table, wilson
+from vitrail.words import time_span
 
 MOST_CLASSES = 200
 """Rows of the table of classes."""
@@ -43,7 +44,7 @@ def verdict(contents: Contents) -> str:
     classes = "" if is_self_supervised(contents) else f" of {len(contents.class_names)} classes"
     on = f"{images:,} images{classes}" if images else "images"
     where = f" ({safe(data['path'])})" if data.get("path") else ""
-    long = f" in {span(result['seconds'])}".replace(" ", "\N{NO-BREAK SPACE}") if result.get("seconds") else ""
+    long = f" in {time_span(result['seconds'])}".replace(" ", "\N{NO-BREAK SPACE}") if result.get("seconds") else ""
     if answers is None:
         unfinished = "" if result else " The run has not ended."
         came = reached(contents) if is_self_supervised(contents) else ""
@@ -97,7 +98,7 @@ def numbers(contents: Contents, parameters: int | None) -> str:
     if result:
         about = f"{result.get('epochs', 0):.3g} epochs; {safe(result.get('ended', ''))}"
         tiles.append(("training steps", f"{result.get('steps', 0):,}", about))
-        tiles.append(("training time", span(result.get("seconds", 0)), "evaluations on the way included"))
+        tiles.append(("training time", time_span(result.get("seconds", 0)), "evaluations on the way included"))
     cells = "".join(f"<div><dt>{name}</dt><dd>{value}<small>{about}</small></dd></div>" for name, value, about in tiles)
     return f'<dl class="numbers">{cells}</dl>' if cells else ""
 

@@ -33,16 +33,6 @@ def wilson(right: int, count: int, z: float = 1.959964) -> tuple[float, float]:
     return max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0)
 
 
-def span(seconds: float) -> str:
-    """Write a time span: "42 s", "3 min 5 s", "2 h 3 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Sequence[int] = ()) -> str:
     """Return an HTML table; cells are HTML already, `numeric` are the columns that are right-aligned."""
     kind = [' class="n"' if column in numeric else "" for column in range(len(head))]
