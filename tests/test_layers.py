@@ -148,9 +148,9 @@ def test_flags_and_values_import_without_torch(name: str) -> None:
     [
         ("model/vit.py", "from vitrail.data.settings import Data"),  # sideways
         ("model/vit.py", "def f():\n    import vitrail.training.loop"),  # up, inside a function
-        ("data/images/ops.py", "def f():\n    from vitrail import server"),  # up, through the public face
-        ("data/images/ops.py", "from .. import training"),  # up, relative
-        ("data/images/ops.py", "from importlib import import_module\nimport_module('vitrail.cli')"),
+        ("data/ops.py", "def f():\n    from vitrail import server"),  # up, through the public face
+        ("data/ops.py", "from .. import training"),  # up, relative
+        ("data/ops.py", "from importlib import import_module\nimport_module('vitrail.cli')"),
         ("errors.py", "from vitrail.model import vit"),
         ("misc.py", "import os"),  # belongs nowhere
         ("model/vit.py", "from vitrail import fit"),  # not a module: a name of the public face

@@ -122,14 +122,13 @@ def test_importing_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "cost", "inspect", "report", "serve", "export"])
-def test_a_package_that_is_a_verb_can_be_called_and_imported(name: str) -> None:
+def test_a_verb_is_a_function_whatever_has_been_imported(name: str) -> None:
     code = f"""
-import vitrail
-assert callable(vitrail.{name})  # before anything of it is imported
-import vitrail.{name}
-from vitrail.{name} import __name__ as package
-assert package == "vitrail.{name}" and callable(vitrail.{name})
-import inspect
+import inspect, pkgutil, vitrail
+assert inspect.isfunction(vitrail.{name})
+for package in pkgutil.iter_modules(vitrail.__path__):
+    __import__(f"vitrail.{{package.name}}") if package.ispkg else None
+assert inspect.isfunction(vitrail.{name})  # no package has its name
 assert list(inspect.signature(vitrail.{name}).parameters)[0] in ("path", "model", "models", "run")
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

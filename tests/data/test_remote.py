@@ -224,7 +224,7 @@ def test_more_bytes_than_any_image_has_are_not_fetched(web: Web, monkeypatch: py
     source = find(f"{web.address}/data/train").splits[""]
     middle = int(np.median(source.sizes))
     for module in ("folder", "shards"):
-        monkeypatch.setattr(f"vitrail.data.{module}.MAX_BYTES", middle)
+        monkeypatch.setattr(f"vitrail.data.sources.{module}.MAX_BYTES", middle)
     fetched = source.fetch(np.arange(24))
     too_large = [isinstance(data, DecodeError) and data.reason == "too-large" for data in fetched]
     assert too_large == (source.sizes > middle).tolist() and any(too_large) and not all(too_large)

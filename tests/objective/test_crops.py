@@ -12,8 +12,8 @@ from masked_cases import images
 from PIL import Image, ImageOps
 from scipy import stats
 
+from vitrail.objective.dino import crops, recolour
 from vitrail.objective.dino.crops import cut, draw_crops
-from vitrail.objective.dino.objective import crops, recolour
 from vitrail.objective.settings import DINO
 
 CONFIG = DINO(local_crops=6)

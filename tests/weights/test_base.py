@@ -22,7 +22,7 @@ from vitrail.training.optim.tune import tune
 from vitrail.training.run import Run, Tune
 from vitrail.weights.base import Base
 from vitrail.weights.card import Card
-from vitrail.weights.hub.download import download as hub
+from vitrail.weights.hub import download as hub
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.weights.store import load_model, read_card, save_model

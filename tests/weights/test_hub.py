@@ -19,7 +19,7 @@ from vitrail.errors import WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.card import Card
-from vitrail.weights.hub.download import download as hub_module
+from vitrail.weights.hub import download as hub_module
 from vitrail.weights.hub.download import is_name, resolve, weight_files
 from vitrail.weights.store import save_model
 

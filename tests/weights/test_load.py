@@ -33,7 +33,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected, fill, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, Found, format_named, recognise
-from vitrail.weights.hub.download import download as hub
+from vitrail.weights.hub import download as hub
 from vitrail.weights.load import load
 from vitrail.weights.mapping import Entry, joined, reshaped, same, turned
 from vitrail.weights.store import save_model
