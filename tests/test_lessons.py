@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 from argparse import Namespace
 from pathlib import Path
@@ -31,9 +29,7 @@ def test_stems_cost_what_the_paper_says() -> None:
     assert all(0 < costs[name] / costs["linear"] - 1 < 0.01 for name in ("hMLP, BN", "hMLP, LN"))
     block = (197 * 12 * 768**2 + 2 * 197**2 * 768 + 2 * 5 * 197 * 768) / 1e9
     assert costs["linear, a block more"] - costs["linear"] == pytest.approx(block, rel=1e-9)
-    tables = Path(os.environ.get("VITRAIL_TEST_DATA", "")).parent / "paper" / "tables.json"
-    if tables.exists():
-        assert json.loads(tables.read_text())["three_things"]["hmlp"]["vit_b_gflops"] == lesson_stems.PAPER_GFLOPS
+    assert lesson_stems.PAPER_GFLOPS == 17.73
 
 
 def test_a_stopped_measurement_goes_on_and_repeats_nothing(tmp_path: Path) -> None:

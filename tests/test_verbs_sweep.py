@@ -16,6 +16,7 @@ from PIL import Image
 import vitrail
 from vitrail import cli
 from vitrail.config import Steps
+from vitrail.costs.published import published
 from vitrail.errors import UsageError
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE, ROW_OF
 from vitrail.training.run import Run
@@ -23,8 +24,6 @@ from vitrail.transfer.on_ray import OnRay
 from vitrail.transfer.processes import Processes
 from vitrail.transfer.trial import here
 from vitrail.verbs import sweep as verb
-
-PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "paper" / "tables.json"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,13 +62,11 @@ SMALL = ["--batch-size", "8", "--workers", "0", "--device", "cpu", "--precision"
 
 
 def test_the_grids_are_those_of_table_4() -> None:
-    if not PUBLISHED.is_file():
-        pytest.skip(f"no published tables at {PUBLISHED}")
-    rows = {row["dataset"]: row for row in json.loads(PUBLISHED.read_text())["table4_finetuning"]["rows"]}
+    rows = {row["dataset"]: row for row in published("table4_finetuning")["rows"]}
     assert set(ROW_OF) == set(PAPER_FINETUNE)
     for name, row in ROW_OF.items():
-        published = next(row_ for dataset, row_ in rows.items() if dataset.split(" (")[0] == row.title.split(" (")[0])
-        assert sorted(row.grid) == sorted(np.atleast_1d(published["base_lr"]).tolist()), name
+        theirs = next(row_ for dataset, row_ in rows.items() if dataset.split(" (")[0] == row.title.split(" (")[0])
+        assert sorted(row.grid) == sorted(np.atleast_1d(theirs["base_lr"]).tolist()), name
         assert name.startswith(row.recipe)
 
 

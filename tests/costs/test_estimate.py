@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from published import tables
 
 from vitrail.costs.core_days import device_days, implied_utilisation
 from vitrail.costs.devices import DEVICES, Device, checked, device
@@ -18,6 +17,7 @@ from vitrail.costs.money import (
     post_dollars,
     post_v100_days,
 )
+from vitrail.costs.published import published
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant
 
@@ -32,7 +32,7 @@ RUNS = {
 
 def core_days(column: str) -> float:
     """What Table 2 says, such as "0.68k"."""
-    table = tables()["table2_state_of_the_art"]
+    table = published("table2_state_of_the_art")
     text = table["rows"]["TPUv3-core-days"][table["columns"].index(column)]
     return 1000 * float(text.removesuffix("k"))
 
@@ -61,7 +61,7 @@ def test_the_utilisation_of_a_tpu_v3_is_what_table_2_implies() -> None:
 
 
 def test_the_blog_posts_dollars() -> None:
-    post = tables()["cloud_cost_2020"]
+    post = published("cloud_cost_2020")
     assert post["host_usd_per_hour"] == HOST_USD_PER_HOUR
     assert post["preemptible_tpu_v3_usd_per_hour"] == PREEMPTIBLE_TPU_V3_USD_PER_HOUR
     for model in ("vit_l16", "vit_h14"):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vitrail.config import Epochs, Steps
+from vitrail.costs.published import published
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.images.ops import InceptionCrop, RandomCrop, ResizeSmall, Squash, eval_transform, train_transform
 from vitrail.data.settings import Augment, Preprocess
@@ -20,10 +19,6 @@ from vitrail.recipes.paper_finetune import PAPER_FINETUNE, TABLE_4
 from vitrail.recipes.preprocessing import PRESETS
 from vitrail.recipes.registry import description, recipe
 from vitrail.training.optim.schedule import learning_rate
-
-TABLES = Path(__file__).resolve().parents[3] / "shared" / "paper" / "tables.json"
-needs_tables = pytest.mark.skipif(not TABLES.is_file(), reason=f"the published tables are not at {TABLES}")
-NUMBERS: dict[str, Any] = json.loads(TABLES.read_text(encoding="utf-8")) if TABLES.is_file() else {}
 
 DATA = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
 
@@ -45,10 +40,10 @@ class Published:
 def rows_of_table_3() -> list[Published]:
     """Table 3 spelled out: one entry for each length; "ViT-*" on ImageNet are the networks of Table 5."""
     found = []
-    for row in NUMBERS.get("table3_pretraining", {}).get("rows", []):
+    for row in published("table3_pretraining")["rows"]:
         networks = [row["model"]]
         if row["model"] == "ViT-*":
-            table_5 = NUMBERS["table5_pretraining_size"]
+            table_5 = published("table5_pretraining_size")
             reached = table_5["rows"]["ImageNet"]["ImageNet"]
             networks = [name for name, top1 in zip(table_5["models"], reached, strict=True) if top1 is not None]
         for network in networks:
@@ -63,19 +58,17 @@ def rows_of_table_3() -> list[Published]:
 TABLE_3 = rows_of_table_3()
 
 
-@needs_tables
 def test_the_recipes_of_pre_training_are_the_rows_of_table_3() -> None:
-    assert sorted(PAPER) == sorted(published.recipe for published in TABLE_3)
+    assert sorted(PAPER) == sorted(theirs.recipe for theirs in TABLE_3)
     assert len(TABLE_3) == 26
 
 
-@needs_tables
-@pytest.mark.parametrize("published", TABLE_3, ids=lambda published: published.recipe)
-def test_every_number_of_table_3(published: Published) -> None:
-    run, row = recipe(published.recipe), published.row
-    common = NUMBERS["table3_pretraining"]["common"]
-    assert run.model == published.model.replace("ViT-", "")
-    assert run.duration == Epochs(published.epochs)
+@pytest.mark.parametrize("theirs", TABLE_3, ids=lambda theirs: theirs.recipe)
+def test_every_number_of_table_3(theirs: Published) -> None:
+    run, row = recipe(theirs.recipe), theirs.row
+    common = published("table3_pretraining")["common"]
+    assert run.model == theirs.model.replace("ViT-", "")
+    assert run.duration == Epochs(theirs.epochs)
     assert run.optim.lr == row["base_lr"]
     assert run.schedule.shape == row["lr_decay"]
     assert run.optim.weight_decay == row["weight_decay"]
@@ -90,32 +83,30 @@ def test_every_number_of_table_3(published: Published) -> None:
         assert run.optim.clip is None
 
 
-@needs_tables
-@pytest.mark.parametrize("published", TABLE_3, ids=lambda published: published.recipe)
-def test_a_recipe_quotes_the_number_it_reached(published: Published) -> None:
-    text, row = description(published.recipe), published.row
+@pytest.mark.parametrize("theirs", TABLE_3, ids=lambda theirs: theirs.recipe)
+def test_a_recipe_quotes_the_number_it_reached(theirs: Published) -> None:
+    text, row = description(theirs.recipe), theirs.row
     if row["dataset"] == "JFT-300M":
-        table = {(name, epochs): rest for name, epochs, *rest in NUMBERS["table6_scaling"]["rows"]}
-        imagenet, *_, exaflops = table[published.name_in_table_6, published.epochs]
+        table = {(name, epochs): rest for name, epochs, *rest in published("table6_scaling")["rows"]}
+        imagenet, *_, exaflops = table[theirs.name_in_table_6, theirs.epochs]
         assert f"{exaflops:,} exaFLOPs" in text
     else:
-        table_5 = NUMBERS["table5_pretraining_size"]
-        imagenet = table_5["rows"][row["dataset"]]["ImageNet"][table_5["models"].index(published.model)]
-    if published.epochs == max(row["epochs"]) or row["dataset"] == "JFT-300M":
+        table_5 = published("table5_pretraining_size")
+        imagenet = table_5["rows"][row["dataset"]]["ImageNet"][table_5["models"].index(theirs.model)]
+    if theirs.epochs == max(row["epochs"]) or row["dataset"] == "JFT-300M":
         assert f"{imagenet:.2f} % top-1 on ImageNet" in text
     else:
         assert "no number is published" in text
 
 
-@needs_tables
-@pytest.mark.parametrize("published", TABLE_3, ids=lambda published: published.recipe)
-def test_the_classifier_is_one_of_pre_training(published: Published) -> None:
+@pytest.mark.parametrize("theirs", TABLE_3, ids=lambda theirs: theirs.recipe)
+def test_the_classifier_is_one_of_pre_training(theirs: Published) -> None:
     # section 3.1: a hidden layer; issue 124 of the authors' repository: as wide as the network
-    run = recipe(published.recipe)
-    width = SIZES[published.model.partition("ViT-")[2][0]][0] if "ViT" in published.model else None
+    run = recipe(theirs.recipe)
+    width = SIZES[theirs.model.partition("ViT-")[2][0]][0] if "ViT" in theirs.model else None
     assert run.vit.pre_logits == width
     assert run.objective.loss == "sigmoid"
-    assert run.objective.head_bias == (-6.9 if published.row["dataset"] == "ImageNet" else -10)
+    assert run.objective.head_bias == (-6.9 if theirs.row["dataset"] == "ImageNet" else -10)
 
 
 def test_the_released_networks_were_trained_like_this() -> None:
@@ -133,10 +124,9 @@ def test_the_cost_of_a_run_that_is_not_in_table_6() -> None:
     assert f"about {exaflops:.0f} exaFLOPs" in description("paper/vit-b16-imagenet21k")
 
 
-PUBLISHED_4 = {row["dataset"]: row for row in NUMBERS.get("table4_finetuning", {}).get("rows", [])}
+PUBLISHED_4 = {row["dataset"]: row for row in published("table4_finetuning")["rows"]}
 
 
-@needs_tables
 def test_the_recipes_of_fine_tuning_are_the_rows_of_table_4() -> None:
     assert [row.title for row in TABLE_4] == list(PUBLISHED_4)
     assert set(PAPER_FINETUNE) == {
@@ -147,16 +137,15 @@ def test_the_recipes_of_fine_tuning_are_the_rows_of_table_4() -> None:
     }
 
 
-@needs_tables
 @pytest.mark.parametrize("name", PAPER_FINETUNE)
 def test_every_number_of_table_4(name: str) -> None:
-    run, common = recipe(name), NUMBERS["table4_finetuning"]["common"]
+    run, common = recipe(name), published("table4_finetuning")["common"]
     row = next(row for row in TABLE_4 if name.startswith(row.recipe) and not name[len(row.recipe) :].isdigit())
-    published = PUBLISHED_4[row.title]
-    assert run.duration == Steps(published["steps"])
-    assert list(row.grid) == published["base_lr"] and run.optim.lr in row.grid
-    assert all(f"{lr:g}" in description(name) for lr in published["base_lr"])
-    dev = published["dev_split"]
+    theirs = PUBLISHED_4[row.title]
+    assert run.duration == Steps(theirs["steps"])
+    assert list(row.grid) == theirs["base_lr"] and run.optim.lr in row.grid
+    assert all(f"{lr:g}" in description(name) for lr in theirs["base_lr"])
+    dev = theirs["dev_split"]
     assert run.data.holdout == (dev if isinstance(dev, float) else 200 / 1000)
     assert (run.optim.name, run.optim.momentum) == ("sgd", 0.9)
     assert run.schedule.shape == common["lr_decay"]
@@ -168,24 +157,22 @@ def test_every_number_of_table_4(name: str) -> None:
         assert run.image_size == common["resolution"]
 
 
-@needs_tables
 @pytest.mark.parametrize("row", TABLE_4, ids=lambda row: row.recipe)
 def test_a_recipe_of_fine_tuning_quotes_table_2_or_5(row: Any) -> None:
     if row.title == "ImageNet":  # Table 2's are those of the higher resolution
-        table = NUMBERS["table5_pretraining_size"]["rows"]
+        table = published("table5_pretraining_size")["rows"]
         numbers = [table["JFT-300M"]["ImageNet"][4], table["JFT-300M"]["ImageNet"][2]]
         numbers += [table["ImageNet-21k"]["ImageNet"][2]]
     else:
-        cells = NUMBERS["table2_state_of_the_art"]["rows"][row.title][:3]
+        cells = published("table2_state_of_the_art")["rows"][row.title][:3]
         numbers = [float(cell.partition("±")[0]) for cell in cells]
     assert [f"{number:.2f} %" in description(row.recipe) for number in numbers] == [True] * 3
 
 
-@needs_tables
 @pytest.mark.parametrize(("side", "column"), [(512, [1, 2]), (518, [0])])
 def test_the_higher_resolutions_average(side: int, column: list[int]) -> None:
     name = f"paper/finetune-imagenet-{side}"
-    run, table_2 = recipe(name), NUMBERS["table2_state_of_the_art"]
+    run, table_2 = recipe(name), published("table2_state_of_the_art")
     assert (run.average.kind, run.average.decay) == ("ema", 0.9999) and "0.9999" in table_2["note"]
     assert f"{side} px" in table_2["note"] and run.image_size == side
     for cell in (table_2["rows"]["ImageNet"][i] for i in column):

@@ -3,13 +3,10 @@ against the numbers of their papers and commands, written down here once more fr
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from vitrail.config import Epochs, Steps
+from vitrail.costs.published import published
 from vitrail.data.images.ops import CentralCrop, RandomCrop, ResizeSmall, Squash, eval_transform, train_transform
 from vitrail.data.settings import Augment
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
@@ -21,15 +18,12 @@ from vitrail.recipes.three_things import THREE_THINGS
 from vitrail.training.optim.schedule import learning_rate
 from vitrail.training.run import Run
 
-TABLES = Path(__file__).resolve().parents[3] / "shared" / "paper" / "tables.json"
-needs_tables = pytest.mark.skipif(not TABLES.is_file(), reason=f"the published tables are not at {TABLES}")
-FOLLOW_UP: dict[str, Any] = json.loads(TABLES.read_text(encoding="utf-8"))["three_things"] if TABLES.is_file() else {}
+FOLLOW_UP = published("three_things")
 
 
 # the follow-up
 
 
-@needs_tables
 @pytest.mark.parametrize("layer_scale", [False, True])
 @pytest.mark.parametrize("size", ["Ti", "S", "B", "L"])
 def test_every_number_of_the_follow_ups_procedure(size: str, layer_scale: bool) -> None:
@@ -43,7 +37,6 @@ def test_every_number_of_the_follow_ups_procedure(size: str, layer_scale: bool) 
     assert (of["loss"], run.objective.loss) == ("binary cross-entropy", "bce")
 
 
-@needs_tables
 def test_the_follow_ups_networks_side_by_side_train_as_those_of_their_width() -> None:
     networks = {recipe(name).model: name for name in THREE_THINGS if "x" in name}
     assert sorted(networks) == sorted(f"{network}/16" for network in FOLLOW_UP["parallel"])
@@ -176,9 +169,8 @@ def test_bit_is_section_3_3_of_its_paper(name: str) -> None:
     assert run.duration == Epochs(7 if "7ep" in name else epochs)
 
 
-@needs_tables
 def test_sgd_for_resnets_quotes_table_7() -> None:
-    table_7 = json.loads(TABLES.read_text(encoding="utf-8"))["table7_adam_vs_sgd"]
+    table_7 = published("table7_adam_vs_sgd")
     imagenet = dict(zip(table_7["columns"], table_7["rows"][0], strict=True))
     assert imagenet["dataset"] == "ImageNet"
     for name, column in (("r50x1", "ResNet50 SGD"), ("r152x2", "ResNet152x2 SGD")):

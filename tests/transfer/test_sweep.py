@@ -19,6 +19,7 @@ from PIL import Image
 import vitrail
 from vitrail.config import Steps
 from vitrail.config_yaml import from_yaml
+from vitrail.costs.published import published
 from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import TrainingError, UsageError
@@ -29,8 +30,6 @@ from vitrail.transfer.grid import Planned, Sweep
 from vitrail.transfer.sweep import Row, choose, spread, sweep
 from vitrail.transfer.trial import OUTCOME, Outcome, Trial, here
 from vitrail.weights.fingerprint import weights_fingerprint
-
-PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "paper" / "tables.json"
 
 
 def tiny(data: str = "digits", **changes: Any) -> Run:
@@ -74,9 +73,7 @@ def test_the_share_to_choose_by_is_the_papers(images: int, share: float) -> None
 
 
 def test_table_4_has_the_same_shares() -> None:
-    if not PUBLISHED.is_file():
-        pytest.skip(f"no published tables at {PUBLISHED}")
-    rows = json.loads(PUBLISHED.read_text())["table4_finetuning"]["rows"]
+    rows = published("table4_finetuning")["rows"]
     images = {"ImageNet": 1_281_167, "CIFAR": 50_000, "Pets": 3_680, "Flowers": 2_040}
     found = 0
     for row in rows:

@@ -20,6 +20,7 @@ from prepared import prepare
 
 import vitrail
 from vitrail.config import Percent, Steps
+from vitrail.costs.published import published
 from vitrail.data.benchmarks.vtab import GROUPS, TASKS
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, TrainingError, UsageError
@@ -32,8 +33,8 @@ from vitrail.transfer.table9 import MEAN, PUBLISHED, means
 from vitrail.transfer.trial import Outcome
 from vitrail.transfer.vtab import departures, run_of, vtab
 
-TABLES = Path(__file__).resolve().parents[3] / "shared" / "paper" / "tables.json"
 PAPER = recipe("paper/finetune-vtab")
+TABLE_9 = published("table9_vtab")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,27 +48,20 @@ def one_thread() -> Iterator[None]:
 # the published table
 
 
-@pytest.fixture(scope="module")
-def published() -> dict[str, Any]:
-    if not TABLES.is_file():
-        pytest.skip(f"no published tables at {TABLES}")
-    return json.loads(TABLES.read_text())["table9_vtab"]
-
-
-def test_table_9_is_the_papers(published: dict[str, Any]) -> None:
-    assert [task.title for task in TASKS.values()] == published["columns"][:-1]
+def test_table_9_is_the_papers() -> None:
+    assert [task.title for task in TASKS.values()] == TABLE_9["columns"][:-1]
     ours = {network: list(row.values()) for network, row in PUBLISHED.items()}
-    assert ours == {network: row[:-1] for network, row in published["rows"].items()}
+    assert ours == {network: row[:-1] for network, row in TABLE_9["rows"].items()}
 
 
-def test_groups_are_the_papers(published: dict[str, Any]) -> None:
+def test_groups_are_the_papers() -> None:
     groups = {name: [task.title for task in TASKS.values() if task.group == name] for name in GROUPS}
-    assert groups == {name.lower(): titles for name, titles in published["groups"].items()}
+    assert groups == {name.lower(): titles for name, titles in TABLE_9["groups"].items()}
     assert [len(titles) for titles in groups.values()] == [7, 4, 8]
 
 
-def test_the_mean_is_over_tasks_as_in_the_paper(published: dict[str, Any]) -> None:
-    for network, row in published["rows"].items():
+def test_the_mean_is_over_tasks_as_in_the_paper() -> None:
+    for network, row in TABLE_9["rows"].items():
         mean, count = means(PUBLISHED[network])[MEAN]
         assert count == 19 and round(mean, 1) == row[-1]
 
