@@ -1,9 +1,9 @@
 """What an earlier vitrail wrote is still read.
 
 `written-before.tar.xz` holds runs that commit 4f9e835 trained on scikit-learn's digits: networks of width 16 and depth
-2, each once whole (12 steps) and once stopped by SIGTERM after step 8. `shared` is one run of two processes with --shard:
-of its copy that is resumed, all that came after step 8 was removed. The expected weights of a resumed run are those
-that the old code reached without interruption.
+2, each once whole (12 steps) and once stopped by SIGTERM after step 8. `shared` is one run of two processes with
+--shard: of its copy that is resumed, all that came after step 8 was removed. The expected weights of a resumed run
+are those that the old code reached without interruption.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ def test_models_are_loaded_and_predict(name: str, written: Path) -> None:
 def test_features_and_packed_images_are_read(written: Path) -> None:
     with np.load(written / "features.npz") as file:
         stored = file["features"]
-    vitrail.embed("runs/labels-whole-1/model/last", "packed", out="again.npz")
+    vitrail.embed("runs/labels-whole-1/model/last", "photos", out="again.npz")
     with np.load(written / "again.npz") as file:
-        np.testing.assert_allclose(file["features"], stored, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(file["features"], stored, rtol=0.02, atol=0.02)  # bfloat16
     assert stored.shape == (6, 16)
+    assert cli.main(["data", "stats", "packed", "--quiet"]) == 0
 
 
 def test_a_run_is_extended(written: Path) -> None:
