@@ -1,4 +1,7 @@
-"""What data, and what is done to each image, as values. Torch-free."""
+"""The settings of the data and of what happens to each image. Torch-free.
+
+The docstring of each field is the help text of its flag.
+"""
 
 from __future__ import annotations
 
@@ -13,41 +16,45 @@ class Data:
     path: str = "digits"
     """A folder, a CSV or parquet file, tar shards, an .npz of arrays, a hub data set, an address, or 'digits'."""
     train: str = "train"
-    """Split to train on; 'train+val' joins two."""
+    """Split to train on. 'train+val' joins two splits."""
     validation: str | None = None
-    """Split to choose by; None takes validation | val | dev if there is one; without one, or with 'none', part of
-    train is held out."""
+    """Split by which the best model is chosen (default: validation, val or dev if there is one). Without such a split,
+    or with 'none', part of the training split is held out."""
     holdout: float = 0.1
-    """Share held out, stratified and seeded, where there is no validation split."""
+    """Share of the training images held out for validation, stratified by class and drawn by the seed, if there is no
+    validation split."""
     test: str | None = None
-    """Split measured once, at the end; None takes test | testing if there is one, 'none' leaves it unopened."""
+    """Split that is measured once at the end; 'none' for no test (default: test or testing if there is one)."""
     image_column: str | None = None
+    """Column of a table that holds the images (default: the usual names are tried)."""
     label_column: str | None = None
-    """Columns of a table; None finds the usual names."""
+    """Column of a table that holds the labels (default: the usual names are tried)."""
     max_bad: float = 0.05
-    """Largest share of training images that may be unreadable; when more turn up, training ends."""
+    """Largest share of training images that may be unreadable. Training stops if there are more."""
     strict: bool = False
-    """Refuse data of which anything is left out: an empty class folder, a broken link, an image that cannot be read."""
+    """Reject data with any defect: an empty class folder, a broken link, an unreadable image."""
     subset: int | float | None = None
-    """Use only this many training images, or as a share (0.1). Drawn by `seed`, classes in proportion; a smaller subset
-    is part of a larger one, and validation images are the same for all."""
-
+    """Number of training images to use, or their share (0.1), drawn by the seed in proportion to the classes. A smaller
+    subset is part of a larger one; the validation images stay the same (default: all images)."""
     together: int = 1
-    """Neighbours in the data set that are shown in one batch and read in one piece; 1 shuffles single images. For
-    shards at an address, which were packed in random order (`vitrail data pack --shuffle`)."""
+    """Number of neighbouring images that are read in one piece and stay in one batch; 1 shuffles single images. Use it
+    for remote shards that were packed in random order (`vitrail data pack --shuffle`)."""
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an image becomes the network's input when nothing is random: resize, then crop. Sizes in pixels."""
+    """How an image is prepared for evaluation: resize, then crop. Sizes in pixels."""
 
     image_size: tuple[int, int] = (224, 224)
-    """Height and width handed to the network."""
+    """Height and width of the network's input in pixels."""
     resize: Literal["squash", "small"] = "small"
-    """'squash' ignores the aspect ratio; 'small' scales the short side, then takes the central crop."""
+    """How an image is resized. squash: to the input size, whatever its aspect ratio; small: by its short side, then the
+    central crop."""
     crop: float = 0.875
-    """The crop as a share of the resized image (0.875: resize 256, crop 224), in evaluation for 'small' only."""
+    """Side of the crop as a share of the resized image (0.875: resize to 256, crop 224). Evaluation uses it with
+    resize small only."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """Interpolation for resizing."""
 
     def __post_init__(self) -> None:
         if isinstance(self.image_size, int):
@@ -57,29 +64,32 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class Augment:
-    """What is random about a training image; every field at its default does nothing but resize and crop."""
+    """Random changes to training images. With every field at its default images are cropped, resized and flipped."""
 
     crop: Literal["inception", "random", "pad", "center"] = "inception"
-    """inception: random area and aspect, then resize (paper, B.1); random: resize to image_size / preprocess.crop,
-    then crop anywhere; pad: shift by up to `pad` pixels (small images); center: as in evaluation."""
+    """How a training image is cropped. inception: random area and aspect ratio, then resize (paper, B.1); random:
+    resize to image_size / preprocess.crop, then a random crop; pad: shift by up to `pad` pixels (for small images);
+    center: as in evaluation."""
     scale: tuple[float, float] = (0.05, 1.0)
-    """inception: share of the image's area."""
+    """For crop inception: smallest and largest share of the image's area."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """inception: width over height."""
+    """For crop inception: smallest and largest aspect ratio (width over height)."""
     pad: int = 4
+    """For crop pad: largest shift in pixels."""
     flip: bool = True
-    """Mirror half of the images left to right."""
+    """Flip half of the images horizontally."""
     randaugment: tuple[int, float] | None = None
-    """(operations, magnitude 0..30; usual are 0..10)."""
+    """RandAugment: number of operations and their magnitude, 0 to 30, usually up to 10 (default: off)."""
     three_augment: bool = False
-    """Grayscale, solarise or blur, one of them (DeiT-III)."""
+    """Apply one of grayscale, solarise and blur, at random (3-Augment of DeiT-III)."""
     color_jitter: float = 0.0
-    """Strength of brightness, contrast and saturation jitter."""
+    """Strength of random changes to brightness, contrast and saturation; 0 for none."""
     erasing: float = 0.0
-    """Probability of erasing a random rectangle."""
+    """Probability of erasing a random rectangle of the image."""
     mixup: float = 0.0
-    """Alpha of mixup's Beta distribution; 0 switches it off."""
+    """Alpha of the Beta distribution of mixup; 0 switches mixup off."""
     cutmix: float = 0.0
-    """Alpha of CutMix; with mixup on too, each batch takes one of them at random."""
+    """Alpha of the Beta distribution of CutMix; 0 switches CutMix off. If mixup is on too, each batch uses one of them
+    at random."""
     repeats: int = 1
-    """Repeated augmentation: copies of an image in one batch, each augmented on its own."""
+    """Number of copies of an image in one batch, each augmented differently (repeated augmentation)."""

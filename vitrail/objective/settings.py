@@ -1,6 +1,7 @@
-"""What is learned, as values: from labels, or without any. Torch-free.
+"""The settings of each objective, with or without labels. Torch-free.
 
-Each has a `kind`, by which a configuration chooses among them (`objective: {kind: mae, ratio: 0.6}`).
+A configuration chooses an objective by its `kind` (`objective: {kind: mae, ratio: 0.6}`). The docstring of each field
+is the help text of its flag.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ class Supervised:
     """Learning from labels (`vitrail.objective.supervised`)."""
 
     kind: Literal["supervised"] = "supervised"
+    """The objective: learning from labels."""
     loss: Literal["softmax", "sigmoid", "bce"] = "softmax"
-    """softmax: cross-entropy; sigmoid: cross-entropy per class, summed over classes (paper, pre-training);
-    bce: the same, averaged over classes (A2, DeiT-III)."""
+    """Loss function. softmax: cross-entropy; sigmoid: binary cross-entropy summed over classes (paper, pre-training);
+    bce: binary cross-entropy averaged over classes (A2, DeiT-III)."""
     smoothing: float = 0.0
-    """Label smoothing."""
+    """Label smoothing: share of the target that is spread over all classes."""
     bce_threshold: float | None = None
-    """bce: targets above this become 1, after mixing (A2 uses 0.0: every mixed class counts fully)."""
+    """For loss bce: targets above this value become 1 after mixing. A2 uses 0.0, so every mixed class counts fully
+    (default: targets stay as they are)."""
     head_bias: float = 0.0
-    """Initial bias of the classifier (-10 for sigmoid on ImageNet-21k)."""
+    """Initial bias of the classifier, such as -10 for sigmoid on ImageNet-21k."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +35,18 @@ class MaskedPatch:
     """Masked patch prediction (`vitrail.objective.masked_patch`; paper, 4.6 and B.1.2)."""
 
     kind: Literal["masked-patch"] = "masked-patch"
+    """The objective: masked patch prediction."""
     corrupt: float = 0.5
-    """Share of the patch embeddings that are corrupted (the paper also tried 0.15, BERT's)."""
+    """Share of the patch embeddings that are corrupted. The paper also tried 0.15, as BERT uses."""
     mask: float = 0.8
-    """Of those, the share that becomes the learned [mask] embedding."""
+    """Share of the corrupted embeddings that become the learned [mask] embedding."""
     other: float = 0.1
-    """Of those, the share that becomes the embedding of another patch of the image; what is left stays as it is."""
+    """Share of the corrupted embeddings that become the embedding of another patch. The rest stays unchanged."""
     target: Literal["colour", "small", "pixels"] = "colour"
-    """colour: the patch's mean colour in 3 bits a channel, one of 512; small: the same of each cell of the patch
-    cut 4 x 4, 16 predictions; pixels: every pixel, by regression (L2)."""
+    """Prediction target. colour: the patch's mean colour in 3 bits per channel, one of 512; small: that colour for each
+    cell of a 4 x 4 grid in the patch, 16 predictions; pixels: every pixel, by regression (L2)."""
     mask_after_stem: bool = False
-    """Allow stems in which patches mix before they are corrupted."""
+    """Allow stems that mix patches before they are corrupted."""
 
 
 @dataclass(frozen=True)
@@ -50,32 +54,37 @@ class MAE:
     """Masked autoencoder (`vitrail.objective.mae`; He et al. 2022)."""
 
     kind: Literal["mae"] = "mae"
+    """The objective: masked autoencoder."""
     ratio: float = 0.75
-    """Share of the patches that the encoder does not see."""
+    """Share of the patches that are hidden from the encoder."""
     decoder_width: int = 512
+    """Number of values in each token of the decoder."""
     decoder_depth: int = 8
+    """Number of blocks of the decoder."""
     decoder_heads: int = 16
+    """Number of attention heads in each block of the decoder."""
     normalise: bool = True
-    """Predict pixels with the mean and deviation of their patch taken out."""
+    """Predict pixels normalised by the mean and standard deviation of their patch."""
     mask_after_stem: bool = False
-    """Allow stems in which patches mix before they are masked."""
+    """Allow stems that mix patches before they are masked."""
 
 
 @dataclass(frozen=True)
 class BEiT:
-    """Prediction of visual tokens behind blocks of masked patches (`objective.beit.objective`; Bao et al. 2022)."""
+    """Prediction of the visual tokens of masked patches (`objective.beit.objective`; Bao et al. 2022)."""
 
     kind: Literal["beit"] = "beit"
+    """The objective: prediction of visual tokens (BEiT)."""
     tokenizer: str = ""
-    """Run folder or file of a tokenizer, trained before with `objective: {kind: tokenizer}`."""
+    """Run folder or file of a tokenizer. Train one first with `objective: {kind: tokenizer}`."""
     ratio: float = 75 / 196
-    """Share of the patches that are masked; BEiT's code masks 75 of 196."""
+    """Share of the patches that are masked. BEiT's code masks 75 of 196."""
     smallest_block: int = 16
-    """Patches."""
+    """Smallest number of patches in a masked block."""
     aspect: float = 0.3
-    """Blocks have a height over width between this and its inverse."""
+    """Smallest aspect ratio (height over width) of a masked block; its inverse is the largest."""
     mask_after_stem: bool = False
-    """Allow stems in which patches mix before they are masked (the follow-up's experiment, section 5)."""
+    """Allow stems that mix patches before they are masked (the follow-up's experiment, section 5)."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +92,19 @@ class Tokenizer:
     """A discrete autoencoder that gives each patch one of `codes` visual tokens (`objective.beit.tokenizer`)."""
 
     kind: Literal["tokenizer"] = "tokenizer"
+    """The objective: a tokenizer for BEiT."""
     codes: int = 8192
+    """Number of visual tokens (codes)."""
     width: int = 256
-    """Features of its convolutions."""
+    """Number of channels of the convolutions."""
     depth: int = 2
-    """Residual blocks on each side."""
+    """Number of residual blocks in the encoder, and in the decoder."""
     features: int = 32
-    """Of a code, and of what is compared with it."""
+    """Number of values in a visual token's code vector."""
     decay: float = 0.99
-    """Of the moving averages that the codes are, for each step."""
+    """Decay per step of the moving averages that form the codes."""
     commitment: float = 0.25
-    """Weight of the squared distance of what is compared from its code, which the convolutions keep small."""
+    """Weight of the commitment loss, the squared distance between the encoder's output and its code."""
 
 
 @dataclass(frozen=True)
@@ -101,41 +112,46 @@ class DINO:
     """Self-distillation without labels (`vitrail.objective.dino.objective`; Caron et al. 2021)."""
 
     kind: Literal["dino"] = "dino"
+    """The objective: self-distillation (DINO)."""
     outputs: int = 65_536
-    """What teacher and student tell crops apart by."""
+    """Number of outputs of the projection head (prototypes)."""
     hidden: int = 2048
-    """Features of the two hidden layers of the projection."""
+    """Number of units in each of the two hidden layers of the projection head."""
     bottleneck: int = 256
-    """Features in front of its last layer, where their length is made 1."""
+    """Number of values in front of the projection head's last layer, where they are normalised to length 1."""
     norm_last_layer: bool = True
-    """Keep the rows of the last layer at length 1; without it small networks learn more, and may become unstable."""
+    """Keep the rows of the projection head's last layer at length 1. Without it small networks learn more but may
+    become unstable."""
     freeze_last_layer: Duration = Epochs(1)
-    """The last layer stays as it began for so long."""
+    """How long the last layer of the projection head stays frozen at the start."""
     view: float = 1.0
-    """Side of the image that crops are cut from, as a multiple of the network's input, for photographs that have more
-    pixels to show; at least 1."""
+    """Side of the image from which crops are cut, as a multiple of the network's input. Use more than 1 for photographs
+    with more pixels; at least 1."""
     global_scale: tuple[float, float] = (0.4, 1.0)
-    """Share of the image's area in each of the two global crops, which the teacher sees."""
+    """Smallest and largest share of the image's area in a global crop. There are two; the teacher sees them."""
     global_size: float = 1.0
-    """Side of a global crop as a share of the network's input, in whole patches; a half is four times as fast."""
+    """Side of a global crop as a share of the network's input, in whole patches. Half the side is four times as
+    fast."""
     local_scale: tuple[float, float] = (0.05, 0.4)
+    """Smallest and largest share of the image's area in a local crop."""
     local_crops: int = 8
-    """Which only the student sees."""
+    """Number of local crops per image, which only the student sees."""
     local_size: float = 96 / 224
-    """Side of a local crop as a share of a global one's; rounded to whole patches."""
+    """Side of a local crop as a share of the side of a global crop, rounded to whole patches."""
     jitter: float = 1.0
-    """Strength of the changes of colour; 1 is the paper's, 0 is none."""
+    """Strength of colour jitter: 1 as in the paper, 0 for none."""
     blur: float = 2.0
-    """Largest standard deviation of the blur in pixels, where crops are blurred; 0 is none."""
+    """Largest standard deviation of the Gaussian blur in pixels; 0 for no blur."""
     student_temperature: float = 0.1
+    """Softmax temperature of the student."""
     teacher_temperature: tuple[float, float] = (0.04, 0.07)
-    """At the start, and from the end of `temperature_warmup` on."""
+    """Softmax temperature of the teacher at the start, and after `temperature_warmup`."""
     temperature_warmup: Duration = Epochs(30)
+    """How long the teacher's temperature rises from its first value to its second."""
     teacher_momentum: float = 0.996
-    """Of the teacher's moving average of the student at the start; it grows to 1 along half a cosine."""
+    """Momentum of the teacher, a moving average of the student, at the start. It grows to 1 along half a cosine."""
     centring: Literal["mean", "sinkhorn"] = "mean"
-    """What is taken away from the teacher's answers so that no output wins everywhere. mean: the moving average of
-    its answers; sinkhorn: what gives every output an equal share of the images of the step (Sinkhorn-Knopp; SwAV,
-    DINOv2)."""
+    """How the teacher's outputs are balanced, so that no output dominates. mean: subtract their moving average;
+    sinkhorn: give every output an equal share of the step's images (Sinkhorn-Knopp; SwAV, DINOv2)."""
     centre_momentum: float = 0.9
-    """Of the moving average of the centre; with sinkhorn it serves evaluations only."""
+    """Momentum of the centre's moving average. With sinkhorn only evaluations use it."""
