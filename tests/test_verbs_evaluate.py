@@ -140,6 +140,29 @@ def test_everything_on_the_command_line(
     assert "broken.png" in shown
 
 
+NAMES = ["fox [kit]", "end [/b]", "a:dog:b", "[red]", "plain"]
+
+
+def test_class_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    config = replace(CONFIG, classes=len(NAMES))
+    save_model(tmp_path / "model", ViT(config), Card(config, NAMES, PREPROCESS))
+    images = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+    labels = np.array(NAMES)[np.arange(20) % len(NAMES)]
+    np.savez(tmp_path / "data.npz", images=images, labels=labels)
+    Image.fromarray(images[0]).save(tmp_path / "image.png")
+    for command in (
+        ["evaluate", "model", "data.npz"],
+        ["predict", "model", "image.png"],
+        ["data", "stats", "data.npz"],
+    ):
+        words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in command]
+        assert cli.main(words) == 0
+        shown = capsys.readouterr().out
+        expected = NAMES if command[0] != "data" else [f"4 ({name})" for name in (min(NAMES), max(NAMES))]
+        assert [name for name in expected if name not in shown] == []
+
+
 def test_answers_alone_go_to_a_file(network: Path, pictures: Path, tmp_path: Path) -> None:
     vitrail.evaluate(network, pictures, protocol="r", out=tmp_path / "new" / "answers.npz")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["answers.npz"]

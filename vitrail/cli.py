@@ -192,7 +192,7 @@ def _call(name: str, argv: list[str]) -> int:
     else:
         from rich.console import Console
 
-        Console().print(text)
+        Console(markup=False, emoji=False).print(text)  # a class may be called "end [/b]" or ":dog:"
     return int(getattr(result, "exit_code", 0))
 
 
