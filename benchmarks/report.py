@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import record
-from vitrail.config_yaml import to_yaml
+from vitrail.config import to_yaml
 from vitrail.data.settings import Data, Preprocess
 from vitrail.data.sources.open import Splits, open_data
 from vitrail.evaluation.classify import Classification, save_classification

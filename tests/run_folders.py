@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.config_yaml import to_yaml
+from vitrail.config import to_yaml
 from vitrail.data.settings import Data, Preprocess
 from vitrail.evaluation.classify import Classification, save_classification
 from vitrail.model.variants import ViTConfig

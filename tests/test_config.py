@@ -14,8 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrail.config import Duration, Epochs, Examples, Percent, Steps, parse_duration
-from vitrail.config_yaml import from_yaml, merge, to_yaml
+from vitrail.config import Duration, Epochs, Examples, Percent, Steps, from_yaml, merge, parse_duration, to_yaml
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError
 from vitrail.training.run import Optim, Run
@@ -243,5 +242,5 @@ def test_other_dataclasses_round_trip_too() -> None:
 
 
 def test_reading_configuration_needs_no_torch() -> None:
-    code = "import sys, vitrail.config_yaml; sys.exit('torch' in sys.modules)"
+    code = "import sys, vitrail.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -114,6 +115,24 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="trian"):
         vitrail.trian  # noqa: B018
     assert set(vitrail.__all__) <= set(dir(vitrail))
+
+
+def test_type_checkers_see_what_runs() -> None:
+    tree = ast.parse((ROOT / "vitrail" / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {
+        alias.asname: (node.module, alias.name)
+        for node in [*block.body, *tree.body]
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("vitrail")
+        for alias in node.names
+    }
+    assert typed == {name: (module, name) for name, module in vitrail._MODULE_OF.items()}
+
+
+def test_verbs_of_two_words_are_functions_of_a_module() -> None:
+    code = "import vitrail; print(vitrail.probe.fewshot.__name__, vitrail.probe.linear.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["fewshot", "linear"]
 
 
 def test_importing_takes_no_time() -> None:

@@ -17,8 +17,7 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.config import Epochs, Percent, Steps
-from vitrail.config_yaml import from_yaml, to_yaml
+from vitrail.config import Epochs, Percent, Steps, from_yaml, to_yaml
 from vitrail.data.settings import Preprocess
 from vitrail.errors import CheckpointError, DataError, UsageError
 from vitrail.recipes.registry import recipe

@@ -16,7 +16,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import vitrail
 from vitrail import cli
-from vitrail.config_yaml import to_yaml
+from vitrail.config import to_yaml
 from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Data, Preprocess

@@ -14,8 +14,7 @@ import torch
 from commands import run, start
 from safetensors.torch import load_file
 
-from vitrail.config import Steps
-from vitrail.config_yaml import to_yaml
+from vitrail.config import Steps, to_yaml
 from vitrail.data.settings import Augment, Data
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer

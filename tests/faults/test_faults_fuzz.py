@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from real_images import SHARED
 from safetensors.torch import save
 
-from vitrail.config_yaml import from_yaml, to_yaml
+from vitrail.config import from_yaml, to_yaml
 from vitrail.data.images.decode import decode
 from vitrail.data.sources.open import find
 from vitrail.errors import DecodeError, UsageError, VitrailError

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import vitrail
-from vitrail.config import Epochs, Percent, Steps
-from vitrail.config_yaml import from_yaml
+from vitrail.config import Epochs, Percent, Steps, from_yaml
 from vitrail.recipes.choose import Facts
 from vitrail.recipes.fit import fitted
 from vitrail.recipes.registry import RECIPES, recipe

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vitrail import cli
-from vitrail.config_yaml import from_yaml, to_yaml
+from vitrail.config import from_yaml, to_yaml
 from vitrail.data.settings import Data
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant

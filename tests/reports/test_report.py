@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from run_folders import Page, answers, run_folder
 
-from vitrail.config_yaml import to_yaml
+from vitrail.config import to_yaml
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError

@@ -15,8 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vitrail.config import Epochs, Steps
-from vitrail.config_yaml import from_yaml
+from vitrail.config import Epochs, Steps, from_yaml
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data

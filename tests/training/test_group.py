@@ -29,8 +29,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitrail import world
-from vitrail.config import Steps
-from vitrail.config_yaml import to_yaml
+from vitrail.config import Steps, to_yaml
 from vitrail.data.settings import Augment, Data
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig

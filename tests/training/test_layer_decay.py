@@ -15,8 +15,7 @@ from torch import nn
 
 from tests.training.test_fit import assert_same_bits, interrupt_at, interrupted, lines, tiny
 from vitrail.cli import main
-from vitrail.config import Steps
-from vitrail.config_yaml import from_yaml
+from vitrail.config import Steps, from_yaml
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig

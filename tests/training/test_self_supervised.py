@@ -17,8 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from vitrail.config import Epochs, Percent, Steps
-from vitrail.config_yaml import from_yaml, to_yaml
+from vitrail.config import Epochs, Percent, Steps, from_yaml, to_yaml
 from vitrail.data.settings import Augment, Data, Preprocess
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, UsageError

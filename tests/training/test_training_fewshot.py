@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vitrail.config import Steps
-from vitrail.config_yaml import from_yaml
+from vitrail.config import Steps, from_yaml
 from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError

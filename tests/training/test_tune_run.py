@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import vitrail
-from vitrail.config import Epochs, Percent
-from vitrail.config_yaml import from_yaml
+from vitrail.config import Epochs, Percent, from_yaml
 from vitrail.data.settings import Augment, Data
 from vitrail.errors import CheckpointError, UsageError, WeightsError
 from vitrail.model.build import build

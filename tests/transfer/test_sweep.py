@@ -17,8 +17,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.config import Steps
-from vitrail.config_yaml import from_yaml
+from vitrail.config import Steps, from_yaml
 from vitrail.costs.published import published
 from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitrail.config_yaml import plain
+from vitrail.config import plain
 from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.reports.contents import Contents, read_contents, validation_images
 from vitrail.reports.cost_section import Config, Cost, cost_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.config_yaml import from_yaml
+from vitrail.config import from_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.classify import Classification, load_classification

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.config_yaml import to_yaml
+from vitrail.config import to_yaml
 from vitrail.evaluation.calibration import calibration
 from vitrail.evaluation.classify import Classification
 from vitrail.inspection.overlay import under_attention

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vitrail import world
-from vitrail.config_yaml import from_yaml, to_yaml
+from vitrail.config import from_yaml, to_yaml
 from vitrail.data.copies.leaks import leaked
 from vitrail.data.sources.open import Splits
 from vitrail.errors import CheckpointError

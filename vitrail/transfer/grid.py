@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import Percent
-from vitrail.config_yaml import merge
+from vitrail.config import Percent, merge
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import Splits, open_data
 from vitrail.errors import UsageError

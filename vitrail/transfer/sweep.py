@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.config_yaml import plain
+from vitrail.config import plain
 from vitrail.errors import TrainingError
 from vitrail.training.folder import RunFolder
 from vitrail.transfer.dev import Arranged

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vitrail.config_yaml import from_yaml, plain, to_yaml
+from vitrail.config import from_yaml, plain, to_yaml
 from vitrail.data.sources.open import Splits
 from vitrail.errors import CheckpointError, UsageError, VitrailError
 from vitrail.training.checkpoints.checkpoint import latest_valid

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import Percent
-from vitrail.config_yaml import plain
+from vitrail.config import Percent, plain
 from vitrail.data.benchmarks.index_lists import PARTS, WHOLE
 from vitrail.data.benchmarks.vtab import Task
 from vitrail.data.benchmarks.vtab_source import HUB, PREFIX, locate

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitrail.config_yaml import from_yaml
+from vitrail.config import from_yaml
 from vitrail.errors import UsageError
 from vitrail.training.run import Run
 from vitrail.verbs.network.classifier import load_classifier, output_names

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.config_yaml import plain, to_yaml
+from vitrail.config import plain, to_yaml
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant
 from vitrail.recipes.registry import BRING_DATA, RECIPES, description, recipe, starts_from_weights

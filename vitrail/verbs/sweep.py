@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vitrail.config_yaml import from_yaml, plain
+from vitrail.config import from_yaml, plain
 from vitrail.errors import UsageError
 from vitrail.recipes.paper_finetune import GRID, GRID_IMAGENET, ROW_OF, VTAB
 from vitrail.recipes.registry import recipe as named

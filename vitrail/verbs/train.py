@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.config_yaml import to_yaml
+from vitrail.config import to_yaml
 from vitrail.errors import VitrailError
 from vitrail.training.run import Run
 from vitrail.verbs.flags.settings import Asked, plan, resumed
@@ -129,7 +129,7 @@ def show(result: Result | Preview) -> str:
 
 def as_json(result: Result | Preview) -> Any:
     """Return the result as JSON values."""
-    from vitrail.config_yaml import plain
+    from vitrail.config import plain
 
     if isinstance(result, Preview):
         cost = None if result.cost is None else result.cost.as_json()

@@ -246,7 +246,7 @@ def _pushed(result: Pushed) -> str:
 
 def as_json(result: Converted | Info | Verification | Pushed) -> Any:
     """Return the result of any of these verbs as JSON values."""
-    from vitrail.config_yaml import plain
+    from vitrail.config import plain
 
     if isinstance(result, Info):
         values = {name: plain(getattr(result, name)) for name in ("report", "architecture", "parameters", "tensors")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitrail.config_yaml import from_yaml
+from vitrail.config import from_yaml
 from vitrail.errors import WeightsError
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail import world
-from vitrail.config_yaml import plain
+from vitrail.config import plain
 from vitrail.errors import CheckpointError
 from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from vitrail import world
-from vitrail.config_yaml import to_yaml
+from vitrail.config import to_yaml
 from vitrail.errors import TrainingError, UsageError
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.guard import SIGNALS, Interrupted

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import world
-from vitrail.config_yaml import from_yaml
+from vitrail.config import from_yaml
 from vitrail.errors import VitrailError
 from vitrail.training.loop import fit
 from vitrail.training.processes.group import joined, leave, own_note

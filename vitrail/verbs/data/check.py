@@ -167,6 +167,6 @@ def as_json(result: Report | Stats | dict[str, Packed]) -> Any:
 
 
 def _fields(value: Any) -> Any:
-    from vitrail.config_yaml import plain
+    from vitrail.config import plain
 
     return plain(value)

@@ -214,7 +214,7 @@ def _line(pair: tuple[object, ...]) -> str:
 
 def as_json(result: Duplicates) -> Any:
     """Return the result as JSON values; `pairs` are the first 10,000."""
-    from vitrail.config_yaml import plain
+    from vitrail.config import plain
     from vitrail.data.copies.dedup import COLUMNS
 
     pairs = [dict(zip(COLUMNS, pair, strict=True)) for pair in result.pairs]

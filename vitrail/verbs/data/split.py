@@ -86,6 +86,6 @@ def show(result: list[Subset]) -> str:
 
 def as_json(result: list[Subset]) -> Any:
     """Return the result as JSON values."""
-    from vitrail.config_yaml import plain
+    from vitrail.config import plain
 
     return [plain(one) for one in result]

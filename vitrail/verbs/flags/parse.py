@@ -21,8 +21,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from vitrail.config import Duration, parse_duration
-from vitrail.config_yaml import sections_of
+from vitrail.config import Duration, parse_duration, sections_of
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.training.run import Run
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import Epochs
-from vitrail.config_yaml import from_yaml, merge
+from vitrail.config import Epochs, from_yaml, merge
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.recipes.choose import choose, look
 from vitrail.recipes.fit import absolute, fitted

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.config_yaml import from_yaml
+from vitrail.config import from_yaml
 from vitrail.errors import UsageError
 from vitrail.training.run import Run
 

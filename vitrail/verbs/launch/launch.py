@@ -241,6 +241,6 @@ def show(result: Script) -> str:
 
 def as_json(result: Script) -> Any:
     """Return the script, how many processes it starts, and the command as words."""
-    from vitrail.config_yaml import plain
+    from vitrail.config import plain
 
     return {"script": result.text, "processes": result.processes, "run": plain(result.run)}

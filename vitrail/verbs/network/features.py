@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitrail.config_yaml import from_yaml
+from vitrail.config import from_yaml
 from vitrail.data.settings import Data
 from vitrail.errors import UsageError
 from vitrail.training.run import Run
