@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -389,3 +390,13 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(report) in out
     accuracy = re.search(r"top-1 ([\d.]+)% on \d+ test images", out)
     assert accuracy and float(accuracy[1]) >= 97
+
+
+def test_doctor_lists_what_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = vitrail.doctor()
+    needed = {re.split(r"[^\w.-]", line)[0] for line in project["dependencies"]}
+    assert found["vitrail"].keys() == {"vitrail", *needed}
+    extras = {name: lines for name, lines in project["optional-dependencies"].items() if name != "test"}
+    optional = {re.split(r"[^\w.-]", line)[0] for lines in extras.values() for line in lines} - needed
+    assert found["optional"].keys() == {"timm", "transformers", "torchvision", *optional}

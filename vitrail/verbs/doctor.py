@@ -1,4 +1,4 @@
-"""`vitrail doctor`: what this machine and this installation are, to paste into a bug report."""
+"""`vitrail doctor`: this installation and this machine, described for a bug report."""
 
 from __future__ import annotations
 
@@ -8,33 +8,30 @@ import platform
 import re
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-NEEDED = (
-    *("vitrail", "torch", "torchvision", "numpy", "pillow", "simplejpeg", "pyarrow", "datasets", "safetensors"),
-    *("huggingface_hub", "tyro", "PyYAML", "rich", "matplotlib", "scikit-learn", "psutil", "tensorboard"),
-)
-OPTIONAL = ("timm", "transformers", "onnx", "onnxruntime", "openvino", "fastapi", "uvicorn", "wandb", "mlflow")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "avx_vnni", "asimd", "bf16")
-"""What decides which matrix products are fast."""
+"""Processor features that decide which matrix products are fast."""
 VARIABLES = re.compile(r"(OMP|MKL|KMP|CUDA|TORCH|PYTORCH|HF|VITRAIL)_\w+")
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
 
 def doctor() -> dict[str, Any]:
-    """Describe this installation and this machine, to paste into a bug report.
+    """Describe this installation and this machine, for a bug report.
 
-    The home folder is written as ~ and secrets are left out.
+    The home folder is written as ~, and the values of secrets are hidden.
     """
     import psutil
     import torch
 
+    needed, optional = _requirements()
     memory = psutil.virtual_memory()
     disk = shutil.disk_usage(Path.cwd())
     facts = {
-        "vitrail": {name: _version(name) for name in NEEDED},
-        "optional": {name: _version(name) for name in OPTIONAL},
+        "vitrail": {name: _version(name) for name in ("vitrail", *needed)},
+        "optional": {name: _version(name) for name in optional},
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "system": {"platform": platform.platform(), "terminal": sys.stderr.isatty()},
         "cpu": {
@@ -52,6 +49,23 @@ def doctor() -> dict[str, Any]:
     return dict(_without_home(facts))
 
 
+def _requirements() -> tuple[list[str], list[str]]:
+    """Return the packages that vitrail needs, and those of its extras and of `weights verify`, as it declares them."""
+    needed: list[str] = []
+    declared: list[str] = []
+    optional: list[str] = ["timm", "transformers", "torchvision"]
+    with suppress(importlib.metadata.PackageNotFoundError):  # run from its source, not installed
+        declared = importlib.metadata.requires("vitrail") or []
+    for line in declared:
+        name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
+        extra = re.search(r"extra == ['\"](\w+)", line)
+        if extra is None:
+            needed.append(name)
+        elif extra[1] != "test" and name not in needed + optional:
+            optional.append(name)
+    return needed, optional
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -60,7 +74,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu(field: str) -> str:
-    """The first value of a field of /proc/cpuinfo, "" where there is none."""
+    """Return the first value of a field of /proc/cpuinfo, or "" on systems without one."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
