@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -25,12 +26,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from forked import Forked
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
 from vitrail import world
 from vitrail.config import Steps, to_yaml
 from vitrail.data.settings import Augment, Data
+from vitrail.data.sources.open import open_split
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Objective, Prepared
@@ -288,8 +291,8 @@ def test_parts_are_whole_or_refused_and_what_torchs_own_reader_reads(runs: Path,
         assert checkpoint.latest_valid(folder) == newer
 
 
-def acting(act: str, pause: float, command: list[str]) -> NoReturn:
-    """A process of a run, of which the second acts in its eighth step; the first save takes a pause longer."""
+def acting(act: str, pause: float, ranks: tuple[int, ...], at: int, command: list[str]) -> NoReturn:
+    """A process of a run. The `ranks` act in step `at`, counted from 0; the first save takes a pause longer."""
     step_of, save, first = loop.seed_step, checkpoint.save, iter([pause])
 
     def slow(*arguments: Any, **options: Any) -> Path:
@@ -297,20 +300,22 @@ def acting(act: str, pause: float, command: list[str]) -> NoReturn:
         return save(*arguments, **options)
 
     def step(seed: int, number: int, rank: int) -> None:
-        if number == 7 and rank == 1:
-            exec(act)
+        if number == at and rank in ranks:
+            exec(act, globals())
         step_of(seed, number, rank)
 
     checkpoint.save, loop.seed_step = slow, step
     group.leave(member.main(*command[3:]))
 
 
-def with_rank_one(act: str, monkeypatch: pytest.MonkeyPatch, pause: float = 0.0) -> None:
+def with_rank_one(
+    act: str, monkeypatch: pytest.MonkeyPatch, pause: float = 0.0, ranks: tuple[int, ...] = (1,), at: int = 7
+) -> None:
     """Start processes as `acting` says."""
 
     def started(command: list[str], env: dict[str, str], **_: Any) -> Forked:
         assert command[1:3] == ["-m", "vitrail.training.processes.member"]
-        return Forked(acting, act, pause, command, env=env)
+        return Forked(acting, act, pause, ranks, at, command, env=env)
 
     monkeypatch.setattr(group.subprocess, "Popen", started)
 
@@ -345,6 +350,68 @@ def test_a_signal_to_one_process_saves_the_same_step_in_all(tmp_path: Path, monk
     assert loop.fit(run, resume=folder).steps == STEPS
     whole = loop.fit(tiny(tmp_path / "whole"))
     assert losses(folder) == pytest.approx(losses(whole.folder), abs=1e-5)
+
+
+def uneven(out: Path, **changes: Any) -> Run:
+    """A run in which two processes have different numbers of batches in every evaluation.
+
+    Each has two images in a batch. Of 17 training images the first process has 9, and 8 are the other's; the same for 5
+    validation images. The first two test images of the second process cannot be read.
+    """
+    source = random.Random(0)
+    for split, count in (("train", 17), ("val", 5), ("test", 8)):
+        for number in range(count):
+            path = out / "images" / split / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.frombytes("RGB", (8, 8), source.randbytes(8 * 8 * 3)).save(path)
+    images = open_split(out / "images", "test")
+    for number in (1, 3):
+        (out / "images" / "test" / images.id(number)).write_bytes(b"torn")
+    short: dict[str, Any] = {"duration": Steps(4), "schedule": Schedule(warmup=Steps(1)), "evaluate_every": Steps(2)}
+    return tiny(out, data=Data(str(out / "images")), batch_size=4, accumulate=2, **short, **changes)
+
+
+def test_processes_may_have_different_numbers_of_evaluation_batches(tmp_path: Path) -> None:
+    """Validation, its probes and the test; each process alone would stop in the middle of what the other one does."""
+    run = uneven(tmp_path, timeout=20.0, knn=3, fewshot=(1,))
+    single = loop.fit(replace(run, name="single"))
+    both = launch(run, None, 2)
+    assert both.steps == 4 and both.test is not None and both.test["count"] == 6
+    for kind in ("validation", "knn", "fewshot"):
+        ours, expected = (
+            [{name: value for name, value in line.items() if name != "time"} for line in lines(result.folder, kind)]
+            for result in (both, single)
+        )
+        assert len(ours) == 2 and "error" not in ours[0]
+        assert [line.keys() for line in ours] == [line.keys() for line in expected]
+        for mine, theirs in zip(ours, expected, strict=True):
+            assert [mine[name] for name in mine if name != "kind"] == pytest.approx(
+                [theirs[name] for name in theirs if name != "kind"], abs=1e-4
+            )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_process_during_an_evaluation_ends_it_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    act = f"""
+if world.rank() == {rank}:
+    ask = evaluation.predictor
+    def predictor(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ask(*arguments, **options)
+    evaluation.predictor = predictor
+"""
+    with_rank_one(act, monkeypatch, ranks=(rank,), at=1)
+    run = uneven(tmp_path, timeout=20.0)
+    with pytest.raises(Failed, match="stopped by SIGTERM after step 2, saved at step 2") as caught:
+        launch(run, None, 2)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    folder = tmp_path / "train-1"
+    assert lines(folder, "validation") == []
+    monkeypatch.undo()
+    assert loop.fit(run, resume=folder).steps == 4
+    assert [line["step"] for line in lines(folder, "validation")] == [2, 4]
 
 
 @pytest.mark.slow

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from vitrail.data.item import Listed, View
-from vitrail.data.loading.loader import Loader
 from vitrail.evaluation.classify import Predict
 from vitrail.evaluation.features import collect
 from vitrail.evaluation.fewshot import Plan, fewshot
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.run import Run
+from vitrail.training.validation.rounds import Rounds
 
 
 class TrainingFewShot:
@@ -29,14 +30,14 @@ class TrainingFewShot:
         self.plan = Plan(train.labels, list(train.class_names), shots=run.fewshot)
         self.loader = evaluation_loader(run, View(train, self.plan.rows))
 
-    def __call__(self, embed: Predict, validation: Loader) -> dict[str, float]:
+    def __call__(self, embed: Predict, validation: Rounds, check: Callable[[], None]) -> dict[str, float]:
         """Return {"5-shot": mean over seeds, "5-shot std": their deviation, ...}; `embed` is images -> features.
 
         No random number is drawn but those of the protocol's own generators. Raises DataError for features that are
         not finite.
         """
         names = self.plan.class_names
-        shots = collect(embed, self.loader, names)
+        shots = collect(embed, Rounds(self.loader, check), names)
         shots = replace(shots, index=self.plan.rows[shots.index])
         found = fewshot(self.plan, shots, collect(embed, validation, names))
         numbers: dict[str, float] = {}

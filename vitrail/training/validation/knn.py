@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from vitrail.data.item import Listed, View
-from vitrail.data.loading.loader import Loader
 from vitrail.data.split import subset
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import Predict
@@ -13,6 +14,7 @@ from vitrail.evaluation.features import collect
 from vitrail.evaluation.knn import knn
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.run import Run
+from vitrail.training.validation.rounds import Rounds
 
 MOST = 20_000
 """Training images that are looked at, classes in proportion: memory and time do not grow with the data beyond."""
@@ -42,9 +44,9 @@ class TrainingKNN:
         self.class_names = list(train.class_names)
         self.loader = evaluation_loader(run, View(known, rows))
 
-    def __call__(self, embed: Predict, validation: Loader) -> dict[str, float]:
+    def __call__(self, embed: Predict, validation: Rounds, check: Callable[[], None]) -> dict[str, float]:
         """Return {"knn": top-1}; `embed` is images -> features. Raises DataError for features that are not finite."""
-        train = collect(embed, self.loader, self.class_names)
+        train = collect(embed, Rounds(self.loader, check), self.class_names)
         found = knn(train, collect(embed, validation, self.class_names), k=(self.neighbours,))
         return {"knn": found.top1[self.neighbours]}
 

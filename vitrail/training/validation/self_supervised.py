@@ -6,7 +6,6 @@ processes, asks the same of the network, and losses can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from vitrail.objective.seen import SelfSupervised
 from vitrail.training.folder import RunFolder
 from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
+from vitrail.training.validation.rounds import Rounds
 from vitrail.training.validation.seen_picture import SHOWN, seen_picture
 from vitrail.training.validation.validation import Validation
 from vitrail.weights.base import Base
@@ -60,14 +60,14 @@ class LossValidation(Validation):
     objective: SelfSupervised | None = None
     _picture: bytes | None = None
 
-    def measure(self, loader: Loader, check: Callable[[], None]) -> dict[str, float]:
+    def measure(self, loader: Rounds) -> dict[str, float]:
         """See `Validation`; also draws the first images."""
         assert self.objective is not None
         objective = self.objective
         training = objective.training
         objective.eval()
         try:
-            return self._means(objective, loader, check)
+            return self._means(objective, loader)
         finally:
             objective.train(training)
 
@@ -88,16 +88,15 @@ class LossValidation(Validation):
         else:
             super().save(place, card)
 
-    def test(self, splits: Splits, folder: RunFolder, check: Callable[[], None]) -> dict[str, float] | None:
+    def test(self, splits: Splits, folder: RunFolder, check: object) -> dict[str, float] | None:
         """None: a network without a classifier has nothing to be tested for."""
         return None
 
     @torch.no_grad()
-    def _means(self, objective: SelfSupervised, loader: Loader, check: Callable[[], None]) -> dict[str, float]:
+    def _means(self, objective: SelfSupervised, loader: Rounds) -> dict[str, float]:
         device = next(objective.parameters()).device
         sums: dict[str, float] = {"count": 0.0, "loss": 0.0}
         for number, batch in enumerate(loader.epoch(0)):
-            check()
             prepared = objective.prepare(batch, step=VALIDATION)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.run.precision == "bf16"):
                 loss, count, metrics = objective(prepared, step=VALIDATION)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail import world
 from vitrail.data.item import Listed, role_of
@@ -32,6 +32,7 @@ from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
 from vitrail.training.validation.fewshot import TrainingFewShot
 from vitrail.training.validation.knn import TrainingKNN
+from vitrail.training.validation.rounds import Rounds
 from vitrail.weights.base import Base
 from vitrail.weights.card import Card
 from vitrail.weights.load import load
@@ -86,10 +87,10 @@ class Validation:
     def __call__(self, standing: Standing, folder: RunFolder, check: Callable[[], None]) -> dict[str, float]:
         """Evaluate after `standing.step` steps, log it, and bring `standing` up to date; returns the numbers.
 
-        `check` is called before every batch and may raise, to end an evaluation early; nothing has changed then.
+        `check` is called once in each round (see `Rounds`). It may raise to end the evaluation; nothing changes then.
         """
         with self.average.swapped():
-            numbers = {} if self.loader is None else self.measure(self.loader, check)
+            numbers = {} if self.loader is None else self.measure(Rounds(self.loader, check))
             probed = self._probed(check, standing, folder)
             order, best = self.order({"step": standing.step, **numbers} if numbers else {}), self.order(standing.best)
             improved = _is_finite(numbers) and order[:1] > best[:1]
@@ -106,9 +107,9 @@ class Validation:
                 folder.log(kind, standing.step, **found)
         return {**numbers, **{name: value for found in probed.values() for name, value in found.items()}}
 
-    def measure(self, loader: Loader, check: Callable[[], None]) -> dict[str, float]:
+    def measure(self, loader: Rounds) -> dict[str, float]:
         """Return what the network as it is comes to on the images of `loader`, all processes together."""
-        self.found = self._classify(self.model, loader, check)
+        self.found = self._classify(self.model, loader)
         return self.found.metrics()
 
     def order(self, numbers: dict[str, float]) -> tuple[float, ...]:
@@ -154,7 +155,7 @@ class Validation:
         if splits.test is None or role_of(str(splits.held_out.get("validation"))) == "test":
             return None
         with closing(evaluation_loader(self.run, splits.test)) as loader:
-            return self._classify(self._best(folder), loader, check).metrics()
+            return self._classify(self._best(folder), Rounds(loader, check)).metrics()
 
     def close(self) -> None:
         """End the loader's threads."""
@@ -172,8 +173,8 @@ class Validation:
             world.from_main_(tensor)
         return best
 
-    def _classify(self, model: nn.Module, loader: Loader, check: Callable[[], None]) -> Classification:
-        return classify(self._predictor(model, check), loader, self.card.class_names)
+    def _classify(self, model: nn.Module, loader: Rounds) -> Classification:
+        return classify(self._predictor(model), loader, self.card.class_names)
 
     def _probed(self, check: Callable[[], None], standing: Standing, folder: RunFolder) -> dict[str, dict[str, float]]:
         """Kind of line -> numbers, of each probe of the features that was asked for; what is not finite has none, which
@@ -182,21 +183,16 @@ class Validation:
         for probe in self.probes:
             assert self.loader is not None
             try:
-                found[probe.kind] = probe(self._predictor(self.model, check, features=True), self.loader)
+                embed = self._predictor(self.model, features=True)
+                found[probe.kind] = probe(embed, Rounds(self.loader, check), check)
             except DataError as error:
                 folder.log(probe.kind, standing.step, error=str(error))
         return found
 
-    def _predictor(self, model: nn.Module, check: Callable[[], None], *, features: bool = False) -> Predict:
-        """What the network answers, or with `features` what its classifier sees; `check` is called before a batch."""
+    def _predictor(self, model: nn.Module, *, features: bool = False) -> Predict:
+        """Return images -> logits, or with `features` images -> the input of the classifier."""
         precision: Precision = "bf16" if self.run.precision == "bf16" else "float32"
-        predict = predictor(model, precision=precision, features=features)
-
-        def checked(images: Tensor) -> Tensor:
-            check()
-            return predict(images)
-
-        return checked
+        return predictor(model, precision=precision, features=features)
 
     @world.main_alone("keeping the best model")
     @world.on_main
