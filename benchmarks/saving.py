@@ -68,9 +68,9 @@ def measure(model: str, rounds: int, out: Path) -> dict[str, float]:
         began = time.perf_counter()
         backward(objective, batch, step=0, parts=1, autocast=False)
         optimizer.step()
-        average.update(state.standing.step)
+        average.update(state.status.step)
         optimizer.zero_grad(set_to_none=True)
-        state.standing.step += 1
+        state.status.step += 1
         return time.perf_counter() - began
 
     def save(wait: bool) -> float:

@@ -306,15 +306,15 @@ def test_37_a_save_that_takes_long_is_said_beforehand(monkeypatch: pytest.Monkey
     folder: Any = type("Folder", (), {"checkpoints": Path("x")})()
     checkpoints = saving.Checkpoints(folder, 2, said.append)
     for step in (1, 2, 3):
-        standing = saving_state(step)
-        checkpoints.save(standing)
+        status = saving_state(step)
+        checkpoints.save(status)
     assert len(said) == 1 and "saving a checkpoint took 17 s" in said[0] and "30 s after SIGTERM" in said[0]
 
 
 def saving_state(step: int) -> Any:
-    from vitrail.training.checkpoints.state import Standing
+    from vitrail.training.checkpoints.state import RunStatus
 
-    return type("State", (), {"standing": Standing(step=step), "sharded": False, "state_dict": lambda self: {}})()
+    return type("State", (), {"status": RunStatus(step=step), "sharded": False, "state_dict": lambda self: {}})()
 
 
 # losses and memory

@@ -41,7 +41,7 @@ from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.training import loop
 from vitrail.training.checkpoints import checkpoint
-from vitrail.training.processes import group, member
+from vitrail.training.processes import child, group
 from vitrail.training.processes.group import Failed, environment, joined, launch
 from vitrail.training.processes.parallel import Replicated
 from vitrail.training.run import Average, Model, Optim, Run, Schedule
@@ -305,7 +305,7 @@ def acting(act: str, pause: float, ranks: tuple[int, ...], at: int, command: lis
         step_of(seed, number, rank)
 
     checkpoint.save, loop.seed_step = slow, step
-    group.leave(member.main(*command[3:]))
+    group.leave(child.main(*command[3:]))
 
 
 def with_rank_one(
@@ -314,7 +314,7 @@ def with_rank_one(
     """Start processes as `acting` says."""
 
     def started(command: list[str], env: dict[str, str], **_: Any) -> Forked:
-        assert command[1:3] == ["-m", "vitrail.training.processes.member"]
+        assert command[1:3] == ["-m", "vitrail.training.processes.child"]
         return Forked(acting, act, pause, ranks, at, command, env=env)
 
     monkeypatch.setattr(group.subprocess, "Popen", started)
@@ -325,7 +325,11 @@ def with_rank_one(
     ("act", "message", "code"),
     [
         ("raise ValueError('the reactor is hot')", "process 1: ValueError: the reactor is hot", 1),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "process 1 ended without a word, signal SIGKILL; did memory", 137),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "Process 1 ended without a message, signal SIGKILL. .*memory",
+            137,
+        ),
     ],
     ids=["raises", "is killed"],
 )
@@ -423,7 +427,7 @@ def test_the_main_process_may_take_its_time_and_one_that_hangs_is_named(
     monkeypatch.setattr(group, "GRACE", 1.0)
     run = tiny(tmp_path, timeout=6.0, checkpoint_every=Steps(2), evaluate_every=Steps(1000))
     folder = tmp_path / "train-1"
-    message = rf"process 1 did not answer for 6 s \(timeout\).* that of step 6: go on with --resume {folder}"
+    message = rf"Process 1 did not respond within 6 s \(--timeout\).* that of step 6. Resume with --resume {folder}"
     with pytest.raises(Failed, match=message):
         launch(run, None, 2)
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"step-{n:06d}" for n in (2, 4, 6)]

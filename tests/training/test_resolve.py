@@ -18,7 +18,7 @@ from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training import batch_size, resolve
 from vitrail.training.batch_size import default_batch, explaining_memory, micro_batches
-from vitrail.training.checkpoints import resumed
+from vitrail.training.checkpoints import resume
 from vitrail.training.run import Model, Run
 from vitrail.weights.card import Card
 from vitrail.weights.store import load_model, save_model
@@ -192,7 +192,7 @@ def test_a_classifier_for_other_classes_is_not_kept(saved: Path) -> None:
 
 def test_a_resumed_run_inherits_decisions_and_keeps_what_it_is_told() -> None:
     recorded = replace(RUN, image_size=32, batch_size=64, accumulate=4, precision="float32", workers=2, cache="no")
-    again = resumed.inherit(replace(RUN, workers=5, seed=9), recorded)
+    again = resume.inherit(replace(RUN, workers=5, seed=9), recorded)
     assert (again.image_size, again.batch_size, again.accumulate, again.precision) == (32, 64, 4, "float32")
     assert (again.workers, again.cache, again.seed) == (5, "no", 9)
 

@@ -20,7 +20,7 @@ from vitrail.errors import CheckpointError, TrainingError
 from vitrail.training import loop
 from vitrail.training.checkpoints import checkpoint, saving
 from vitrail.training.checkpoints.saving import Checkpoints
-from vitrail.training.checkpoints.state import Standing
+from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.run import Average, Model, Run
 
 
@@ -80,7 +80,7 @@ def test_training_goes_on_meanwhile_and_the_bits_are_the_same(tmp_path: Path, mo
 
 def state_of(step: int) -> Any:
     contents = {"model": {"weight": torch.full((3, 5), float(step))}}
-    return SimpleNamespace(standing=Standing(step=step), sharded=False, state_dict=lambda: contents)
+    return SimpleNamespace(status=RunStatus(step=step), sharded=False, state_dict=lambda: contents)
 
 
 def checkpoints_in(folder: Path, said: list[str] | None = None) -> Checkpoints:

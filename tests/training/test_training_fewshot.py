@@ -127,10 +127,10 @@ def test_weights_that_give_no_numbers_are_logged_and_no_reason_to_stop(trained: 
     with torch.no_grad():
         model.norm.bias.fill_(np.nan)
 
-    class Standing:
+    class RunStatus:
         step = 7
 
-    assert looking._probed(lambda: None, Standing(), Folder()) == {}  # type: ignore[arg-type]
+    assert looking._probed(lambda: None, RunStatus(), Folder()) == {}  # type: ignore[arg-type]
     ((kind, step, values),) = Folder.logged
     assert (kind, step) == ("fewshot", 7) and "are not finite" in values["error"]
     looking.close()

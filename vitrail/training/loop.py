@@ -19,7 +19,7 @@ from vitrail.model.process import prepare_process
 from vitrail.objective.base import Batch
 from vitrail.training.batch_size import explaining_memory
 from vitrail.training.batches import endless, evaluation_loader, training_loader
-from vitrail.training.checkpoints.resumed import going_on
+from vitrail.training.checkpoints.resume import resumed_run
 from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import Result, TrainingState, identity
 from vitrail.training.folder import RunFolder
@@ -30,8 +30,8 @@ from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learnin
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.optim.tune import tune
 from vitrail.training.plan import Plan
+from vitrail.training.processes.group import explaining_lost_processes
 from vitrail.training.processes.parallel import distribute
-from vitrail.training.processes.silence import explaining_silence
 from vitrail.training.progress import Progress
 from vitrail.training.record import (
     record_batch,
@@ -65,7 +65,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
     """
     # 1. The data, and every decision that the run leaves open
     folder = None if resume is None else RunFolder.open(resume)
-    run, start = (run, run.weights) if folder is None else going_on(run, folder)
+    run, start = (run, run.weights) if folder is None else resumed_run(run, folder)
     splits = open_data(run.data, seed=run.seed, labels=run.supervised)
     names = splits.class_names
     resolved = resolve(run, splits.train, names, start)
@@ -107,7 +107,7 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
         progress,
         explaining_memory(run, lambda: micro_batches.parts),
         Checkpoints(folder, run.keep, progress.say) as checkpoints,
-        explaining_silence(run, checkpoints),
+        explaining_lost_processes(run, checkpoints),
     ):
         if resume is None:
             notes = record_start(folder, run, resolved.decisions, splits, tuned) or []
@@ -115,29 +115,29 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
             checkpoints.restore(state)
             if state.is_over(run) and (result := recorded_result(folder)):
                 return result
-            notes = record_resume(folder, run, state.standing.step, tuned) or []
-        standing = state.standing
-        folder.open_board(standing.step)
+            notes = record_resume(folder, run, state.status.step, tuned) or []
+        status = state.status
+        folder.open_board(status.step)
         progress.announce(folder.path, resolved.decisions, notes)
-        began = time.monotonic() - standing.elapsed
-        unreadable = partial(record_unreadable, folder, standing, progress.say)
-        batches = endless(loader, standing.step, max_bad=0.0 if run.data.strict else run.data.max_bad, tell=unreadable)
+        began = time.monotonic() - status.elapsed
+        unreadable = partial(record_unreadable, folder, status, progress.say)
+        batches = endless(loader, status.step, max_bad=0.0 if run.data.strict else run.data.max_bad, tell=unreadable)
 
         # 5. Steps, and between them evaluations and checkpoints
         while True:
-            step = standing.step
-            network.at(plan.moment(step, standing.elapsed))
-            over = plan.over(step, standing.elapsed)
-            if standing.evaluated < step and (over or plan.evaluates(step)):
+            step = status.step
+            network.at(plan.moment(step, status.elapsed))
+            over = plan.over(step, status.elapsed)
+            if status.evaluated < step and (over or plan.evaluates(step)):
                 with suppress(Stop):
-                    progress.say(f"step {step}: {describe(validation(standing, folder, signals.check))}")
+                    progress.say(f"step {step}: {describe(validation(status, folder, signals.check))}")
                 progress.reset()
-            if run.early_stop and standing.stale >= run.early_stop:
+            if run.early_stop and status.stale >= run.early_stop:
                 over = over or "early stop"
             if (signum := signals.requested()) or over or plan.saves(step):
                 state.mark(over, run)
                 checkpoints.save(state, wait=bool(over or signum))
-                validation.save_last(standing, folder)
+                validation.save_last(status, folder)
             if signum:
                 raise Interrupted.after(signum, folder.path, step, checkpoints.saved)
             if over:
@@ -145,9 +145,9 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
 
             guard.before_step()
             seed_step(run.seed, step, world.rank())
-            rate = plan.learning_rate(step, standing.elapsed)
-            set_learning_rate(optimizer, rate, plan.weight_decay(step, standing.elapsed))
-            batch = sized(next(batches), plan.growth(step, standing.elapsed))
+            rate = plan.learning_rate(step, status.elapsed)
+            set_learning_rate(optimizer, rate, plan.weight_decay(step, status.elapsed))
+            batch = sized(next(batches), plan.growth(step, status.elapsed))
             if step == 0:
                 record_batch(folder, objective.prepare(batch, step=0), names)
             compute = partial(backward, objective, batch, step=step, autocast=resolved.autocast, network=network)
@@ -165,19 +165,19 @@ def fit(run: Run, *, resume: Path | str | None = None) -> Result:
             if times := spikes.times(outcome.loss):
                 record_spike(folder, progress.say, step, outcome.loss, times, _names(splits.train, batch))
 
-            standing.step += 1
-            standing.elapsed = max(world.gather(time.monotonic() - began))
-            progress.update(standing.step, outcome, rate, loader.wait_seconds, plan.left(standing.elapsed))
-            if plan.logs(standing.step):
-                folder.log("train", standing.step, epoch=standing.step / len(loader), **progress.numbers())
+            status.step += 1
+            status.elapsed = max(world.gather(time.monotonic() - began))
+            progress.update(status.step, outcome, rate, loader.wait_seconds, plan.left(status.elapsed))
+            if plan.logs(status.step):
+                folder.log("train", status.step, epoch=status.step / len(loader), **progress.numbers())
 
         # 6. The best model on the test images, if there are any to spare, and the result
         validation.sign(folder)
         try:
             test = validation.test(splits, folder, signals.check)
         except Stop as stop:
-            raise Interrupted.after(stop.signum, folder.path, standing.step, checkpoints.saved) from None
-        result = Result.of(standing, folder.path, len(loader), test)
+            raise Interrupted.after(stop.signum, folder.path, status.step, checkpoints.saved) from None
+        result = Result.of(status, folder.path, len(loader), test)
         record_end(folder, result)
         return result
 

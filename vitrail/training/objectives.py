@@ -12,7 +12,7 @@ from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Tokenizer
 from vitrail.objective.supervised import SupervisedObjective
-from vitrail.training.checkpoints.continued import take_over
+from vitrail.training.checkpoints.objective_weights import load_objective_weights
 from vitrail.training.resolve import Resolved
 
 
@@ -20,11 +20,11 @@ def build_objective(resolved: Resolved, model: nn.Module, classes: int) -> Objec
     """Return the objective of a resolved run, which owns `model` as `build_model` gave it; `classes` are the data's.
 
     What the weights started from hold besides the network goes on training, too; `resolved.decisions` says so.
-    Raises UsageError where settings contradict each other or the model, and what `take_over` raises.
+    Raises UsageError where settings contradict each other or the model, and what `load_objective_weights` raises.
     """
     objective = _fresh(resolved, model, classes)
     if resolved.start == resolved.run.weights:  # else the run goes on, and its checkpoint holds all of it
-        resolved.decisions.update(take_over(resolved.run, objective))
+        resolved.decisions.update(load_objective_weights(resolved.run, objective))
     return objective
 
 

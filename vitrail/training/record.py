@@ -13,7 +13,7 @@ from vitrail.data.copies.leaks import leaked
 from vitrail.data.sources.open import Splits
 from vitrail.errors import CheckpointError
 from vitrail.objective.base import Prepared
-from vitrail.training.checkpoints.state import Result, Standing
+from vitrail.training.checkpoints.state import Result, RunStatus
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import shorten
 from vitrail.training.optim.tune import Tuned
@@ -132,11 +132,11 @@ def record_batch(folder: RunFolder, batch: Prepared, class_names: list[str]) -> 
 
 
 def record_unreadable(
-    folder: RunFolder, standing: Standing, say: Callable[[str], None], image: str, reason: str
+    folder: RunFolder, status: RunStatus, say: Callable[[str], None], image: str, reason: str
 ) -> None:
     """Tell of a training image that another one takes the place of, and log it."""
     say(f"left out, unreadable: {image} ({reason})")
-    folder.log("unreadable", standing.step, image=image, reason=reason)
+    folder.log("unreadable", status.step, image=image, reason=reason)
 
 
 def recorded_result(folder: RunFolder) -> Result | None:

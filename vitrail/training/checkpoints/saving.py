@@ -52,7 +52,7 @@ class Checkpoints:
         """Step of the newest checkpoint."""
         self._failed = 0
         self._warned = False
-        self._standing: dict[str, Any] = {}
+        self._saved_status: dict[str, Any] = {}
         self._pending: _Save | None = None
         self._copies: dict[str, Tensor] = {}
         self._group: dist.ProcessGroup | None = None
@@ -78,10 +78,10 @@ class Checkpoints:
         are not finite, or if it was the third in a row that could not be written.
         """
         self.wait()
-        standing = {**asdict(state.standing), "elapsed": 0.0}
-        if standing == self._standing:
+        status = {**asdict(state.status), "elapsed": 0.0}
+        if status == self._saved_status:
             return
-        step = state.standing.step
+        step = state.status.step
         write: Callable[[], object] | None = None
         if world.is_main() or state.sharded:
             contents = state.state_dict()
@@ -91,7 +91,7 @@ class Checkpoints:
                 wait = True
             options = {"group": self._talking()} if state.sharded else {}
             write = partial(checkpoint.save, self.folder.checkpoints, step, contents, keep=self.keep, **options)
-        self._pending = _Save(step, standing, write)
+        self._pending = _Save(step, status, write)
         self._pending.start(threaded=not wait)
         if wait:
             self.wait()
@@ -113,7 +113,7 @@ class Checkpoints:
             raise pending.error
         self._warn_if_slow(pending.seconds)
         if not world.any_(pending.error is not None):  # all must know: the next of this moment is for all or for none
-            self.saved, self._failed, self._standing = pending.step, 0, pending.standing
+            self.saved, self._failed, self._saved_status = pending.step, 0, pending.status
         if world.any_(self._failed >= PATIENCE):
             raise TrainingError(
                 f"the last {PATIENCE} checkpoints could not be written to {self.folder.checkpoints}: make room and "
@@ -135,7 +135,7 @@ class Checkpoints:
         if path is None:
             raise CheckpointError(f"{self.folder.checkpoints} holds no checkpoint: the run ended before its first")
         state.load_state_dict(checkpoint.read(path, state.parts()))
-        self.saved, self._standing = state.standing.step, {**asdict(state.standing), "elapsed": 0.0}
+        self.saved, self._saved_status = state.status.step, {**asdict(state.status), "elapsed": 0.0}
         self.say(f"resuming from {path}")
 
     def _settle(self) -> None:
@@ -164,8 +164,8 @@ class Checkpoints:
 class _Save:
     """A checkpoint of step `step` that `write` writes; None on a process that has nothing to write."""
 
-    def __init__(self, step: int, standing: dict[str, Any], write: Callable[[], object] | None) -> None:
-        self.step, self.standing = step, standing
+    def __init__(self, step: int, status: dict[str, Any], write: Callable[[], object] | None) -> None:
+        self.step, self.status = step, status
         self.error: BaseException | None = None
         self.seconds = 0.0
         self._write = write

@@ -29,7 +29,7 @@ NOTED = ("source", "path", "sha256")
 
 
 @dataclass
-class Standing:
+class RunStatus:
     """Where a run stands, apart from tensors."""
 
     step: int = 0
@@ -69,20 +69,20 @@ class Result:
     """For the user, in a sentence or two."""
 
     @classmethod
-    def of(cls, standing: Standing, folder: Path, per_epoch: int, test: dict[str, float] | None = None) -> Result:
-        """Return the result of a run that stands where `standing` says."""
-        best = standing.best
+    def of(cls, status: RunStatus, folder: Path, per_epoch: int, test: dict[str, float] | None = None) -> Result:
+        """Return the result of a run that stands where `status` says."""
+        best = status.best
         reached = f", validation top-1 {best['top1']:.2%}" if "top1" in best else ""
         reached = f", validation loss {best['loss']:.4f}" if "loss" in best else reached
         return cls(
             folder,
-            standing.step,
-            standing.step / per_epoch,
-            round(standing.elapsed, 1),
-            standing.ended,
+            status.step,
+            status.step / per_epoch,
+            round(status.elapsed, 1),
+            status.ended,
             best,
             test,
-            f"{standing.ended} after {standing.step} steps{reached}; everything is in {folder}",
+            f"{status.ended} after {status.step} steps{reached}; everything is in {folder}",
         )
 
 
@@ -94,18 +94,18 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     average: Averager
     identity: dict[str, Any]
-    standing: Standing = field(default_factory=Standing)
+    status: RunStatus = field(default_factory=RunStatus)
     base: Base | None = None
     """Of a network of which only a part learns: where the rest is, which no checkpoint holds."""
 
     def mark(self, ended: str, run: Run) -> None:
         """Note that the run is over, because of what in `run`; "" while it is not."""
-        self.standing.ended = ended
-        self.standing.ended_by = _limits(run) if ended else {}
+        self.status.ended = ended
+        self.status.ended_by = _limits(run) if ended else {}
 
     def is_over(self, run: Run) -> bool:
         """Did this run end by itself, and is there nothing in `run` that would let it go on?"""
-        return bool(self.standing.ended) and self.standing.ended_by == _limits(run)
+        return bool(self.status.ended) and self.status.ended_by == _limits(run)
 
     @property
     def sharded(self) -> bool:
@@ -121,7 +121,7 @@ class TrainingState:
             "base": None if self.base is None else {name: getattr(self.base, name) for name in NOTED},
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict(),
-            "standing": asdict(self.standing),
+            "standing": asdict(self.status),
             "identity": self.identity,
         }
 
@@ -151,7 +151,7 @@ class TrainingState:
         self._load_model(state["model"], state.get("base"))
         self.optimizer.load_state_dict(state["optimizer"])
         self.average.load_state_dict(state["average"])
-        self.standing = Standing(**state["standing"])
+        self.status = RunStatus(**state["standing"])
 
     def _shared(self) -> set[str]:
         """What of the objective's tensors stands in the base."""

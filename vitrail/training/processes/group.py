@@ -1,7 +1,7 @@
-"""The processes of one run: how they are started, meet, wait for one another, and end.
+"""The processes of one run: starting them, joining them into a group, and explaining how one of them was lost.
 
-They are started by `launch` (`--nproc N`), or by torchrun on one host or many; what a step computes then follows from
-`vitrail.world` alone. One that fails says why before it ends, and so before the others notice that it is gone.
+`launch` (`--nproc N`) starts them on this machine; torchrun starts them on one machine or several. A process that fails
+writes down the reason before it ends, and so before the other processes notice that it has ended.
 """
 
 from __future__ import annotations
@@ -28,22 +28,26 @@ import torch.distributed as dist
 from vitrail import world
 from vitrail.config import to_yaml
 from vitrail.errors import TrainingError, UsageError
+from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.guard import SIGNALS, Interrupted
 from vitrail.training.run import Run
 
 GRACE = 10.0
-"""Seconds that the others have to end after one has failed."""
-Member = subprocess.Popen[bytes]
+"""Seconds that the other processes have to end after one has failed."""
 STOPPED = tuple(128 + number for number in SIGNALS)
-"""Exit codes of a process that was stopped by a signal and has saved."""
+"""Exit codes of a process that saved and ended after a signal."""
+TIMED_OUT = ("Timed out waiting", "timeout", "timed out")
+"""Words with which torch and gloo report a collective that took longer than its timeout."""
+DISCONNECTED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed")
+"""Words with which they report that another process has ended."""
 
 
 @contextmanager
 def joined(timeout: float = Run.timeout) -> Iterator[None]:
-    """Context in which this process is one of a run's, where torchrun or `launch` has started it as one.
+    """Context in which this process belongs to the group of the run, if torchrun or `launch` has started it.
 
-    timeout: seconds that it waits for others in a collective.
+    timeout: seconds that a collective waits for the other processes.
     """
     if world.active() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
@@ -58,8 +62,8 @@ def joined(timeout: float = Run.timeout) -> Iterator[None]:
     try:
         with world.Pulse(dist.PrefixStore("pulse", store.clone()), timeout):
             yield
-        world.barrier()  # gloo aborts a process whose partner has left in the middle of its farewell
-    except Interrupted:  # of all alike: who started them may kill the others when the first has ended
+        world.barrier()  # gloo aborts a process if another one has left while it closes the group
+    except Interrupted:  # raised in all processes; a launcher may kill the others as soon as the first has ended
         with suppress(RuntimeError):
             world.barrier()
         raise
@@ -69,7 +73,7 @@ def joined(timeout: float = Run.timeout) -> Iterator[None]:
 
 
 class Failed(TrainingError):
-    """A process of a run failed; `exit_code` is its own."""
+    """A process of a run failed; `exit_code` is the exit code of that process."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -77,85 +81,91 @@ class Failed(TrainingError):
 
 
 def launch(run: Run, resume: Path | None, processes: int) -> Result:
-    """Train `run` with so many processes on this machine, as `fit` does with one.
+    """Train `run` with several processes on this machine, and return what `fit` returns with one process.
 
-    Raises Failed with the message and exit code of the process that failed first, or was stopped by a signal.
+    Raises Failed with the message and exit code of the process that failed first or was stopped by a signal.
     """
     if processes < 1:
-        raise UsageError(f"nproc is {processes}; a run needs at least one process")
+        raise UsageError(f"--nproc is {processes}. It must be at least 1.")
     with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
         config, note = Path(scratch) / "run.yaml", Path(scratch) / "note.json"
         config.write_text(to_yaml(run))
-        command = [sys.executable, "-m", "vitrail.training.processes.member", str(config), str(note), str(resume or "")]
+        command = [sys.executable, "-m", "vitrail.training.processes.child", str(config), str(note), str(resume or "")]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        members: list[Member] = []
-        with _forwarding(members):
+        children: list[subprocess.Popen[bytes]] = []
+        with _forwarding_signals(children):
             for rank in range(processes):
-                # a group of its own: Ctrl-C in a terminal is forwarded, and must not come twice
-                members.append(subprocess.Popen(command, env=environment(rank, processes, port), process_group=0))
+                # in a process group of its own: Ctrl-C in a terminal is forwarded and must not arrive twice
+                children.append(subprocess.Popen(command, env=environment(rank, processes, port), process_group=0))
             try:
-                code, late = _wait(members)
+                code, killed = _wait(children)
             finally:
-                for member in members:
-                    member.kill()
+                for child in children:
+                    child.kill()
         if code:
-            raise _failure(note, code, [None if member in late else member.returncode for member in members])
-        said = json.loads(note.read_text())
-    return Result(**{**said, "folder": Path(said["folder"])})
+            raise _failure(note, code, [None if child in killed else child.returncode for child in children])
+        result = json.loads(note.read_text())
+    return Result(**{**result, "folder": Path(result["folder"])})
 
 
 def _failure(note: Path, code: int, codes: list[int | None]) -> Failed:
-    """Return the cause: a process that ended without leaving a note of its own, else what the first note says."""
+    """Return the cause: a process that ended without writing a note, or else the message in the first note."""
     for rank, status in enumerate(codes):
         if status and not own_note(note, rank).exists():
             how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            memory = "; did memory run out?" if status == -signal.SIGKILL else ""
-            return Failed(f"process {rank} ended without a word, {how}{memory}", status if status > 0 else 128 - status)
+            memory = ". The machine may have run out of memory" if status == -signal.SIGKILL else ""
+            exit_code = status if status > 0 else 128 - status
+            return Failed(f"Process {rank} ended without a message, {how}{memory}.", exit_code)
     return Failed(json.loads(note.read_text())["error"], code)
 
 
 def own_note(note: Path, rank: int) -> Path:
-    """Return where a process says why it fails; the first of these is `note`, too."""
+    """Return the file in which process `rank` writes why it failed; the first of these is linked as `note`."""
     return note.with_name(f"{note.name}.{rank}")
 
 
 def environment(rank: int, processes: int, port: int) -> dict[str, str]:
-    """Return the environment of a process: torchrun's names, for one host, meeting at a free `port`."""
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    """Return the environment of a process on this machine, with torchrun's variables; `port` is a free port."""
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
-    return {**threads, **os.environ, **{name: str(value) for name, value in own.items()}, **meeting}
+    return {**threads, **os.environ, **{name: str(value) for name, value in ranks.items()}, **address}
 
 
-def _wait(members: list[Member]) -> tuple[int, list[Member]]:
-    """Wait for all; return the exit status of the first that failed, else 0, and those that had to be killed.
+def _wait(children: list[subprocess.Popen[bytes]]) -> tuple[int, list[subprocess.Popen[bytes]]]:
+    """Wait for all processes; return the exit status of the first that failed, or 0, and the killed processes.
 
-    After a failure the others have `GRACE` seconds; after a signal as long as they need, since they save.
+    After a failure the other processes have `GRACE` seconds to end. After a signal they have as long as they need,
+    because they save.
     """
-    first, deadline, late = 0, float("inf"), list[Member]()
-    while running := [member for member in members if member.poll() is None]:
-        first = first or next((member.returncode for member in members if member.returncode), 0)
+    first, deadline, killed = 0, float("inf"), list[subprocess.Popen[bytes]]()
+    while running := [child for child in children if child.poll() is None]:
+        first = first or _first_failure(children)
         if first and first not in STOPPED:
             deadline = min(deadline, time.monotonic() + GRACE)
         if time.monotonic() > deadline:
-            late = running
-            for member in running:
-                member.kill()
+            killed = running
+            for child in running:
+                child.kill()
         with suppress(subprocess.TimeoutExpired):
             running[0].wait(0.1)
-    return first or next((member.returncode for member in members if member.returncode), 0), late
+    return first or _first_failure(children), killed
+
+
+def _first_failure(children: list[subprocess.Popen[bytes]]) -> int:
+    return next((child.returncode for child in children if child.returncode), 0)
 
 
 @contextmanager
-def _forwarding(members: list[Member]) -> Iterator[None]:
-    """Context in which a signal to this process goes to all members, which save and end."""
+def _forwarding_signals(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Context in which a signal to this process is sent on to all `children`, which save and end."""
 
     def forward(number: int, _: FrameType | None) -> None:
-        for member in members:
-            if member.poll() is None:
-                member.send_signal(number)
+        for child in children:
+            if child.poll() is None:
+                child.send_signal(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -168,8 +178,32 @@ def _forwarding(members: list[Member]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def explaining_lost_processes(run: Run, checkpoints: Checkpoints) -> Iterator[None]:
+    """Context in which a collective that fails because another process hangs or has ended raises TrainingError.
+
+    The message names the process and the newest checkpoint.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        pulse, text = world.pulse(), str(error)
+        timed_out, disconnected = (any(words in text for words in known) for known in (TIMED_OUT, DISCONNECTED))
+        if pulse is None or not (timed_out or disconnected):
+            raise
+        if disconnected:
+            what = "Another process of the run has ended; see its own message"
+        else:
+            silent = pulse.silent()
+            which = f"Process {' and '.join(map(str, silent))}" if silent else "Another process"
+            what = f"{which} did not respond within {run.timeout:g} s (--timeout) and may be stuck"
+        step, folder = checkpoints.newest(), checkpoints.folder.path
+        advice = f"The newest checkpoint is that of step {step}. Resume with --resume {folder}"
+        raise TrainingError(f"{what}. {'There is no checkpoint yet' if step is None else advice}.") from error
+
+
 def leave(code: int) -> NoReturn:
-    """End this process now: one that has been part of a group may be aborted on the orderly way out (gloo)."""
+    """End this process at once: gloo may abort a process that was in a group while the interpreter shuts down."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

@@ -26,7 +26,7 @@ from vitrail.evaluation.classify import (
 )
 from vitrail.model.build import build
 from vitrail.training.batches import evaluation_loader
-from vitrail.training.checkpoints.state import Standing
+from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.folder import RunFolder
 from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
@@ -84,27 +84,27 @@ class Validation:
                     )
                 self.probes.append(probe(self.run, self.train))
 
-    def __call__(self, standing: Standing, folder: RunFolder, check: Callable[[], None]) -> dict[str, float]:
-        """Evaluate after `standing.step` steps, log it, and bring `standing` up to date; returns the numbers.
+    def __call__(self, status: RunStatus, folder: RunFolder, check: Callable[[], None]) -> dict[str, float]:
+        """Evaluate after `status.step` steps, log it, and bring `status` up to date; returns the numbers.
 
         `check` is called once in each round (see `Rounds`). It may raise to end the evaluation; nothing changes then.
         """
         with self.average.swapped():
             numbers = {} if self.loader is None else self.measure(Rounds(self.loader, check))
-            probed = self._probed(check, standing, folder)
-            order, best = self.order({"step": standing.step, **numbers} if numbers else {}), self.order(standing.best)
+            probed = self._probed(check, status, folder)
+            order, best = self.order({"step": status.step, **numbers} if numbers else {}), self.order(status.best)
             improved = _is_finite(numbers) and order[:1] > best[:1]
-            if _is_finite(numbers) and (not standing.best or not numbers or order > best):
-                standing.best = {"step": standing.step, **numbers}
-                self._keep_best(standing, folder)
-        standing.stale = 0 if improved else standing.stale + 1
-        standing.evaluated = standing.step
+            if _is_finite(numbers) and (not status.best or not numbers or order > best):
+                status.best = {"step": status.step, **numbers}
+                self._keep_best(status, folder)
+        status.stale = 0 if improved else status.stale + 1
+        status.evaluated = status.step
         if world.is_main() and numbers:
-            folder.log("validation", standing.step, **numbers)
+            folder.log("validation", status.step, **numbers)
             self.write(folder)
         if world.is_main():
             for kind, found in probed.items():
-                folder.log(kind, standing.step, **found)
+                folder.log(kind, status.step, **found)
         return {**numbers, **{name: value for found in probed.values() for name, value in found.items()}}
 
     def measure(self, loader: Rounds) -> dict[str, float]:
@@ -128,12 +128,12 @@ class Validation:
         """Write the network into a model folder."""
         save_model(place, self.model, card, self.base)
 
-    def save_last(self, standing: Standing, folder: RunFolder) -> None:
+    def save_last(self, status: RunStatus, folder: RunFolder) -> None:
         """Keep the newest model, whether it is the best or not."""
         with self.average.swapped(), world.main_alone("keeping the newest model"):
             if world.is_main():
                 with folder.tolerating("the last model"):
-                    self.save(folder.last, self._signed(standing, folder, {}))
+                    self.save(folder.last, self._signed(status, folder, {}))
 
     @world.main_alone("signing the models")
     @world.on_main
@@ -176,7 +176,7 @@ class Validation:
     def _classify(self, model: nn.Module, loader: Rounds) -> Classification:
         return classify(self._predictor(model), loader, self.card.class_names)
 
-    def _probed(self, check: Callable[[], None], standing: Standing, folder: RunFolder) -> dict[str, dict[str, float]]:
+    def _probed(self, check: Callable[[], None], status: RunStatus, folder: RunFolder) -> dict[str, dict[str, float]]:
         """Kind of line -> numbers, of each probe of the features that was asked for; what is not finite has none, which
         is logged."""
         found: dict[str, dict[str, float]] = {}
@@ -186,7 +186,7 @@ class Validation:
                 embed = self._predictor(self.model, features=True)
                 found[probe.kind] = probe(embed, Rounds(self.loader, check), check)
             except DataError as error:
-                folder.log(probe.kind, standing.step, error=str(error))
+                folder.log(probe.kind, status.step, error=str(error))
         return found
 
     def _predictor(self, model: nn.Module, *, features: bool = False) -> Predict:
@@ -196,18 +196,18 @@ class Validation:
 
     @world.main_alone("keeping the best model")
     @world.on_main
-    def _keep_best(self, standing: Standing, folder: RunFolder) -> None:
-        numbers = {f"validation {name}": value for name, value in standing.best.items() if name != "step"}
+    def _keep_best(self, status: RunStatus, folder: RunFolder) -> None:
+        numbers = {f"validation {name}": value for name, value in status.best.items() if name != "step"}
         with folder.tolerating("the best model"):
-            self.save(folder.best, self._signed(standing, folder, numbers))
+            self.save(folder.best, self._signed(status, folder, numbers))
             if self.found is not None:
                 partial = folder.path / ".evaluation.npz"
                 save_classification(partial, self.found)
                 partial.replace(folder.path / "evaluation.npz")
 
-    def _signed(self, standing: Standing, folder: RunFolder, metrics: dict[str, float]) -> Card:
+    def _signed(self, status: RunStatus, folder: RunFolder, metrics: dict[str, float]) -> Card:
         """Return the card with how these weights came to be."""
-        provenance = {**self.card.provenance, "step": standing.step, "run": folder.path.name}
+        provenance = {**self.card.provenance, "step": status.step, "run": folder.path.name}
         return replace(self.card, metrics=metrics, provenance=provenance)
 
 

@@ -1,7 +1,7 @@
-"""One process of a run that `processes.group.launch` started: `python -m vitrail.training.processes.member ...`.
+"""One process of a run that `processes.group.launch` has started: `python -m vitrail.training.processes.child ...`.
 
-The first to fail writes why into NOTE; the others, which fail because it is gone, find it there and say nothing. Where
-none fails the main process writes the result.
+The first process that fails writes the reason into the file NOTE. The other processes then fail as well, find the note,
+and stay silent. If none fails, the main process writes the result into NOTE.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from vitrail.training.run import Run
 
 
 def main(config: str, note: str, resume: str) -> int:
-    """Train as the file `config` says, in the folder `resume` unless that is empty, and return the exit code."""
+    """Train the run in the file `config` and return the exit code; `resume` is a run folder, or "" for a new run."""
     try:
         run = from_yaml(Path(config), Run())
         with joined(run.timeout):
             result = fit(run, resume=resume or None)
             if world.is_main():
-                _note(Path(note), {**asdict(result), "folder": str(result.folder)})
+                _write_note(Path(note), {**asdict(result), "folder": str(result.folder)})
         return 0
     except (VitrailError, KeyboardInterrupt) as error:
-        _note(Path(note), {"error": str(error) or "interrupted"})
+        _write_note(Path(note), {"error": str(error) or "interrupted"})
         return error.exit_code if isinstance(error, VitrailError) else 130
     except BaseException as error:
-        if _note(Path(note), {"error": f"process {os.environ['RANK']}: {type(error).__name__}: {error}"}):
+        if _write_note(Path(note), {"error": f"process {os.environ['RANK']}: {type(error).__name__}: {error}"}):
             traceback.print_exc()
         return 1
 
 
-def _note(path: Path, value: dict[str, Any]) -> bool:
-    """Write the note, unless another process has; say whether it was this one."""
+def _write_note(path: Path, value: dict[str, Any]) -> bool:
+    """Write the note unless another process has written it; return whether this process wrote it."""
     own = own_note(path, int(os.environ["RANK"]))
     own.write_text(json.dumps(value))
     try:
-        os.link(own, path)  # all of it, or nothing because another one is there
+        os.link(own, path)  # atomic: the whole note, or none because another process was first
     except FileExistsError:
         return False
     return True

@@ -24,7 +24,7 @@ NETWORK = "model."
 """What the names of the network's tensors begin with in an objective."""
 
 
-def take_over(run: Run, objective: Objective) -> dict[str, str]:
+def load_objective_weights(run: Run, objective: Objective) -> dict[str, str]:
     """Let `objective` take from the weights that `run` starts from what it owns besides the network.
 
     Returns what was done as a decision of the run; {} where nothing could be. Raises WeightsError for a published

@@ -13,7 +13,7 @@ from vitrail.weights.load import local
 from vitrail.weights.store import WEIGHTS
 
 
-def going_on(run: Run, folder: RunFolder) -> tuple[Run, str | None]:
+def resumed_run(run: Run, folder: RunFolder) -> tuple[Run, str | None]:
     """Return `run` as it goes on in its folder, and where its first tensors are (`start_of`).
 
     Raises WeightsError where the weights of a run of which only a part learns are gone.
