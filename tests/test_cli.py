@@ -1,19 +1,29 @@
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import SimpleNamespace, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import docstring_parser
 import pytest
 
 from vitrail import cli
-from vitrail.config import Epochs, Percent, Steps
+from vitrail.config import Duration, Epochs, Percent, Steps
+from vitrail.data.settings import Data
 from vitrail.errors import DataError, UsageError, WeightsError
+from vitrail.objective.settings import DINO
+from vitrail.recipes.registry import recipe
+from vitrail.training.run import Optim, Run
 from vitrail.verbs import doctor as doctor_module
-from vitrail.verbs.flags.parse import field_docs, parse
+from vitrail.verbs.flags.parse import parse
 from vitrail.verbs.train import train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -239,12 +249,109 @@ def test_resume_with_and_without_a_run(argv: list[str], resume: str, monkeypatch
     assert seen["resume"] == resume
 
 
-def test_field_docs_are_those_in_the_source() -> None:
-    from vitrail.training.run import Run
+def flags_that_may_be_null(function: Callable[..., Any]) -> dict[str, set[str]]:
+    """Each flag of a verb that may be None, and the words that it knows."""
+    found: dict[str, set[str]] = {}
 
-    docs = field_docs(Run)
-    assert docs["model"] == "A name `vitrail.model.variants.variant` reads."
-    assert "image_size" in docs and docs["workers"].startswith("Threads that decode images")
+    def look(name: str, hint: Any) -> None:
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        if type(None) in options:
+            words = {word for option in options if get_origin(option) is Literal for word in get_args(option)}
+            found[name] = found.get(name, set()) | words
+
+    def walk(section: type, prefix: str = "") -> None:
+        hints = get_type_hints(section)
+        for field in fields(section):
+            inner = [
+                t for t in (hints[field.name], *get_args(hints[field.name])) if is_dataclass(t) and t is not Duration
+            ]
+            look(prefix + field.name, hints[field.name] if not inner else None)
+            for each in inner:
+                walk(each, f"{prefix}{field.name}.")
+
+    annotations = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+    hints = get_type_hints(SimpleNamespace(__annotations__=annotations), function.__globals__)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            look(name, hints[name])
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            walk(Run)
+    return found
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as {"optim.lr": ...}."""
+    found = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+@pytest.mark.parametrize("word", ["null", "none", "None"])
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_what_may_be_null_can_be_typed(verb: str, word: str) -> None:
+    _, function = cli.VERBS[verb].load()
+    words = flags_that_may_be_null(function)
+    null = [name for name in words if word not in words[name] and name not in ("recipe", "config")]
+    subjects = ["x"] * sum(p.default is p.empty for p in inspect.signature(function).parameters.values())
+    argv = [part for name in null for part in (f"--{name.replace('_', '-')}", word)]
+    _, given = parse(function, [*subjects, *argv], f"vitrail {verb}")
+    given = flat(given)
+    assert {name: given[name] for name in null} == dict.fromkeys(null)
+
+
+def test_there_are_settings_that_may_be_null() -> None:
+    names = flags_that_may_be_null(train)
+    assert {"image_size", "optim.clip", "vit.positions", "data.test", "objective.bce_threshold", "lr"} <= names.keys()
+    assert all("none" in names[name] for name in ("vit.positions", "data.test", "data.validation"))
+
+
+def test_none_is_a_word_where_it_means_something() -> None:
+    argv = ["--vit.positions", "none", "--data.validation", "none", "--data.test", "none", "--average.kind", "none"]
+    _, given = parse(train, argv, "train")
+    assert flat(given) == {
+        "vit.positions": "none",
+        "data.validation": "none",
+        "data.test": "none",
+        "average.kind": "none",
+    }
+
+
+def help_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What `vitrail ARGV --help` prints, as one line."""
+    assert cli.main([*argv, "--help"]) == 0
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_help_is_the_text_under_each_field(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = help_of(["train"], capsys)
+    sections = {"preprocess", *(name for name, value in vars(Run()).items() if is_dataclass(value))}
+    sections -= {"objective", "duration", "evaluate_every", "checkpoint_every"}
+    for section in (Run, Optim, Data, DINO):
+        for parameter in docstring_parser.parse_from_object(section).params:
+            if parameter.arg_name not in ("path", "kind", *sections):
+                assert " ".join((parameter.description or "").split()) in shown
+
+
+def test_help_shows_the_defaults_of_the_recipe_and_the_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("optim: {lr: 0.0123}\nobjective: {kind: mae, ratio: 0.6}\n")
+    digits = recipe("digits")
+    for argv in (["--recipe", "digits"], ["--recipe=digits"]):
+        shown = help_of(["train", *argv], capsys)
+        assert f"(default: {digits.optim.lr})" in shown and f"(default: {digits.duration})" in shown
+        assert f"(default: {digits.model})" in shown
+    shown = help_of(["train", "--recipe", "digits", "--config", str(tmp_path / "mine.yaml")], capsys)
+    assert "(default: 0.0123)" in shown and "(default: mae)" in shown and "(default: 0.6)" in shown
+    assert f"(default: {digits.duration})" in shown
+    assert f"(default: {recipe('finetune').optim.name})" in help_of(["finetune"], capsys)
+
+
+def test_a_flag_that_equals_its_default_was_given() -> None:
+    lr = str(recipe("digits").optim.lr)
+    _, given = parse(train, ["x", "--recipe", "digits", "--optim.lr", lr, "--batch_size=64"], "train")
+    assert given == {"path": "x", "recipe": "digits", "optim": {"lr": float(lr)}, "batch_size": 64}
 
 
 def test_module_and_pipe(tmp_path: Path) -> None:

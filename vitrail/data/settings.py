@@ -17,13 +17,13 @@ class Data:
     """A folder, a CSV or parquet file, tar shards, an .npz of arrays, a hub data set, an address, or 'digits'."""
     train: str = "train"
     """Split to train on. 'train+val' joins two splits."""
-    validation: str | None = None
+    validation: str | Literal["none"] | None = None
     """Split by which the best model is chosen (default: validation, val or dev if there is one). Without such a split,
     or with 'none', part of the training split is held out."""
     holdout: float = 0.1
     """Share of the training images held out for validation, stratified by class and drawn by the seed, if there is no
     validation split."""
-    test: str | None = None
+    test: str | Literal["none"] | None = None
     """Split that is measured once at the end; 'none' for no test (default: test or testing if there is one)."""
     image_column: str | None = None
     """Column of a table that holds the images (default: the usual names are tried)."""

@@ -1,41 +1,51 @@
-"""A verb's signature as command line flags, so that a flag and a keyword can never differ.
+"""A verb's signature as command line flags, so that a flag and a keyword of Python cannot differ.
 
-Positional parameters are the subject and need no prefix, keyword-only ones become flags, `**settings` becomes
-one flag for every field of `Run` (`--optim.lr`). What was not given is absent from the result, so that the
-defaults of the function, or of a recipe, apply.
+Positional parameters are the subjects of a command, keyword-only parameters become flags, and `**settings` becomes
+a flag for every field of `Run` (`--optim.lr`). tyro parses onto a `Run`; for --help this is the run that --recipe and
+--config describe, so that help shows its values as defaults. The result holds only what stands on the command line,
+because everything else may still follow from the data.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
-import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, fields
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Literal, Required, TypedDict, Union, get_args, get_origin, get_type_hints
+from types import NoneType, SimpleNamespace
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import docstring_parser
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
-from tyro.constructors import PrimitiveConstructorSpec
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
-from vitrail.config import Duration, parse_duration, sections_of
+from vitrail.config import Duration, arms, parse_duration, sections_of
+from vitrail.data.settings import Data
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.training.run import Run
+from vitrail.verbs.flags.settings import starting_run
 
 ALIASES = {
     "weights": ("--from",),
     "class_name": ("--class",),
-    "objective.mask_after_stem": ("--mask-after-stem",),
+    "mask_after_stem": ("--mask-after-stem",),
     "show_list": ("--list",),
     "verbose": ("-v",),
     "quiet": ("-q",),
 }
 """Second names: `from` and `class` would be the better keywords, and are reserved words of Python."""
-SUBJECT = "data.path"
-"""The one field of `Run` that is no flag, because it is the subject."""
+SUBJECT = (Data, "path")
+"""The one setting that is not a flag, because it is the subject."""
 
 
 def everywhere(*, json: bool = False, quiet: bool = False, verbose: bool = False, traceback: bool = False) -> None:
@@ -43,9 +53,9 @@ def everywhere(*, json: bool = False, quiet: bool = False, verbose: bool = False
 
     Args:
         json: Print the result as JSON on stdout; everything else goes to stderr.
-        quiet: Say only warnings and errors.
-        verbose: Say more.
-        traceback: Show where in the code an error came from (or set VITRAIL_TRACEBACK=1).
+        quiet: Print only warnings and errors.
+        verbose: Print more messages.
+        traceback: Show where in the code an error was raised (or set VITRAIL_TRACEBACK=1).
     """
 
 
@@ -53,52 +63,86 @@ GLOBAL = tuple(inspect.signature(everywhere).parameters)
 
 
 def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments and keywords to call `function` with; settings of a section come as a dict.
+    """Return the arguments and keywords to call `function` with; the settings of a section come as a dict.
 
-    The keywords of `everywhere` are among them where given. Where a verb takes any number of subjects, all that follows
-    "--" are subjects, whatever they look like. Prints help and exits 0 for --help, prints what is wrong with a value
-    and exits 2; raises UsageError, with the nearest flag, for one that is not there.
+    Only what was given is among them, the keywords of `everywhere` included. If a verb takes any number of subjects,
+    everything after "--" is a subject. Prints help and exits with 0 for --help; prints what is wrong with a value and
+    exits with 2. Raises UsageError with the nearest flag for an unknown flag.
     """
-    absent = _absent(everywhere) | _absent(function)
     parameters = inspect.signature(function).parameters.values()
     many = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     argv, after = list(argv), []
     if many is not None and "--" in argv:
         argv, after = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
-    given, unknown = tyro.cli(
-        _schema(function),  # type: ignore[arg-type]
+    flags = _flags(function, argv)
+    values, unknown = tyro.cli(
+        function,
         prog=prog,
+        description=docstring_parser.parse(inspect.getdoc(function) or "").description,
         args=_spread(function, argv),
-        description=_summary(function),
-        default=absent,
         return_unknown_args=True,
-        config=(),
+        registry=_registry(function, flags),
     )
     if unknown:
         raise UsageError(_unknown(unknown, function, prog))
-    given = {k: v for k, v in given.items() if v != {} and not (k in absent and v == absent[k])}
+    given = _given(flags, values, {_flag(word) for word in argv if word.startswith("-")})
     if many is None:
         return [], given
     first = [given.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     return [*first, *given.pop(many, ()), *after], given
 
 
-def _spread(function: Callable[..., Any], argv: Sequence[str]) -> list[str]:
-    """Give each value of a list a flag of its own: "--shots 1 5" becomes "--shots 1 --shots 5", as does "--shots 1,5".
+def flag_names(function: Callable[..., Any]) -> list[str]:
+    """Return every flag and subject of a verb, sorted, by the names of Python ("optim.lr")."""
+    return sorted(name for name, _ in _walk(_flags(function, ())))
 
-    Lists of numbers and of known words. A list ends where no such value follows, so it takes no subject away that
-    stands behind it.
+
+def _walk(flags: Iterable[StructFieldSpec], prefix: str = "") -> Iterator[tuple[str, StructFieldSpec]]:
+    """Yield each flag with its name, the flags of sections as "optim.lr"."""
+    for flag in flags:
+        if is_dataclass(flag.type):
+            yield from _walk(_settings(flag.default), f"{prefix}{flag.name}.")
+        else:
+            yield prefix + flag.name, flag
+
+
+def _given(
+    flags: Iterable[StructFieldSpec], values: dict[str, Any], typed: set[str], prefix: str = ""
+) -> dict[str, Any]:
+    """Return the values whose flag is among those `typed`, and the subjects that are not their default."""
+    given: dict[str, Any] = {}
+    for flag in flags:
+        name, value = flag.name, values[flag.name]
+        if is_dataclass(flag.type):
+            if inner := _given(_settings(flag.default), value, typed, f"{prefix}{name}."):
+                given[name] = inner
+        elif Positional in get_args(flag.type):
+            if value is not flag.default:
+                given[name] = value
+        elif typed & {_flag(prefix + name), _flag(f"{prefix}no_{name}"), *ALIASES.get(name, ())}:
+            given[name] = value
+    return given
+
+
+def _flag(word: str) -> str:
+    """Return the flag that a word of the command line or a name of Python is: "--optim.lr=1" is "--optim.lr"."""
+    dashed = word.partition("=")[0].replace("_", "-")
+    return dashed if dashed.startswith("-") else f"--{dashed}"
+
+
+def _spread(function: Callable[..., Any], argv: Sequence[str]) -> list[str]:
+    """Give each value of a list a flag of its own: "--shots 1 5" and "--shots 1,5" become "--shots 1 --shots 5".
+
+    This is for lists of numbers and of known words. A list ends at the first other word, so that a subject may follow.
     """
-    valid = {f"--{name.replace('_', '-')}": hint for name, hint in _hints(function).items() if _is_list(hint)}
+    lists = {_flag(name): hint for name, hint in _hints(function).items() if _is_list(hint)}
     words: list[str] = []
     flag = ""
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
-        hint = valid.get(word.replace("_", "-"))
-        if hint is not None and _all_of(hint, following):
-            flag = word  # comes with each of its values
-        elif flag and _all_of(valid[flag.replace("_", "-")], word):
-            for value in word.split(","):
-                words += [flag, value]
+        if _flag(word) in lists and _all_of(lists[_flag(word)], following):
+            flag = word  # stands again in front of each of its values
+        elif flag and _all_of(lists[_flag(flag)], word):
+            words += [part for value in word.split(",") for part in (flag, value)]
         else:
             flag = ""
             words.append(word)
@@ -106,7 +150,7 @@ def _spread(function: Callable[..., Any], argv: Sequence[str]) -> list[str]:
 
 
 def _is_list(hint: Any) -> bool:
-    """Are these numbers, or known words?"""
+    """Is this a list of numbers or of known words?"""
     each, *rest = get_args(hint) or (None,)
     return rest == [Ellipsis] and (each in (int, float) or get_origin(each) is Literal)
 
@@ -114,194 +158,200 @@ def _is_list(hint: Any) -> bool:
 def _all_of(hint: Any, word: str) -> bool:
     """Is the word a value of such a list, or several with commas?"""
     each = get_args(hint)[0]
-    return all(bool(_NUMBER.fullmatch(v)) if each in (int, float) else v in get_args(each) for v in word.split(","))
+    return all(
+        value in get_args(each) if get_origin(each) is Literal else _is_number(value) for value in word.split(",")
+    )
 
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+def _is_number(word: str) -> bool:
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
 
 
 def _unknown(words: list[str], function: Callable[..., Any], prog: str) -> str:
-    """Say which words mean nothing, and which flag is near; "--weight-decay" is near "--optim.weight-decay"."""
-    flags = {f"--{name.replace('_', '-')}" for name in flag_names(function)}
-    flags |= {alias for name in flag_names(function) for alias in ALIASES.get(name, ())}
+    """Say which word is unknown, and which flag is near; "--weight-decay" is near "--optim.weight-decay"."""
+    names = flag_names(function)
+    flags = {_flag(name) for name in names} | {alias for name in names for alias in ALIASES.get(name, ())}
     wrong = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     if wrong is None:
         return f"{prog} does not know what to do with {' '.join(words)!r}: see {prog} --help"
-    last = {f"--{flag.rpartition('.')[2].lstrip('-')}": flag for flag in sorted(flags)}
+    last = {_flag(name.rpartition(".")[2]): _flag(name) for name in names}
     near = did_you_mean(wrong.replace("_", "-"), flags | last.keys())
     for short, flag in last.items():
         near = near.replace(f"'{short}'", f"'{flag}'") if short not in flags else near
     return f"{prog} has no flag {wrong!r}.{near} All are in {prog} --help"
 
 
-def flag_names(function: Callable[..., Any]) -> list[str]:
-    """Return every flag and subject of a verb, sorted: what a user's scripts rely on."""
-    names: list[str] = []
+@dataclass(frozen=True)
+class Objectives:
+    """The flags of all objectives. --objective.kind chooses the objective, and the other flags its settings."""
 
-    def walk(schema: Any, prefix: str) -> None:
-        for name, hint in get_type_hints(schema).items():
-            if isinstance(hint, type) and hasattr(hint, "__total__"):
-                walk(hint, f"{prefix}{name}.")
-            else:
-                names.append(prefix + name)
-
-    walk(_schema(function), "")
-    return sorted(names)
+    current: Any
+    kinds: tuple[Any, ...]
+    text: str
+    """Help of --objective.kind."""
 
 
-def _schema(function: Callable[..., Any]) -> type:
+def _flags(function: Callable[..., Any], argv: Sequence[str]) -> list[StructFieldSpec]:
+    """Return the flags of a verb; a section of settings is one entry, whose default is the section."""
     parameters = inspect.signature(function).parameters.values()
-    keys = _parameters(function)
+    flags = _parameters(function)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        keys |= {name: hint for name, hint in _settings(Run).items() if name not in keys}
-    return TypedDict("Flags", keys | _parameters(everywhere), total=False)  # type: ignore
+        own = {flag.name for flag in flags}
+        run = Run()
+        if {"-h", "--help"} & {*argv}:  # nothing else shows a default
+            run = starting_run(function.__name__, _values("--recipe", argv), _values("--config", argv))
+        flags += [flag for flag in _settings(run) if flag.name not in own]
+    return flags + _parameters(everywhere)
 
 
-def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
-    """One entry for each parameter.
+def _values(flag: str, argv: Sequence[str]) -> list[str]:
+    """Return the values of a flag, before anything is parsed."""
+    apart = [following for word, following in pairwise(argv) if word == flag]
+    return apart + [word.partition("=")[2] for word in argv if word.startswith(f"{flag}=")]
 
-    None is what leaving it out means, so it is no value to type; and a path is typed as text.
-    """
-    hints, docs = _hints(function), _argument_docs(function)
-    keys: dict[str, Any] = {}
+
+def _parameters(function: Callable[..., Any]) -> list[StructFieldSpec]:
+    """Return one flag or subject for each parameter of a function."""
+    hints = _hints(function)
+    texts = _texts(docstring_parser.parse(inspect.getdoc(function) or ""))
+    flags = []
     for name, p in inspect.signature(function).parameters.items():
-        hint = _typed(hints[name])
-        text = docs.get(name, "")
+        text, hint = texts.get(name, ""), hints[name]
         if p.kind is p.VAR_POSITIONAL:
-            many = _described(tuple[hint, ...], text, None, metavar=f"[{name.upper()} ...]")  # type: ignore
-            keys[name] = Required[Positional[many]]  # type: ignore
+            typed = _typed(tuple[hint, ...], text, (), Positional, metavar=f"[{name.upper()} ...]")  # type: ignore[valid-type]
+            flags.append(StructFieldSpec(name, typed, tyro.MISSING))
         elif p.kind is p.POSITIONAL_OR_KEYWORD:
             required = p.default is p.empty
+            default = tyro.MISSING if required else p.default
             metavar = name.upper() if required else f"[{name.upper()}]"
-            subject = Positional[_described(hint, text, p.default, metavar=metavar)]  # type: ignore
-            keys[name] = Required[subject] if required else subject
+            typed = _typed(hint, text, default, Positional, null=_null(), metavar=metavar)
+            flags.append(StructFieldSpec(name, typed, default))
         elif p.kind is p.KEYWORD_ONLY:
-            flag = _described(hint, text, p.default, aliases=ALIASES.get(name))
-            repeatable = get_args(hint)[1:] == (Ellipsis,)
-            keys[name] = UseAppendAction[flag] if repeatable else FlagCreatePairsOff[flag]  # type: ignore
-    return keys
+            many = get_args(hint)[1:] == (...,)
+            marker = UseAppendAction if many else FlagCreatePairsOff
+            typed = _typed(hint, text, p.default, marker, aliases=ALIASES.get(name))
+            flags.append(StructFieldSpec(name, typed, () if many else p.default))  # tyro would append to the default
+    return flags
 
 
-def _typed(hint: Any) -> Any:
-    if get_args(hint)[1:] == (Ellipsis,):
-        return tuple[_typed(get_args(hint)[0]), ...]  # type: ignore
-    return Union[tuple(arm for arm in _arms(hint) if arm not in (NoneType, Path))]  # noqa: UP007
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of the parameters; the result's may be one that only a type checker imports."""
+    parameters = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+    return get_type_hints(SimpleNamespace(__annotations__=parameters), function.__globals__)
 
 
-def _settings(section: type, prefix: str = "") -> dict[str, Any]:
-    """One entry for each field of a dataclass, nested ones as a schema of their own."""
-    hints, docs = get_type_hints(section), field_docs(section)
-    keys: dict[str, Any] = {}
+def _settings(section: Any) -> list[StructFieldSpec]:
+    """Return one flag for each field of a dataclass of settings, with its values as defaults."""
+    if isinstance(section, Objectives):
+        return _settings_of_kinds(section)
+    hints, texts = get_type_hints(type(section)), _texts(docstring_parser.parse_from_object(type(section)))
+    flags = []
     for field in fields(section):
-        name, hint = field.name, hints[field.name]
-        inner = sections_of(hint)
-        if inner:
-            nested = TypedDict(name, _nested(inner, f"{prefix}{name}."), total=False)  # type: ignore
-            nested.__doc__ = inspect.getdoc(inner[0]) if len(inner) == 1 else docs.get(name)
-            keys[name] = nested
-        elif prefix + name != SUBJECT:
-            keys[name] = _described(hint, docs.get(name, ""), _default(field), aliases=ALIASES.get(name))
-    return keys
+        name, value = field.name, getattr(section, field.name)
+        inner = sections_of(hints[name])
+        if len(inner) > 1:
+            flags.append(StructFieldSpec(name, Objectives, Objectives(value, tuple(inner), texts.get(name, ""))))
+        elif inner:
+            flags.append(StructFieldSpec(name, inner[0], inner[0]() if value is None else value))
+        elif (type(section), name) != SUBJECT:
+            typed = _typed(hints[name], texts.get(name, ""), value, aliases=ALIASES.get(name))
+            flags.append(StructFieldSpec(name, typed, value))
+    return flags
 
 
-def _nested(sections: list[Any], prefix: str) -> dict[str, Any]:
-    """The flags of a section; of several, of which `kind` chooses one, those of all, and each says whose it is."""
-    if len(sections) == 1:
-        return _settings(sections[0], prefix)
-    keys: dict[str, Any] = {"kind": _described(Literal[tuple(s.kind for s in sections)], "", sections[0].kind)}
-    owners: dict[str, list[tuple[Any, Field[Any]]]] = {}
-    for section in sections:
-        for field in fields(section):
-            owners.setdefault(field.name, []).append((section, field))
-    del owners["kind"]
-    for name, those in owners.items():
-        hint: Any = Union[tuple(get_type_hints(section)[name] for section, _ in those)]  # type: ignore # noqa: UP007
-        text = f"({', '.join(section.kind for section, _ in those)}) {field_docs(those[0][0]).get(name, '')}"
-        defaults = {_default(field) for _, field in those}
-        default = defaults.pop() if len(defaults) == 1 else None
-        keys[name] = _described(hint, text, default, aliases=ALIASES.get(prefix + name))
-    return keys
+def _settings_of_kinds(objectives: Objectives) -> list[StructFieldSpec]:
+    """Return `kind`, and a flag for every field of any kind of objective, which says to which kinds it belongs."""
+    owners: dict[str, list[Any]] = {}
+    for kind in objectives.kinds:
+        for field in fields(kind):
+            owners.setdefault(field.name, []).append(kind)
+    flags = []
+    for name, kinds in owners.items():
+        of = ", ".join(kind.kind for kind in kinds)
+        text = f"{_texts(docstring_parser.parse_from_object(kinds[0])).get(name, '')} Used by {of}."
+        hint: Any = Union[tuple(get_type_hints(kind)[name] for kind in kinds)]  # noqa: UP007
+        default = getattr(objectives.current if type(objectives.current) in kinds else kinds[0](), name)
+        typed = _typed(hint, objectives.text if name == "kind" else text, default, aliases=ALIASES.get(name))
+        flags.append(StructFieldSpec(name, typed, default))
+    return flags
 
 
-def _described(hint: Any, text: str, default: Any, **more: Any) -> Any:
-    """An annotation as tyro wants it, with help that ends in the default."""
-    if default is inspect.Parameter.empty:
+def _texts(docstring: docstring_parser.Docstring) -> dict[str, str]:
+    """Return what a docstring says of each parameter or field."""
+    return {p.arg_name: " ".join(p.description.split()) for p in docstring.params if p.description}
+
+
+def _typed(hint: Any, text: str, default: Any, *markers: Any, null: Any = None, **more: Any) -> Any:
+    """Return a type as tyro reads it from words, with help that ends in the default."""
+    if default is tyro.MISSING:
         shown = "(required)"
+    elif default is None or default is False or default == ():
+        shown = ""
     else:
-        shown = "" if default is None or default is False or default == () else f"(default: {_show(default)})"
-    return Annotated[_readable(hint), arg(help=text, help_behavior_hint=shown, **more)]
+        shown = f"(default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
+    return Annotated[(_from_words(hint, null), arg(help=text, help_behavior_hint=shown, **more), *markers)]
 
 
-def _readable(hint: Any) -> Any:
-    """The annotation with durations replaced by something tyro can read from text."""
-    if get_origin(hint) in (Union, UnionType):
-        return Union[tuple(_readable(arm) for arm in get_args(hint))]  # noqa: UP007
-    return _DURATION if hint is Duration else hint
+def _from_words(hint: Any, null: Any = None) -> Any:
+    """Return a type with what tyro reads from words: text for paths, "null" and "none" for None.
+
+    "none" is text if it is one of the setting's own words.
+    """
+    if get_args(hint)[1:] == (...,):
+        return tuple[_from_words(get_args(hint)[0]), ...]  # type: ignore[misc]
+    words = {word for arm in arms(hint) if get_origin(arm) is Literal for word in get_args(arm)}
+    text = [str if arm is Path else arm for arm in arms(hint) if arm in (str, Path) or get_origin(arm) is list]
+    options = [arm for arm in arms(hint) if arm not in (NoneType, Path, *text)]
+    if NoneType in arms(hint):
+        options.append(null or _null("null", "None", *({"none"} - words)))
+    return Union[tuple([*options, *text])]  # noqa: UP007  # text comes last, because it takes every word
+
+
+def _null(*words: str) -> Any:
+    """Return None as a type that tyro reads from one of `words`."""
+    spec = PrimitiveConstructorSpec[None](
+        nargs=1,
+        metavar="null",
+        instance_from_str=lambda _: None,
+        is_instance=lambda value: value is None,
+        str_from_instance=lambda _: ["null"],
+        choices=words,
+    )
+    return Annotated[None, spec]
+
+
+def _registry(function: Callable[..., Any], flags: list[StructFieldSpec]) -> ConstructorRegistry:
+    """Return tyro's rules for a verb, for the sections of its settings, and for durations."""
+    registry = ConstructorRegistry()
+
+    @registry.struct_rule
+    def sections(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if info.type is function:
+            return StructConstructorSpec(dict, tuple(flags))
+        if is_dataclass(info.type) and is_dataclass(info.default):
+            return StructConstructorSpec(dict, tuple(_settings(info.default)))
+        return None
+
+    @registry.primitive_rule
+    def durations(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Duration] | None:
+        if info.type is not Duration:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="DURATION",
+            instance_from_str=_read_duration,
+            is_instance=lambda value: isinstance(value, Duration),
+            str_from_instance=lambda duration: [str(duration)],
+        )
+
+    return registry
 
 
 def _read_duration(words: list[str]) -> Duration:
     try:
         return parse_duration(words[0])
     except UsageError as error:
-        raise ValueError(str(error)) from None  # what tyro reports with the flag's name
-
-
-_DURATION = Annotated[
-    Duration,
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="DURATION",
-        instance_from_str=_read_duration,
-        is_instance=lambda value: isinstance(value, Duration),
-        str_from_instance=lambda duration: [str(duration)],
-    ),
-]
-
-
-def _show(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
-
-
-def _arms(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Types of the parameters; the result's may name what only a type checker imports."""
-    parameters = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    return get_type_hints(SimpleNamespace(__annotations__=parameters), function.__globals__)
-
-
-def _absent(function: Callable[..., Any]) -> dict[str, Any]:
-    """What tyro cannot leave out of its result, as it is where not given: repeatable flags and switches."""
-    hints = _hints(function)
-    keywords = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return {p.name: p.default for p in keywords if hints[p.name] is bool or get_args(hints[p.name])[1:] == (...,)}
-
-
-def field_docs(section: type) -> dict[str, str]:
-    """Return the text under each field of a dataclass, as written in its source."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for node, following in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            text = following.value if isinstance(following, ast.Expr) else None
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                docs[node.target.id] = " ".join(text.value.split())
-    return docs
-
-
-def _argument_docs(function: Callable[..., Any]) -> dict[str, str]:
-    """The lines "name: text" of a docstring's "Args:"."""
-    _, _, section = (inspect.getdoc(function) or "").partition("Args:\n")
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
-
-
-def _summary(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n\nArgs:\n")[0]
+        raise ValueError(str(error)) from None  # tyro reports it with the flag's name

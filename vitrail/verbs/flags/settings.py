@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ LATEST = "latest"
 """What `--resume` without a folder means."""
 AUTO = "auto"
 """To `--resume`: go on if there is something to go on with, else begin; for scripts that are started again."""
+
+RECIPE_OF = {"finetune": "finetune", "sweep": "finetune"}
+"""Verb -> the recipe that it starts from where none is named."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ class Asked:
         """Is the size of the network's input given twice, so that a contradiction must be told, not mended?"""
         preprocess = self.settings.get("preprocess")
         return preprocess is not None and (not isinstance(preprocess, Mapping) or "image_size" in preprocess)
+
+
+def starting_run(verb: str, recipes: Sequence[str], config: Sequence[str]) -> Run:
+    """Return the run that a verb's other flags change: of the last recipe named, then of the configuration files."""
+    name = recipes[-1] if recipes else RECIPE_OF.get(verb)
+    return Asked(config=tuple(config)).over(recipe(name) if name else Run())
 
 
 def plan(asked: Asked) -> tuple[Run, str]:
