@@ -39,7 +39,7 @@ def test_the_report_of_one_run_is_written_again(runs: list[Path], capsys: pytest
     text = Page(page.read_text(encoding="utf-8")).text
     for heading in ("How far attention reaches", "What it knows of positions", "What it cost", "Do it again"):
         assert heading in text, heading
-    assert "arithmetic of training" in text and "Not in this report" not in text
+    assert "FLOPs of training" in text and "Not in this report" not in text
 
 
 def test_elsewhere_with_out(runs: list[Path], tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_the_keyword_is_the_flag(runs: list[Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["{empty}"], 1, "no run folder"),
-        (["{run}", "{empty}"], 1, "no run folder"),
+        (["{empty}"], 1, "is not a run folder"),
+        (["{run}", "{empty}"], 1, "is not a run folder"),
         (["{run}", "{run}"], 2, "given twice"),
-        (["{run}", "--out", "{empty}"], 2, "is a folder: give the file to write"),
+        (["{run}", "--out", "{empty}"], 2, "is a folder"),
         (["{run}", "--out", "{file}/a.html"], 2, "cannot write"),
     ],
 )

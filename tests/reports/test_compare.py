@@ -15,9 +15,9 @@ from vitrail.config import Epochs
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, UsageError
-from vitrail.reports.compare import compare, told_apart
-from vitrail.reports.compare_page import write_comparison
-from vitrail.reports.compare_sections import EACH
+from vitrail.reports.compare import compare, distinct_labels
+from vitrail.reports.comparison_page import write_comparison
+from vitrail.reports.differences import MOST_EACH
 from vitrail.training.run import Optim, Run
 
 HOSTILE = "<script>alert(1)</script>"
@@ -72,7 +72,7 @@ def test_the_page_shows_it_all(runs: list[Path], tmp_path: Path) -> None:
         assert heading in text, heading
     assert "optim.lr" in text and "optim.momentum" not in text and "Not in this report" not in text
     assert page.tags["svg"] == 4
-    assert page.tags["img"] == min(EACH, matched.only_first) + min(EACH, matched.only_second) > 2
+    assert page.tags["img"] == min(MOST_EACH, matched.only_first) + min(MOST_EACH, matched.only_second) > 2
     assert not page.tags.keys() & {"script", "link", "iframe", "object", "embed", "base", "form"}
     for _, name, value in page.attributes:
         if name in ("src", "href", "xlink:href"):
@@ -84,7 +84,7 @@ def test_the_gallery_is_of_images_that_only_one_gets_right(runs: list[Path], tmp
     found = write_comparison(runs[:2], tmp_path / "two.html")
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", (tmp_path / "two.html").read_text(encoding="utf-8"))
     matched = found.against[0].pair
-    shown = min(EACH, matched.only_second)
+    shown = min(MOST_EACH, matched.only_second)
     for number, caption in enumerate(captions):
         kinds = re.findall(r'<span class="(right|wrong)">', caption)
         assert kinds == (["wrong", "right"] if number < shown else ["right", "wrong"])
@@ -94,7 +94,7 @@ def test_the_gallery_is_of_images_that_only_one_gets_right(runs: list[Path], tmp
 def test_three_runs_share_the_room_for_pictures(runs: list[Path], tmp_path: Path) -> None:
     found = write_comparison(runs, tmp_path / "three.html")
     page = Page((tmp_path / "three.html").read_text(encoding="utf-8"))
-    wanted = [min(EACH, n) for one in found.against for n in (one.pair.only_first, one.pair.only_second)]
+    wanted = [min(MOST_EACH, n) for one in found.against for n in (one.pair.only_first, one.pair.only_second)]
     assert page.tags["img"] == sum(wanted)
     assert "corrected for 2 comparisons (Holm)" in re.sub(r"\s+", " ", page.text)
 
@@ -103,7 +103,7 @@ def test_classes_are_in_the_order_of_their_difference(runs: list[Path], tmp_path
     found = write_comparison(runs[:2], tmp_path / "two.html")
     html = (tmp_path / "two.html").read_text(encoding="utf-8").split("Which classes gain and lose")[1]
     rows = re.findall(r"<tr><td[^>]*>(\w+)</td>.*?>(0\.0|[+-]\d+\.\d)</td></tr>", html.split("</table>")[0])
-    first, second = (run.answers for run in found.runs)
+    first, second = (run.evaluation for run in found.runs)
     assert first is not None and second is not None
     shares = zip(first.class_names, first.class_accuracy, second.class_accuracy, strict=True)
     expected = {name: 100 * (b - a) for name, a, b in shares}
@@ -121,7 +121,7 @@ def test_runs_of_other_images_are_not_tested_against_each_other(runs: list[Path]
     mark = {"path": "digits", "fingerprint": splits.fingerprint}
     other = run_folder(tmp_path / "seed-5", Data("digits"), found, run=seeded, data=mark)
     shown = write_comparison([runs[0], other], tmp_path / "a.html")
-    assert shown.against == [] and "their validation images are others" in shown.notes[0]
+    assert shown.against == [] and "their validation images are not the same" in shown.notes[0]
     text = re.sub(r"\s+", " ", Page((tmp_path / "a.html").read_text(encoding="utf-8")).text)
     assert "None of these runs can be called better than r-1" in text and "Not tested against r-1: seed-5;" in text
     assert shown.settings["seed"] == [0, 5]
@@ -151,7 +151,7 @@ def test_a_run_that_was_killed_is_compared_as_far_as_it_got(runs: list[Path], tm
     early.mkdir()
     (early / "config.yaml").write_text((runs[0] / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     shown = write_comparison([runs[0], early], tmp_path / "a.html")
-    assert any("early-1 has no answers" in note for note in shown.notes)
+    assert any("early-1 has no evaluation" in note for note in shown.notes)
     assert "–" in Page((tmp_path / "a.html").read_text(encoding="utf-8")).text
 
 
@@ -164,16 +164,16 @@ def test_names_are_text_and_tell_runs_apart(tmp_path: Path) -> None:
     assert shown.labels == ["x/<b>run-1", "y/<b>run-1"]
     page = Page((tmp_path / "a.html").read_text(encoding="utf-8"))
     assert page.tags["script"] == 0 and HOSTILE in page.text
-    assert "no pictures: " in page.text.split("Not in this report")[1]
-    assert told_apart([Path("/a/b"), Path("/a/c")]) == ["b", "c"]
+    assert "pictures: " in page.text.split("Not in this report")[1]
+    assert distinct_labels([Path("/a/b"), Path("/a/c")]) == ["b", "c"]
 
 
 def test_what_is_no_run_or_twice_the_same_is_refused(runs: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no run folder"):
+    with pytest.raises(DataError, match="is not a run folder"):
         compare([runs[0], tmp_path])
     with pytest.raises(UsageError, match="given twice"):
         compare([runs[0], runs[1], runs[0].parent / "." / runs[0].name])
-    with pytest.raises(UsageError, match="two runs at least"):
+    with pytest.raises(UsageError, match="at least two runs"):
         compare(runs[:1])
     blocked = tmp_path / "file"
     blocked.write_text("mine")
@@ -192,4 +192,4 @@ def test_equal_runs_differ_in_no_setting(runs: list[Path], tmp_path: Path) -> No
     shown = write_comparison(pair, tmp_path / "a.html")
     assert shown.settings == {} and shown.against[0].p == 1.0
     text = re.sub(r"\s+", " ", Page((tmp_path / "a.html").read_text(encoding="utf-8")).text)
-    assert "No setting differs." in text and "get equally many of 30 validation images right" in text
+    assert "No setting differs." in text and "are right for the same number of the 30 validation images" in text

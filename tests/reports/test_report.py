@@ -21,7 +21,8 @@ from vitrail.inspection.overlay import under_attention
 from vitrail.reports.figures import confusion, curves, thinned
 from vitrail.reports.gallery import SHOWN, most_uncertain, worst_mistakes
 from vitrail.reports.page import write_report
-from vitrail.reports.text import percent, safe, wilson
+from vitrail.reports.render import environment, percent
+from vitrail.reports.significance import wilson
 from vitrail.training.run import Run
 from vitrail.words import time_span
 
@@ -131,11 +132,15 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         ("run.json", b"[1]", "run.json cannot be used"),
         ("config.yaml", b"model: [", "config.yaml cannot be used"),
         ("classes.json", None, "classes.json is missing"),
-        ("classes.json", b'["a", "b"]', "evaluation.npz cannot be used: it names class 9 of 2"),
+        (
+            "classes.json",
+            b'["a", "b"]',
+            "evaluation.npz cannot be used: it names class number 9, but classes.json has 2 classes",
+        ),
         ("metrics.jsonl", None, "metrics.jsonl is missing"),
         ("evaluation.npz", b"PK\x03\x04", "evaluation.npz cannot be used"),
         ("batch.png", None, "batch.png is missing"),
-        ("model/best/model.safetensors", b"1234567890", "no model: "),
+        ("model/best/model.safetensors", b"1234567890", "the model cannot be loaded: "),
     ],
 )
 def test_what_is_missing_or_broken_becomes_a_note(digits: Path, name: str, content: bytes | None, note: str) -> None:
@@ -156,9 +161,7 @@ def test_images_that_are_gone_or_changed_are_not_shown(tmp_path: Path) -> None:
     assert splits.validation is not None
     found = answers(splits.class_names, len(splits.validation), labels=splits.validation.labels)
     gone = run_folder(tmp_path / "a-1", Data(str(tmp_path / "gone")), found)
-    assert (
-        "no pictures of mistakes, no attention distance: " in Page(write_report(gone).read_text(encoding="utf-8")).text
-    )
+    assert "pictures of mistakes and attention distance: " in Page(write_report(gone).read_text(encoding="utf-8")).text
     other = run_folder(tmp_path / "b-1", data, found, data={"path": "digits", "fingerprint": "another"})
     assert "is not what the run was trained on" in Page(write_report(other).read_text(encoding="utf-8")).text
 
@@ -172,7 +175,7 @@ def test_a_run_that_was_killed_early_still_has_a_report(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no run folder"):
+    with pytest.raises(DataError, match="is not a run folder"):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -204,7 +207,7 @@ def test_the_confidence_interval_is_wilsons(count: int, share: float) -> None:
 
 @given(st.text())
 def test_safe_text_has_no_markup_and_no_control_characters(text: str) -> None:
-    shown = safe(text, 10**6)
+    shown = environment().from_string("{{ text }}").render(text=text)
     page = Page(f"<p>{shown}</p>")
     assert page.tags == {"p": 1}
     assert len(page.text) == len(text)

@@ -19,8 +19,8 @@ from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.fewshot import Plan, fewshot
-from vitrail.reports.contents import read_contents
-from vitrail.reports.sections import progress
+from vitrail.reports.curves import training_curves
+from vitrail.reports.run_record import read_run
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.loop import fit
 from vitrail.training.optim.average import Averager
@@ -102,8 +102,8 @@ def test_the_number_is_that_of_the_kept_weights(trained: Path) -> None:
 
 
 def test_the_report_draws_it(trained: Path) -> None:
-    drawn = progress(read_contents(trained))
-    assert "Linear 5-shot accuracy" in drawn and "5-shot accuracy over steps: the best is" in drawn
+    drawn = "".join(training_curves(read_run(trained)))
+    assert "Linear 5-shot accuracy" in drawn and "5-shot accuracy over steps: validation from" in drawn
 
 
 def validation(tmp_path: Path, run: Run, model: torch.nn.Module, **changes: Any) -> Validation:

@@ -1,7 +1,4 @@
-"""`compare(runs)`: what differs between runs, in their settings and in what they came to.
-
-The first run is the one that the others are compared with.
-"""
+"""`compare(folders)`: how runs differ in their settings, accuracy and cost. The first run is the baseline."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from typing import Any
 
 from vitrail.config import plain
 from vitrail.errors import DataError, UsageError, VitrailError
-from vitrail.reports.contents import Contents, read_contents, validation_images
-from vitrail.reports.cost_section import Config, Cost, cost_of
-from vitrail.reports.paired import Pair, holm, pair
+from vitrail.reports.cost import Config, Cost, cost_of
+from vitrail.reports.run_record import RunRecord, read_run, validation_images
+from vitrail.reports.significance import Pair, holm, pair
 from vitrail.weights.load import read_card
 
-PLACES = ("name", "out")
-"""Settings that say where a run is kept, not what it is."""
+NOT_COMPARED = ("name", "out")
+"""Settings that only say where a run is stored."""
 
 
 @dataclass(frozen=True)
@@ -27,49 +24,57 @@ class Against:
     """One run compared with the first."""
 
     number: int
-    """Its place among the runs, from 1."""
+    """Position of the run in the list of runs, from 1."""
     pair: Pair
     p: float
-    """Of McNemar's test, corrected for the number of comparisons (Holm)."""
+    """p-value of McNemar's test, corrected for the number of comparisons (Holm)."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side."""
+    """Several runs, compared with the first."""
 
-    runs: list[Contents]
+    runs: list[RunRecord]
     labels: list[str]
-    """Short names that tell them apart."""
+    """Short names that distinguish the runs."""
     settings: dict[str, list[Any]]
-    """What differs: setting -> its value in each run; None also where a run's settings cannot be read."""
+    """Settings that differ -> their value in each run; None also where a run's settings cannot be read."""
     against: list[Against]
     costs: list[Cost]
     notes: list[str] = field(default_factory=list)
     """What could not be compared, and why."""
 
+    @property
+    def untested(self) -> list[int]:
+        """Numbers of the runs that could not be compared with the first."""
+        return sorted(set(range(1, len(self.runs))) - {one.number for one in self.against})
+
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Read and compare run folders. Raises DataError for one that is none, UsageError for one given twice."""
+    """Read and compare run folders.
+
+    Raises DataError if a folder is not a run folder, UsageError for fewer than two or the same folder twice.
+    """
     where = [folder.resolve() for folder in folders]
     if twice := [str(folder) for number, folder in enumerate(folders) if where[number] in where[:number]]:
-        raise UsageError(f"{twice[0]} is given twice: a run compared with itself shows nothing")
+        raise UsageError(f"{twice[0]} is given twice. Give each run once.")
     if len(folders) < 2:
-        raise UsageError("a comparison needs two runs at least")
-    runs = [read_contents(folder) for folder in folders]
-    labels = told_apart(where)
+        raise UsageError(f"a comparison needs at least two runs, and {len(folders)} was given")
+    runs = [read_run(folder) for folder in folders]
+    labels = distinct_labels(where)
     notes = [f"{label}: {note}" for label, run in zip(labels, runs, strict=True) for note in run.notes]
     return Comparison(
         runs,
         labels,
-        settings(runs),
+        differing_settings(runs),
         _against_first(runs, labels, notes),
         [cost_of(run, _config(run, label, notes)) for run, label in zip(runs, labels, strict=True)],
         notes,
     )
 
 
-def told_apart(paths: Sequence[Path]) -> list[str]:
-    """Return the last parts of absolute paths, as many of them as make all different."""
+def distinct_labels(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of absolute paths that are all different."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         labels = ["/".join(path.parts[-parts:]) for path in paths]
         if len(set(labels)) == len(labels):
@@ -77,57 +82,59 @@ def told_apart(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def settings(runs: Sequence[Contents]) -> dict[str, list[Any]]:
-    """Return the settings that differ between runs, by their dotted names; `data` also where the images do."""
+def differing_settings(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
+    """Return the settings that differ between runs by their dotted names, and whether the images differ."""
     each = [{} if run.run is None else _flat(plain(run.run)) for run in runs]
     for values, run in zip(each, runs, strict=True):
-        for name in PLACES:
+        for name in NOT_COMPARED:
             values.pop(name, None)
-        if mark := run.facts.get("data", {}).get("fingerprint"):
-            values["data (fingerprint)"] = mark
+        if fingerprint := run.data_facts.get("fingerprint"):
+            values["data (fingerprint)"] = fingerprint
     names = dict.fromkeys(name for values in each for name in values)
     found = {name: [values.get(name) for values in each] for name in names}
     return {name: values for name, values in found.items() if any(value != values[0] for value in values)}
 
 
-def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{above}{name}.")
+            flat |= _flat(value, f"{prefix}{name}.")
         else:
-            flat[above + name] = value
+            flat[prefix + name] = value
     return flat
 
 
-def _against_first(runs: Sequence[Contents], labels: Sequence[str], notes: list[str]) -> list[Against]:
-    first, found = runs[0], {}
+def _against_first(runs: Sequence[RunRecord], labels: Sequence[str], notes: list[str]) -> list[Against]:
+    found = {}
     for number, run in enumerate(runs[1:], start=1):
         try:
-            found[number] = same_images(first, run)
+            found[number] = pair_runs(runs[0], run)
         except DataError as error:
             notes.append(f"{labels[number]} cannot be compared with {labels[0]} image by image: {error}")
     corrected = holm([one.p for one in found.values()])
     return [Against(number, one, p) for (number, one), p in zip(found.items(), corrected, strict=True)]
 
 
-def same_images(first: Contents, second: Contents) -> Pair:
-    """Match the answers of two runs. Raises DataError, saying why not, where the images may be others."""
+def pair_runs(first: RunRecord, second: RunRecord) -> Pair:
+    """Match the predictions of two runs.
+
+    Raises DataError if one was not evaluated or their validation images may differ.
+    """
     for run in (first, second):
-        if run.answers is None:
-            raise DataError(f"{run.folder.name} has no answers (evaluation.npz)")
-    assert first.answers is not None and second.answers is not None
-    marks = [run.facts.get("data", {}).get("fingerprint") for run in (first, second)]
-    if all(marks) and marks[0] != marks[1]:  # more to train on, say, and the same images to validate on
-        if _ids(first) != _ids(second):
-            raise DataError("their validation images are others")
-    elif _held_out(first) != _held_out(second):
-        raise DataError("their validation images are others")
-    return pair(first.answers, second.answers)
+        if run.evaluation is None:
+            raise DataError(f"{run.folder.name} has no evaluation (evaluation.npz)")
+    assert first.evaluation is not None and second.evaluation is not None
+    fingerprints = [run.data_facts.get("fingerprint") for run in (first, second)]
+    # other data may have the same validation images: with more images to train on, for example
+    identify = _image_ids if all(fingerprints) and fingerprints[0] != fingerprints[1] else _split_of
+    if identify(first) != identify(second):
+        raise DataError("their validation images are not the same")
+    return pair(first.evaluation, second.evaluation)
 
 
-def _ids(run: Contents) -> list[str]:
-    """Names of all validation images, in order. Raises DataError where the data cannot be opened as they were."""
+def _image_ids(run: RunRecord) -> list[str]:
+    """Return the names of all validation images, in order. Raises DataError if the data cannot be opened."""
     try:
         source = validation_images(run)
     except (VitrailError, OSError) as error:
@@ -135,21 +142,21 @@ def _ids(run: Contents) -> list[str]:
     return [source.id(index) for index in range(len(source))]
 
 
-def _held_out(run: Contents) -> Any:
-    """What tells which images were held out: their ids, or the split they came from."""
+def _split_of(run: RunRecord) -> Any:
+    """Return what decides which images were held out: their ids, or the split that they came from."""
     try:
         value = json.loads((run.folder / "split.json").read_text(encoding="utf-8"))
         return value.get("ids") or value.get("validation")
     except (OSError, ValueError, AttributeError):
         if run.run is None:
             return None
-        data = run.run.data  # of one data set, these say which images were held out
+        data = run.run.data  # within one data set, these decide which images are held out
         return [data.train, data.validation, data.holdout, run.run.seed]
 
 
-def _config(run: Contents, label: str, notes: list[str]) -> Config | None:
+def _config(run: RunRecord, label: str, notes: list[str]) -> Config | None:
     try:
         return read_card(run.folder).config
     except VitrailError as error:
-        notes.append(f"{label}: no exaFLOPs without its model: {error}")
+        notes.append(f"{label}: the FLOPs are unknown because its model cannot be read: {error}")
         return None

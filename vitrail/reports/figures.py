@@ -1,7 +1,7 @@
 """The pictures of a report: curves and confusion matrix as inline SVG, images as data URIs.
 
-Colours are those of Okabe and Ito and the map cividis, which stay apart under every kind of colour blindness.
-Text and axes take the page's own colour, so the same picture reads on a light and on a dark page.
+The colours of Okabe and Ito and the colour map cividis can be told apart with every kind of colour blindness.
+Text and axes use the page's text colour, so the same figure is readable on a light and on a dark page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -26,17 +27,17 @@ from vitrail.evaluation.calibration import Calibration
 from vitrail.evaluation.reliability import plot
 
 INK = "#010203"
-"""Stands for the page's text colour while matplotlib draws."""
+"""Placeholder for the page's text colour while matplotlib draws."""
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#666666")
-"""Blue and vermilion, and more for more runs; style.css lightens them on a dark page."""
+"""Blue, vermilion and four more colours for more runs. style.css lightens them on a dark page."""
 DASHES = ("-", "--", ":")
-"""Of lines beyond as many as there are colours."""
+"""Line styles. When all colours are used, they repeat in the next style."""
 TRAINING, VALIDATION = 0, 1
 MOST_POINTS = 500
-FEW = 60
+MEAN_POINTS = 60
 """Points of a running mean."""
 NAMED_CLASSES = 30
-"""Up to this many classes, the confusion matrix writes their names and counts."""
+"""Maximum number of classes for which the confusion matrix shows names and counts."""
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: searchable, and in the page's fonts
@@ -67,23 +68,23 @@ def curves(
     describe: str,
     percent: bool = False,
     running_mean: bool = False,
-    looks: Mapping[str, int] | None = None,
-) -> str:
-    """Return an SVG of values over steps; `label` is the y axis with its unit, `describe` the alternative text.
+    styles: Mapping[str, int] | None = None,
+) -> Markup:
+    """Return an SVG of values over steps. `label` is the y axis with its unit, `describe` the alternative text.
 
-    A line has its colour by its name, the same in all figures, or by its number in `looks`. With `running_mean`,
-    lines of many points are drawn faintly under their mean.
+    The name of a line decides its colour, which is the same in all figures; or its number in `styles` does. With
+    `running_mean`, lines of many points are drawn faintly, with their mean on top.
     """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.6, 3.1), layout="constrained")
         axes = figure.add_subplot()
         for name, (steps, values) in lines.items():
-            place = (VALIDATION if name == "validation" else TRAINING) if looks is None else looks[name]
+            place = (VALIDATION if name == "validation" else TRAINING) if styles is None else styles[name]
             color, dash = SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]
             steps, values = thinned(steps, values, MOST_POINTS)
-            if running_mean and len(steps) > FEW:
+            if running_mean and len(steps) > MEAN_POINTS:
                 axes.plot(steps, values, dash, color=color, alpha=0.3, linewidth=0.8)
-                steps, values = thinned(steps, values, FEW)
+                steps, values = thinned(steps, values, MEAN_POINTS)
             marker = "o" if len(steps) <= 30 else ""
             axes.plot(steps, values, dash, color=color, marker=marker, markersize=4, label=name)
         axes.set_title(title)
@@ -100,15 +101,15 @@ def curves(
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> Curve:
-    """Return at most `most` points, each the mean over a stretch of equal length."""
+    """Return at most `most` points; each is the mean of a section of equal length."""
     if len(steps) <= most:
         return steps, values
     parts = np.array_split(np.arange(len(steps)), most)
     return np.array([steps[part].mean() for part in parts]), np.array([values[part].mean() for part in parts])
 
 
-def confusion(counts: np.ndarray, class_names: Sequence[str]) -> str:
-    """Return an SVG of a confusion matrix [K, K]: rows are true classes, each row sums to 100 %."""
+def confusion(counts: np.ndarray, class_names: Sequence[str]) -> Markup:
+    """Return an SVG of a confusion matrix [K, K]: rows are true classes and sum to 100 %."""
     classes = len(counts)
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     named = classes <= NAMED_CLASSES
@@ -116,10 +117,10 @@ def confusion(counts: np.ndarray, class_names: Sequence[str]) -> str:
     with matplotlib.rc_context({**_STYLE, "axes.spines.top": True, "axes.spines.right": True}):
         figure = Figure(figsize=(side + 0.9, side), layout="constrained")
         axes = figure.add_subplot()
-        scale = PowerNorm(0.5, 0, 1)  # a few percent of mistakes are what one looks for
+        scale = PowerNorm(0.5, 0, 1)  # makes a few percent of mistakes visible
         image = axes.imshow(share, cmap="cividis", norm=scale, interpolation="nearest")
-        axes.set_title("Where each class's images went")
-        axes.set_xlabel("answered class" if named else "answered class (number)")
+        axes.set_title("Predictions for each class")
+        axes.set_xlabel("predicted class" if named else "predicted class (number)")
         axes.set_ylabel("true class" if named else "true class (number)")
         if named:
             short = [name if len(name) <= 18 else name[:17] + "…" for name in class_names]
@@ -133,11 +134,11 @@ def confusion(counts: np.ndarray, class_names: Sequence[str]) -> str:
         return svg(
             figure,
             f"Confusion matrix of {classes} classes: {best} of {total} images are on the diagonal, "
-            "where the answer is the true class. The tables below list the largest confusions.",
+            "where the prediction is correct. The tables below list the largest confusions.",
         )
 
 
-def reliability(found: Calibration) -> str:
+def reliability(found: Calibration) -> Markup:
     """Return an SVG of the reliability diagram."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.6, 4.8), layout="constrained")
@@ -155,8 +156,8 @@ def _write_counts(axes: Axes, counts: np.ndarray, brightness: np.ndarray) -> Non
         axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=9)
 
 
-def svg(figure: Figure, describe: str, enlarged: float = 1.0) -> str:
-    """Return the figure as an <svg> element that is no wider than the page and takes its ink from the text colour."""
+def svg(figure: Figure, describe: str, enlarged: float = 1.0) -> Markup:
+    """Return the figure as an <svg> element that is at most as wide as the page and has the page's text colour."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # glyphs matplotlib cannot measure, the browser can draw
@@ -173,14 +174,14 @@ def svg(figure: Figure, describe: str, enlarged: float = 1.0) -> str:
     box = re.search(r'viewBox="([^"]+)"', head)
     assert box is not None  # matplotlib always writes one
     width = f"{enlarged * float(box[1].split()[2]):.6g}"
-    return (
+    return Markup(
         f'<svg role="img" aria-label="{escape(describe)}" viewBox="{box[1]}" style="width: {width}pt" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink">{drawing}'
     )
 
 
 def picture(image: np.ndarray, *, side: int = 176) -> str:
-    """Return uint8 [H, W, 3] as a data URI no larger than `side` pixels; small images stay lossless."""
+    """Return uint8 [H, W, 3] as a data URI of at most `side` pixels; small images are stored without loss."""
     shown = Image.fromarray(image)
     buffer = io.BytesIO()
     if max(shown.size) <= 64:
@@ -190,9 +191,9 @@ def picture(image: np.ndarray, *, side: int = 176) -> str:
         shown.thumbnail((side, side), Image.Resampling.LANCZOS)
         shown.save(buffer, "JPEG", quality=85)
         kind = "jpeg"
-    return uri(buffer.getvalue(), kind)
+    return data_uri(buffer.getvalue(), kind)
 
 
-def uri(data: bytes, kind: str) -> str:
+def data_uri(data: bytes, kind: str) -> str:
     """Return an image file's bytes as a data URI."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -1,8 +1,8 @@
-"""Images worth looking at: answered wrongly with most confidence, or closest to being answered otherwise."""
+"""Images of the galleries: which ones are worth looking at, what was predicted, and where the network attended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,70 +13,106 @@ from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
 from vitrail.errors import DecodeError, VitrailError
 from vitrail.evaluation.classify import Classification
+from vitrail.inspection.overlay import under_attention
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
 
 SHOWN = 12
-"""Images per gallery."""
+"""Maximum number of images in a gallery of one run."""
 _BATCH = 4
 
 
 @dataclass(frozen=True)
-class Exhibit:
-    """One image with its answer; what could not be had is None."""
+class Guess:
+    """One class that a network predicted, with its probability."""
 
-    row: int
-    """In the classification."""
+    name: str
+    probability: float
+    right: bool
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One image of a gallery."""
+
     id: str
     image: np.ndarray
-    """uint8 [H, W, 3], as the network sees it."""
-    shares: np.ndarray | None
-    """Attention rollout [rows, columns]."""
+    """uint8 [H, W, 3]."""
+    true: str | None
+    """The name of its class; None if it is not known."""
+    guesses: list[list[Guess]]
+    """The best guesses of each network, best first; an empty list if its outputs were not finite."""
+    attention: np.ndarray | None = None
+    """uint8 [H, W, 3]: the image under its attention rollout."""
 
 
-def worst_mistakes(answers: Classification) -> np.ndarray:
-    """Rows of wrong answers, the largest loss first."""
-    wrong = np.flatnonzero(answers.known & ~answers.correct & (answers.top[:, 0] >= 0))
-    return wrong[np.argsort(-answers.loss[wrong], kind="stable")][:SHOWN]
+def worst_mistakes(evaluation: Classification) -> np.ndarray:
+    """Return rows of wrong predictions, the largest loss first."""
+    wrong = np.flatnonzero(evaluation.known & ~evaluation.correct & (evaluation.top[:, 0] >= 0))
+    return wrong[np.argsort(-evaluation.loss[wrong], kind="stable")][:SHOWN]
 
 
-def most_uncertain(answers: Classification) -> np.ndarray:
-    """Rows with the smallest gap between the two best classes, the smallest first."""
-    if answers.probability.shape[1] < 2:
+def most_uncertain(evaluation: Classification) -> np.ndarray:
+    """Return rows with the smallest gap between the two best classes, the smallest first."""
+    if evaluation.probability.shape[1] < 2:
         return np.empty(0, dtype=np.int64)
-    gap = answers.probability[:, 0] - answers.probability[:, 1]
-    rows = np.flatnonzero(answers.top[:, 0] >= 0)
+    gap = evaluation.probability[:, 0] - evaluation.probability[:, 1]
+    rows = np.flatnonzero(evaluation.top[:, 0] >= 0)
     return rows[np.argsort(gap[rows], kind="stable")][:SHOWN]
 
 
-def exhibits(rows: np.ndarray, answers: Classification, source: Any, model: Any) -> Iterator[Exhibit]:
-    """Yield what can be shown of these rows: images that still decode, with rollout where `model` is a ViT.
+def exhibits(rows: np.ndarray, evaluation: Classification, source: Any, model: Any) -> list[Exhibit]:
+    """Return the images of these rows as the network sees them, with attention rollout if `model` is a ViT.
 
-    `model` is a network with its card, in eval mode.
+    `model` is a network with its card, in eval mode. Images that can no longer be decoded are left out.
     """
     transform = eval_transform(model.card.preprocess)
     unused = np.random.default_rng(0)  # nothing is random in evaluation
-    found: list[tuple[int, str, np.ndarray]] = []
+    found = []
     for row in rows.tolist():
-        try:
-            item = source[int(answers.index[row])]
-            image = decode(item.image) if isinstance(item.image, bytes) else item.image
-        except DecodeError:  # it could be read when it was evaluated
-            continue
-        found.append((row, item.id, transform(image, unused)))
-    for start in range(0, len(found), _BATCH):
-        batch = found[start : start + _BATCH]
-        maps = _rollouts(model, np.stack([image for _, _, image in batch]))
-        for (row, id_, image), shares in zip(batch, maps, strict=True):
-            yield Exhibit(row, id_, image, shares)
+        if (decoded := decoded_image(source, int(evaluation.index[row]))) is not None:
+            found.append((row, decoded[0], transform(decoded[1], unused)))
+    maps = _rollouts(model, [image for _, _, image in found])
+    return [
+        Exhibit(name, image, true_class(evaluation, row), [guesses(evaluation, row, 3)], attention)
+        for (row, name, image), attention in zip(found, maps, strict=True)
+    ]
 
 
-def _rollouts(model: Any, images: np.ndarray) -> list[np.ndarray] | list[None]:
+def decoded_image(source: Any, index: int) -> tuple[str, np.ndarray] | None:
+    """Return id and pixels of image `index`, uint8 [H, W, 3]; None if it can no longer be decoded."""
+    try:
+        item = source[index]
+        return item.id, decode(item.image) if isinstance(item.image, bytes) else item.image
+    except DecodeError:
+        return None
+
+
+def true_class(evaluation: Classification, row: int) -> str | None:
+    """Return the name of an image's class; None if it is not known."""
+    label = int(evaluation.label[row])
+    return evaluation.class_names[label] if label >= 0 else None
+
+
+def guesses(evaluation: Classification, row: int, most: int) -> list[Guess]:
+    """Return the best `most` predictions for a row; none if the outputs were not finite."""
+    label = evaluation.label[row]
+    return [
+        Guess(evaluation.class_names[k], p, k == label)
+        for k, p in zip(evaluation.top[row, :most].tolist(), evaluation.probability[row, :most].tolist(), strict=True)
+        if k >= 0
+    ]
+
+
+def _rollouts(model: Any, images: list[np.ndarray]) -> Iterable[np.ndarray | None]:
     if not isinstance(model, ViT):
         return [None] * len(images)
-    device = next(model.parameters()).device
-    try:
-        shares = rollout(model, torch.from_numpy(images).permute(0, 3, 1, 2).to(device))
-    except VitrailError:
-        return [None] * len(images)
-    return list(shares.cpu().numpy())
+    device, found = next(model.parameters()).device, []
+    for start in range(0, len(images), _BATCH):
+        batch = images[start : start + _BATCH]
+        try:
+            shares = rollout(model, torch.from_numpy(np.stack(batch)).permute(0, 3, 1, 2).to(device)).cpu().numpy()
+        except VitrailError:
+            return [None] * len(images)
+        found += [under_attention(image, share) for image, share in zip(batch, shares, strict=True)]
+    return found

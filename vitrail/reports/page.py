@@ -1,110 +1,125 @@
-"""`write_report(run_folder)`: what a run came to, on one page that needs nothing but itself."""
+"""`write_report(run_folder)`: the result of a run on one page that needs nothing but itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from vitrail.config import to_yaml
 from vitrail.errors import VitrailError
-from vitrail.reports import sections
-from vitrail.reports.contents import Contents, read_contents, validation_images
-from vitrail.reports.cost_section import cost
-from vitrail.reports.document import document, write_page
+from vitrail.evaluation.calibration import calibration
+from vitrail.evaluation.classify import Classification
+from vitrail.reports import tables
+from vitrail.reports.attention import DistanceFigure, distance_figure, position_figure
+from vitrail.reports.cost import cost_of
+from vitrail.reports.curves import SHARES, training_curves
+from vitrail.reports.figures import confusion, reliability
 from vitrail.reports.gallery import exhibits, most_uncertain, worst_mistakes
-from vitrail.reports.insides import attended, positioned
-from vitrail.reports.seen import seen
+from vitrail.reports.render import render, short, write_page
+from vitrail.reports.run_record import RunRecord, read_run, validation_images
 from vitrail.weights.load import load
 
-LIT = (
-    "The right-hand picture is yellow where, by attention rollout, most of the answer came from, and blue where least "
-    "did: attention averaged over heads and multiplied through the layers. It shows what was looked at, not why."
-)
+MOST_DRAWN = 1000
+"""Maximum number of classes in a confusion matrix: with more, a cell is smaller than a pixel."""
 
 
 def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
-    """Write the report of a run, from what its folder holds and the data it names; return its path.
+    """Write the report of a run from its folder and the data that it names; return the path of the page.
 
-    It goes to `out`, or to report.html in the folder. What is missing is left out with a note. Raises DataError if the
-    folder is no run folder, UsageError where the page cannot be written.
+    The page is `out` or report.html in the folder. Notes on the page list what is missing. Raises DataError if the
+    folder is not a run folder, UsageError if the page cannot be written.
     """
     folder = Path(run_folder)
-    contents = read_contents(folder)
-    model = _model(contents)
-    parameters = None if model is None else sum(parameter.numel() for parameter in model.parameters())
-    source = _images(contents, model)
-    body = [
-        sections.verdict(contents),
-        sections.numbers(contents, parameters),
-        sections.progress(contents),
-        sections.classes(contents.answers) if contents.answers else "",
-        sections.calibrated(contents.answers) if contents.answers else "",
-        *_galleries(contents, model, source),
-        _distances(contents, model, source),
-        positioned(model),
-        seen(contents),
-        sections.batch(contents),
-        cost(contents, None if model is None else model.config),
-        sections.repeat(contents),
-        sections.particulars(contents),
-    ]
-    page = document(folder.resolve().name, "".join(body), contents.notes)
+    record = read_run(folder)
+    model = _best_model(record)
+    source = _validation_images(record, model)
+    evaluation = record.evaluation
+    page = render(
+        "report.html",
+        title=folder.resolve().name,
+        record=record,
+        network=tables.network_in_words(record),
+        parameters=None if model is None else sum(parameter.numel() for parameter in model.parameters()),
+        shares=SHARES,
+        curves=training_curves(record),
+        classes=None if evaluation is None else _classes(evaluation),
+        calibration=None if evaluation is None else calibration(evaluation),
+        reliability=reliability,
+        galleries=_galleries(record, model, source),
+        distances=_distances(record, model, source),
+        positions=position_figure(model),
+        examples=_self_supervised_examples(record),
+        cost=cost_of(record, None if model is None else model.config),
+        settings=None if record.run is None else to_yaml(record.run),
+        problems=tables.data_problems(record),
+        particulars=tables.particulars(record),
+        notes=record.notes,
+    )
     return write_page(out or folder / "report.html", page)
 
 
-def _model(contents: Contents) -> Any:
-    if contents.run is not None and contents.run.objective.kind == "tokenizer":
+def _best_model(record: RunRecord) -> Any:
+    if record.run is not None and record.run.objective.kind == "tokenizer":
         return None
     try:
-        return load(contents.folder)
+        return load(record.folder)
     except VitrailError as error:
-        contents.notes.append(f"no model: {error}")
+        record.notes.append(f"the model cannot be loaded: {error}")
         return None
 
 
-def _images(contents: Contents, model: Any) -> Any:
-    """The validation images; None, with a note, where they are not there, and where nothing would be shown of them."""
+def _validation_images(record: RunRecord, model: Any) -> Any:
+    """Return the validation images; None without a model to show them to, or with a note if they are gone."""
     if model is None:
         return None
     try:
-        return validation_images(contents)
+        return validation_images(record)
     except (VitrailError, OSError) as error:
-        lost = ["pictures of mistakes", "attention distance"][contents.answers is None :]
-        contents.notes.append(f"no {', no '.join(lost)}: {error}")
+        pictures = "" if record.evaluation is None else "pictures of mistakes and "
+        record.notes.append(f"{pictures}attention distance: {error}")
         return None
 
 
-def _galleries(contents: Contents, model: Any, source: Any) -> list[str]:
-    """Two sections of images; a note where one cannot be had."""
-    answers = contents.answers
-    if answers is None or source is None:
-        return []
-    mistakes, uncertain = worst_mistakes(answers), most_uncertain(answers)
-    try:
-        return [
-            sections.gallery(
-                "Worst mistakes",
-                f"Wrong, and least expected to be: the largest loss first. {LIT}",
-                exhibits(mistakes, answers, source, model),
-                answers,
-            ),
-            sections.gallery(
-                "Most uncertain",
-                "The two best classes are closest to each other; right or wrong by little.",
-                exhibits(uncertain, answers, source, model),
-                answers,
-            ),
-        ]
-    except (VitrailError, OSError) as error:
-        contents.notes.append(f"no pictures of mistakes: {error}")
-        return []
+def _classes(evaluation: Classification) -> dict[str, Any]:
+    """Return confusion matrix, most frequent confusions, and the table of classes."""
+    names = [short(name, 40) for name in evaluation.class_names]
+    return {
+        "matrix": confusion(evaluation.confusion, names) if len(names) <= MOST_DRAWN else None,
+        "confusions": tables.most_confused(evaluation),
+        "rows": tables.weakest_classes(evaluation),
+    }
 
 
-def _distances(contents: Contents, model: Any, source: Any) -> str:
-    """Attention distance by layer; a note where the images cannot be read."""
-    if source is None:
-        return ""
+def _galleries(record: RunRecord, model: Any, source: Any) -> dict[str, Any]:
+    """Return the exhibits of both galleries; a note if the images cannot be read."""
+    evaluation = record.evaluation
+    if evaluation is None or source is None:
+        return {}
     try:
-        return attended(model, source)
+        return {
+            "mistakes": exhibits(worst_mistakes(evaluation), evaluation, source, model),
+            "uncertain": exhibits(most_uncertain(evaluation), evaluation, source, model),
+        }
     except (VitrailError, OSError) as error:
-        contents.notes.append(f"no attention distance: {error}")
-        return ""
+        record.notes.append(f"pictures of mistakes: {error}")
+        return {}
+
+
+def _distances(record: RunRecord, model: Any, source: Any) -> DistanceFigure | None:
+    """Return attention distance by layer; a note if the images cannot be read."""
+    try:
+        return None if source is None else distance_figure(model, source)
+    except (VitrailError, OSError) as error:
+        record.notes.append(f"attention distance: {error}")
+        return None
+
+
+def _self_supervised_examples(record: RunRecord) -> bytes | None:
+    """Return the picture of inputs, masks, predictions and targets (seen.png); a note if it is missing."""
+    if not record.self_supervised:
+        return None
+    try:
+        return (record.folder / "seen.png").read_bytes()
+    except OSError:
+        record.notes.append("seen.png is missing: the run had no validation images, or was not evaluated")
+        return None

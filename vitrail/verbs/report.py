@@ -42,7 +42,7 @@ def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) ->
         from vitrail.reports.page import write_report
 
         return Reported(write_report(folders[0], target))
-    from vitrail.reports.compare_page import write_comparison
+    from vitrail.reports.comparison_page import write_comparison
 
     target = target or Path(COMPARED)
     return Reported(target, write_comparison(folders, target))
@@ -54,8 +54,8 @@ def show(result: Reported) -> str:
     found = result.comparison
     if found is None:
         return lines[0]
-    for label, contents in zip(found.labels, found.runs, strict=True):
-        answers = contents.answers
+    for label, record in zip(found.labels, found.runs, strict=True):
+        answers = record.evaluation
         lines.append(f"{label}: " + ("not evaluated" if answers is None else f"top-1 {answers.top1:.2%}"))
     for one in found.against:
         low, high = one.pair.interval
@@ -74,11 +74,11 @@ def as_json(result: Reported) -> Any:
     if found is None:
         return value
     value["runs"] = []
-    for label, contents, cost in zip(found.labels, found.runs, found.costs, strict=True):
-        answers = contents.answers
+    for label, record, cost in zip(found.labels, found.runs, found.costs, strict=True):
+        answers = record.evaluation
         accuracy = None if answers is None else {**answers.metrics(), "right": int(answers.correct.sum())}
         spent = {"flops": cost.flops, "seconds": cost.seconds, "joules": cost.joules, "steps": cost.steps}
-        value["runs"].append({"run": label, "folder": str(contents.folder), "validation": accuracy, "cost": spent})
+        value["runs"].append({"run": label, "folder": str(record.folder), "validation": accuracy, "cost": spent})
     value["settings"] = {name: dict(zip(found.labels, values, strict=True)) for name, values in found.settings.items()}
     value["against_first"] = [
         {

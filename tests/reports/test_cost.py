@@ -15,8 +15,9 @@ from vitrail.data.settings import Data
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import MAE, BEiT, Tokenizer
-from vitrail.reports.contents import Contents, read_contents
-from vitrail.reports.cost_section import cost, cost_of, costs
+from vitrail.reports.cost import cost_of
+from vitrail.reports.render import render
+from vitrail.reports.run_record import RunRecord, read_run
 from vitrail.training.run import Progressive, Run
 
 CONFIG = ViTConfig(width=16, depth=2, heads=2, mlp_dim=32, patch=2, image_size=(8, 8), classes=10)
@@ -31,8 +32,12 @@ def by_hand(tokens: int) -> int:
     return tokens * 12 * d + 2 * layer + d * 10
 
 
-def contents(folder: Path, run: Run = RUN) -> Contents:
-    return read_contents(run_folder(folder, Data("digits"), answers(CLASSES, 20), run=run))
+def section(record: RunRecord, config: ViTConfig) -> str:
+    return render("cost.html", cost=cost_of(record, config))
+
+
+def contents(folder: Path, run: Run = RUN) -> RunRecord:
+    return read_run(run_folder(folder, Data("digits"), answers(CLASSES, 20), run=run))
 
 
 def test_flops_are_those_of_the_images_seen(tmp_path: Path) -> None:
@@ -85,32 +90,32 @@ def test_energy_is_summed_where_every_line_knows_it(tmp_path: Path) -> None:
         line["joules"] = 120.0
     found = cost_of(have, CONFIG)
     assert found.joules == 60 * 120
-    text = Page(cost(have, CONFIG)).text
+    text = Page(section(have, CONFIG)).text
     assert "2 Wh" in text and "RAPL" in text and "unknown" not in text
     lines[7]["joules"] = None  # not finite, or of a sitting on another machine
     assert cost_of(have, CONFIG).joules is None
-    assert "unknown" in Page(cost(have, CONFIG)).text
+    assert "unknown" in Page(section(have, CONFIG)).text
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     have = contents(tmp_path / "a")
     (tmp_path / "a" / "run.json").write_text(json.dumps({}), encoding="utf-8")
-    killed = read_contents(tmp_path / "a")
+    killed = read_run(tmp_path / "a")
     found = cost_of(killed, CONFIG)
     assert (found.steps, found.seconds, found.rate) == (60, None, None) and found.flops
     assert cost_of(have, None).flops is None
     assert cost_of(replace(have, run=None), CONFIG).images is None
     (tmp_path / "a" / "metrics.jsonl").write_text("", encoding="utf-8")
-    assert cost(read_contents(tmp_path / "a"), CONFIG) == ""
+    assert section(read_run(tmp_path / "a"), CONFIG).strip() == ""
 
 
 def test_a_part_that_learned_has_an_upper_bound(tmp_path: Path) -> None:
     have = contents(tmp_path / "a", replace(RUN, weights="x", tune="head"))
-    text = re.sub(r"\s+", " ", Page(cost(have, CONFIG)).text)
+    text = re.sub(r"\s+", " ", Page(section(have, CONFIG)).text)
     assert text.count("at most") == 2 and "cost less than that" in text
 
 
 def test_costs_beside_each_other(tmp_path: Path) -> None:
     found = [cost_of(contents(tmp_path / name), config) for name, config in (("a", CONFIG), ("b", None))]
-    page = Page(costs(["<b>a</b>", "<b>b</b>"], found))
+    page = Page(render("costs.html", labels=["a", "b"], costs=found))
     assert page.tags["tr"] == 3 and "960" in page.text and page.text.count("unknown") == 4  # 2 energies, FLOPs, rate

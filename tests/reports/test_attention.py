@@ -19,8 +19,9 @@ from vitrail.errors import DataError
 from vitrail.inspection.distance import attention_distance
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
-from vitrail.reports import insides
-from vitrail.reports.insides import attended, images_for, positioned
+from vitrail.reports import attention
+from vitrail.reports.attention import distance_figure, images_for, position_figure
+from vitrail.reports.render import render
 from vitrail.weights.card import Card
 
 TINY: dict[str, Any] = dict(width=16, depth=3, heads=2, mlp_dim=32, patch=2, image_size=(8, 8), classes=10)
@@ -38,6 +39,14 @@ def network(config: ViTConfig | ResNetConfig) -> Any:
 @pytest.fixture(scope="module")
 def digits() -> Any:
     return open_data(Data("digits")).validation
+
+
+def attended(model: Any, source: Any) -> str:
+    return render("attention_distance.html", distances=distance_figure(model, source))
+
+
+def positioned(model: Any) -> str:
+    return render("positions.html", positions=position_figure(model))
 
 
 def label(html: str) -> str:
@@ -60,9 +69,9 @@ def test_distances_are_over_images_from_all_of_the_validation_set(digits: Any) -
 def test_a_large_network_sees_fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network(ViTConfig(**TINY))
     assert images_for(model, 1000) == 32 and images_for(model, 5) == 5
-    monkeypatch.setattr(insides, "WORK", 2 * macs(model.config) * 20.5)
+    monkeypatch.setattr(attention, "WORK", 2 * macs(model.config) * 20.5)
     assert images_for(model, 1000) == 20
-    monkeypatch.setattr(insides, "WORK", 1.0)
+    monkeypatch.setattr(attention, "WORK", 1.0)
     assert images_for(model, 1000) == 8
 
 
@@ -124,7 +133,8 @@ def test_figures_take_the_ink_of_the_page_and_load_nothing(digits: Any) -> None:
 )
 def test_a_network_without_a_grid_has_neither(digits: Any, config: ViTConfig | ResNetConfig) -> None:
     model = network(config)
-    assert attended(model, digits) == "" and positioned(model) == ""
+    assert distance_figure(model, digits) is None and position_figure(model) is None
+    assert attended(model, digits).strip() == positioned(model).strip() == ""
 
 
 def test_images_that_cannot_be_read_are_told(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from run_folders import answers
 
 from vitrail.errors import DataError
-from vitrail.reports.paired import holm, mcnemar, pair, paired_interval
+from vitrail.reports.significance import holm, mcnemar, pair, paired_interval
 
 CLASSES = ["a", "b", "c", "d"]
 
@@ -79,7 +79,7 @@ def test_images_are_matched_by_their_number() -> None:
 
 def test_what_cannot_be_paired_is_refused() -> None:
     first = answers(CLASSES, 50, 1)
-    with pytest.raises(DataError, match="different classes apart"):
+    with pytest.raises(DataError, match="have different classes"):
         pair(first, answers([*CLASSES[:3], "e"], 50, 1))
     with pytest.raises(DataError, match="same image has different classes"):
         pair(first, answers(CLASSES, 50, 2))

@@ -1,0 +1,71 @@
+"""How training went: the metrics of one run, or of several runs, over optimiser steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from vitrail.reports.figures import Curve, curves
+from vitrail.reports.run_record import RunRecord
+
+SHARES = {
+    "colour": "hidden colours predicted correctly",
+    "code": "hidden visual tokens predicted correctly",
+    "agreement": "crops where the student's best output is the teacher's",
+    "entropy": "entropy of the teacher's outputs (100 % = uniform)",
+    "use": "perplexity of the visual tokens (100 % = all used equally)",
+}
+"""Metrics of self-supervised training that are shares, and their names in the report."""
+RIGHT = "correct validation images"
+
+
+def training_curves(record: RunRecord) -> list[Markup]:
+    """Return the figures of one run: loss, accuracies, other metrics, and learning rate."""
+    unlabelled = record.self_supervised
+    validation_loss = record.curve("loss", having="count") if unlabelled else record.curve("nll", having="nll")
+    loss = {"training": record.curve("loss", having="lr"), "validation": validation_loss}
+    drawn = [_figure("Loss", "loss per image" + ("" if unlabelled else " (nats)"), loss, running_mean=True)]
+    shares = [
+        ("Accuracy", RIGHT, record.curve("top1", having="nll")),
+        *((label, label, record.curve(name, having="count")) for name, label in SHARES.items()),
+        ("kNN accuracy of the features", RIGHT, record.curve("knn", having="knn")),
+    ]
+    few_shot = {name for line in record.metrics for name in line if re.fullmatch(r"\d+-shot", name)}
+    if few_shot:
+        most = max(few_shot, key=lambda name: int(name.partition("-")[0]))
+        shares.append((f"Linear {most} accuracy", RIGHT, record.curve(most, having=most)))
+    drawn += [_figure(title, label, {"validation": curve}, percent=True) for title, label, curve in shares]
+    drawn.append(_figure("Learning rate", "learning rate", {"training": record.curve("lr", having="lr")}))
+    return [figure for figure in drawn if figure is not None]
+
+
+def comparison_curves(records: Sequence[RunRecord], labels: Sequence[str]) -> list[Markup]:
+    """Return the figures of several runs, with one line per run; `labels` name the runs."""
+    metrics: tuple[tuple[str, str, str, str, dict[str, bool]], ...] = (
+        ("Training loss", "loss per image (nats)", "loss", "lr", {"running_mean": True}),
+        ("Validation loss", "loss per image (nats)", "nll", "nll", {}),
+        ("Accuracy", RIGHT, "top1", "nll", {"percent": True}),
+        ("Learning rate", "learning rate", "lr", "lr", {}),
+    )
+    styles = {label: number for number, label in enumerate(labels)}
+    drawn = []
+    for title, label, name, having, look in metrics:
+        lines = {run: record.curve(name, having=having) for run, record in zip(labels, records, strict=True)}
+        drawn.append(_figure(title, label, lines, styles=styles, **look))
+    return [figure for figure in drawn if figure is not None]
+
+
+def _figure(title: str, label: str, lines: Mapping[str, Curve], **look: Any) -> Markup | None:
+    lines = {name: line for name, line in lines.items() if len(line[0])}
+    if not lines:
+        return None
+    form = ".1%" if look.get("percent") else ".4g"
+    each = [
+        f"{name} from {values[0]:{form}} to {values[-1]:{form}}, "
+        f"lowest {values.min():{form}}, highest {values.max():{form}}"
+        for name, (_, values) in lines.items()
+    ]
+    return curves(title, label, lines, describe=f"{title} over steps: {'; '.join(each)}.", **look)
