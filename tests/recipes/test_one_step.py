@@ -20,8 +20,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
-from vitrail.recipes.choose import Facts
-from vitrail.recipes.fit import fitted
+from vitrail.recipes.by_data import Facts, fitted
 from vitrail.recipes.registry import RECIPES, recipe
 from vitrail.training.objectives import build_objective
 from vitrail.training.optim.average import Averager

@@ -17,7 +17,7 @@ from vitrail.model.variants import SIZES
 from vitrail.recipes.paper import PAPER
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE, TABLE_4
 from vitrail.recipes.preprocessing import PRESETS
-from vitrail.recipes.registry import description, recipe
+from vitrail.recipes.registry import find, recipe
 from vitrail.training.optim.schedule import learning_rate
 
 DATA = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
@@ -85,7 +85,7 @@ def test_every_number_of_table_3(theirs: Published) -> None:
 
 @pytest.mark.parametrize("theirs", TABLE_3, ids=lambda theirs: theirs.recipe)
 def test_a_recipe_quotes_the_number_it_reached(theirs: Published) -> None:
-    text, row = description(theirs.recipe), theirs.row
+    text, row = find(theirs.recipe).description, theirs.row
     if row["dataset"] == "JFT-300M":
         table = {(name, epochs): rest for name, epochs, *rest in published("table6_scaling")["rows"]}
         imagenet, *_, exaflops = table[theirs.name_in_table_6, theirs.epochs]
@@ -121,7 +121,7 @@ def test_the_released_networks_were_trained_like_this() -> None:
 def test_the_cost_of_a_run_that_is_not_in_table_6() -> None:
     # protocols: 17.563 GMACs for B/16, 2 x 3 x MACs a training image
     exaflops = 2 * 3 * 17.563e9 * 90 * CATALOG["imagenet21k"].splits["train"] / 1e18
-    assert f"about {exaflops:.0f} exaFLOPs" in description("paper/vit-b16-imagenet21k")
+    assert f"about {exaflops:.0f} exaFLOPs" in find("paper/vit-b16-imagenet21k").description
 
 
 PUBLISHED_4 = {row["dataset"]: row for row in published("table4_finetuning")["rows"]}
@@ -144,7 +144,7 @@ def test_every_number_of_table_4(name: str) -> None:
     theirs = PUBLISHED_4[row.title]
     assert run.duration == Steps(theirs["steps"])
     assert list(row.grid) == theirs["base_lr"] and run.optim.lr in row.grid
-    assert all(f"{lr:g}" in description(name) for lr in theirs["base_lr"])
+    assert all(f"{lr:g}" in find(name).description for lr in theirs["base_lr"])
     dev = theirs["dev_split"]
     assert run.data.holdout == (dev if isinstance(dev, float) else 200 / 1000)
     assert (run.optim.name, run.optim.momentum) == ("sgd", 0.9)
@@ -166,7 +166,7 @@ def test_a_recipe_of_fine_tuning_quotes_table_2_or_5(row: Any) -> None:
     else:
         cells = published("table2_state_of_the_art")["rows"][row.title][:3]
         numbers = [float(cell.partition("±")[0]) for cell in cells]
-    assert [f"{number:.2f} %" in description(row.recipe) for number in numbers] == [True] * 3
+    assert [f"{number:.2f} %" in find(row.recipe).description for number in numbers] == [True] * 3
 
 
 @pytest.mark.parametrize(("side", "column"), [(512, [1, 2]), (518, [0])])
@@ -176,7 +176,7 @@ def test_the_higher_resolutions_average(side: int, column: list[int]) -> None:
     assert (run.average.kind, run.average.decay) == ("ema", 0.9999) and "0.9999" in table_2["note"]
     assert f"{side} px" in table_2["note"] and run.image_size == side
     for cell in (table_2["rows"]["ImageNet"][i] for i in column):
-        assert f"{cell.partition('±')[0]} %" in description(name)
+        assert f"{cell.partition('±')[0]} %" in find(name).description
 
 
 def test_the_warmups_are_those_of_the_authors_code() -> None:

@@ -13,7 +13,7 @@ from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.recipes.augreg import AUGREG, STRENGTHS, TABLE
 from vitrail.recipes.bit import BIT, hyperrule
 from vitrail.recipes.deit3 import DEIT3
-from vitrail.recipes.registry import description, recipe
+from vitrail.recipes.registry import find, recipe
 from vitrail.recipes.three_things import THREE_THINGS
 from vitrail.training.optim.schedule import learning_rate
 from vitrail.training.run import Run
@@ -67,7 +67,7 @@ def test_what_the_follow_up_takes_over_from_a2() -> None:
     ("name", "top1"), [("ti16-300", 72.7), ("s16-400-ls", 80.7), ("b16-300", 82.2), ("l16-400-ls", 84.0)]
 )
 def test_the_follow_ups_baselines_are_quoted(name: str, top1: float) -> None:
-    assert f"Expected: {top1} % on ImageNet" in description(f"three-things/vit-{name}")
+    assert f"Expected: {top1} % on ImageNet" in find(f"three-things/vit-{name}").description
 
 
 def test_the_follow_ups_networks_are_those_of_the_authors_code() -> None:
@@ -90,7 +90,7 @@ def test_deit_is_its_programs_defaults() -> None:
     assert run.augment == Augment(
         scale=(0.08, 1.0), randaugment=(2, 9.0), erasing=0.25, mixup=0.8, cutmix=1.0, repeats=3
     )
-    assert "79.9 %" in description("deit/vit-s16")
+    assert "79.9 %" in find("deit/vit-s16").description
 
 
 def test_deit_at_384() -> None:
@@ -174,7 +174,7 @@ def test_sgd_for_resnets_quotes_table_7() -> None:
     imagenet = dict(zip(table_7["columns"], table_7["rows"][0], strict=True))
     assert imagenet["dataset"] == "ImageNet"
     for name, column in (("r50x1", "ResNet50 SGD"), ("r152x2", "ResNet152x2 SGD")):
-        assert f"{imagenet[column]:.2f} %" in description(f"bit/{name}-jft-7ep")
+        assert f"{imagenet[column]:.2f} %" in find(f"bit/{name}-jft-7ep").description
 
 
 def bit_hyperrule(step: int, images: int) -> float:

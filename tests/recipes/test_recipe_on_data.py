@@ -11,8 +11,7 @@ import pytest
 
 import vitrail
 from vitrail.config import Epochs, Percent, Steps, from_yaml
-from vitrail.recipes.choose import Facts
-from vitrail.recipes.fit import fitted
+from vitrail.recipes.by_data import Facts, fitted
 from vitrail.recipes.registry import RECIPES, recipe
 from vitrail.training import batch_size
 from vitrail.training.loop import fit

@@ -16,8 +16,8 @@ from vitrail.config import from_yaml, to_yaml
 from vitrail.data.settings import Data
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant
-from vitrail.recipes.choose import Facts, choose, look
-from vitrail.recipes.registry import BY_DATA, RECIPES, description, recipe
+from vitrail.recipes.by_data import Facts, choose, look
+from vitrail.recipes.registry import RECIPES, find, recipe
 from vitrail.training.run import Run
 from vitrail.verbs.flags.parse import parse
 
@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_says_its_command_and_its_cost(name: str) -> None:
-    text = description(name)
-    assert re.search(r"^Command: `vitrail ", text, re.MULTILINE)
+    text = find(name).description
+    assert re.search(rf"^Command: `vitrail {RECIPES[name].verb} ", text, re.MULTILINE)
     assert re.search(r"^Cost: \w", text, re.MULTILINE)
     assert not inspect.signature(RECIPES[name]).parameters
 
@@ -41,7 +41,7 @@ def accepted(verb: str, *flags: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_commands_of_a_recipe_are_accepted(name: str) -> None:
-    commands = re.findall(r"`(vitrail [^`]+)`", description(name))
+    commands = re.findall(r"`(vitrail [^`]+)`", find(name).description)
     assert commands
     for command in commands:
         verb, *flags = shlex.split(command)[1:]
@@ -58,7 +58,7 @@ def test_a_recipe_is_a_run_that_can_be_written_and_built(name: str) -> None:
     overrides = {key: value for key, value in vars(run.vit).items() if value is not None}
     config = variant(run.model, **overrides)
     assert config.classes == 1000
-    if run.image_size is not None and "finetune" not in name and name not in BY_DATA:  # those take any network
+    if run.image_size is not None and "finetune" not in name and find(name).by_data is None:  # those take any network
         assert replace(config, image_size=run.image_size).image_size == (run.image_size, run.image_size)
     if run.preprocess is not None:
         assert run.preprocess.image_size == (run.image_size, run.image_size)
@@ -103,7 +103,7 @@ def test_a_look_at_the_digits() -> None:
 
 
 def test_recipes_need_no_torch() -> None:
-    code = "import sys, vitrail.recipes.registry, vitrail.recipes.choose; sys.exit('torch' in sys.modules)"
+    code = "import sys, vitrail.recipes.registry, vitrail.recipes.by_data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

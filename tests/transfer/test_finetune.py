@@ -4,7 +4,7 @@ import pytest
 
 from vitrail.config import Percent
 from vitrail.costs.published import published
-from vitrail.recipes.finetune import finetune
+from vitrail.recipes.paper_finetune import finetune
 from vitrail.transfer.finetune import budget, finetune_run
 
 # training images of the data sets in Table 4, and the steps that the paper fine-tunes for

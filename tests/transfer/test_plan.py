@@ -13,7 +13,7 @@ from vitrail.config import Epochs, Steps
 from vitrail.costs.flops import training_flops
 from vitrail.errors import UsageError
 from vitrail.model.variants import ViTConfig
-from vitrail.recipes.finetune import finetune
+from vitrail.recipes.paper_finetune import finetune
 from vitrail.recipes.registry import recipe
 from vitrail.training.batch_size import default_batch
 from vitrail.training.optim.progressive import Sizes

@@ -13,13 +13,14 @@ it has a cut-out among its operations, and its colour operations only strengthen
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from vitrail.config import Epochs, Percent, Steps
 from vitrail.objective.settings import Supervised
 from vitrail.recipes.preprocessing import PRE_TRAINING, inception
-from vitrail.recipes.published import HEAD_BIAS, TITLES, Recipe, as_recipe, passes
-from vitrail.training.run import Average, Model, Optim, Run, Schedule
+from vitrail.recipes.published import HEAD_BIAS, TITLES, Recipe, by_name, passes, published
+from vitrail.training.run import Model, Optim, Run, Schedule
 
 STRENGTHS: dict[str, tuple[tuple[int, float] | None, float]] = {
     "none": (None, 0.0),
@@ -79,7 +80,6 @@ def pre_training(row: Row) -> Run:
         preprocess=preset.preprocess,
         optim=Optim(name="adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=row.weight_decay, clip=1.0),
         schedule=Schedule(shape="cosine", warmup=Steps(10_000)),
-        average=Average(kind="none"),
         duration=Epochs(EPOCHS),
         batch_size=4096,
         evaluate_every=Percent(2),
@@ -92,13 +92,12 @@ def _regularised(row: Row) -> str:
     return f"weight decay {row.weight_decay:g}, {drop}"
 
 
-def _recipes() -> dict[str, Recipe]:
-    found: dict[str, Recipe] = {}
+def _recipes() -> Iterator[Recipe]:
     for row in TABLE:
         reached = "the weights are published, a number for them is not in our sources."
         if row.top1 is not None:
             reached = f"{row.top1:.2f} % on ImageNet after fine-tuning at 384 pixels (their README)."
-        found[row.recipe] = as_recipe(
+        yield published(
             row.recipe,
             pre_training(row),
             f"{row.model} on {TITLES[row.data]} with augmentation {row.strength!r}, {_regularised(row)} (AugReg).",
@@ -109,7 +108,7 @@ def _recipes() -> dict[str, Recipe]:
     for strength, (randaugment, mixup) in STRENGTHS.items():
         row = Row(f"augreg/{strength}", "S/16", "imagenet", strength, 0.1, 0.0)
         operations = f"RandAugment {randaugment[0]} x {randaugment[1]:g}" if randaugment else "no RandAugment"
-        found[row.recipe] = as_recipe(
+        yield published(
             row.recipe,
             pre_training(row),
             f"AugReg's augmentation {strength!r} ({operations}, mixup {mixup:g}) for S/16 and any other network.",
@@ -121,7 +120,6 @@ def _recipes() -> dict[str, Recipe]:
             cost=f"{EPOCHS} passes over the images at {PRE_TRAINING} pixels.",
             expected="the less data and the larger the network, the stronger the augmentation that is best.",
         )
-    return found
 
 
-AUGREG: dict[str, Recipe] = _recipes()
+AUGREG = by_name(_recipes())

@@ -13,13 +13,14 @@ epochs of JFT-300M; where the rate falls in those is not printed, and here it is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from vitrail.config import Epochs, Percent, Steps
 from vitrail.objective.settings import Supervised
 from vitrail.recipes.preprocessing import PRE_TRAINING, bit, inception
-from vitrail.recipes.published import HEAD_BIAS, TITLES, Pretrained, Recipe, as_recipe, passes
-from vitrail.training.run import Average, Optim, Run, Schedule
+from vitrail.recipes.published import HEAD_BIAS, TITLES, Pretrained, Recipe, by_name, passes, published
+from vitrail.training.run import Optim, Run, Schedule
 
 BATCH = 4096
 RATE = 0.03 * BATCH / 256
@@ -73,7 +74,6 @@ def pre_training(row: Row) -> Run:
         preprocess=preset.preprocess,
         optim=Optim(name="sgd", lr=RATE, momentum=0.9, weight_decay=DECAY, clip=None),
         schedule=Schedule(shape="step", warmup=Steps(5000), drops=DROPS[row.data]),
-        average=Average(kind="none"),
         duration=Epochs(row.epochs),
         batch_size=BATCH,
         evaluate_every=Percent(2),
@@ -100,7 +100,6 @@ def hyperrule(images: int, side: int) -> Run:
             warmup=Steps(100 if small else 500),
             drops=(40.0, 60.0, 80.0) if small else (30.0, 60.0, 90.0),
         ),
-        average=Average(kind="none"),
         duration=Steps(500 if small else 10_000 if medium else 20_000),
         batch_size=512,
         evaluate_every=Percent(10),
@@ -112,9 +111,9 @@ def _where(row: Row) -> str:
     return "the ViT paper (D.1)" if row.epochs == 7 else "the BiT paper"
 
 
-def _recipes() -> dict[str, Recipe]:
-    found = {
-        row.recipe: as_recipe(
+def _recipes() -> Iterator[Recipe]:
+    for row in TABLE:
+        yield published(
             row.recipe,
             pre_training(row),
             f"BiT-{row.model} pre-trained on {TITLES[row.data]} for {row.epochs} epochs with SGD, as in {_where(row)}.",
@@ -122,9 +121,7 @@ def _recipes() -> dict[str, Recipe]:
             cost=f"{passes(row.epochs, row.data)} at {PRE_TRAINING} pixels.",
             expected=row.expected,
         )
-        for row in TABLE
-    }
-    found["bit/hyperrule"] = as_recipe(
+    yield published(
         "bit/hyperrule",
         hyperrule(images=50_000, side=224),
         "BiT-HyperRule: fine-tuning whose length, resolution and mixup follow from the data set.",
@@ -134,12 +131,12 @@ def _recipes() -> dict[str, Recipe]:
             "photographs until the command has looked at the data. Where a crop or a mirror image would have "
             "another label: --augment.crop center --augment.no-flip."
         ),
-        command="vitrail finetune DIR --from WEIGHTS --recipe bit/hyperrule",
+        verb="finetune",
+        by_data=hyperrule,
         module=__name__,
         cost="500, 10,000 or 20,000 steps of 512 images.",
         expected="85.39 % on ImageNet for R152x4 from ImageNet-21k (BiT, Table 2).",
     )
-    return found
 
 
-BIT: dict[str, Recipe] = _recipes()
+BIT = by_name(_recipes())

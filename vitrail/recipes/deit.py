@@ -11,13 +11,14 @@ weights start truncated-normal there. Distillation is not here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from vitrail.config import Epochs, Percent
 from vitrail.data.settings import Augment, Preprocess
 from vitrail.objective.settings import Supervised
-from vitrail.recipes.published import Recipe, as_recipe, passes
-from vitrail.training.run import Average, Model, Optim, Run, Schedule
+from vitrail.recipes.published import Recipe, by_name, passes, published
+from vitrail.training.run import Model, Optim, Run, Schedule
 
 CROP = Augment(crop="inception", scale=(0.08, 1.0))
 """timm's RandomResizedCrop, and mirroring."""
@@ -39,7 +40,6 @@ def base(model: str) -> Run:
         preprocess=bicubic(224, crop=0.875),
         optim=Optim(name="adamw", lr=5e-4 * 1024 / 512, weight_decay=0.05, clip=None),
         schedule=Schedule(shape="cosine", warmup=Epochs(5), end=1e-5),
-        average=Average(kind="none"),
         duration=Epochs(300),
         batch_size=1024,
         evaluate_every=Percent(2),
@@ -62,15 +62,14 @@ def at_384() -> Run:
     )
 
 
-def _recipes() -> dict[str, Recipe]:
-    found: dict[str, Recipe] = {}
+def _recipes() -> Iterator[Recipe]:
     rows = (
         ("deit/vit-ti16", "Ti/16", "72.2"),
         ("deit/vit-s16", "S/16", "79.9"),
         ("deit/vit-b16", "B/16", "81.8"),
     )
     for name, model, top1 in rows:
-        found[name] = as_recipe(
+        yield published(
             name,
             base(model),
             f"ViT-{model} on ImageNet for 300 epochs, strongly augmented, without distillation (DeiT).",
@@ -78,17 +77,15 @@ def _recipes() -> dict[str, Recipe]:
             cost=f"{passes(300, 'imagenet')} at 224 pixels.",
             expected=f"{top1} % on ImageNet (README_deit.md).",
         )
-    name = "deit/finetune-384"
-    found[name] = as_recipe(
-        name,
+    yield published(
+        "deit/finetune-384",
         at_384(),
         "Fine-tuning a DeiT at 384 pixels for 30 epochs (DeiT).",
-        command=f"vitrail finetune DIR --from WEIGHTS --recipe {name}",
+        verb="finetune",
         module=__name__,
         cost=f"{passes(30, 'imagenet')} at 384 pixels.",
         expected="82.9 % on ImageNet for B/16 (README_deit.md).",
     )
-    return found
 
 
-DEIT: dict[str, Recipe] = _recipes()
+DEIT = by_name(_recipes())

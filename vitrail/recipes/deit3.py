@@ -12,14 +12,15 @@ and 128: here 154 and 126, the same number of tokens). LAMB clips at norm 1, as 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from vitrail.config import Epochs, Percent
 from vitrail.data.settings import Augment
 from vitrail.objective.settings import Supervised
 from vitrail.recipes.deit import CROP, bicubic
-from vitrail.recipes.published import Recipe, as_recipe, passes
-from vitrail.training.run import Average, Model, Optim, Run, Schedule
+from vitrail.recipes.published import Recipe, by_name, passes, published
+from vitrail.training.run import Model, Optim, Run, Schedule
 
 BATCH = 2048
 LAYER_SCALE = 1e-4
@@ -70,7 +71,6 @@ def _run(model: str, side: int, drop_path: float, epochs: int, lr: float, decay:
         preprocess=bicubic(side, crop=1.0),
         optim=Optim("lamb", lr, decay, eps=1e-6, clip=1.0) if lamb else Optim("adamw", lr, decay, clip=None),
         schedule=Schedule(shape="cosine", warmup=Epochs(5), end=1e-5),
-        average=Average(kind="none"),
         duration=Epochs(epochs),
         batch_size=BATCH,
         evaluate_every=Percent(2),
@@ -110,36 +110,36 @@ def tuned_from_21k(row: Row) -> Run:
     return replace(run, objective=SMOOTHED, augment=SIMPLE)
 
 
-def _recipes() -> dict[str, Recipe]:
-    found: dict[str, Recipe] = {}
+def _recipe(name: str, run: Run, what: str, expected: str, data: str = "imagenet", *, tuning: bool = False) -> Recipe:
+    assert isinstance(run.duration, Epochs)
+    return published(
+        name,
+        run,
+        f"{what} (DeiT-III).",
+        verb="finetune" if tuning else "train",
+        module=__name__,
+        cost=f"{passes(run.duration.value, data)} at {run.image_size} pixels.",
+        expected=expected,
+    )
 
-    def add(name: str, run: Run, what: str, data: str, expected: str, tuning: bool = False) -> None:
-        assert isinstance(run.duration, Epochs)
-        found[name] = as_recipe(
-            name,
-            run,
-            f"{what} (DeiT-III).",
-            command=f"vitrail finetune DIR --from WEIGHTS --recipe {name}" if tuning else None,
-            module=__name__,
-            cost=f"{passes(run.duration.value, data)} at {run.image_size} pixels.",
-            expected=expected,
-        )
 
+def _recipes() -> Iterator[Recipe]:
     for row in ROWS:
         network, side = f"ViT-{row.model}", row.tuned[0]
         first, second = f"deit3/{row.name}-imagenet", f"deit3/{row.name}-imagenet21k"
         reached = f"{row.top1} % on ImageNet at 224 pixels (README_revenge.md)"
         then = "." if row.side == 224 else f", after deit3/finetune-{row.name}-{side}."
-        add(first, imagenet(row), f"{network} on ImageNet for 800 epochs", "imagenet", reached + then)
+        yield _recipe(first, imagenet(row), f"{network} on ImageNet for 800 epochs", reached + then)
         at = f"{reached}." if side == 224 else "83.4 % on ImageNet at 384 pixels (README_revenge.md)."
         what = f"Fine-tuning {network} at {side} pixels after {first}"
-        add(f"deit3/finetune-{row.name}-{side}", tuned(row), what, "imagenet", at, tuning=True)
+        yield _recipe(f"deit3/finetune-{row.name}-{side}", tuned(row), what, at, tuning=True)
         reached = f"{row.top1_21k} % on ImageNet at 224 pixels (README_revenge.md)"
         what = f"{network} on ImageNet-21k for {row.epochs_21k} epochs"
-        add(second, imagenet21k(row), what, "imagenet21k", f"{reached}, after deit3/finetune-{row.name}-from-21k.")
+        yield _recipe(
+            second, imagenet21k(row), what, f"{reached}, after deit3/finetune-{row.name}-from-21k.", "imagenet21k"
+        )
         what = f"Fine-tuning {network} on ImageNet after {second}"
-        add(f"deit3/finetune-{row.name}-from-21k", tuned_from_21k(row), what, "imagenet", f"{reached}.", tuning=True)
-    return found
+        yield _recipe(f"deit3/finetune-{row.name}-from-21k", tuned_from_21k(row), what, f"{reached}.", tuning=True)
 
 
-DEIT3: dict[str, Recipe] = _recipes()
+DEIT3 = by_name(_recipes())

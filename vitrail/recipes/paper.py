@@ -19,8 +19,8 @@ from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.model.variants import ViTConfig, variant
 from vitrail.objective.settings import Supervised
 from vitrail.recipes.preprocessing import PRE_TRAINING, inception
-from vitrail.recipes.published import HEAD_BIAS, TITLES, Pretrained, Recipe, as_recipe, passes
-from vitrail.training.run import Average, Model, Optim, Run, Schedule
+from vitrail.recipes.published import HEAD_BIAS, TITLES, Pretrained, Recipe, by_name, passes, published
+from vitrail.training.run import Model, Optim, Run, Schedule
 
 BATCH = 4096
 WARMUP = 10_000
@@ -101,7 +101,6 @@ def pre_training(row: Row) -> Run:
         preprocess=preset.preprocess,
         optim=Optim(name="adamw", lr=row.lr, betas=(0.9, 0.999), weight_decay=of.weight_decay, clip=of.clip),
         schedule=Schedule(of.decay, warmup=Steps(WARMUP), end=LINEAR_END if of.decay == "linear" else 0.0),
-        average=Average(kind="none"),
         duration=Epochs(row.epochs),
         batch_size=BATCH,
         evaluate_every=Percent(2),
@@ -128,7 +127,7 @@ def _expected(row: Row) -> str:
 
 def _recipe(row: Row) -> Recipe:
     network = row.model if row.model.startswith("R") else f"ViT-{row.model}"
-    return as_recipe(
+    return published(
         row.recipe,
         pre_training(row),
         f"{network} pre-trained on {TITLES[row.data]} for {row.epochs} epochs, as in the ViT paper (Table 3).",
@@ -138,4 +137,4 @@ def _recipe(row: Row) -> Recipe:
     )
 
 
-PAPER: dict[str, Recipe] = {row.recipe: _recipe(row) for row in TABLE_3}
+PAPER = by_name(_recipe(row) for row in TABLE_3)

@@ -15,13 +15,14 @@ Not expressible: their momentum is bfloat16, here float32; vit-jax resizes witho
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitrail.config import Percent, Steps
-from vitrail.data.settings import Data
+from vitrail.data.settings import Augment, Data
 from vitrail.recipes.preprocessing import FINE_TUNING, Preset, big_vision, bit, vit_jax
-from vitrail.recipes.published import Recipe, as_recipe
+from vitrail.recipes.published import Recipe, by_name, published
 from vitrail.training.run import Average, Optim, Run, Schedule
 
 BATCH = 512
@@ -76,6 +77,28 @@ the warmup are not published: 448 and 500 steps here, as for the other data sets
 TABLE_4 = (IMAGENET, CIFAR_100, CIFAR_10, PETS, FLOWERS, VTAB)
 
 
+def finetune() -> Run:
+    """SGD with momentum 0.9, cosine decay, no weight decay, gradients clipped at norm 1, batch 512.
+
+    Inception crop and mirroring, a zero classifier in place of the old one, positions resampled to the new
+    resolution. `vitrail finetune` shortens duration and warmup for smaller data sets
+    (`vitrail.transfer.finetune.budget`); the paper tries learning rates 0.003, 0.01, 0.03 and 0.06.
+
+    Command: `vitrail finetune DIR --from runs/x`
+    Cost: 500 to 20,000 steps of 512 images, by the size of the data set.
+    """
+    return Run(
+        name="finetune",
+        augment=Augment(crop="inception"),
+        optim=Optim(name="sgd", lr=0.03, momentum=0.9, weight_decay=0.0, clip=1.0),
+        schedule=Schedule(shape="cosine", warmup=Percent(2.5)),
+        duration=Steps(20_000),
+        batch_size=512,
+        evaluate_every=Percent(10),
+        checkpoint_every=Percent(10),
+    )
+
+
 def fine_tuning(row: Row, preset: Preset) -> Run:
     """Return the run of a row with a way to prepare images; the weights to start from come with `--from`."""
     return Run(
@@ -85,7 +108,6 @@ def fine_tuning(row: Row, preset: Preset) -> Run:
         preprocess=preset.preprocess,
         optim=Optim(name="sgd", lr=row.lr, momentum=0.9, weight_decay=0.0, clip=1.0),
         schedule=Schedule(shape="cosine", warmup=Steps(row.warmup)),
-        average=Average(kind="none"),
         duration=Steps(row.steps),
         batch_size=BATCH,
         evaluate_every=Percent(10),
@@ -97,43 +119,39 @@ def _recipe(row: Row, name: str, run: Run, of: str, expected: str) -> Recipe:
     side = run.image_size
     grid = ", ".join(f"{lr:g}" for lr in row.grid)
     tried = f"The paper tries the learning rates {grid}" if len(row.grid) > 1 else f"The learning rate is {grid}"
-    return as_recipe(
+    return published(
         name,
         run,
         f"Fine-tuning on {row.title} at {side} pixels, as in the ViT paper ({of}).",
         notes=f"{tried}, on {100 * (1 - row.holdout):.0f} % of the training images, the rest deciding.",
-        command=f"vitrail finetune DIR --from WEIGHTS --recipe {name}",
+        verb="finetune",
         module=__name__,
         cost=f"{row.steps:,} steps of {BATCH} images of {side} x {side} pixels.",
         expected=expected,
     )
 
 
-def _recipes() -> dict[str, Recipe]:
-    found: dict[str, Recipe] = {}
+def _recipes() -> Iterator[Recipe]:
     for row in TABLE_4:
-        if row is VTAB:
-            preset = bit(FINE_TUNING, resized=448)
-            found[row.recipe] = _recipe(row, row.recipe, fine_tuning(row, preset), "Table 4", row.expected)
-            continue
         presets = {"": vit_jax(), "-big-vision": big_vision(crop=row.crop)}
+        if row is VTAB:
+            presets = {"": bit(FINE_TUNING, resized=448)}
         for suffix, preset in presets.items():
             of = f"Table 4{', images prepared as by big_vision' if suffix else ''}"
-            name = row.recipe + suffix
-            found[name] = _recipe(row, name, fine_tuning(row, preset), of, row.expected)
+            yield _recipe(row, row.recipe + suffix, fine_tuning(row, preset), of, row.expected)
     higher = {
         "paper/finetune-imagenet-512": (512, "87.76 % for ViT-L/16 from JFT, 85.30 % from ImageNet-21k (Table 2)."),
         "paper/finetune-imagenet-518": (518, "88.55 % for ViT-H/14 from JFT (Table 2)."),
     }
     for name, (side, expected) in higher.items():
         run = replace(fine_tuning(IMAGENET, vit_jax(side)), average=POLYAK)
-        found[name] = _recipe(IMAGENET, name, run, "section 4.1, Polyak averaging 0.9999", expected)
-    return found
+        yield _recipe(IMAGENET, name, run, "section 4.1, Polyak averaging 0.9999", expected)
 
 
-PAPER_FINETUNE: dict[str, Recipe] = _recipes()
+FINETUNE = Recipe("finetune", finetune, "finetune")
+PAPER_FINETUNE = by_name(_recipes())
 
-ROW_OF: dict[str, Row] = {name: next(row for row in TABLE_4 if name.startswith(row.recipe)) for name in PAPER_FINETUNE}
-"""The row of Table 4 that a recipe is of: the learning rates to try, and the share of the images to choose by.
+ROW_OF = {name: next(row for row in TABLE_4 if name.startswith(row.recipe)) for name in PAPER_FINETUNE}
+"""Recipe -> its row of Table 4: the learning rates to try, and the share of the images to choose by.
 
-CIFAR-100 stands in front of CIFAR-10, with whose name its own begins."""
+CIFAR-100 comes before CIFAR-10, because its name begins with that of CIFAR-10."""

@@ -1,17 +1,15 @@
-"""How a published procedure becomes a recipe: a function without arguments whose docstring says what it costs and
-what to expect. Tables of such procedures are rows; this makes a function of a row.
-"""
+"""A recipe, and how a row of a paper's table becomes one."""
 
 from __future__ import annotations
 
+import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.training.run import Run
-
-Recipe = Callable[[], Run]
 
 COLUMNS = 110
 """Width of a docstring's lines."""
@@ -26,7 +24,7 @@ HEAD_BIAS = {"jft300m": -10.0, "imagenet21k": -10.0, "imagenet": -6.9}
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A network, the data set it is pre-trained on and for how long: what the rows of the papers' tables share."""
+    """A row of a paper's table: a network, the data set it is pre-trained on, and the number of epochs."""
 
     recipe: str
     model: str
@@ -34,7 +32,36 @@ class Pretrained:
     epochs: int
 
 
-def as_recipe(
+@dataclass(frozen=True)
+class Recipe:
+    """A named run, and what it says about itself: its command, cost and expected number."""
+
+    name: str
+    make: Callable[[], Run]
+    """Returns the run; its docstring describes it."""
+    verb: Literal["train", "finetune"] = "train"
+    """The verb that runs it. With finetune, the weights bring their network along."""
+    brings_data: bool = False
+    """It names its data set itself; every other recipe needs a path to images."""
+    by_data: Callable[[int, int], Run] | None = None
+    """Makes the run from the number of training images and the side of a typical image in pixels."""
+
+    def __call__(self) -> Run:
+        """Return the run."""
+        return self.make()
+
+    @property
+    def description(self) -> str:
+        """What it does, its command, cost and expected number."""
+        return inspect.getdoc(self.make) or ""
+
+
+def by_name(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
+    """Return the recipes of a family by their names."""
+    return {recipe.name: recipe for recipe in recipes}
+
+
+def published(
     name: str,
     run: Run,
     what: str,
@@ -43,25 +70,26 @@ def as_recipe(
     cost: str,
     expected: str,
     notes: str = "",
-    command: str | None = None,
+    verb: Literal["train", "finetune"] = "train",
+    by_data: Callable[[int, int], Run] | None = None,
 ) -> Recipe:
-    """Return the function that makes `run` anew, named after the recipe, with a docstring of these parts.
+    """Return the recipe `name` that makes `run` anew each time, with a description of these parts.
 
-    `what` is one line; `module` is where the recipe stands, and what it says of sources and differences. The run
+    `what` is one line; `module` is the module of the recipe, whose docstring names sources and differences. The run
     folder's name is the recipe's, with "-" for "/".
     """
-    command = command or f"vitrail train DIR --recipe {name}"
     run = replace(run, name=name.replace("/", "-"))
 
-    def build() -> Run:
+    def make() -> Run:
         return replace(run)
 
-    parts = [what, "", *_wrapped(notes), *([""] if notes else []), f"Command: `{command}`"]
+    weights = " --from WEIGHTS" if verb == "finetune" else ""
+    parts = [what, "", *_wrapped(notes), *([""] if notes else [])]
+    parts += [f"Command: `vitrail {verb} DIR{weights} --recipe {name}`"]
     parts += _wrapped(f"Cost: {cost}") + _wrapped(f"Expected: {expected}")
     parts += [f"Sources, and what cannot be expressed here: {module.replace('.', '/')}.py"]
-    build.__doc__ = "\n".join(parts)
-    build.__name__ = build.__qualname__ = run.name.replace("-", "_")
-    return build
+    make.__doc__ = "\n".join(parts)
+    return Recipe(name, make, verb, by_data=by_data)
 
 
 def _wrapped(text: str) -> list[str]:
@@ -69,7 +97,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def passes(epochs: float, data: str) -> str:
-    """Return how many images a run of so many epochs of a data set of the catalogue sees, in words."""
+    """Return the length of a run in words: its epochs, and the number of images of a data set of the catalogue."""
     images = CATALOG[data].splits["train"]
     size = f"{images / 1e6:.0f}" if images >= 1e8 else f"{images / 1e6:.3g}"
     return f"{epochs:g} passes over {size} million images"

@@ -28,7 +28,8 @@ from vitrail.data.settings import Augment
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.recipes.deit import CROP, bicubic
 from vitrail.recipes.preprocessing import PRE_TRAINING, inception
-from vitrail.training.run import Average, Model, Optim, Run, Schedule
+from vitrail.recipes.published import Recipe, by_name
+from vitrail.training.run import Model, Optim, Run, Schedule
 
 SIDE = 224
 
@@ -50,7 +51,6 @@ def masked_patch() -> Run:
         preprocess=preset.preprocess,
         optim=Optim(name="adamw", lr=2e-4, weight_decay=0.0, betas=(0.9, 0.999), clip=None),
         schedule=Schedule(shape="cosine", warmup=Steps(10_000)),
-        average=Average(kind="none"),
         duration=Steps(1_000_000),
         batch_size=4096,
         evaluate_every=Percent(1),
@@ -75,7 +75,6 @@ def mae() -> Run:
         preprocess=bicubic(SIDE, crop=0.875),
         optim=Optim(name="adamw", lr=1.5e-4 * 4096 / 256, weight_decay=0.05, betas=(0.9, 0.95), clip=None),
         schedule=Schedule(shape="cosine", warmup=Epochs(40)),
-        average=Average(kind="none"),
         duration=Epochs(800),
         batch_size=4096,
         evaluate_every=Percent(2.5),
@@ -102,7 +101,6 @@ def mae_finetune() -> Run:
         preprocess=bicubic(SIDE, crop=0.875),
         optim=Optim(name="adamw", lr=5e-4 * 1024 / 256, weight_decay=0.05, layer_decay=0.65, clip=None),
         schedule=Schedule(shape="cosine", warmup=Epochs(5), end=1e-6),
-        average=Average(kind="none"),
         duration=Epochs(100),
         batch_size=1024,
         evaluate_every=Percent(5),
@@ -149,7 +147,6 @@ def beit() -> Run:
         preprocess=bicubic(SIDE, crop=0.875),
         optim=Optim(name="adamw", lr=1.5e-3, weight_decay=0.05, betas=(0.9, 0.98), clip=3.0),
         schedule=Schedule(shape="cosine", warmup=Epochs(10), end=1e-5),
-        average=Average(kind="none"),
         duration=Epochs(800),
         batch_size=2048,
         evaluate_every=Percent(2.5),
@@ -188,7 +185,6 @@ def dino() -> Run:
         preprocess=bicubic(SIDE, crop=0.875),
         optim=Optim(name="adamw", lr=5e-4 * 1024 / 256, weight_decay=0.04, weight_decay_end=0.4, clip=3.0),
         schedule=Schedule(shape="cosine", warmup=Epochs(10), end=1e-6),
-        average=Average(kind="none"),
         duration=Epochs(100),
         batch_size=1024,
         evaluate_every=Percent(2.5),
@@ -196,12 +192,14 @@ def dino() -> Run:
     )
 
 
-SELF_SUPERVISED = {
-    "masked-patch": masked_patch,
-    "mae": mae,
-    "mae-finetune": mae_finetune,
-    "tokenizer": tokenizer,
-    "beit": beit,
-    "beit-finetune": beit_finetune,
-    "dino": dino,
-}
+SELF_SUPERVISED = by_name(
+    [
+        Recipe("masked-patch", masked_patch),
+        Recipe("mae", mae),
+        Recipe("mae-finetune", mae_finetune, "finetune"),
+        Recipe("tokenizer", tokenizer),
+        Recipe("beit", beit),
+        Recipe("beit-finetune", beit_finetune, "finetune"),
+        Recipe("dino", dino),
+    ]
+)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from vitrail.config import Epochs, Percent
 from vitrail.data.settings import Augment
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Tokenizer
+from vitrail.recipes.published import Recipe, by_name
 from vitrail.training.run import Model, Optim, Run, Schedule
 
 
@@ -138,11 +139,13 @@ def finetune_small() -> Run:
     )
 
 
-SELF_SUPERVISED_SMALL = {
-    "masked-patch-small": masked_patch_small,
-    "mae-small": mae_small,
-    "tokenizer-small": tokenizer_small,
-    "beit-small": beit_small,
-    "dino-small": dino_small,
-    "finetune-small": finetune_small,
-}
+SELF_SUPERVISED_SMALL = by_name(
+    [
+        Recipe("masked-patch-small", masked_patch_small),
+        Recipe("mae-small", mae_small),
+        Recipe("tokenizer-small", tokenizer_small),
+        Recipe("beit-small", beit_small),
+        Recipe("dino-small", dino_small),
+        Recipe("finetune-small", finetune_small, "finetune"),
+    ]
+)

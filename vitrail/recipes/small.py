@@ -8,10 +8,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitrail.config import Epochs, Percent
+from vitrail.config import Epochs, Percent, Steps
 from vitrail.data.settings import Augment, Data
 from vitrail.objective.settings import Supervised
+from vitrail.recipes.published import Recipe, by_name
 from vitrail.training.run import Model, Optim, Progressive, Run, Schedule
+
+
+def smoke() -> Run:
+    """Twenty steps of a tiny ViT on the embedded digits: is this installation sound?
+
+    Command: `vitrail train --recipe smoke`
+    Cost: seconds on one core.
+    """
+    return Run(
+        name="smoke",
+        data=Data(path="digits"),
+        model="Ti/2",
+        vit=Model(width=32, depth=2, heads=2, mlp_dim=64),
+        augment=Augment(crop="center", flip=False),
+        optim=Optim(lr=2e-3),
+        duration=Steps(20),
+        batch_size=64,
+        evaluate_every=Steps(10),
+        checkpoint_every=Steps(10),
+    )
 
 
 def digits() -> Run:
@@ -79,3 +100,13 @@ def scratch_photos() -> Run:
         batch_size=None,
         duration=Epochs(60),
     )
+
+
+SMALL = by_name(
+    [
+        Recipe("smoke", smoke, brings_data=True),
+        Recipe("digits", digits, brings_data=True),
+        Recipe("scratch-small", scratch_small),
+        Recipe("scratch-photos", scratch_photos),
+    ]
+)

@@ -16,13 +16,14 @@ at norm 1, as timm's and apex's do by themselves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from vitrail.config import Epochs, Percent
 from vitrail.objective.settings import Supervised
 from vitrail.recipes.deit import CROP, bicubic
-from vitrail.recipes.published import Recipe, as_recipe, passes
-from vitrail.training.run import Average, Model, Optim, Run, Schedule
+from vitrail.recipes.published import Recipe, by_name, passes, published
+from vitrail.training.run import Model, Optim, Run, Schedule
 
 EPOCHS = 300
 EPOCHS_WITH_LAYER_SCALE = 400
@@ -69,7 +70,6 @@ def baseline(row: Row, layer_scale: bool = False) -> Run:
         preprocess=bicubic(224, crop=0.95),
         optim=Optim(name="lamb", lr=row.lr, weight_decay=0.02, eps=1e-6, clip=1.0),
         schedule=Schedule(shape="cosine", warmup=Epochs(5), end=1e-6),
-        average=Average(kind="none"),
         duration=Epochs(EPOCHS_WITH_LAYER_SCALE if layer_scale else EPOCHS),
         batch_size=2048,
         evaluate_every=Percent(2),
@@ -84,15 +84,14 @@ def side_by_side(network: str) -> Run:
     return replace(baseline(row), model=f"{network}/16")
 
 
-def _recipes() -> dict[str, Recipe]:
-    found: dict[str, Recipe] = {}
+def _recipes() -> Iterator[Recipe]:
     for row in TABLE_1:
         for layer_scale in (False, True):
             name = f"{row.name}-400-ls" if layer_scale else f"{row.name}-300"
             epochs = EPOCHS_WITH_LAYER_SCALE if layer_scale else EPOCHS
             scaled = " with LayerScale" if layer_scale else ""
             top1 = row.top1_with_layer_scale if layer_scale else row.top1
-            found[name] = as_recipe(
+            yield published(
                 name,
                 baseline(row, layer_scale),
                 f"ViT-{row.model} on ImageNet for {epochs} epochs{scaled}, as in the follow-up (section 2.2).",
@@ -102,7 +101,7 @@ def _recipes() -> dict[str, Recipe]:
             )
     for network in SECTION_3:
         name = f"three-things/vit-{network.lower()}-300"
-        found[name] = as_recipe(
+        yield published(
             name,
             side_by_side(network),
             f"ViT-{network}/16 on ImageNet for {EPOCHS} epochs, as in the follow-up (section 3).",
@@ -110,7 +109,6 @@ def _recipes() -> dict[str, Recipe]:
             cost=f"{passes(EPOCHS, 'imagenet')} at 224 pixels.",
             expected="a point in Figures 1 to 3 of the follow-up, whose value is not printed; two branches are best.",
         )
-    return found
 
 
-THREE_THINGS: dict[str, Recipe] = _recipes()
+THREE_THINGS = by_name(_recipes())

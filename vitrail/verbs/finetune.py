@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import UsageError
-from vitrail.recipes.choose import look
+from vitrail.recipes.by_data import look
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
 from vitrail.transfer.finetune import finetune_run

@@ -9,13 +9,14 @@ from typing import Any
 from vitrail.config import plain, to_yaml
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant
-from vitrail.recipes.registry import BRING_DATA, RECIPES, description, recipe, starts_from_weights
+from vitrail.recipes.published import Recipe
+from vitrail.recipes.registry import RECIPES, find
 from vitrail.training.run import Run
 
 
 def list_recipes() -> dict[str, str]:
     """List the recipes: name and what each is for."""
-    return {name: description(name).partition("\n")[0] for name in RECIPES}
+    return {name: recipe.description.partition("\n")[0] for name, recipe in RECIPES.items()}
 
 
 def show_recipe(name: str, *, yaml: bool = False) -> str:
@@ -28,10 +29,10 @@ def show_recipe(name: str, *, yaml: bool = False) -> str:
         name: One of `vitrail recipes`.
         yaml: Its settings alone, as `vitrail train --config` reads them.
     """
+    recipe = find(name)
     if yaml:
-        return to_yaml(_settings(recipe(name), name)).rstrip()
-    settings = to_yaml(_settings(_named(recipe(name)), name)).rstrip()
-    return f"{name}\n\n{description(name)}\n\n{settings}"
+        return to_yaml(_settings(recipe, recipe())).rstrip()
+    return f"{name}\n\n{recipe.description}\n\n{to_yaml(_settings(recipe, _named(recipe()))).rstrip()}"
 
 
 def copy_recipe(name: str, file: str | Path) -> Path:
@@ -42,21 +43,22 @@ def copy_recipe(name: str, file: str | Path) -> Path:
         file: Where to write; an existing file is left alone.
     """
     target = Path(file)
-    text = "".join(f"# {line}".rstrip() + "\n" for line in description(name).splitlines())
+    recipe = find(name)
+    text = "".join(f"# {line}".rstrip() + "\n" for line in recipe.description.splitlines())
     try:
         with open(target, "x", encoding="utf-8") as out:
-            out.write(f"{text}\n{to_yaml(_settings(recipe(name), name))}")
+            out.write(f"{text}\n{to_yaml(_settings(recipe, recipe()))}")
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
     return target
 
 
-def _settings(run: Run, name: str) -> dict[str, Any]:
-    """Return a recipe's settings, without an address of data where it is for any data, or a network for any weights."""
+def _settings(recipe: Recipe, run: Run) -> dict[str, Any]:
+    """Return the settings of a recipe's run, without the data or the network that the command must bring."""
     settings: dict[str, Any] = plain(run)
-    if starts_from_weights(name):
+    if recipe.verb == "finetune":
         del settings["model"], settings["vit"]
-    if name not in BRING_DATA:
+    if not recipe.brings_data:
         del settings["data"]["path"]
     return settings
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from vitrail.config import Epochs, from_yaml, merge
 from vitrail.errors import CheckpointError, UsageError
-from vitrail.recipes.choose import choose, look
-from vitrail.recipes.fit import absolute, fitted
-from vitrail.recipes.registry import BRING_DATA, BY_DATA, recipe
+from vitrail.recipes.by_data import absolute, choose, fitted, look
+from vitrail.recipes.registry import find, recipe
 from vitrail.training.run import Run
 
 LATEST = "latest"
@@ -84,7 +83,8 @@ def plan(asked: Asked) -> tuple[Run, str]:
 
 def asking_for_images(asked: Asked) -> None:
     """Raise UsageError where nothing says which images to train on."""
-    if asked.path is None and asked.recipe not in BRING_DATA and not asked.config:
+    brings_data = asked.recipe is not None and find(asked.recipe).brings_data
+    if asked.path is None and not brings_data and not asked.config:
         raise UsageError("which images? Say where they are: vitrail train DIR (or vitrail demo, to try it out)")
 
 
@@ -95,7 +95,7 @@ def from_recipe(asked: Asked) -> tuple[Run, str]:
     data are looked at. Raises UsageError and DataError.
     """
     assert asked.recipe is not None
-    base, rule = recipe(asked.recipe), BY_DATA.get(asked.recipe)
+    base, rule = recipe(asked.recipe), find(asked.recipe).by_data
     run, why = asked.over(base), f"recipe {asked.recipe}"
     if rule is None and not absolute(run):
         return run, why

@@ -1,0 +1,80 @@
+"""What a look at the images decides: the recipe if none is named, and a warmup that fits the length of the run.
+
+Each decision comes with its reason in words, so that it can be corrected.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+
+from vitrail.config import Percent
+from vitrail.data.settings import Data
+from vitrail.training.run import Run
+
+TINY = 16
+"""Pixels up to which an image is a glyph."""
+SMALL = 96
+"""Pixels up to which images are trained on as they are."""
+LONGEST_WARMUP = 20.0
+"""Percent of the run: the longest that is published (100 of 500 steps, big_vision and BiT)."""
+USUAL_WARMUP = 10.0
+"""Percent of the run: the paper's on ImageNet (10,000 of 93,800 steps)."""
+LARGEST_BATCH = 512
+"""Images per step where the run leaves that open (`vitrail.training.batch_size`)."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a look at a data set shows."""
+
+    images: int
+    """In the training split."""
+    side: int
+    """Median of the shorter side, in pixels, of a sample."""
+
+
+def look(data: Data, seed: int = 0, *, labels: bool = True) -> Facts:
+    """Open the data and look at the sizes of a few images. Raises DataError where there are none."""
+    from vitrail.data.sources.open import open_data
+    from vitrail.training.resolve import image_sizes
+
+    train = open_data(data, seed=seed, labels=labels).train
+    sizes = image_sizes(train)
+    return Facts(len(train), round(statistics.median(map(min, sizes))) if sizes else 0)
+
+
+def choose(facts: Facts) -> tuple[str, str]:
+    """Return the name of the recipe for training from scratch on such data, and the reason in a sentence."""
+    seen = f"{facts.images:,} training images of about {facts.side} pixels"
+    if facts.side <= TINY:
+        return "digits", f"{seen}: a token for every 2x2 of them"
+    if facts.side <= SMALL:
+        return "scratch-small", f"{seen}: trained on as they are"
+    better = "`vitrail finetune DIR --from RUN` does better where there are weights to start from"
+    return "scratch-photos", f"{seen}: shrunk to 96; {better}"
+
+
+def absolute(run: Run) -> bool:
+    """Can the warmup be too long for a small data set?"""
+    return not isinstance(run.schedule.warmup, Percent)
+
+
+def fitted(run: Run, facts: Facts) -> tuple[Run, str]:
+    """Return `run` with a warmup that fits a run on these images, and what was changed in words ("" if nothing).
+
+    10,000 steps of warmup are a tenth of 300 epochs of ImageNet, and more than there are in 300 epochs of 10,000
+    images. A warmup of more than a fifth of the run becomes a tenth of it.
+    """
+    if not absolute(run):
+        return run, ""
+    images = max(facts.images, 1)
+    batch = min(run.batch_size or LARGEST_BATCH, images)
+    units = {"per_epoch": max(images // batch, 1), "batch_size": batch}
+    total = run.duration.steps(**units)
+    warmup = run.schedule.warmup.steps(**units, total=total)
+    if total < 1 or warmup <= LONGEST_WARMUP / 100 * total:
+        return run, ""
+    schedule = replace(run.schedule, warmup=Percent(USUAL_WARMUP))
+    told = f"warmup: {USUAL_WARMUP:g} % of the run, as it has {total:,} steps here, not {run.schedule.warmup}"
+    return replace(run, schedule=schedule), told
