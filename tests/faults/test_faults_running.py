@@ -63,7 +63,6 @@ def impatient(seconds: float) -> None:
 
 def stalling(seconds: float, victim: str, when: str) -> None:
     """A file becomes a pipe that nobody writes into, after the call of `when`: whoever reads it waits for ever."""
-    from vitrail.training import loop
 
     impatient(seconds)
     original = getattr(loop, when)
@@ -186,16 +185,16 @@ def test_20_what_is_wrong_with_flags_and_settings_is_said_without_a_traceback(ph
 
 def holding(gate: str) -> None:
     """Wait in the first step until `gate` is there."""
-    from vitrail.training import loop
+    from vitrail.training import step as stepping
 
-    original = loop.seed_step
+    original = stepping.seed_step
 
     def seed_step(seed: int, step: int, rank: int) -> None:
         while step == 1 and not os.path.exists(gate):
             time.sleep(0.01)
         original(seed, step, rank)
 
-    loop.seed_step = seed_step
+    stepping.seed_step = seed_step
 
 
 def test_21_two_commands_in_one_folder(photos: Path, tmp_path: Path) -> None:
@@ -229,8 +228,8 @@ def test_22_a_place_that_cannot_be_written(photos: Path, tmp_path: Path) -> None
 
 
 PHASES = {
-    "opening the data": ("vitrail.training.loop", "resolve", 1),
-    "the first step": ("vitrail.training.loop", "seed_step", 1),
+    "opening the data": ("vitrail.training.setup", "resolve", 1),
+    "the first step": ("vitrail.training.step", "seed_step", 1),
     "an evaluation": ("vitrail.training.validation.validation", "classify", 1),
     "a save": ("vitrail.training.checkpoints.checkpoint", "write_file", 1),
     "the test at the end": ("vitrail.training.validation.validation", "load", 3),
@@ -283,14 +282,14 @@ def test_35_ctrl_c_in_every_phase(divided: Path, tmp_path: Path, phase: str) -> 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_35_other_signals_save_too(divided: Path, tmp_path: Path, number: int, code: int) -> None:
     command = train(
-        divided, tmp_path, steps=40, before=signalled, given=([number], "vitrail.training.loop", "seed_step", 3)
+        divided, tmp_path, steps=40, before=signalled, given=([number], "vitrail.training.step", "seed_step", 3)
     )
     assert command.process.exitcode == code
     assert "after step 3, saved at step 3" in command.err
 
 
 def test_35_a_second_ctrl_c_quits_at_once(divided: Path, tmp_path: Path) -> None:
-    given = ([signal.SIGINT, signal.SIGINT], "vitrail.training.loop", "seed_step", 3)
+    given = ([signal.SIGINT, signal.SIGINT], "vitrail.training.step", "seed_step", 3)
     command = train(divided, tmp_path, "--checkpoint-every", "1 steps", steps=40, before=signalled, given=given)
     assert command.process.exitcode == 130 and command.err.endswith("vitrail: interrupted\n")
     again = run("train", "--resume", "--duration", "4 steps", cwd=tmp_path)
@@ -330,17 +329,16 @@ def test_39_a_loss_that_jumps_is_named(divided: Path, tmp_path: Path) -> None:
 
 
 def jumping(at: int) -> None:
-    from dataclasses import replace
+    from vitrail.training import step as stepping
 
-    from vitrail.training import loop
-
-    original = loop.backward
+    original = stepping.backward
 
     def backward(*arguments: Any, step: int, **options: Any) -> Any:
         outcome = original(*arguments, step=step, **options)
-        return replace(outcome, loss=outcome.loss * 40) if step == at else outcome
+        outcome.values[outcome.names.index("loss")] *= 40 if step == at else 1
+        return outcome
 
-    loop.backward = backward
+    stepping.backward = backward
 
 
 def test_39_what_counts_as_a_jump() -> None:
@@ -353,9 +351,9 @@ def test_39_what_counts_as_a_jump() -> None:
 
 def poisoned(first: int, last: int) -> None:
     """Weights stay, but the gradient of some steps is NaN."""
-    from vitrail.training import loop
+    from vitrail.training import step as stepping
 
-    original = loop.backward
+    original = stepping.backward
 
     def backward(objective: Any, batch: Any, *, step: int, **options: Any) -> Any:
         outcome = original(objective, batch, step=step, **options)
@@ -363,7 +361,7 @@ def poisoned(first: int, last: int) -> None:
             next(objective.parameters()).grad.fill_(float("nan"))
         return outcome
 
-    loop.backward = backward
+    stepping.backward = backward
 
 
 def test_38_nan_once_is_skipped_and_for_ever_ends_the_run(divided: Path, tmp_path: Path) -> None:
@@ -387,9 +385,9 @@ WIDE = ("--vit.depth", "3", "--vit.mlp-dim", "4096", "--batch-size", "256", "--p
 
 def short_of_memory(megabytes: int) -> None:
     """This process may take so much address space as it has in the first step, and so much more."""
-    from vitrail.training import loop
+    from vitrail.training import step as stepping
 
-    original = loop.seed_step
+    original = stepping.seed_step
     resource.setrlimit(resource.RLIMIT_AS, (2**50, resource.RLIM_INFINITY))  # there is a limit from the start
 
     def seed_step(seed: int, step: int, rank: int) -> None:
@@ -398,7 +396,7 @@ def short_of_memory(megabytes: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (here + megabytes * 2**20,) * 2)
         original(seed, step, rank)
 
-    loop.seed_step = seed_step
+    stepping.seed_step = seed_step
 
 
 def test_40_out_of_memory_goes_on_in_smaller_pieces_and_says_so(tmp_path: Path) -> None:
@@ -419,9 +417,9 @@ def test_40_out_of_memory_goes_on_in_smaller_pieces_and_says_so(tmp_path: Path) 
 
 def exhausted(after: int) -> None:
     """Every allocation of a step fails from some step on."""
-    from vitrail.training import loop
+    from vitrail.training import step as stepping
 
-    original = loop.backward
+    original = stepping.backward
 
     def backward(*arguments: Any, step: int, **options: Any) -> Any:
         if step >= after:
@@ -430,7 +428,7 @@ def exhausted(after: int) -> None:
             torch.empty(2**60)
         return original(*arguments, step=step, **options)
 
-    loop.backward = backward
+    stepping.backward = backward
 
 
 def test_40_out_of_memory_for_good_keeps_the_state(divided: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError, DataError, TrainingError, UsageError
 from vitrail.training import loop
+from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint, saving
 from vitrail.training.guard import Interrupted, run_lock
 from vitrail.training.run import Average, Model, Optim, Run, Schedule
@@ -93,14 +94,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGTERM) -> None:
     """Send this process a signal in the middle of optimiser step `step`."""
-    original = loop.seed_step
+    original = stepping.seed_step
 
     def seed_step(seed: int, at: int, rank: int) -> None:
         if at == step:
             os.kill(os.getpid(), number)
         original(seed, at, rank)
 
-    monkeypatch.setattr(loop, "seed_step", seed_step)
+    monkeypatch.setattr(stepping, "seed_step", seed_step)
 
 
 def interrupted(run: Run, folder: Path | None = None) -> Path:
@@ -348,7 +349,7 @@ def test_a_folder_in_use_is_refused(whole: Path, tmp_path: Path) -> None:
 
 def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     """Make loss and gradient of these steps NaN."""
-    original = loop.backward
+    original = stepping.backward
 
     def backward(objective: Any, batch: Any, *, step: int, **options: Any) -> Outcome:
         outcome = original(objective, batch, step=step, **options)
@@ -356,9 +357,10 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
             return outcome
         for parameter in objective.parameters():
             parameter.grad.fill_(float("nan"))
-        return replace(outcome, loss=float("nan"))
+        outcome.values[outcome.names.index("loss")] = float("nan")
+        return outcome
 
-    monkeypatch.setattr(loop, "backward", backward)
+    monkeypatch.setattr(stepping, "backward", backward)
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_named(
@@ -386,7 +388,7 @@ def test_training_gives_up_after_a_few_and_keeps_no_poison(tmp_path: Path, monke
 
 
 def test_poisoned_weights_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = loop.clip_
+    original = stepping.clip_
 
     def clip_(parameters: Any, largest: float | None) -> Any:  # an optimiser that breaks the weights itself
         parameters = list(parameters)
@@ -394,7 +396,7 @@ def test_poisoned_weights_are_never_saved(tmp_path: Path, monkeypatch: pytest.Mo
             parameters[0].view(-1)[0] = float("inf")
         return original(parameters, largest)
 
-    monkeypatch.setattr(loop, "clip_", clip_)
+    monkeypatch.setattr(stepping, "clip_", clip_)
     with pytest.raises(TrainingError, match="not finite"):
         loop.fit(tiny(tmp_path, max_nonfinite=100, evaluate_every=Epochs(9)))
     assert checkpoint.latest_valid(tmp_path / "train-1" / "checkpoints") is None

@@ -40,6 +40,7 @@ from vitrail.objective.base import Objective, Prepared
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.training import loop
+from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.processes import child, group
 from vitrail.training.processes.group import Failed, environment, joined, launch
@@ -293,7 +294,7 @@ def test_parts_are_whole_or_refused_and_what_torchs_own_reader_reads(runs: Path,
 
 def acting(act: str, pause: float, ranks: tuple[int, ...], at: int, command: list[str]) -> NoReturn:
     """A process of a run. The `ranks` act in step `at`, counted from 0; the first save takes a pause longer."""
-    step_of, save, first = loop.seed_step, checkpoint.save, iter([pause])
+    step_of, save, first = stepping.seed_step, checkpoint.save, iter([pause])
 
     def slow(*arguments: Any, **options: Any) -> Path:
         time.sleep(next(first, 0))
@@ -304,7 +305,7 @@ def acting(act: str, pause: float, ranks: tuple[int, ...], at: int, command: lis
             exec(act, globals())
         step_of(seed, number, rank)
 
-    checkpoint.save, loop.seed_step = slow, step
+    checkpoint.save, stepping.seed_step = slow, step
     group.leave(child.main(*command[3:]))
 
 

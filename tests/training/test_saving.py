@@ -18,6 +18,7 @@ from vitrail.config import Steps
 from vitrail.data.settings import Augment, Data
 from vitrail.errors import CheckpointError, TrainingError
 from vitrail.training import loop
+from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint, saving
 from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import RunStatus
@@ -53,7 +54,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_training_goes_on_meanwhile_and_the_bits_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The save of step 2 is held until step 3 has begun, which it never would if training waited for it."""
     begun, events = threading.Event(), list[str]()
-    save, seed_step = checkpoint.save, loop.seed_step
+    save, seed_step = checkpoint.save, stepping.seed_step
 
     def held(folder: Path, step: int, state: Any, **options: Any) -> Path:
         events.append(f"save {step}")
@@ -63,14 +64,14 @@ def test_training_goes_on_meanwhile_and_the_bits_are_the_same(tmp_path: Path, mo
         events.append(f"saved {step}")
         return path
 
-    def stepping(seed: int, step: int, rank: int) -> None:
+    def at_step(seed: int, step: int, rank: int) -> None:
         if step == 3:
             begun.set()
         seed_step(seed, step, rank)
 
     with monkeypatch.context() as patch:
         patch.setattr(saving.checkpoint, "save", held)
-        patch.setattr(loop, "seed_step", stepping)
+        patch.setattr(stepping, "seed_step", at_step)
         meanwhile = loop.fit(tiny(tmp_path / "meanwhile")).folder
     assert events == [f"{what} {step}" for step in (2, 4, 6, 8) for what in ("save", "saved")]  # one at a time
     monkeypatch.setattr(saving, "ROOM", float("inf"))  # no memory for copies

@@ -28,6 +28,7 @@ from vitrail.objective.dino.objective import DINOObjective
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Tokenizer
 from vitrail.reports.page import write_report
 from vitrail.training import loop
+from vitrail.training import step as stepping
 from vitrail.training.batches import evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.guard import Interrupted
@@ -106,7 +107,7 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def interrupted(run: Run, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Start a run and stop it by a signal in the middle of `step`."""
-    original = loop.seed_step
+    original = stepping.seed_step
 
     def seed_step(seed: int, at: int, rank: int) -> None:
         if at == step:
@@ -114,7 +115,7 @@ def interrupted(run: Run, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
         original(seed, at, rank)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "seed_step", seed_step)
+        patch.setattr(stepping, "seed_step", seed_step)
         with pytest.raises(Interrupted):
             loop.fit(run)
     return Path(run.out) / f"{run.name}-1"
@@ -342,18 +343,19 @@ def test_crops_are_cut_from_a_larger_view(tmp_path: Path) -> None:
 
 def test_a_step_that_is_skipped_moves_no_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
-    after, finite = DINOObjective.after_step, loop.FiniteGuard.finite
+    after, backward = DINOObjective.after_step, stepping.backward
 
     def after_step(self: DINOObjective) -> None:
         moved.append(round(self.moment.done * self.moment.total))
         after(self)
 
-    def poisoned(self: loop.FiniteGuard, loss: float, norm: float) -> bool:
-        self.steps = getattr(self, "steps", -1) + 1  # type: ignore[attr-defined]
-        return finite(self, float("nan") if self.steps == 1 else loss, norm)  # type: ignore[attr-defined]
+    def poisoned(*arguments: Any, step: int, **options: Any) -> Any:
+        outcome = backward(*arguments, step=step, **options)
+        outcome.values[outcome.names.index("loss")] *= float("nan") if step == 1 else 1
+        return outcome
 
     monkeypatch.setattr(DINOObjective, "after_step", after_step)
-    monkeypatch.setattr(loop.FiniteGuard, "finite", poisoned)
+    monkeypatch.setattr(stepping, "backward", poisoned)
     loop.fit(tiny(tmp_path, "dino"))
     assert moved == [0, 2, 3]
 
@@ -372,7 +374,7 @@ def test_running_out_of_memory_within_a_step_changes_no_loss(
     run = tiny(tmp_path, name, vit=still, accumulate=None, evaluate_every=Steps(9), optim=Optim("sgd", lr=0.1))
     calm = loop.fit(run).folder
     assert json.loads((calm / "run.json").read_text())["decisions"]["accumulate"].startswith("1: micro-batches that")
-    backward, failures = loop.backward, [1]
+    backward, failures = stepping.backward, [1]
 
     def failing(*arguments: Any, step: int, **options: Any) -> Any:
         outcome = backward(*arguments, step=step, **options)
@@ -381,7 +383,7 @@ def test_running_out_of_memory_within_a_step_changes_no_loss(
             raise MemoryError
         return outcome
 
-    monkeypatch.setattr(loop, "backward", failing)
+    monkeypatch.setattr(stepping, "backward", failing)
     folder = loop.fit(run).folder
     (said,) = lines(folder, "out of memory")
     assert said["step"] == 1 and said["accumulate"] == from_yaml(folder / "config.yaml", Run()).accumulate == 2

@@ -23,6 +23,7 @@ from vitrail.errors import CheckpointError, UsageError, WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training import loop
+from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.guard import Interrupted
 from vitrail.training.run import Average, Model, Optim, Run
@@ -104,7 +105,7 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 
 def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch, step: int) -> Path:
     """Start a run and send it SIGTERM within `step`."""
-    original = loop.seed_step
+    original = stepping.seed_step
 
     def seed_step(seed: int, at: int, rank: int) -> None:
         if at == step:
@@ -112,7 +113,7 @@ def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch, step: int) -> Path:
         original(seed, at, rank)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "seed_step", seed_step)
+        patch.setattr(stepping, "seed_step", seed_step)
         with pytest.raises(Interrupted):
             loop.fit(run)
     return max((path for path in Path(run.out).glob("finetune-*")), key=lambda path: int(path.name.split("-")[1]))

@@ -63,6 +63,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._agreed: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -84,6 +85,19 @@ class Signals:
         if not world.any_(self.received is not None):
             return None
         return max(number or 0 for number in world.gather(self.received))
+
+    def flags(self) -> dict[str, float]:
+        """Return 1 for the signal that this process received and 0 for the others, to be summed over the processes."""
+        return {number.name: float(self.received == number) for number in SIGNALS}
+
+    def agree(self, sums: dict[str, float]) -> None:
+        """Take in the sums of the `flags` of all processes."""
+        self._agreed = max((int(number) for number in SIGNALS if sums[number.name]), default=None)
+
+    @property
+    def agreed(self) -> int | None:
+        """Return the signal that all processes know of, without asking them; None if there is none."""
+        return self._agreed if world.active() else self.received
 
     def check(self) -> None:
         """Raise `Stop` if a signal has come, on every process alike."""
@@ -138,10 +152,10 @@ class FiniteGuard:
         """Remember what a forward pass changes."""
         self._before = [buffer.clone() for buffer in self._statistics]
 
-    def restore(self) -> None:
-        """Put back what forward passes have changed since `before_step`."""
+    def restore(self, unless: Tensor | None = None) -> None:
+        """Put back what forward passes have changed since `before_step`; not if the bool scalar `unless` is true."""
         for buffer, before in zip(self._statistics, self._before, strict=True):
-            buffer.copy_(before)
+            buffer.copy_(before if unless is None else torch.where(unless, buffer, before))
 
     def finite(self, loss: float, norm: float) -> bool:
         """May this step's update be applied? `loss` and `norm` are those of all processes together."""
@@ -151,11 +165,10 @@ class FiniteGuard:
         return False
 
     def skip(self, step: int, loss: float, norm: float, images: list[str]) -> str:
-        """Undo what the step has changed and return the message for the log; `images` names its batch.
+        """Count a step that was not finite and return the message for the log; `images` names its batch.
 
         Raises Diverged at the limit.
         """
-        self.restore()
         self.in_a_row += 1
         what = f"step {step} has loss {loss:g} and gradient norm {norm:g}; its images: {shorten(images)}"
         if self.in_a_row < self.limit:

@@ -15,10 +15,14 @@ from vitrail.errors import CheckpointError
 from vitrail.objective.base import Prepared
 from vitrail.training.checkpoints.state import Result, RunStatus
 from vitrail.training.folder import RunFolder
-from vitrail.training.guard import shorten
+from vitrail.training.guard import FiniteGuard, Signals, shorten
 from vitrail.training.optim.tune import Tuned
+from vitrail.training.progress import Progress
 from vitrail.training.provenance import provenance
 from vitrail.training.run import Run
+from vitrail.training.setup import Setup
+from vitrail.training.spikes import Spikes
+from vitrail.training.step import Done
 from vitrail.training.validation.picture import batch_picture
 
 
@@ -105,14 +109,42 @@ def record_memory(folder: RunFolder, run: Run, say: Callable[[str], None], step:
     folder.write_text("config.yaml", to_yaml(replace(run, accumulate=parts)))
 
 
-def record_spike(
-    folder: RunFolder, say: Callable[[str], None], step: int, loss: float, times: float, images: list[str]
-) -> None:
-    """Tell of a loss that is many `times` the usual one."""
-    folder.log("spike", step, loss=loss, times=times, images=images)
-    say(
-        f"warning: step {step} has loss {loss:g}, {times:.0f} times the median before it; its images: {shorten(images)}"
-    )
+class StepRecord:
+    """Takes in finished steps: their numbers go to the log and the progress line, their problems become warnings."""
+
+    def __init__(
+        self, folder: RunFolder, setup: Setup, progress: Progress, guard: FiniteGuard, signals: Signals
+    ) -> None:
+        self._folder, self._setup, self._progress = folder, setup, progress
+        self._guard, self._signals, self._spikes = guard, signals, Spikes()
+
+    def __call__(self, done: Done) -> None:
+        """Take in one step. Raises Diverged where too many consecutive steps were not finite."""
+        setup, outcome, own = self._setup, done.outcome, done.outcome.own()
+        self._signals.agree(own)
+        status, plan = setup.state.status, setup.plan
+        status.elapsed = own["elapsed"]
+        if not self._guard.finite(outcome.loss, outcome.norm):
+            images = self._names(done)
+            self._folder.log("skipped", done.step, loss=outcome.loss, norm=outcome.norm, images=images)
+            self._progress.say(self._guard.skip(done.step, outcome.loss, outcome.norm, images))
+        if times := self._spikes.times(outcome.loss):
+            self._spike(done, times)
+        steps = done.step + 1
+        self._progress.update(steps, outcome, done.rate, setup.loader.wait_seconds, plan.left(status.elapsed))
+        if plan.logs(steps):
+            self._folder.log("train", steps, epoch=steps / plan.per_epoch, **self._progress.numbers())
+
+    def _spike(self, done: Done, times: float) -> None:
+        loss, images = done.outcome.loss, self._names(done)
+        self._folder.log("spike", done.step, loss=loss, times=times, images=images)
+        self._progress.say(
+            f"warning: step {done.step} has loss {loss:g}, {times:.0f} times the median before it; its images: "
+            f"{shorten(images)}"
+        )
+
+    def _names(self, done: Done) -> list[str]:
+        return [self._setup.splits.train.id(index) for index in done.index.tolist()]
 
 
 @world.main_alone("writing the result")

@@ -26,10 +26,9 @@ from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import fast_bf16
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
-from vitrail.objective.base import Objective
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, Tokenizer
-from vitrail.training.batch_size import default_batch, free_memory, micro_batches
+from vitrail.training.batch_size import default_batch, free_memory
 from vitrail.training.optim.tune import check_tune
 from vitrail.training.run import Run
 from vitrail.weights.assemble import Changes, skeleton
@@ -70,16 +69,6 @@ class Resolved:
     def autocast(self) -> bool:
         """Are matrix products in bfloat16 (the weights stay float32)?"""
         return self.run.precision == "bf16"
-
-    def with_micro_batches(self, objective: Objective) -> Run:
-        """Return the run with `accumulate` decided too, by measuring `objective` (see `batch_size`)."""
-        if self.run.accumulate is not None:
-            if self.run.accumulate < 1:
-                raise UsageError(f"accumulate is {self.run.accumulate}; it must be at least 1")
-            return self.run
-        parts = micro_batches(objective, self.run, self.config)
-        self.decisions["accumulate"] = f"{parts}: micro-batches that fit in memory"
-        return replace(self.run, accumulate=parts)
 
 
 def resolve(run: Run, train: Listed, class_names: list[str], start: str | None = None) -> Resolved:

@@ -1,64 +1,247 @@
-"""The gradient of one optimiser step: micro-batches, all processes, one mean."""
+"""One optimiser step: micro-batches, all processes, one mean, one update.
+
+Nothing in a step waits for an accelerator. The sums of all micro-batches and processes, the time and the signals are
+one tensor with one reduction. The device decides whether the update is finite. The numbers of a step are read when the
+next step has been launched; on a CPU, where nothing runs ahead, they are read at once.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitrail import world
 from vitrail.objective.base import Batch, Objective
+from vitrail.training.batch_size import out_of_memory
+from vitrail.training.guard import FiniteGuard
+from vitrail.training.optim.average import Averager
+from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
 from vitrail.training.processes.parallel import Alone, Parallel
+from vitrail.training.run import Run
+
+LOSS, COUNT, NORM = "loss", "count", "norm"
+OWN = "own "
+"""Names of numbers begin with this that are no metric, but what each process adds to the reduction for itself."""
+
+
+@dataclass
+class Outcome:
+    """Sums over the images of one step, all processes together. They stay on the device until they are read."""
+
+    names: list[str]
+    values: Tensor
+    """float64 [len(names)]; float32 on devices without float64."""
+    _ready: torch.cuda.Event | None = None
+    _read: dict[str, float] = field(default_factory=dict)
+
+    def fetch(self) -> None:
+        """Start to copy the numbers to the CPU, without waiting for them."""
+        if self.values.is_cuda:
+            self.values = self.values.to("cpu", non_blocking=True)
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+
+    def numbers(self) -> dict[str, float]:
+        """Return the value of each name. The first call waits for the device."""
+        if not self._read:
+            if self._ready is not None:
+                self._ready.synchronize()
+            self._read = dict(zip(self.names, self.values.tolist(), strict=True))
+        return self._read
+
+    @property
+    def loss(self) -> float:
+        """Mean over the images."""
+        return self.numbers()[LOSS] / self.numbers()[COUNT]
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        return int(self.numbers()[COUNT])
+
+    @property
+    def norm(self) -> float:
+        """Global gradient norm before clipping."""
+        return self.numbers()[NORM]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Sums over the images."""
+        ours = (LOSS, COUNT, NORM)
+        return {name: x for name, x in self.numbers().items() if name not in ours and not name.startswith(OWN)}
+
+    def own(self) -> dict[str, float]:
+        """Return the sums of what each process added for itself."""
+        return {name.removeprefix(OWN): x for name, x in self.numbers().items() if name.startswith(OWN)}
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one step's batch gave, over all processes."""
+class Done:
+    """A finished step."""
 
-    loss: float
-    """Mean over the examples."""
-    count: int
-    metrics: dict[str, float]
-    """Sums over the examples."""
+    step: int
+    """Counted from 0."""
+    index: Tensor
+    """int64 [batch]: the images of this process."""
+    rate: float
+    """Learning rate."""
+    outcome: Outcome
+
+    @property
+    def finite(self) -> bool:
+        """Return whether loss and gradient were finite. If not, the step has changed nothing."""
+        return math.isfinite(self.outcome.loss) and math.isfinite(self.outcome.norm)
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Make everything random inside a step (dropout, stochastic depth) a function of (seed, step, rank).
+    """Make all randomness inside a step (dropout, stochastic depth) a function of (seed, step, rank).
 
-    No generator state needs to be kept, and a resumed run draws what it would have drawn.
+    So no generator state needs to be saved, and a resumed run draws the same numbers.
     """
     (state,) = np.random.SeedSequence([seed % 2**64, step, rank]).generate_state(1, np.uint64)
     torch.manual_seed(int(state))
 
 
 def backward(
-    objective: Objective, batch: Batch, *, step: int, parts: int, autocast: bool, network: Parallel | None = None
+    objective: Objective,
+    batch: Batch,
+    *,
+    step: int,
+    parts: int,
+    autocast: bool,
+    network: Parallel | None = None,
+    own: Callable[[], dict[str, float]] = dict,
 ) -> Outcome:
-    """Set the gradient of the mean loss over the batches of all processes, which compute as `network` says.
+    """Set the gradient of the mean loss over the batches of all processes, and return the sums of the step.
 
-    The batch is cut into `parts` micro-batches; each gives the gradient of a *sum*, and the sums are divided by
-    the global count once, at the end. So the gradient does not depend on `parts` or on the number of processes,
-    up to rounding and to what normalises over the batch (BatchNorm).
+    The batch is cut into `parts` micro-batches. Each gives the gradient of a *sum*; the sums are divided once, at the
+    end, by the global count. So the gradient depends neither on `parts` nor on the number of processes, apart from
+    rounding and from normalisation over the batch (BatchNorm). `own` returns further numbers of this process, which are
+    summed over the processes.
     """
     network = network or Alone(objective)
     device = next(objective.parameters()).device
-    totals: dict[str, torch.Tensor] = {}
+    totals: dict[str, Tensor] = {}
+    examples = 0
     prepared = objective.prepare(batch, step=step)
     with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         prepared = objective.before_step(prepared, parts)
     pieces = prepared.split(parts)
+    wide = torch.float32 if device.type == "mps" else torch.float64
     for number, part in enumerate(pieces, start=1):
         with network.last(number == len(pieces)):
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-                loss, count, metrics = network(part, step=step)
+                loss, count, metrics = network.loss(part)
             loss.backward()
-        sums = {**metrics, "loss": loss.detach(), "count": torch.tensor(count)}
-        for name, value in sums.items():
-            value = value.to(device, torch.float32 if device.type == "mps" else torch.float64)
+        examples += count
+        for name, value in {**metrics, LOSS: loss.detach()}.items():
+            value = value.to(device, wide, non_blocking=True)
             totals[name] = totals[name] + value if name in totals else value
-    values = world.sum_(torch.stack(list(totals.values()))).tolist()
-    summed = dict(zip(totals, values, strict=True))
-    total, examples = summed.pop("loss"), int(summed.pop("count"))
-    network.mean(examples)
-    return Outcome(total / examples, examples, summed)
+    known = {COUNT: float(examples), **{f"{OWN}{name}": value for name, value in own().items()}}
+    host = torch.tensor(list(known.values()), dtype=wide).to(device, non_blocking=True)
+    values = world.sum_(torch.cat([torch.stack(list(totals.values())), host]))
+    network.mean(values[len(totals)] if world.active() else examples)
+    return Outcome([*totals, *known], values)
+
+
+class TrainingStep:
+    """Callable that takes one optimiser step: gradient, clipping, update.
+
+    If memory runs out, the step is repeated with twice as many micro-batches, `parts`. Nothing is lost: a batch is a
+    function of its step, and its gradient does not depend on the micro-batches, up to rounding. With several processes
+    no step is repeated, because the others wait for its sum. A step with a non-finite loss or gradient changes nothing.
+
+    guard: Restores BatchNorm statistics. on_memory: Called with (step, parts) when `parts` grows. on_done: Called with
+    each finished step, in order; one step late if `late` is set. own: Returns further numbers of this process, which
+    each `Outcome` holds summed over all processes.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        network: Parallel,
+        optimizer: torch.optim.Optimizer,
+        average: Averager,
+        guard: FiniteGuard,
+        *,
+        on_memory: Callable[[int, int], None] = lambda step, parts: None,
+        on_done: Callable[[Done], None] = lambda done: None,
+        own: Callable[[], dict[str, float]] = dict,
+    ) -> None:
+        assert run.batch_size and run.accumulate  # decided by now
+        self.parts = run.accumulate
+        self.objective = network.objective
+        self.late = next(self.objective.parameters()).device.type != "cpu" and not _acts_after_steps(self.objective)
+        self._most = math.ceil(run.batch_size / world.size())
+        self._run, self._network, self._optimizer, self._average = run, network, optimizer, average
+        self._on_memory, self._on_done, self._own = on_memory, on_done, own
+        self._guard = guard
+        self._pending: Done | None = None
+
+    def __call__(self, batch: Batch, step: int, *, rate: float, decay: float | None = None) -> None:
+        """Take step number `step` with this learning rate, and with this weight decay on kernels.
+
+        Raises what the objective raises, and the error of an allocation if not even a single image fits in memory.
+        """
+        self._guard.before_step()
+        set_learning_rate(self._optimizer, rate, decay)
+        while True:
+            try:
+                seed_step(self._run.seed, step, world.rank())
+                outcome = backward(
+                    self.objective,
+                    batch,
+                    step=step,
+                    parts=self.parts,
+                    autocast=self._run.precision == "bf16",
+                    network=self._network,
+                    own=self._own,
+                )
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error) or world.size() > 1 or self.parts >= self._most:
+                    raise
+            # here the error is gone, and with it the memory that its traceback held
+            self._start_over(step)
+        self.settle()
+        norm = clip_(self.objective.parameters(), self._run.optim.clip)
+        norm = norm.to(outcome.values)
+        finite = torch.isfinite(norm) & torch.isfinite(outcome.values[outcome.names.index(LOSS)])
+        update(self._optimizer, finite)
+        self._guard.restore(unless=finite)
+        self._optimizer.zero_grad(set_to_none=True)
+        outcome = Outcome([*outcome.names, NORM], torch.cat([outcome.values, norm[None]]))
+        outcome.fetch()
+        self._pending = Done(step, batch.index, rate, outcome)
+        if not self.late:
+            self.settle()
+
+    def settle(self) -> None:
+        """Read the numbers of the newest step, unless that has happened, and do what depends on them."""
+        done, self._pending = self._pending, None
+        if done is None:
+            return
+        if done.finite:
+            self._average.update(done.step)
+            self.objective.after_step()
+        self._on_done(done)
+
+    def _start_over(self, step: int) -> None:
+        self.objective.zero_grad(set_to_none=True)
+        self._guard.restore()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self.parts = min(2 * self.parts, self._most)
+        self._on_memory(step, self.parts)
+
+
+def _acts_after_steps(objective: Objective) -> bool:
+    """Return whether the objective does something after an update that the next step needs (a teacher, a codebook)."""
+    return type(objective).after_step is not Objective.after_step

@@ -15,10 +15,11 @@ from vitrail.training.run import Run
 if TYPE_CHECKING:
     from vitrail.costs.devices import Device
     from vitrail.costs.estimate import Cost
-    from vitrail.data.item import Listed
+    from vitrail.data.sources.open import Splits
     from vitrail.objective.base import Objective
     from vitrail.training.plan import Plan
     from vitrail.training.resolve import Resolved
+    from vitrail.training.setup import Setup
 
 COPIES = 10
 """A run folder holds about so many times the weights: checkpoints with optimiser state, best and last model."""
@@ -30,71 +31,51 @@ SECONDS = 3.0
 """That the second step may take, going by the first."""
 
 
-def check(run: Run) -> tuple[dict[str, str], Cost]:
+def check(run: Run, splits: Splits | None = None) -> tuple[dict[str, str], Cost]:
     """Open the data, build the network, train on a few images; return what came of it, and what the run will cost.
 
     Raises what training itself would raise. Writes nothing.
     """
-    import torch
-
     from vitrail.data.sources.open import open_data
-    from vitrail.model.process import prepare_process
-    from vitrail.training.batch_size import image_bytes
-    from vitrail.training.batches import training_loader
-    from vitrail.training.objectives import build_objective
-    from vitrail.training.optim.optimizer import build_optimizer
-    from vitrail.training.optim.tune import tune
-    from vitrail.training.plan import Plan
-    from vitrail.training.processes.parallel import prepare
-    from vitrail.training.resolve import build_model, resolve
+    from vitrail.training.setup import set_up
 
-    splits = open_data(run.data, seed=run.seed, labels=run.supervised)
-    names = splits.class_names
-    resolved = resolve(run, splits.train, names)
-    prepare_process()
-    torch.manual_seed(run.seed)
-    model = build_model(resolved)
-    tuned = tune(model, run, resolved.decisions)
-    objective = build_objective(resolved, model, len(names))
-    objective.to(resolved.device).train()
-    run = resolved.with_micro_batches(objective)
-    each = None if tuned.base is None else image_bytes(objective, run, resolved.config)
-    prepare(model, run)
-    build_optimizer(objective, run.optim)
-    held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
-    classes = f" of {len(names)} classes" if run.supervised else ""
-    checked = {
-        "data": f"{len(splits.train):,} images{classes} to train on, {held_out}",
-        "model": f"{run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
-        **resolved.decisions,
-        "disk": _disk(Path(run.out), COPIES * 4 * tuned.parameters),
-    }
-    with closing(training_loader(run, splits.train)) as loader:
-        plan = Plan.of(run, len(loader))
-    checked["length"] = f"{plan.total:,} steps of {run.batch_size} images, {plan.per_epoch:,} to an epoch"
-    loss, images, seconds = _step(objective, run, resolved, splits.train)
+    splits = splits or open_data(run.data, seed=run.seed, labels=run.supervised)
+    with set_up(run, splits, measure=run.tune != "all") as setup:
+        tuned, plan, names = setup.tuned, setup.plan, splits.class_names
+        held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
+        classes = f" of {len(names)} classes" if run.supervised else ""
+        checked = {
+            "data": f"{len(splits.train):,} images{classes} to train on, {held_out}",
+            "model": f"{run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",
+            **setup.resolved.decisions,
+            "disk": _disk(Path(run.out), COPIES * 4 * tuned.parameters),
+            "length": f"{plan.total:,} steps of {setup.run.batch_size} images, {plan.per_epoch:,} to an epoch",
+        }
+        loss, images, seconds = _step(setup)
     checked["one batch"] = f"loss {loss:.4f}; {images} image{'s' * (images != 1)} in {seconds:.2f} s"
-    cost = _cost(run, resolved, plan, images / seconds, objective)
-    if each is not None:  # of a network that is frozen in part no formula knows what it takes: it was measured
-        cost = replace(cost, learning=tuned.parameters, activation_bytes=round(each))
+    cost = _cost(setup.run, setup.resolved, plan, images / seconds, setup.objective)
+    if tuned.base is not None:  # no formula knows the memory of a partly frozen network: it was measured
+        cost = replace(cost, learning=tuned.parameters, activation_bytes=round(setup.image_bytes or 0))
     return checked | {f"cost, {subject}": text for subject, text in cost.lines().items()}, cost
 
 
-def _step(objective: Objective, run: Run, resolved: Resolved, images: Listed) -> tuple[float, int, float]:
-    """Return loss, images and seconds of a forward and backward pass, on a micro-batch or what a few seconds allow."""
+def _step(setup: Setup) -> tuple[float, int, float]:
+    """Return loss, images and seconds of a forward and backward pass on a micro-batch, or on fewer images."""
     from vitrail import world
     from vitrail.data.loading.loader import Batch
     from vitrail.training.batches import endless, micro_batch, training_loader
     from vitrail.training.step import backward, seed_step
 
-    with closing(training_loader(replace(run, batch_size=micro_batch(run) * world.size()), images)) as loader:
+    run, objective = setup.run, setup.objective
+    one = replace(run, batch_size=micro_batch(run) * world.size())
+    with closing(training_loader(one, setup.splits.train)) as loader:
         batch = next(endless(loader, 0))
 
     def timed(count: int) -> tuple[float, float]:
         some = Batch(batch.images[:count], batch.labels[:count], batch.index[:count])
         seed_step(run.seed, 0, 0)
         began = time.perf_counter()
-        outcome = backward(objective, some, step=0, parts=1, autocast=resolved.autocast)
+        outcome = backward(objective, some, step=0, parts=1, autocast=setup.resolved.autocast)
         return outcome.loss, time.perf_counter() - began
 
     read = len(batch.labels)

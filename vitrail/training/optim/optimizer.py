@@ -61,12 +61,30 @@ class SGD(torch.optim.SGD):
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if group["decay"] and parameters:
-                torch._foreach_mul_(parameters, 1 - group["lr"] * group["decay"])
+                torch._foreach_mul_(parameters, self._shrinking(group["lr"] * group["decay"]))
             for parameter in parameters if group["momentum"] else []:
                 # the fused kernel takes no mixture of parameters that moved before and such that begin now
                 if self.state[parameter].get("momentum_buffer") is None:
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return super().step(closure)
+
+    def _shrinking(self, share: float) -> float | Tensor:
+        """Return the factor by which weights shrink; 1 where the update is not finite (see `update`)."""
+        found: Tensor | None = getattr(self, "found_inf", None)
+        return 1 - share if found is None else (1 - share * (1 - found.double())).float()
+
+
+def update(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
+    """Move the weights if `finite`, a bool scalar on their device, is true; else change nothing.
+
+    torch's fused kernels decide that on the device (`found_inf`, as its GradScaler uses it). LAMB, and SGD on sharded
+    parameters, have no such kernel: they wait for the device.
+    """
+    if optimizer.defaults.get("fused"):
+        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        optimizer.step()
+    elif bool(finite):
+        optimizer.step()
 
 
 def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:

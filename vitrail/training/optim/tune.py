@@ -29,7 +29,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -94,17 +93,17 @@ def tune(model: nn.Module, run: Run, decisions: dict[str, str]) -> Tuned:
 
 
 def freeze_rest(model: nn.Module, tune: Tune) -> None:
-    """Let only what `tune` names require gradients, in place; frozen BatchNorms stay in evaluation mode."""
+    """Let only the parameters that `tune` names require gradients, in place; BatchNorms become `FrozenBatchNorm`."""
     if tune == "all":
         return
     learning = {parameter for module in _learning(model, tune) for parameter in module.parameters()}
     learning |= {parameter for name, parameter in model.named_parameters() if name.startswith(HEAD)}
     for parameter in model.parameters():
         parameter.requires_grad_(parameter in learning)
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
-            module.train = MethodType(_stays, module)  # type: ignore[method-assign]
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(parent, name, FrozenBatchNorm(child))
 
 
 def _learning(model: nn.Module, tune: Tune) -> Iterator[nn.Module]:
@@ -118,9 +117,19 @@ def _learning(model: nn.Module, tune: Tune) -> Iterator[nn.Module]:
             yield module
 
 
-def _stays(self: nn.Module, mode: bool = True) -> nn.Module:
-    """In the place of `train`: the network changes its mode around this module, for an evaluation and back."""
-    return self
+class FrozenBatchNorm(nn.BatchNorm2d):
+    """A BatchNorm that stays in evaluation mode while its network trains; the tensors are those of `norm`."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        for name, tensor in [*norm.named_parameters(), *norm.named_buffers()]:
+            setattr(self, name, tensor)
+        norm.eval()
+        self.eval()
+
+    def train(self, mode: bool = True) -> FrozenBatchNorm:
+        """Stay in evaluation mode."""
+        return super().train(False)
 
 
 def _base(model: Any, source: str) -> Base:

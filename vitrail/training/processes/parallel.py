@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -69,6 +69,11 @@ class Parallel(ABC):
         """Return what the objective does, for this process's part."""
         return self.objective(part, step=step)  # type: ignore[no-any-return]
 
+    @property
+    def loss(self) -> Callable[[Prepared], tuple[Tensor, int, dict[str, Tensor]]]:
+        """Return the function that a step calls for each micro-batch; a prepared batch needs no step number."""
+        return partial(self, step=0)
+
     def at(self, moment: Moment) -> None:
         """Tell how far the run is."""
         self.objective.at(moment)
@@ -81,13 +86,18 @@ class Parallel(ABC):
     def last(self, last: bool) -> AbstractContextManager[None]:
         """Context of the forward and backward pass of a micro-batch: sums come with the `last` of a step."""
 
-    def mean(self, count: int) -> None:
-        """Turn the gradients, sums by now, into those of the mean over all `count` examples, in place."""
+    def mean(self, count: int | Tensor) -> None:
+        """Divide the gradients, which are sums, by the number of examples `count`, in place."""
         _divide(self.objective.parameters(), count)
 
 
 class Alone(Parallel):
     """One process, and nobody to talk to."""
+
+    @property
+    def loss(self) -> Callable[[Prepared], tuple[Tensor, int, dict[str, Tensor]]]:
+        """Return the objective's loss itself: nothing stands between it and the step."""
+        return self.objective.loss
 
     def last(self, last: bool) -> AbstractContextManager[None]:
         """See `Parallel`."""
@@ -165,7 +175,7 @@ def distribute(objective: Objective, run: Run) -> Parallel:
     return Sharded(objective, whole)
 
 
-def _divide(parameters: Iterable[nn.Parameter], count: int) -> None:
+def _divide(parameters: Iterable[nn.Parameter], count: int | Tensor) -> None:
     gradients = [world.local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if gradients:
         torch._foreach_div_(gradients, count)
