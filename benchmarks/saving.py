@@ -26,7 +26,7 @@ from vitrail.model.build import create
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.batch_size import Blank
-from vitrail.training.checkpoints.flat import nbytes
+from vitrail.training.checkpoints.flatten import nbytes
 from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import TrainingState
 from vitrail.training.optim.average import Averager

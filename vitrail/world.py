@@ -102,6 +102,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def copied_like(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+    """Return a copy of `tensor`; of one with the shape of a sharded `like`, only this process's part, sharded alike."""
+    if like is None or like.shape != tensor.shape:
+        return tensor.clone()
+    from torch.distributed.tensor import distribute_tensor
+
+    sharded: Any = like
+    return distribute_tensor(tensor, sharded.device_mesh, sharded.placements, src_data_rank=None).clone()
+
+
 def any_(flag: bool) -> bool:
     """True on every process if it is true on one."""
     if not active():

@@ -24,7 +24,7 @@ from torch import nn
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.checkpoints.checkpoint import DiskFullError, Rejected, latest_valid, load, problem, save
-from vitrail.training.checkpoints.flat import DTYPES
+from vitrail.training.checkpoints.flatten import DTYPES
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.run import Optim
 

@@ -254,15 +254,16 @@ def test_what_predicts_is_fresh_where_it_does_not_fit(tmp_path: Path) -> None:
         folder = loop.fit(tiny(tmp_path, name, **{**start, **changes})).folder
         return str(json.loads((folder / "run.json").read_text())["decisions"]["pre-training"])
 
-    assert said("masked-patch") == f"what predicts is fresh: {first} learned by mae, not masked-patch"
+    fresh = "the prediction head starts fresh"
+    assert said("masked-patch") == f"{fresh}: {first} was trained with objective mae, not masked-patch"
     deeper = replace(OBJECTIVES["mae"], decoder_width=32)
     assert "decoder.mask is (16,) in" in said("mae", objective=deeper)
-    assert "a model folder holds the network alone" in said("mae", weights=str(first / "model" / "last"))
+    assert "a model folder contains only the network" in said("mae", weights=str(first / "model" / "last"))
     beit = loop.fit(tiny(tmp_path, "beit")).folder
     torch.manual_seed(1)
     ImageTokenizer(OBJECTIVES["tokenizer"], 4).save(tmp_path / "another")
     other = replace(OBJECTIVES["beit"], tokenizer=str(tmp_path / "another"))
-    assert said("beit", weights=str(beit), objective=other) == f"what predicts is fresh: {beit} has another tokenizer"
+    assert said("beit", weights=str(beit), objective=other) == f"{fresh}: {beit} has another tokenizer"
 
 
 def test_a_configuration_chooses_by_kind() -> None:

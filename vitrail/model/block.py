@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vitrail.model.attention import Attention, Bias
 from vitrail.model.layers import LayerNorm, Linear
 from vitrail.model.posemb import Grid, Positions
+from vitrail.model.recompute import recomputable
 from vitrail.model.variants import ViTConfig
 
 
@@ -120,6 +121,9 @@ class Block(nn.Module):
     has the parameters and the cost of n blocks in a row.
     """
 
+    recompute = False
+    """Whether the backward pass computes the block again instead of storing its activations."""
+
     def __init__(self, config: ViTConfig, layer: int, positions: Positions, drop_path: float) -> None:
         super().__init__()
         self.layer = layer
@@ -131,6 +135,7 @@ class Block(nn.Module):
         """What this layer adds to attention logits, as a function of the queries."""
         return partial(self._positions[0].logits, self.layer, places=places, grid=grid)
 
+    @recomputable
     def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
         """x [batch, prefix + tokens, width], places: raster index of the grid's tokens.
 
@@ -145,11 +150,15 @@ class Block(nn.Module):
 class AxialBlock(nn.Module):
     """Row attention and MLP, then column attention and MLP (appendix D.6)."""
 
+    recompute = False
+    """See `Block`."""
+
     def __init__(self, config: ViTConfig, layer: int, positions: Positions, drop_path: float) -> None:
         super().__init__()
         self.row = Block(config, layer, positions, drop_path)
         self.column = Block(config, layer, positions, drop_path)
 
+    @recomputable
     def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
         """x [batch, rows * columns, width]: all tokens of the grid, in raster order; `read` must be None."""
         rows, columns = grid

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from vitrail.model.attention import Bias, mix
 from vitrail.model.block import MLP, Block, swiglu
 from vitrail.model.layers import layer_norm, linear, linear_after_gelu
 from vitrail.model.posemb import Grid
+from vitrail.model.recompute import recomputable
 
 
 class Dense(NamedTuple):
@@ -112,10 +114,11 @@ def compute_together(model: nn.Module) -> None:
             block.forward = partial(_forward, block)  # type: ignore[method-assign]
 
 
+@recomputable
 def _forward(block: Block, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
     """`Block.forward`."""
     if _apart(block):
-        return Block.forward(block, x, places, grid, read)
+        return unwrap(Block.forward)(block, x, places, grid, read)
     attentions: list[Any] = list(block.attentions)
     mlps: list[Any] = list(block.mlps)
     count, eps = len(attentions), attentions[0].norm.eps

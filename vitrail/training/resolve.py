@@ -56,7 +56,7 @@ class Resolved:
     decisions: dict[str, str] = field(default_factory=dict)
     """Setting: value and reason."""
     start: str | None = None
-    """Where the first tensors are: `run.weights`, or what is left of them (`training.checkpoints.resumed.start_of`)."""
+    """The weights to build from: `run.weights`, or their replacement (`checkpoints.resume.starting_weights`)."""
 
     def card(self, class_names: list[str]) -> Card:
         """Return the card of the weights this run makes, of these classes where it learns from labels."""

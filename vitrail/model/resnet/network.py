@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model.init import init_weights
+from vitrail.model.recompute import recomputable
 from vitrail.model.resnet.axial import RowColumnAttention
 from vitrail.model.resnet.stdconv import StdConv2d, group_norm
 from vitrail.model.stems.patch import normalise, pixel_statistics
@@ -31,6 +32,8 @@ class ResNet(nn.Module):
 
     card: Any = None
     """Where the weights come from (`vitrail.weights.card.Card`); set by whoever loads them."""
+    recompute = False
+    """Whether the backward pass computes the network again instead of storing its activations."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -73,6 +76,7 @@ class ResNet(nn.Module):
         maps = F.relu(self.norm(self.stages(maps)))
         return maps.mean((2, 3))
 
+    @recomputable
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
         features = self.features(images)

@@ -3,16 +3,16 @@
 ```
 checkpoints/step-000120/
     model.safetensors    the tensors of state["model"], under their own names
-    state.safetensors    every other tensor: optimiser, averages
-    state.json           everything else, and where each tensor belongs
+    state.safetensors    all other tensors: optimiser, averages
+    state.json           everything else, and the place of each tensor in it
     manifest.json        step, and size and sha256 of each file; written last
 ```
 
-With `--shard` each process writes its part, part-00001-of-00008.safetensors, in the place of the first two
-(`vitrail.training.checkpoints.parts`); either kind can be gone on from by any number of processes, sharded or not.
+With `--shard` each process writes its part, part-00001-of-00008.safetensors, instead of the first two files
+(`vitrail.training.checkpoints.parts`). Any number of processes, sharded or not, can resume from either kind.
 
-A save writes `step-000120.tmp-<pid>`, makes it durable (fsync), and only then renames it; older checkpoints
-go after that. A checkpoint is loaded only if every byte is as it was written. Nothing is pickled.
+A save writes `step-000120.tmp-<pid>`, makes it durable (fsync), and only then renames it; older checkpoints are removed
+after that. A checkpoint is loaded only if every byte is as it was written. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -37,17 +38,18 @@ from torch.distributed import ProcessGroup
 from vitrail import world
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.training.checkpoints.durable import Written, sync_folder, write_file
-from vitrail.training.checkpoints.flat import PART, flatten, restore, safetensors_pieces
+from vitrail.training.checkpoints.flatten import flatten, restore, safetensors_pieces
 
 SCHEMA = 1
 MANIFEST, MODEL, STATE, STRUCTURE = "manifest.json", "model.safetensors", "state.safetensors", "state.json"
 
+_PART = re.compile(r"part-(?P<part>\d{5,})-of-(?P<of>\d{5,})\.safetensors")
 _NAME = re.compile(r"step-(?P<step>\d+)(?P<replaced>\.old-\d+)?")
 _TEMPORARY = re.compile(r"step-\d+\.tmp-(?P<pid>\d+)")
 
 
 class DiskFullError(CheckpointError):
-    """The disk has no room for a checkpoint; those already there stay. `need` and `have` are bytes."""
+    """The disk has no room for a checkpoint; the existing ones stay. `need` and `have` are bytes."""
 
     def __init__(self, folder: Path, need: int, have: int) -> None:
         super().__init__(f"disk full: need {_size(need)}, have {_size(have)} for a checkpoint in {folder}")
@@ -58,7 +60,7 @@ class DiskFullError(CheckpointError):
 
 
 class Rejected(NamedTuple):
-    """A checkpoint that is not as it was written, and why."""
+    """A checkpoint that is damaged or incomplete, and the reason."""
 
     path: Path
     reason: str
@@ -69,24 +71,23 @@ def save(
 ) -> Path:
     """Write `state` as folder/step-<step> and return its path once it is durable.
 
-    `state` is what `flat.flatten` takes. One process calls it; or all of them, with their parts of the
-    tensors, where some are sharded, and they talk through `group`. Of this checkpoint and those of earlier steps the
-    newest `keep` stay. Raises DiskFullError or CheckpointError where it cannot be written; what was there before is
-    then still there, so that the run can go on and try again later.
+    `state` is what `flatten.flatten` takes. One process calls it; if tensors are sharded, all processes call it with
+    their parts of them and communicate through `group`. The newest `keep` checkpoints up to this step stay. Raises
+    DiskFullError or CheckpointError if the checkpoint cannot be written; the earlier ones are then still there.
     """
     if keep < 1:
-        raise UsageError(f"keep is {keep}; at least the newest checkpoint must be kept")
+        raise UsageError(f"keep is {keep}. It must be at least 1, so that the newest checkpoint stays.")
     structure, tensors = flatten(state)
     draft = _Draft(folder, step, json.dumps(structure, allow_nan=False).encode(), keep)
     try:
         if any(world.is_sharded(tensor) for tensor in tensors.values()):
-            from vitrail.training.checkpoints.parts import write_parts  # brings all of torch's checkpointing
+            from vitrail.training.checkpoints.parts import write_parts  # imports all of DCP
 
             write_parts(tensors, draft.begin, draft.finish, group)
         else:
             weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
             others = {name: t for name, t in tensors.items() if not name.startswith("model/")}
-            place = draft.begin(sum(tensor.numel() * tensor.element_size() + 200 for tensor in tensors.values()))
+            place = draft.begin(sum(tensor.nbytes + 200 for tensor in tensors.values()))
             files = {
                 MODEL: write_file(place / MODEL, safetensors_pieces(weights)),
                 STATE: write_file(place / STATE, safetensors_pieces(others)),
@@ -103,7 +104,7 @@ def save(
 
 
 class _Draft:
-    """A checkpoint that is being written, by one process: `begin`, the files with tensors, `finish`."""
+    """A checkpoint that is being written: call `begin`, write the files with tensors, call `finish`."""
 
     def __init__(self, folder: Path, step: int, text: bytes, keep: int) -> None:
         self.folder, self.step, self.text, self.keep = folder, step, text, keep
@@ -123,7 +124,7 @@ class _Draft:
         return self.temporary
 
     def finish(self, files: Mapping[str, Written]) -> None:
-        """Make it whole, and the newest checkpoint, once `files` are durable; then remove older ones."""
+        """Write structure and manifest beside the durable `files`, publish the checkpoint and remove older ones."""
         files = {**files, STRUCTURE: write_file(self.temporary / STRUCTURE, [self.text])}
         manifest: dict[str, Any] = {"schema": SCHEMA, "step": self.step, "torch": torch.__version__, "files": files}
         manifest["sha256"] = _seal(manifest)
@@ -133,15 +134,15 @@ class _Draft:
         _purge(self.folder, self.final, self.keep)
 
     def discard(self) -> None:
-        """Leave nothing of it."""
+        """Remove the unfinished checkpoint."""
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def latest_valid(folder: Path, on_reject: Callable[[Rejected], None] | None = None) -> Path | None:
-    """Return the newest checkpoint in `folder` that is whole; None if nothing was ever saved there.
+    """Return the newest intact checkpoint in `folder`; None if nothing was ever saved there.
 
-    Every newer one that is not whole goes to `on_reject`. Raises CheckpointError, naming each and why, if
-    there are checkpoints but none is whole: a run never starts over in silence.
+    `on_reject` receives each newer checkpoint that is damaged or incomplete. Raises CheckpointError with all reasons if
+    there are checkpoints but none is intact: a run never starts over silently.
     """
     rejected = []
     for _, _, path in _checkpoints(folder):
@@ -158,7 +159,7 @@ def latest_valid(folder: Path, on_reject: Callable[[Rejected], None] | None = No
 
 
 def newest(folder: Path) -> int | None:
-    """Return the step of the newest checkpoint in `folder` that looks whole, without a look at its contents."""
+    """Return the step of the newest checkpoint in `folder` with files of the right sizes, without reading them."""
     return next((step for step, _, path in _checkpoints(folder) if problem(path, contents=False) is None), None)
 
 
@@ -168,7 +169,7 @@ def load(path: Path) -> dict[str, Any]:
     Raises CheckpointError if there is none at `path` or a byte of it has changed.
     """
     if not path.is_dir():
-        raise CheckpointError(f"no checkpoint at {path}: give a folder such as checkpoints/step-000120")
+        raise CheckpointError(f"There is no checkpoint at {path}. Give a folder such as checkpoints/step-000120.")
     reason = problem(path)
     if reason is not None:
         raise CheckpointError(f"{path} cannot be used: {reason}")
@@ -176,33 +177,34 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-    """Return the state in a checkpoint that has been found whole (`latest_valid`).
+    """Return the state in a checkpoint that is known to be intact (`latest_valid`), on the CPU.
 
-    like: name -> a sharded tensor; of what is read under that name this process wants the same part
-    (`training.checkpoints.parts`). Other tensors are read whole. Raises CheckpointError where it cannot be read.
+    like: name -> a sharded tensor. A tensor of that name and shape comes sharded and placed in the same way, with only
+    this process's part. Raises CheckpointError if the checkpoint cannot be read.
     """
+    like = like or {}
     try:
-        if like or not (path / MODEL).is_file():
+        if (path / MODEL).is_file():
+            stored = {f"model/{name}": tensor for name, tensor in load_file(path / MODEL).items()}
+            stored |= load_file(path / STATE)
+            tensors = {name: world.copied_like(tensor, like.get(name)) for name, tensor in stored.items()}
+        else:
             from vitrail.training.checkpoints.parts import read_parts
 
-            tensors = read_parts(path, {MODEL: "model/"}, like or {})
-        else:
-            # copies: the library maps the file into memory, and a run would hold on to a checkpoint long purged
-            tensors = {f"model/{name}": value.clone() for name, value in load_file(path / MODEL).items()}
-            tensors |= {name: value.clone() for name, value in load_file(path / STATE).items()}
+            tensors = read_parts(path, like)
         return restore(json.loads((path / STRUCTURE).read_bytes()), tensors)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def problem(path: Path, *, contents: bool = True) -> str | None:
-    """Return why the checkpoint at `path` cannot be used, or None; without `contents` only sizes count."""
+    """Return why the checkpoint at `path` cannot be used, or None; without `contents` only sizes are checked."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if _seal(manifest) != manifest["sha256"]:
             return f"{MANIFEST} is damaged"
         if manifest["schema"] != SCHEMA:
-            return f"its format is number {manifest['schema']}, this version reads {SCHEMA}"
+            return f"its format has number {manifest['schema']}; this version reads format {SCHEMA}"
         for name in _names(manifest["files"]):
             written = manifest["files"][name]
             size = (path / name).stat().st_size
@@ -222,18 +224,18 @@ def problem(path: Path, *, contents: bool = True) -> str | None:
 
 
 def _names(files: Mapping[str, Any]) -> list[str]:
-    """The files that a checkpoint of this manifest must have. Raises ValueError where they make none."""
-    parts = sorted(name for name in files if PART.fullmatch(name))
-    last = PART.fullmatch(parts[-1]) if parts else None
+    """Return the files that a checkpoint with this manifest needs. Raises ValueError if parts are missing."""
+    parts = sorted(name for name in files if _PART.fullmatch(name))
+    last = _PART.fullmatch(parts[-1]) if parts else None
     if last is not None and int(last["of"]) != len(parts):
         raise ValueError("parts are missing")
     return [*(parts or (MODEL, STATE)), STRUCTURE]
 
 
 def _publish(temporary: Path, final: Path) -> None:
-    """Give a finished checkpoint its name. One of the same step, from before a resume, makes way for it.
+    """Give a finished checkpoint its name, and rename one of the same step from before a resume.
 
-    The replaced one keeps a name that `latest_valid` knows until the new one is in place.
+    `latest_valid` still finds the renamed one until the new one is in place.
     """
     replaced = final.with_name(f"{final.name}.old-{os.getpid()}")
     if final.exists():
@@ -244,10 +246,10 @@ def _publish(temporary: Path, final: Path) -> None:
 
 
 def _purge(folder: Path, newest: Path, keep: int) -> None:
-    """Remove what `newest`, now durable, has made superfluous: failing to is no reason to stop.
+    """Remove checkpoints that are no longer needed now that `newest` is durable; a failure to remove is ignored.
 
-    Checkpoints of later steps are of a run that was resumed from before them: the damaged ones go, since they
-    would be found first ever after. Damaged earlier ones do not count as kept.
+    Checkpoints of later steps belong to a run that was resumed from before them. The damaged ones of these are
+    removed, because they would be found first from now on. Damaged earlier ones do not count towards `keep`.
     """
     step = int(newest.name.removeprefix("step-"))
     kept = 1
@@ -255,12 +257,12 @@ def _purge(folder: Path, newest: Path, keep: int) -> None:
         if path == newest:
             continue
         if other > step:
-            superfluous = problem(path) is not None
+            unneeded = problem(path) is not None
         else:
-            superfluous = replaced or kept >= keep or problem(path, contents=False) is not None
-            kept += not superfluous
-        if superfluous:
-            # under a temporary name first: half a checkpoint never looks like a damaged one
+            unneeded = replaced or kept >= keep or problem(path, contents=False) is not None
+            kept += not unneeded
+        if unneeded:
+            # renamed first, so that a half-removed checkpoint does not look like a damaged one
             gone = folder / f"step-{other:06d}.tmp-{os.getpid()}"
             with suppress(OSError):
                 os.rename(path, gone)
@@ -268,7 +270,7 @@ def _purge(folder: Path, newest: Path, keep: int) -> None:
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, bool, Path]]:
-    """Return (step, has it been replaced, path) of every checkpoint, newest first."""
+    """Return (step, whether it has been replaced, path) of every checkpoint, newest first."""
     if not folder.is_dir():
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
@@ -277,7 +279,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, bool, Path]]:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what saves of dead processes (or an earlier one with our number) left unfinished."""
+    """Remove unfinished checkpoints of processes that have ended, and of an earlier one with this process's id."""
     for path in folder.iterdir():
         match = _TEMPORARY.fullmatch(path.name)
         if match and (int(match["pid"]) == os.getpid() or not _alive(int(match["pid"]))):
@@ -285,17 +287,13 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True
+    with suppress(OverflowError):
+        return psutil.pid_exists(pid)
+    return False
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
-    """The hash of a manifest without its own "sha256"."""
+    """Return the hash of a manifest without its entry "sha256"."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 

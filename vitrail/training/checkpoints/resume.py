@@ -1,4 +1,4 @@
-"""A run that goes on: its settings as they were decided, and its weights where they are now."""
+"""Resuming a run: its settings as they were decided, and its weights where they are now."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from vitrail.weights.store import WEIGHTS
 
 
 def resumed_run(run: Run, folder: RunFolder) -> tuple[Run, str | None]:
-    """Return `run` as it goes on in its folder, and where its first tensors are (`start_of`).
+    """Return the run to continue in `folder`, and the weights it is built from (`starting_weights`).
 
-    Raises WeightsError where the weights of a run of which only a part learns are gone.
+    Raises WeightsError if only a part of the network is trained and its base model cannot be found.
     """
     recorded = from_yaml(folder.path / "config.yaml", Run())
     run = relocated(inherit(run, recorded), recorded, folder)
-    return run, start_of(run, recorded, folder)
+    return run, starting_weights(run, recorded, folder)
 
 
 def inherit(run: Run, recorded: Run) -> Run:
-    """Return `run` with what it leaves open decided as in `recorded`: a resumed run decides nothing anew."""
+    """Return `run` with its automatic settings as in `recorded`: a resumed run decides nothing again."""
     automatic = ("image_size", "preprocess", "batch_size", "accumulate", "precision", "workers", "cache")
-    left_open = {name: getattr(recorded, name) for name in automatic if getattr(run, name) in (None, "auto")}
-    return replace(run, **left_open)
+    decided = {name: getattr(recorded, name) for name in automatic if getattr(run, name) in (None, "auto")}
+    return replace(run, **decided)
 
 
 def relocated(run: Run, recorded: Run, folder: RunFolder) -> Run:
-    """Return a run to go on with that starts from its base where that is now: the run, or both, may have moved.
+    """Return `run` with the present place of its base model as weights: the run folder or the base may have moved.
 
-    `recorded` is the run as its folder has it; other weights in `run` are taken as they are, so that `--from` can
-    say where the base has gone. Raises WeightsError where the base is in none of the places it was noted at.
+    `recorded` is the run in the folder's config.yaml. If `run` names other weights, these are used, so that `--from`
+    can give the new place. Raises WeightsError if the base is in none of the recorded places.
     """
     noted = folder.read_json("run.json").get("base")
     if recorded.tune == "all" or noted is None or run.weights != recorded.weights:
@@ -42,12 +42,12 @@ def relocated(run: Run, recorded: Run, folder: RunFolder) -> Run:
     return replace(run, weights=Base.read(noted, folder.path / "run.json").located(folder.path))
 
 
-def start_of(run: Run, recorded: Run, folder: RunFolder) -> str | None:
-    """Return where a run to go on has its first tensors from, all of which its checkpoint is going to replace.
+def starting_weights(run: Run, recorded: Run, folder: RunFolder) -> str | None:
+    """Return the weights that a resumed run is built from, before its checkpoint replaces all of them.
 
-    That is `run.weights`, or, where these are gone and all of the network learns, the newest model of its own: besides
-    its data it needs no more than its folder. `recorded` is the run as its folder has it: weights that it did not have
-    are for `load` to find, or to miss.
+    These are `run.weights`. If they are gone and the whole network is trained, the folder's newest model takes their
+    place, so that a resumed run needs only its folder and its data. `recorded` is the run in the folder's config.yaml;
+    weights that differ from its own are returned as they are.
     """
     own = folder.last
     if run.weights is None or run.tune != "all" or run.weights != recorded.weights or not (own / WEIGHTS).is_file():

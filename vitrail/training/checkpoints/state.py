@@ -1,4 +1,4 @@
-"""Everything a run is at one moment: what a checkpoint keeps, and what a resumed run must agree with."""
+"""The state of a run at one moment: what a checkpoint stores, and what a resumed run must have in common with it."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ from vitrail.training.run import Run
 from vitrail.weights.base import Base
 
 IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune")
-"""Settings that a resumed run must share with the one it continues. The rest may change: duration, time_limit,
-early_stop, how often to evaluate and save, and all about the machine (accumulate, precision, workers, cache,
-compile, activation_checkpointing, wide_branches, device); the bits are then the same as far as the arithmetic is."""
-MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second")
-"""What optimisers keep of each parameter, by the names of AdamW, SGD and LAMB."""
-NOTED = ("source", "path", "sha256")
-"""What a checkpoint says of the base it needs; how to find it again is in run.json."""
+"""Settings that a resumed run must share with the run it continues. All others may change: duration, time_limit,
+early_stop, how often to evaluate and save, and everything about the machine (accumulate, precision, workers, cache,
+compile, activation_checkpointing, wide_branches, device). The result is then the same up to rounding."""
+OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second")
+"""Names of the tensors that AdamW, SGD and LAMB store for each parameter."""
+BASE_FACTS = ("source", "path", "sha256")
+"""What a checkpoint says about the base model it needs; run.json says how to find it again."""
 
 
 @dataclass
 class RunStatus:
-    """Where a run stands, apart from tensors."""
+    """How far a run has come, without its tensors."""
 
     step: int = 0
     """Optimiser steps done."""
     elapsed: float = 0.0
-    """Seconds of training, over all sittings."""
+    """Seconds of training, with the time before a resume."""
     evaluated: int = 0
     """Step of the newest evaluation."""
     best: dict[str, float] = field(default_factory=dict)
-    """Step and validation numbers of the best model; empty before the first evaluation."""
+    """Step and validation metrics of the best model; empty before the first evaluation."""
     stale: int = 0
     """Evaluations since validation top-1 last improved."""
     skipped: int = 0
-    """Steps whose update was not finite."""
+    """Steps that were skipped because their update was not finite."""
     ended: str = ""
-    """Why the run is over; "" while it is not."""
+    """Why the run is over; "" while it is running."""
     ended_by: dict[str, Any] = field(default_factory=dict)
-    """The settings that ended it: with others it goes on."""
+    """The settings that ended the run: with other values it continues."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What `fit` returns, and run.json keeps."""
+    """The result of `fit`, which run.json stores."""
 
     folder: Path
     steps: int
     epochs: float
     seconds: float
-    """Of training, over all sittings."""
+    """Of training, with the time before a resume."""
     ended: str
-    """Why: "all steps done", "time limit" or "early stop"."""
+    """Why the run ended: "all steps done", "time limit" or "early stop"."""
     best: dict[str, float]
-    """Of the best model: its step, and top1, top5, nll and count on the validation images; without labels, loss."""
+    """Step and validation metrics of the best model: top1, top5, nll and count, or loss if there are no labels."""
     test: dict[str, float] | None = None
-    """The best model's numbers on the test images, looked at once; None where there are none to spare."""
+    """Metrics of the best model on the test images, measured once; None without test images."""
     message: str = ""
-    """For the user, in a sentence or two."""
+    """For the user, in one or two sentences."""
 
     @classmethod
     def of(cls, status: RunStatus, folder: Path, per_epoch: int, test: dict[str, float] | None = None) -> Result:
-        """Return the result of a run that stands where `status` says."""
+        """Return the result of a run with `status`; `per_epoch` is the number of steps in an epoch."""
         best = status.best
         reached = f", validation top-1 {best['top1']:.2%}" if "top1" in best else ""
         reached = f", validation loss {best['loss']:.4f}" if "loss" in best else reached
@@ -88,7 +88,7 @@ class Result:
 
 @dataclass
 class TrainingState:
-    """The parts of a run that change, gathered."""
+    """The parts of a run that change during training."""
 
     objective: Objective
     optimizer: torch.optim.Optimizer
@@ -96,77 +96,74 @@ class TrainingState:
     identity: dict[str, Any]
     status: RunStatus = field(default_factory=RunStatus)
     base: Base | None = None
-    """Of a network of which only a part learns: where the rest is, which no checkpoint holds."""
+    """The base model with the frozen tensors, which no checkpoint holds, if only a part of the network is trained."""
 
     def mark(self, ended: str, run: Run) -> None:
-        """Note that the run is over, because of what in `run`; "" while it is not."""
+        """Record why the run is over, and the limits in `run` that ended it; "" while it is running."""
         self.status.ended = ended
         self.status.ended_by = _limits(run) if ended else {}
 
     def is_over(self, run: Run) -> bool:
-        """Did this run end by itself, and is there nothing in `run` that would let it go on?"""
+        """Return whether the run has ended and the limits in `run` are still those that ended it."""
         return bool(self.status.ended) and self.status.ended_by == _limits(run)
 
     @property
     def sharded(self) -> bool:
-        """Has each process only its part of the tensors? Then all of them save together."""
+        """Whether each process holds only its part of the tensors, so that all of them save together."""
         return any(map(world.is_sharded, self.objective.parameters()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it all as nested dicts of tensors and JSON values. Raises TrainingError if not all is finite."""
+        """Return the state as nested dicts of tensors and JSON values. Raises TrainingError for non-finite weights."""
         require_finite(self.objective)
-        shared = self._shared()
+        shared = self._base_tensors()
         return {
             "model": {name: value for name, value in self.objective.state_dict().items() if name not in shared},
-            "base": None if self.base is None else {name: getattr(self.base, name) for name in NOTED},
+            "base": None if self.base is None else {name: getattr(self.base, name) for name in BASE_FACTS},
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict(),
             "standing": asdict(self.status),
             "identity": self.identity,
         }
 
-    def parts(self) -> dict[str, Tensor]:
-        """Name in a checkpoint -> tensor that is sharded as what is saved under that name, of a sharded run; else {}.
+    def sharded_tensors(self) -> dict[str, Tensor]:
+        """Return name in a checkpoint -> tensor sharded like the one saved under that name; {} if nothing is sharded.
 
-        The optimiser has no state before its first step: what has its parameter's shape is sharded as that is.
+        The optimiser has no state before its first step, so its entries are the parameters, which are sharded alike.
         """
         found: dict[str, Any] = {f"model/{name}": tensor for name, tensor in self.objective.state_dict().items()}
         found |= {f"average/mean/{name}": tensor for name, tensor in self.average.state_dict()["mean"].items()}
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         for number, parameter in enumerate(parameters):
-            found |= {f"optimizer/state/{number}/{name}": parameter for name in MOMENTS}
+            found |= {f"optimizer/state/{number}/{name}": parameter for name in OPTIMIZER_STATE}
         return {name: tensor for name, tensor in found.items() if world.is_sharded(tensor)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` left off.
-
-        Raises CheckpointError, listing the differences, if it is of another run.
-        """
+        """Restore what `state_dict` returned. Raises CheckpointError with the differences if it is from another run."""
         if differences := differing(state["identity"], self.identity):
             raise CheckpointError(
                 "the checkpoint belongs to another run:\n  "
                 + "\n  ".join(differences)
-                + "\nresume with the data and settings it was made with, or start a new run from its weights (--from)"
+                + "\nResume with the data and settings of that run, or start a new run from its weights (--from)."
             )
         self._load_model(state["model"], state.get("base"))
         self.optimizer.load_state_dict(state["optimizer"])
         self.average.load_state_dict(state["average"])
         self.status = RunStatus(**state["standing"])
 
-    def _shared(self) -> set[str]:
-        """What of the objective's tensors stands in the base."""
+    def _base_tensors(self) -> set[str]:
+        """Return the names of the objective's tensors that are in the base model."""
         return set() if self.base is None else {f"model.{name}" for name in self.base.shared}
 
-    def _load_model(self, tensors: dict[str, Any], noted: dict[str, Any] | None) -> None:
-        """Take over a checkpoint's tensors, after a look at whether the others are those of its base, as `noted`."""
-        if noted is not None and self.base is not None and noted["sha256"] != self.base.sha256:
+    def _load_model(self, tensors: dict[str, Any], recorded: dict[str, Any] | None) -> None:
+        """Load a checkpoint's tensors, after checking that the base model is the one with the `recorded` facts."""
+        if recorded is not None and self.base is not None and recorded["sha256"] != self.base.sha256:
             raise CheckpointError(
-                f"the checkpoint holds the tuned part of a network whose rest was in {noted['source']} "
-                f"({noted['path']}), and the weights in {self.base.path} are others (their checksum differs): restore "
-                "them, or say with --from where the right ones are"
+                f"the checkpoint holds only the tuned part of a model. Its base is {recorded['source']} "
+                f"({recorded['path']}), but the weights in {self.base.path} have another checksum. Restore the "
+                "base, or pass its new place with --from."
             )
-        if tensors.keys() != self.objective.state_dict().keys() - self._shared():
-            raise CheckpointError("the checkpoint holds other tensors than this network has: it is of another run")
+        if tensors.keys() != self.objective.state_dict().keys() - self._base_tensors():
+            raise CheckpointError("the checkpoint belongs to another run: its tensors are not those of this network")
         self.objective.load_state_dict(tensors, strict=False)
 
 
@@ -175,7 +172,7 @@ def _limits(run: Run) -> dict[str, Any]:
 
 
 def identity(run: Run, config: Any, class_names: list[str], fingerprint: str) -> dict[str, Any]:
-    """Return what makes a run itself: data, classes, network and whatever shapes its gradient, as JSON values."""
+    """Return what identifies a run, as JSON values: data, classes, network and the settings that shape the gradient."""
     return {
         "data": fingerprint,
         "splits": {name: getattr(run.data, name) for name in ("train", "validation", "holdout", "subset", "together")},
@@ -185,17 +182,15 @@ def identity(run: Run, config: Any, class_names: list[str], fingerprint: str) ->
     }
 
 
-def differing(was: Any, now: Any, where: str = "") -> list[str]:
-    """Return one line for each value that differs between two nested values."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        lines = []
-        for key in sorted({*was, *now}):
-            below = f"{where}.{key}" if where else str(key)
-            lines += differing(was.get(key), now.get(key), below)
-        return lines
-    if isinstance(was, list | tuple) and isinstance(now, list | tuple):
-        if len(was) == len(now):
-            places = enumerate(zip(was, now, strict=True))
-            return [line for i, (a, b) in places for line in differing(a, b, f"{where}[{i}]")]
-        return [f"{where}: {len(was)} entries there, {len(now)} here"]
-    return [] if was == now else [f"{where}: {was!r} there, {now!r} here"]
+def differing(there: Any, here: Any, where: str = "") -> list[str]:
+    """Return one line for each value that differs between two nested values, the stored one first."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = sorted({*there, *here})
+        pairs = [(f"{where}.{key}" if where else str(key), there.get(key), here.get(key)) for key in keys]
+    elif isinstance(there, list | tuple) and isinstance(here, list | tuple):
+        if len(there) != len(here):
+            return [f"{where}: {len(there)} entries there, {len(here)} here"]
+        pairs = [(f"{where}[{i}]", a, b) for i, (a, b) in enumerate(zip(there, here, strict=True))]
+    else:
+        return [] if there == here else [f"{where}: {there!r} there, {here!r} here"]
+    return [line for place, a, b in pairs for line in differing(a, b, place)]

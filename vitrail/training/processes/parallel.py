@@ -1,19 +1,19 @@
-"""What is done to the single-device model from outside, in this order:
+"""What is applied to the single-device model from outside, in this order:
 
-0. the branches of parallel blocks computed as one, where the run says so;
+0. the branches of parallel blocks are computed as one, if the run asks for it;
 1. activation checkpointing, on each block: what is recomputed must be inside what is compiled;
-2. torch.compile, on each block: the blocks share one compiled graph, so the wait is that of a single block;
-3. many processes: gradients are summed over them as they are computed; or, with `Run.shard`, FSDP2 on each block and on
-   the objective (`training.processes.sharding`). What talks to other processes is outside of what is recomputed.
+2. torch.compile, on each block: the blocks share one compiled graph, so that only one block has to be compiled;
+3. several processes: gradients are summed while they are computed; or, with `Run.shard`, FSDP2 on each block and on the
+   objective (`training.processes.sharding`). Communication stays outside of what is recomputed.
 
-None of it changes the names in the model's state_dict: a checkpoint does not know how it was trained.
+The names in the model's state_dict stay the same: a checkpoint does not depend on how it was trained.
 """
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitrail import world
 from vitrail.model.vit import ViT
@@ -33,40 +32,32 @@ from vitrail.training.run import Run
 
 
 def prepare(model: nn.Module, run: Run) -> None:
-    """Apply wide branches, activation checkpointing and compilation to `model`, in place, as `run` says.
+    """Apply wide branches, activation checkpointing and compilation to `model`, in place, as `run` asks for.
 
     A network without encoder blocks (a ResNet) is treated as one block.
     """
     if run.wide_branches:
         compute_together(model)
-    blocks = checkpointed_parts(model)
-    if run.activation_checkpointing:
-        for block in blocks:
-            block.forward = partial(_checkpointed, block.forward)  # type: ignore[method-assign]
-    if run.compile:
-        for block in blocks:
+    for block in checkpointed_parts(model):
+        if run.activation_checkpointing:
+            block.recompute = True
+        if run.compile:
             block.compile()
 
 
-def checkpointed_parts(model: nn.Module) -> list[nn.Module]:
-    """Return the parts that are wrapped one by one: the encoder blocks of a ViT, else the network as a whole."""
+def checkpointed_parts(model: Any) -> list[Any]:
+    """Return the modules that are prepared one by one: the encoder blocks of a ViT, or else the whole network."""
     return list(model.blocks) if isinstance(model, ViT) else [model]
 
 
-def _checkpointed(forward, *inputs, **options):  # type: ignore[no-untyped-def]
-    if not torch.is_grad_enabled():
-        return forward(*inputs, **options)
-    return checkpoint(forward, *inputs, use_reentrant=False, **options)
-
-
 class Parallel(ABC):
-    """An objective as the processes of a run compute it together: gradients are sums over all of their examples."""
+    """An objective computed by all processes of a run: gradients are sums over the examples of all processes."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
     def __call__(self, part: Prepared, *, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
-        """Return what the objective does, for this process's part."""
+        """Return loss, count and metrics of the objective for this process's part of the batch."""
         return self.objective(part, step=step)  # type: ignore[no-any-return]
 
     @property
@@ -75,24 +66,26 @@ class Parallel(ABC):
         return partial(self, step=0)
 
     def at(self, moment: Moment) -> None:
-        """Tell how far the run is."""
+        """Pass on how far the run is."""
         self.objective.at(moment)
 
     def seen(self, average: Averager) -> tuple[Objective, Swapped]:
-        """Return the objective to evaluate, and what puts the average into it, or back."""
+        """Return the objective to evaluate, and the object whose `swapped` puts the average into it."""
         return self.objective, average
 
     @abstractmethod
     def last(self, last: bool) -> AbstractContextManager[None]:
-        """Context of the forward and backward pass of a micro-batch: sums come with the `last` of a step."""
+        """Context of a micro-batch's forward and backward pass; with the `last` of a step gradients are summed."""
 
     def mean(self, count: int | Tensor) -> None:
         """Divide the gradients, which are sums, by the number of examples `count`, in place."""
-        _divide(self.objective.parameters(), count)
+        gradients = [world.local(each.grad) for each in self.objective.parameters() if each.grad is not None]
+        if gradients:
+            torch._foreach_div_(gradients, count)
 
 
 class Alone(Parallel):
-    """One process, and nobody to talk to."""
+    """A single process."""
 
     @property
     def loss(self) -> Callable[[Prepared], tuple[Tensor, int, dict[str, Tensor]]]:
@@ -107,15 +100,15 @@ class Alone(Parallel):
 class Replicated(Parallel):
     """All weights in every process: torch's DistributedDataParallel (DDP).
 
-    It sums gradients bucket by bucket, the last layers' first, while the backward pass goes on to earlier ones. An
-    objective need not ask everything of a network, such as its pool: a parameter that no process has used keeps no
-    gradient, as in one process. Buffers stay each process's own.
+    It sums gradients bucket by bucket, those of the last layers first, while the backward pass computes earlier ones.
+    A parameter that no process uses, such as a pool that the objective does not need, has no gradient, as with one
+    process. Every process has its own buffers.
     """
 
     def __init__(self, objective: Objective) -> None:
         super().__init__(objective)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)  # not every torch has its successor
+            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)  # older torch lacks its successor
             self._network = nn.parallel.DistributedDataParallel(
                 objective, broadcast_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
             )
@@ -130,17 +123,17 @@ class Replicated(Parallel):
         return nullcontext() if last else self._network.no_sync()
 
 
-def _summed(_, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are text
-    """Sum a bucket over the processes, where DDP would take the mean: the loop divides by the count of all."""
+def _summed(_, bucket):  # type: ignore[no-untyped-def]  # torch rejects annotations that are strings
+    """Sum a bucket over the processes; DDP would take the mean, and the step divides by the count of all examples."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 
 
 class Sharded(Parallel):
-    """Every process has its part of the weights (`vitrail.training.processes.sharding`).
+    """A part of every weight in each process (`vitrail.training.processes.sharding`).
 
-    Where a step has several micro-batches, their gradients are added up whole, and cut with the last: one sum a step
-    costs the memory of all gradients.
+    The gradients of several micro-batches are accumulated unsharded and reduced with the last one: a single reduction
+    per step, for the memory of all gradients.
     """
 
     def __init__(self, objective: Objective, whole: Whole) -> None:
@@ -166,16 +159,10 @@ class Sharded(Parallel):
 
 
 def distribute(objective: Objective, run: Run) -> Parallel:
-    """Return `objective`, on its device, as the processes of the run compute it: prepared, and shared out."""
+    """Return `objective`, which is on its device, prepared and distributed over the processes of the run."""
     if not sharded(run):
         prepare(objective.model, run)
         return Alone(objective) if world.size() == 1 else Replicated(objective)
     whole = Whole(objective)
     prepare(objective.model, run)
     return Sharded(objective, whole)
-
-
-def _divide(parameters: Iterable[nn.Parameter], count: int | Tensor) -> None:
-    gradients = [world.local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    if gradients:
-        torch._foreach_div_(gradients, count)

@@ -1,11 +1,11 @@
-"""`--shard`: weights, gradients and optimiser state cut over the processes (FSDP2), and the whole put together to look.
+"""`--shard`: weights, gradients and optimiser state sharded over the processes (FSDP2), and gathered for evaluation.
 
-Every parameter is cut along its first dimension. A block's are gathered in front of the block, and again in the
-backward pass, where their gradients are summed and cut. What is not in a block (stem, tokens, positions, classifier,
-what an objective owns besides) is gathered once in a step.
+Every parameter is split along its first dimension. The parameters of a block are gathered before the block, and again
+in the backward pass, where their gradients are reduced and split. The other parameters (stem, tokens, positions,
+classifier, the objective's own) are gathered once per step.
 
-Evaluation does not go through that: processes need not have equally many images to evaluate, and the main one draws
-pictures and writes models alone. It gets a network of its own, `Whole`, which holds all weights while it is looked at.
+Evaluation does not use the sharded network: processes may have different numbers of images to evaluate, and the main
+process draws pictures and writes models alone. `Whole` is a second network that holds all weights during evaluation.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ from vitrail.objective.base import Objective
 from vitrail.training.optim.average import Averager
 from vitrail.training.run import Run
 
-CAN = ("cpu", "cuda")
-"""Devices over which torch can shard."""
+SUPPORTED = ("cpu", "cuda")
+"""Types of device on which torch can shard."""
 
 
 def sharded(run: Run) -> bool:
-    """Does this run share its weights out? One process alone cannot, and need not."""
+    """Return whether this run shards its weights; a single process never does."""
     return run.shard and world.size() > 1
 
 
 def shard(objective: Objective) -> None:
-    """Cut the parameters of `objective`, already on its device, over the processes, in place.
+    """Shard the parameters of `objective`, which is on its device, over the processes, in place.
 
-    It must be called as a whole from now on, `objective(batch, step=step)` or its `before_step`, by all processes
-    alike. Gradients are sums over the processes. Raises UsageError on a device that cannot.
+    From now on all processes must call `objective(batch, step=step)` or `before_step` together, and no parts of it.
+    Gradients are sums over the processes. Raises UsageError on a device that cannot shard.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     device = next(objective.parameters()).device
-    if device.type not in CAN:
-        raise UsageError(f"shard works on {' and '.join(CAN)}, not on {device.type}: leave --shard out")
+    if device.type not in SUPPORTED:
+        raise UsageError(f"--shard works on {' and '.join(SUPPORTED)}, not on {device.type}. Remove --shard.")
     mesh = init_device_mesh(device.type, (world.size(),))
     parts = [block for blocks in _lists_of_blocks(objective) for block in blocks]
     for part in [*parts, objective]:
-        cut = fully_shard(part, mesh=mesh)
-        cut.set_gradient_divide_factor(1.0)  # sums: the loop divides by the count of all
-        cut.set_force_sum_reduction_for_comms(True)
+        module = fully_shard(part, mesh=mesh)
+        module.set_gradient_divide_factor(1.0)  # sums; the step divides by the count of all examples
+        module.set_force_sum_reduction_for_comms(True)
     register_fsdp_forward_method(objective, "before_step")
 
 
 def _lists_of_blocks(objective: Objective) -> Iterator[nn.ModuleList]:
-    """The encoder's blocks, and those of a decoder."""
+    """Yield the blocks of the encoder, and those of a decoder."""
     for name, module in objective.named_modules():
         if name.rpartition(".")[2] == "blocks" and isinstance(module, nn.ModuleList):
             yield module
 
 
 class Whole:
-    """An objective like `objective` that no process shares, without weights until they are gathered.
+    """An unsharded copy of `objective`, whose weights are empty until they are gathered.
 
-    Make it before `objective` is sharded or prepared in any other way. Buffers (BatchNorm's statistics) are its own.
+    Create it before `objective` is sharded or prepared. It shares the buffers (BatchNorm's statistics).
     """
 
     def __init__(self, objective: Objective) -> None:
-        self._live = objective
+        self._sharded = objective
         known: dict[int, object] = {id(buffer): buffer for buffer in objective.buffers()}
         for parameter in objective.parameters():
             known[id(parameter)] = nn.Parameter(parameter.detach().new_empty(0), parameter.requires_grad)
@@ -75,11 +75,11 @@ class Whole:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Context in which it has the weights that the sharded objective has now; all processes must enter it."""
+        """Context in which the copy holds the present weights of the sharded objective; all processes must enter it."""
         whole = list(self.objective.parameters())
         with torch.no_grad():
-            for mine, cut in zip(whole, self._live.parameters(), strict=True):
-                mine.data = cut.full_tensor()  # type: ignore[attr-defined]
+            for mine, part in zip(whole, self._sharded.parameters(), strict=True):
+                mine.data = part.full_tensor()  # type: ignore[attr-defined]
         try:
             yield
         finally:
@@ -88,7 +88,7 @@ class Whole:
 
 
 class GatheredAverage:
-    """What `Averager` is to the one who evaluates, for a sharded network: `swapped` puts `whole` together."""
+    """Replaces `Averager` in the evaluation of a sharded network: `swapped` also gathers `whole`."""
 
     def __init__(self, average: Averager, whole: Whole) -> None:
         self._average = average
@@ -96,6 +96,6 @@ class GatheredAverage:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Inside the `with` block the whole network holds the average, or else the weights; for all processes."""
+        """Context in which the whole network holds the average, or the weights if there is none, in all processes."""
         with self._average.swapped(), self._whole.gathered():
             yield

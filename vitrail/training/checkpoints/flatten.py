@@ -1,10 +1,9 @@
-"""Nested training state <-> JSON and flat tensors <-> bytes: what a checkpoint stores instead of a pickle."""
+"""Nested training state as JSON and named tensors, and tensors as bytes: the checkpoint format without pickle."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,20 +30,17 @@ DTYPES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors can hold, under its own names."""
+"""The types that safetensors can hold, and its names for them."""
 
-PART = re.compile(r"part-(?P<part>\d{5,})-of-(?P<of>\d{5,})\.safetensors")
-"""What the files are called where each process writes its part of the tensors."""
-
-_RESERVED = "__metadata__"  # safetensors keeps this name for itself
+_RESERVED = "__metadata__"  # the name of safetensors' own header entry
 
 
 def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """Return (structure, tensors): `structure` is plain JSON in which {"$tensor": name} stands for a tensor.
 
-    `state` nests mappings, lists, tuples, tensors, str, int, float, bool and None. Names are paths,
-    "optimizer/state/0/exp_avg". A tensor that appears twice is stored once, and appears twice again after
-    `restore`. Raises TypeError, naming the path, for anything else.
+    `state` nests mappings, lists, tuples, tensors, str, int, float, bool and None. Names are paths such as
+    "optimizer/state/0/exp_avg". A tensor that appears twice is stored once and appears twice again after
+    `restore`. Raises TypeError with the path for any other value.
     """
     flattener = _Flattener()
     return flattener.encode(state, ()), flattener.tensors
@@ -85,7 +81,7 @@ class _Flattener:
             kind = f"{tensor.layout} tensor of {tensor.dtype}"
             raise TypeError(f"{'/'.join(path)} is a {kind}, which a checkpoint cannot store")
         where: tuple[Any, ...] = path  # an empty tensor has no memory to share
-        if tensor.numel() and not world.is_sharded(tensor):  # of which this process may have nothing
+        if tensor.numel() and not world.is_sharded(tensor):  # a process may hold an empty part
             where = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if where not in self.names:
             name = "/".join(path) or "tensor"
@@ -97,7 +93,7 @@ class _Flattener:
 
 
 def restore(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state that `flatten` took apart; mappings come back as dicts."""
+    """Return the state that `flatten` was given, with dicts for all mappings."""
     if isinstance(structure, list):
         return [restore(value, tensors) for value in structure]
     if not isinstance(structure, dict):
@@ -114,36 +110,36 @@ def restore(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def nbytes(state: Any) -> int:
-    """Return the bytes of the tensors in `state`, or of this process's parts of them."""
+    """Return the number of bytes of the tensors in `state`; of sharded tensors, of this process's part."""
     return sum(world.local(tensor).nbytes for tensor in flatten(state)[1].values())
 
 
-def copied(state: Any, room: dict[str, Tensor]) -> Any:
-    """Return `state` with copies of its tensors in main memory, which are kept in `room` and used again."""
+def copied(state: Any, buffers: dict[str, Tensor]) -> Any:
+    """Return `state` with copies of its tensors in main memory; `buffers` holds the copies for reuse."""
     structure, tensors = flatten(state)
-    for name in room.keys() - tensors.keys():
-        del room[name]
+    for name in buffers.keys() - tensors.keys():
+        del buffers[name]
     for name, tensor in tensors.items():
-        mine = room.get(name)
-        if mine is None or (mine.shape, mine.dtype) != (tensor.shape, tensor.dtype):
-            mine = room[name] = torch.empty_like(tensor, device="cpu")
-        mine.copy_(tensor)
-    return restore(structure, room)
+        copy = buffers.get(name)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = buffers[name] = torch.empty_like(tensor, device="cpu")
+        copy.copy_(tensor)
+    return restore(structure, buffers)
 
 
 def safetensors_pieces(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> Iterable[bytes | memoryview]:
-    """Yield a safetensors file in pieces, one tensor in memory at a time; `metadata` goes into its header.
+    """Yield a safetensors file in pieces, with one tensor in memory at a time; `metadata` goes into its header.
 
-    The library's own writer neither hashes, nor syncs, nor says that the disk is full, and refuses tensors
-    that share memory. Larger elements come first, which keeps each tensor aligned.
+    The library's own writer does not hash, sync or report a full disk, and it rejects tensors that share memory.
+    Tensors with larger elements come first, which keeps every tensor aligned.
     """
     header: dict[str, Any] = {_RESERVED: {"format": "pt", **(metadata or {})}}
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     offset = 0
     for name, tensor in ordered:
-        end = offset + tensor.numel() * tensor.element_size()
+        end = offset + tensor.nbytes
         header[name] = {
             "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
