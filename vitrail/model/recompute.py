@@ -23,7 +23,7 @@ def recomputable(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         module: Any = args[0]
         if module.recompute and torch.is_grad_enabled():
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)  # type: ignore[no-any-return]
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)  # type: ignore[arg-type, no-any-return]
         return forward(*args, **kwargs)
 
     return wrapper

@@ -33,7 +33,11 @@ def doctor() -> dict[str, Any]:
         "vitrail": {name: _version(name) for name in ("vitrail", *needed)},
         "optional": {name: _version(name) for name in optional},
         "python": {"version": platform.python_version(), "executable": sys.executable},
-        "system": {"platform": platform.platform(), "terminal": sys.stderr.isatty()},
+        "system": {
+            "platform": platform.platform(),
+            "supported": os.name == "posix",  # Windows has neither fcntl nor SIGHUP: use WSL there
+            "terminal": sys.stderr.isatty(),
+        },
         "cpu": {
             "model": _cpu("model name") or platform.processor() or platform.machine(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
