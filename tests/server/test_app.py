@@ -31,7 +31,7 @@ from vitrail.inspection.rollout import rollout
 from vitrail.server.app import create_app
 from vitrail.server.engine import Engine
 from vitrail.server.limits import Limits
-from vitrail.server.served import Served
+from vitrail.server.served_model import ServedModel
 
 PNG = {"content-type": "image/png"}
 
@@ -45,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(folder: Path) -> list[Served]:
-    return [Served(name, vitrail.load(folder / name), "cpu", "float32") for name in ("vit", "resnet")]
+def models(folder: Path) -> list[ServedModel]:
+    return [ServedModel(name, vitrail.load(folder / name), "cpu", "float32") for name in ("vit", "resnet")]
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ async def running(engine: Engine) -> AsyncIterator[Any]:
         yield app
 
 
-def ask(models: list[Served], scenario: Callable[[Any, Any], Coroutine[Any, Any, Any]], **limits: Any) -> Any:
+def ask(models: list[ServedModel], scenario: Callable[[Any, Any], Coroutine[Any, Any, Any]], **limits: Any) -> Any:
     """Run `scenario(app, engine)` on a fresh application."""
 
     async def run() -> Any:
@@ -72,13 +72,15 @@ def ask(models: list[Served], scenario: Callable[[Any, Any], Coroutine[Any, Any,
     return asyncio.run(run())
 
 
-def one(models: list[Served], *args: Any, limits: dict[str, Any] | None = None, **keywords: Any) -> Answer:
+def one(models: list[ServedModel], *args: Any, limits: dict[str, Any] | None = None, **keywords: Any) -> Answer:
     """The answer to a single request."""
     return ask(models, lambda app, engine: call(app, *args, **keywords), **(limits or {}))
 
 
 @pytest.fixture
-def stuck(models: list[Served], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+def stuck(
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[threading.Event, threading.Event]]:
     """A first model that computes nothing until the second event is set; the first says that it has begun."""
     begun, go = threading.Event(), threading.Event()
     compute = models[0].predict
@@ -94,7 +96,7 @@ def stuck(models: list[Served], monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
     go.set()
 
 
-def test_the_same_numbers_as_vitrail_predict(models: list[Served], folder: Path, tmp_path: Path) -> None:
+def test_the_same_numbers_as_vitrail_predict(models: list[ServedModel], folder: Path, tmp_path: Path) -> None:
     paths = []
     for i, kind in enumerate(("PNG", "JPEG", "BMP", "GIF")):
         paths.append(tmp_path / f"{i}.{kind.lower()}")
@@ -114,7 +116,7 @@ def test_the_same_numbers_as_vitrail_predict(models: list[Served], folder: Path,
 
 
 def test_real_and_awkward_photographs_as_vitrail_predict_has_them(
-    models: list[Served], folder: Path, shared_data: Path
+    models: list[ServedModel], folder: Path, shared_data: Path
 ) -> None:
     awkward = shared_data / "awkward-images"
     paths = [awkward / "Landscape_7.jpg", awkward / "Channel_digital_image_CMYK_color.jpg"]
@@ -131,7 +133,7 @@ def decoded(address: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
 
 
-def test_another_model_and_how_many_classes(models: list[Served]) -> None:
+def test_another_model_and_how_many_classes(models: list[ServedModel]) -> None:
     found = one(models, "POST", "/v1/predict", png(), headers=PNG, query="model=resnet&top=2").json
     assert found["model"] == "resnet" and len(found["images"][0]["top"]) == 2
     assert sum(best["probability"] for best in found["images"][0]["top"]) <= 1
@@ -144,7 +146,7 @@ def test_another_model_and_how_many_classes(models: list[Served]) -> None:
         assert (refused.status, refused.reason) == (422, "query")
 
 
-def test_features_are_those_of_the_network(models: list[Served], folder: Path) -> None:
+def test_features_are_those_of_the_network(models: list[ServedModel], folder: Path) -> None:
     found = one(models, "POST", "/v1/embed", png(), headers=PNG).json
     prepared = models[0].prepare(png(), 10**6).pixels
     with torch.no_grad():
@@ -153,7 +155,7 @@ def test_features_are_those_of_the_network(models: list[Served], folder: Path) -
     np.testing.assert_allclose(found["images"][0]["features"], expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_attention_is_what_inspect_computes(models: list[Served], folder: Path) -> None:
+def test_attention_is_what_inspect_computes(models: list[ServedModel], folder: Path) -> None:
     model: Any = vitrail.load(folder / "vit")
     found = one(models, "POST", "/v1/attention", png(), headers=PNG, query="layer=0&head=1").json
     crop = decoded(found["crop"])
@@ -182,7 +184,7 @@ def test_attention_is_what_inspect_computes(models: list[Served], folder: Path) 
         ("model=resnet", 422, "not a ResNet"),
     ],
 )
-def test_what_cannot_be_shown_is_said(models: list[Served], query: str, status: int, words: str) -> None:
+def test_what_cannot_be_shown_is_said(models: list[ServedModel], query: str, status: int, words: str) -> None:
     refused = one(models, "POST", "/v1/attention", png(), headers=PNG, query=query)
     assert refused.status == status and words in refused.json["error"]["message"]
 
@@ -209,7 +211,7 @@ def _wide() -> bytes:
         (form([])[0], form([])[1]["content-type"], 400, "no-image"),
     ],
 )
-def test_what_is_refused_and_why(models: list[Served], body: Any, kind: str, status: int, reason: str) -> None:
+def test_what_is_refused_and_why(models: list[ServedModel], body: Any, kind: str, status: int, reason: str) -> None:
     headers = {"content-type": kind} | ({"content-length": str(len(body))} if isinstance(body, bytes) else {})
     limits = {"body": 20_000 if status == 413 else 10_000_000}
     answer = one(models, "POST", "/v1/predict", body, headers=headers, limits=limits)
@@ -217,7 +219,7 @@ def test_what_is_refused_and_why(models: list[Served], body: Any, kind: str, sta
     assert "Traceback" not in answer.body.decode() and "site-packages" not in answer.body.decode()
 
 
-def test_one_bad_file_of_several_fails_alone(models: list[Served]) -> None:
+def test_one_bad_file_of_several_fails_alone(models: list[ServedModel]) -> None:
     files = [("a.png", png(), "image/png"), ("b.txt", b"words", "text/plain"), ("c.png", b"words", "image/png")]
     body, headers = form([*files, ('d"<b>é.png', png(), "image/png")])
     answer = one(models, "POST", "/v1/predict", body, headers=headers)
@@ -230,7 +232,9 @@ def test_one_bad_file_of_several_fails_alone(models: list[Served]) -> None:
     assert (refused.status, refused.reason) == (413, "too-many-images")
 
 
-def test_an_image_that_breaks_the_network_fails_alone(models: list[Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_breaks_the_network_fails_alone(
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     compute = models[0].predict
 
     def predict(images: torch.Tensor) -> torch.Tensor:
@@ -249,7 +253,7 @@ def test_an_image_that_breaks_the_network_fails_alone(models: list[Served], monk
     assert one(models, "POST", "/v1/predict", png((0, 0, 205)), headers=PNG).status == 500
 
 
-def test_a_full_queue_says_when_to_come_back(models: list[Served], stuck: Any) -> None:
+def test_a_full_queue_says_when_to_come_back(models: list[ServedModel], stuck: Any) -> None:
     begun, go = stuck
 
     async def scenario(app: Any, engine: Any) -> tuple[list[Answer], list[Answer], Answer]:
@@ -268,7 +272,7 @@ def test_a_full_queue_says_when_to_come_back(models: list[Served], stuck: Any) -
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 
 
-def test_the_deadline_and_a_client_that_leaves(models: list[Served], stuck: Any) -> None:
+def test_the_deadline_and_a_client_that_leaves(models: list[ServedModel], stuck: Any) -> None:
     begun, go = stuck
 
     async def scenario(app: Any, engine: Any) -> list[Answer]:
@@ -284,13 +288,13 @@ def test_the_deadline_and_a_client_that_leaves(models: list[Served], stuck: Any)
     assert [answer.status for answer in ask(models, scenario, deadline=0.5)][:2] == [499, 504]
 
 
-def test_a_body_that_never_ends(models: list[Served]) -> None:
+def test_a_body_that_never_ends(models: list[ServedModel]) -> None:
     limits = {"receive": 0.05}
     slow = one(models, "POST", "/v1/predict", [b"\x89PNG"], headers=PNG, stalls=True, limits=limits)
     assert (slow.status, slow.reason, slow.headers["connection"]) == (408, "slow", "close")
 
 
-def test_foreign_pages_and_names(models: list[Served]) -> None:
+def test_foreign_pages_and_names(models: list[ServedModel]) -> None:
     for headers, status in (
         ({"host": "evil.example"}, 400),
         ({"origin": "http://evil.example"}, 403),
@@ -305,12 +309,12 @@ PATHS = ("/../pyproject.toml", "/page/../app.py", "/docs", "/redoc", "/page.py",
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_there_are_no_other_files(models: list[Served], path: str) -> None:
+def test_there_are_no_other_files(models: list[ServedModel], path: str) -> None:
     answer = one(models, "GET", path)
     assert answer.status == 404 and len(answer.body) < 200
 
 
-def test_the_page_may_load_nothing_from_elsewhere(models: list[Served]) -> None:
+def test_the_page_may_load_nothing_from_elsewhere(models: list[ServedModel]) -> None:
     async def scenario(app: Any, engine: Any) -> list[Answer]:
         return [await call(app, "GET", path) for path in ("/", "/page.css", "/page.js")]
 
@@ -322,7 +326,7 @@ def test_the_page_may_load_nothing_from_elsewhere(models: list[Served]) -> None:
         assert b"http://" not in page.body and b"https://" not in page.body and b"innerHTML" not in page.body
 
 
-def test_ready_live_and_counted(models: list[Served]) -> None:
+def test_ready_live_and_counted(models: list[ServedModel]) -> None:
     async def scenario(app: Any, engine: Any) -> dict[str, Answer]:
         await call(app, "POST", "/v1/predict", png(), headers=PNG)
         await call(app, "POST", "/v1/predict", b"words", headers=PNG)
@@ -336,10 +340,10 @@ def test_ready_live_and_counted(models: list[Served]) -> None:
     statuses = {name: answer.status for name, answer in found.items()}
     assert statuses == {"/livez": 200, "/readyz": 200, "/metrics": 200, "/v1/models": 200, "draining": 503, "late": 503}
     lines = found["/metrics"].body.decode().splitlines()
-    assert 'vitrail_requests_total{path="/v1/predict",status="200"} 1' in lines
-    assert 'vitrail_requests_total{path="/v1/predict",status="415"} 1' in lines
-    assert 'vitrail_images_total{model="vit"} 1' in lines
-    assert 'vitrail_refused_total{reason="not-an-image"} 1' in lines
+    assert 'vitrail_requests_total{path="/v1/predict",status="200"} 1.0' in lines
+    assert 'vitrail_requests_total{path="/v1/predict",status="415"} 1.0' in lines
+    assert 'vitrail_images_total{model="vit"} 1.0' in lines
+    assert 'vitrail_refused_total{reason="not-an-image"} 1.0' in lines
     described = found["/v1/models"].json["models"]
     assert [(one["name"], one["attention"], one["class_names"]) for one in described] == [
         ("vit", True, list(NAMES)),
@@ -347,7 +351,9 @@ def test_ready_live_and_counted(models: list[Served]) -> None:
     ]
 
 
-def test_not_ready_before_it_is_warm_or_if_it_never_is(models: list[Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_ready_before_it_is_warm_or_if_it_never_is(
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails() -> None:
         raise RuntimeError("no such kernel")
 
@@ -366,7 +372,7 @@ def test_not_ready_before_it_is_warm_or_if_it_never_is(models: list[Served], mon
     assert failed.status == refused.status == 503 and b"no such kernel" in failed.body
 
 
-def test_the_openapi_description_fits_the_answers(models: list[Served]) -> None:
+def test_the_openapi_description_fits_the_answers(models: list[ServedModel]) -> None:
     described = one(models, "GET", "/openapi.json").json
     assert {"/v1/predict", "/v1/embed", "/v1/attention", "/v1/models", "/livez", "/readyz"} <= described["paths"].keys()
     post = described["paths"]["/v1/predict"]["post"]

@@ -69,9 +69,9 @@ def test_the_clock_stops_when_the_head_is_there_and_starts_with_the_next(monkeyp
         for _ in range(3):
             writer.write(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\n\r\n")  # the body is still to come
             found += (await reader.readuntil(b"hello"))[-5:]
-            ticking.append(made[0]._overdue is not None)
+            ticking.append(made[0]._timer is not None)
             writer.write(b"ok" + WHOLE[:9])
-            while made[0]._overdue is None:
+            while made[0]._timer is None:
                 await asyncio.sleep(0)
             writer.write(WHOLE[9:])
             await reader.readuntil(b"hello")

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from vitrail.errors import DecodeError
-from vitrail.server.limits import Gate, Refused, check_media_type, undecodable
+from vitrail.server.limits import Gate, Refused, undecodable
+from vitrail.server.upload import check_media_type
 
 
 def test_the_gate_lets_in_as_many_as_it_should_and_forgets_them() -> None:
@@ -43,7 +44,7 @@ def test_images_and_undeclared_bytes_pass(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["text/html", "application/json", "video/mp4", "imagex/png"])
 def test_other_types_do_not(kind: str) -> None:
-    with pytest.raises(Refused, match="the body is declared") as refused:
+    with pytest.raises(Refused, match="the body has media type") as refused:
         check_media_type(kind, "the body")
     assert refused.value.status == 415
 

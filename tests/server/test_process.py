@@ -48,7 +48,7 @@ def _predict(url: str) -> dict[str, object]:
 def test_impossible_settings(settings: dict[str, object], message: str, model: Path) -> None:
     with pytest.raises(UsageError, match=message):
         serve(model, **settings)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="serve what"):
+    with pytest.raises(UsageError, match="no model is given"):
         serve()
 
 
@@ -56,7 +56,7 @@ def test_a_port_that_is_taken(model: Path, capsys: pytest.CaptureFixture[str]) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert cli.main(["serve", str(model), "--port", str(port)]) == 2
-    assert f"port {port} of 127.0.0.1 is taken" in capsys.readouterr().err
+    assert f"port {port} of 127.0.0.1 is used by another program" in capsys.readouterr().err
 
 
 def test_nothing_to_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +94,7 @@ def _half_inside(url: str, body: bytes) -> Iterator[socket.socket]:
     head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: image/png\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:20])
-        while "vitrail_images_inside 1\n" not in _get(f"{url}/metrics"):
+        while "vitrail_images_inside 1.0\n" not in _get(f"{url}/metrics"):
             pass
         yield client
 

@@ -1,7 +1,7 @@
 """The HTTP interface: POST /v1/predict, /v1/embed, /v1/attention, GET /v1/models, /livez, /readyz, /metrics; the page.
 
-Everything is answered from memory: no path of a file and no address is accepted anywhere. FastAPI's pages of
-documentation are switched off, as they load scripts from elsewhere; /openapi.json describes the interface.
+No request can name a file or an address: only uploaded bytes are read. FastAPI's documentation pages are switched off
+because they load scripts from other servers; /openapi.json describes the interface.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from vitrail.server.answers import (
-    IMAGE_BODY,
-    Attention,
-    Embedded,
-    Embedding,
-    Predicted,
-    Prediction,
-    problems,
-)
 from vitrail.server.engine import Engine, Outcome, seconds_since
 from vitrail.server.guard import Guard, Hosts
 from vitrail.server.limits import Refused
 from vitrail.server.metrics import MEDIA_TYPE
-from vitrail.server.served import TOP, Look
+from vitrail.server.responses import (
+    IMAGE_BODY,
+    Attention,
+    Embedding,
+    ImageFeatures,
+    ImagePrediction,
+    Prediction,
+    problems,
+)
+from vitrail.server.served_model import TOP, AttentionQuery
 from vitrail.version import __version__
 
 PAGE = {"/": "index.html"} | {
@@ -41,15 +41,15 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 PATHS = ("/v1/predict", "/v1/embed", "/v1/attention", "/v1/models", "/livez", "/readyz", "/metrics", *PAGE)
 POST: dict[str, Any] = {"openapi_extra": {"requestBody": IMAGE_BODY}, "responses": problems()}
 
-Model = Annotated[str | None, Query(description="Name of a model, as in /v1/models; left out: the first")]
-Top = Annotated[int, Query(ge=1, le=TOP, description="Classes named of each image")]
-Crop = Annotated[bool, Query(description="Whether to return what the network saw of each image, too")]
+Model = Annotated[str | None, Query(description="Name of a model, as in /v1/models (default: the first)")]
+Top = Annotated[int, Query(ge=1, le=TOP, description="Number of classes to return per image")]
+Crop = Annotated[bool, Query(description="Whether to return the part of each image that the network saw")]
 
 
 def create_app(engine: Engine, hosts: Hosts | None = None) -> Guard:
-    """Return the ASGI application through which `engine` is asked; it starts and stops the engine.
+    """Return the ASGI application that passes requests to `engine`; it starts and stops the engine.
 
-    `hosts` says under which names it may be asked for; left out: those of this machine alone.
+    `hosts` are the host names that requests may use; by default only those of this machine.
     """
 
     @asynccontextmanager
@@ -72,44 +72,52 @@ def create_app(engine: Engine, hosts: Hosts | None = None) -> Guard:
 def _add_posts(app: FastAPI, engine: Engine) -> None:
     @app.post("/v1/predict", response_model=Prediction, **POST)
     async def predict(request: Request, model: Model = None, top: Top = 5, crop: Crop = False) -> Any:
-        """Name the classes of one image, or of several."""
+        """Predict the classes of one or more images."""
         began, served = time.perf_counter(), engine.model(model)
         async with engine.admitted(request) as uploads:
             outcomes = await engine.within_deadline(request, engine.answer(served, uploads, served.rank))
             crops = await asyncio.to_thread(_crops, outcomes) if crop else [None] * len(outcomes)
         images = [
-            Predicted(one.name, [] if one.refused else served.top(one.value, top), _problem(one), seen)
-            for one, seen in zip(outcomes, crops, strict=True)
+            ImagePrediction(one.name, [] if one.refused else served.top(one.value, top), _problem(one), image)
+            for one, image in zip(outcomes, crops, strict=True)
         ]
-        return _some(outcomes) or Prediction(served.name, images, seconds_since(began))
+        return _if_all_refused(outcomes) or Prediction(served.name, images, seconds_since(began))
 
     @app.post("/v1/embed", response_model=Embedding, **POST)
     async def embed(request: Request, model: Model = None) -> Any:
-        """Return what the classifier sees of one image, or of several."""
+        """Return the features of one or more images: the input of the classifier."""
         began, served = time.perf_counter(), engine.model(model)
         async with engine.admitted(request) as uploads:
             outcomes = await engine.within_deadline(request, engine.answer(served, uploads, served.features))
-        images = [Embedded(one.name, [] if one.refused else one.value.tolist(), _problem(one)) for one in outcomes]
+        images = [ImageFeatures(one.name, [] if one.refused else one.value.tolist(), _problem(one)) for one in outcomes]
         width = max(len(one.features) for one in images)
-        return _some(outcomes) or Embedding(served.name, width, images, seconds_since(began))
+        return _if_all_refused(outcomes) or Embedding(served.name, width, images, seconds_since(began))
 
     @app.post("/v1/attention", response_model=Attention, **POST)
     async def attention(
         request: Request,
         model: Model = None,
-        layer: Annotated[int, Query(description="From 0, or from the end: -1")] = -1,
-        head: Annotated[int | None, Query(ge=0, description="From 0; left out: the mean of all")] = None,
-        row: Annotated[int | None, Query(ge=0, description="Of a patch, from 0; with column")] = None,
-        column: Annotated[int | None, Query(ge=0)] = None,
+        layer: Annotated[
+            int, Query(description="Number of the layer, from 0; negative numbers count from the last")
+        ] = -1,
+        head: Annotated[
+            int | None, Query(ge=0, description="Number of the head, from 0 (default: the mean of all heads)")
+        ] = None,
+        row: Annotated[int | None, Query(ge=0, description="Row of a patch, from 0; needs column")] = None,
+        column: Annotated[int | None, Query(ge=0, description="Column of a patch, from 0; needs row")] = None,
     ) -> Any:
         """Show where the network looks in one image."""
         began, served = time.perf_counter(), engine.model(model)
         if (row is None) != (column is None):
-            raise Refused(422, "query", "a patch has a row and a column: give both, or neither")
-        what = Look(layer, head, None if row is None or column is None else (row, column))
+            raise Refused(422, "query", "a patch needs a row and a column: give both or neither")
+        what = AttentionQuery(layer, head, None if row is None or column is None else (row, column))
         async with engine.admitted(request) as uploads:
             if len(uploads) != 1:
-                raise Refused(413, "too-many-images", "attention is shown of one image at a time")
+                raise Refused(
+                    413,
+                    "too-many-images",
+                    f"attention needs exactly one image per request, and this one has {len(uploads)}",
+                )
             found = await engine.within_deadline(request, engine.look(served, uploads[0], what))
         return Attention(model=served.name, seconds=seconds_since(began), **found)
 
@@ -122,8 +130,8 @@ def _problem(outcome: Outcome) -> dict[str, str] | None:
     return outcome.refused.as_json() if outcome.refused else None
 
 
-def _some(outcomes: list[Outcome]) -> JSONResponse | None:
-    """None where an image could be answered; else the refusal of the first, which is that of the request."""
+def _if_all_refused(outcomes: list[Outcome]) -> JSONResponse | None:
+    """Return the refusal of the first image if all were refused, else None."""
     if any(one.refused is None for one in outcomes):
         return None
     refused = outcomes[0].refused
@@ -133,7 +141,7 @@ def _some(outcomes: list[Outcome]) -> JSONResponse | None:
 
 def _as_response(refused: Refused) -> JSONResponse:
     headers = {} if refused.retry_after is None else {"Retry-After": str(refused.retry_after)}
-    if refused.status == 408:  # the rest of the body is not waited for
+    if refused.status == 408:  # do not wait for the rest of the body
         headers["Connection"] = "close"
     return JSONResponse({"error": refused.as_json()}, refused.status, headers)
 
@@ -144,7 +152,7 @@ def _add_gets(app: FastAPI, engine: Engine) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """List the models with their cards, and what is the most that is taken."""
+        """List the models with their cards, and the limits of requests."""
         return {"models": described, "limits": limits, "version": __version__}
 
     @app.get("/livez", response_class=PlainTextResponse)
@@ -162,7 +170,7 @@ def _add_gets(app: FastAPI, engine: Engine) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Counts and times, as Prometheus reads them."""
+        """Return counts and times in the text format of Prometheus."""
         return Response(engine.metrics.text(), media_type=MEDIA_TYPE)
 
 
@@ -170,10 +178,10 @@ def _add_page(app: FastAPI) -> None:
     folder = files("vitrail.server") / "page"
     for path, name in PAGE.items():
         content, kind = (folder / name).read_bytes(), TYPES[name.rpartition(".")[2]]
-        app.add_api_route(path, _giving(content, kind), include_in_schema=False)
+        app.add_api_route(path, _respond_with(content, kind), include_in_schema=False)
 
 
-def _giving(content: bytes, kind: str) -> Any:
+def _respond_with(content: bytes, kind: str) -> Any:
     async def give() -> Response:
         return Response(content, media_type=kind)
 
@@ -183,7 +191,7 @@ def _giving(content: bytes, kind: str) -> Any:
 def _add_problems(app: FastAPI, engine: Engine) -> None:
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
-        engine.metrics.refused.add(error.reason)
+        engine.metrics.refused.labels(error.reason).inc()
         return _as_response(error)
 
     @app.exception_handler(RequestValidationError)
@@ -196,5 +204,5 @@ def _add_problems(app: FastAPI, engine: Engine) -> None:
 
 
 def _sentence(errors: Iterable[Any]) -> str:
-    """What is wrong with query values; the values themselves are not repeated."""
+    """Describe what is wrong with query values, without repeating the values."""
     return "; ".join(f"{'.'.join(map(str, error['loc'][1:]))}: {error['msg']}" for error in errors)

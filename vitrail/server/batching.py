@@ -1,8 +1,8 @@
-"""Dynamic batching: what arrived while one batch was computed is the next batch.
+"""Dynamic batching: images that arrive while one batch is computed form the next batch.
 
-Nothing waits for company: an image that arrives alone is computed at once. All models share one thread, so that
-two of them never fight for the same cores. Where a batch fails its images are computed one by one, and only
-those that fail alone are failures. An image whose client has left, or whose deadline is past, is passed over.
+An image that arrives alone is computed at once. All models share one thread, so they never compete for the same cores.
+If a batch fails, its images are computed one by one, and only those that fail alone are failures. An image whose client
+has left, or whose deadline has passed, is skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 log = logging.getLogger("vitrail")
 
 Compute = Callable[[list[Any]], Sequence[Any]]
-"""Items -> one answer each, in their order; an answer may be an Exception, for that item alone."""
+"""Items -> one result each, in the same order. A result may be an Exception, for that item alone."""
 
 
 @dataclass(eq=False)
@@ -30,9 +30,9 @@ class _Waiting:
 
 
 class Batcher:
-    """Hands items to functions, many at a time where they are for the same one.
+    """Passes items to functions, in batches of items for the same function.
 
-    `answered(items, seconds)` is told of every batch. Use: `start`, `submit` any number of times, `stop`.
+    `answered(items, seconds)` is called after every batch. Use: `start`, `submit` any number of times, `stop`.
     """
 
     def __init__(self, size: int, answered: Callable[[int, float], None]) -> None:
@@ -43,11 +43,11 @@ class Batcher:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to work, on the running event loop."""
+        """Start working on the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def stop(self) -> None:
-        """End; what is being computed is finished, and what waits is cancelled."""
+        """Finish the current batch, cancel waiting items, and stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -57,7 +57,7 @@ class Batcher:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def submit(self, compute: Compute, item: Any) -> Any:
-        """Return what `compute` makes of an item, or raise what it raised. Cancelling this drops the item."""
+        """Return the result of `compute` for an item, or raise its exception. Cancelling this drops the item."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.waiting.append(_Waiting(compute, item, answer))
         self._arrived.set()
@@ -102,7 +102,7 @@ class Batcher:
 
 
 def isolated(compute: Compute, items: list[Any]) -> list[Any]:
-    """Return an answer or an exception for each item: one that breaks a batch fails alone."""
+    """Return a result or an exception for each item: one that breaks a batch fails alone."""
     try:
         answers = list(compute(items))
         if len(answers) != len(items):

@@ -1,7 +1,7 @@
-"""A connection of uvicorn's whose client may not take for ever to say what it wants, nor say any amount.
+"""An HTTP connection with limits on the time and size of a request's head.
 
-uvicorn bounds how long a connection may lie idle after an answer, but not how long the head of a request (its first
-line and headers) may take or how large it may grow, nor how long a new connection may say nothing.
+uvicorn limits how long a connection may be idle after a response. It does not limit the time or the size of the head
+of a request (its first line and headers), nor how long a new connection may send nothing.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class Connection(HttpToolsProtocol):
-    """Closed where a head does not arrive within `seconds`, or within `largest` bytes and the packet that ends it."""
+    """A connection that is closed if a head takes more than `seconds`, or `largest` bytes and one packet."""
 
     seconds = 10.0
     largest = 16 * 1024
     _received = 0
-    """Bytes of a head that is not complete."""
-    _overdue: asyncio.TimerHandle | None = None
-    """The clock, as long as a head is awaited."""
+    """Bytes received of an incomplete head."""
+    _timer: asyncio.TimerHandle | None = None
+    """The timer, while a head is expected."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
+        """Start the timer for a new client."""
         super().connection_made(transport)
-        self._watch()
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        """A client sent something."""
+        """Count the bytes of the head."""
         super().data_received(data)
-        if self._overdue is not None:
+        if self._timer is not None:
             self._received += len(data)
             if self._received > self.largest:
                 self.transport.close()
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Start the timer for a new request."""
         super().on_message_begin()
-        self._watch()
+        self._start_timer()
 
     def on_headers_complete(self) -> None:
-        """A head has come."""
-        self._forget()
+        """Stop the timer: the head is complete."""
+        self._stop_timer()
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A client is gone."""
-        self._forget()
+        """Stop the timer: the client has left."""
+        self._stop_timer()
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
-        if self._overdue is None:
-            self._received, self._overdue = 0, self.loop.call_later(self.seconds, self.transport.close)
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._received, self._timer = 0, self.loop.call_later(self.seconds, self.transport.close)
 
-    def _forget(self) -> None:
-        if self._overdue is not None:
-            self._overdue.cancel()
-            self._overdue = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

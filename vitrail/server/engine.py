@@ -1,7 +1,7 @@
-"""From uploads to answers: decode on a few threads, compute in batches, give up at the deadline.
+"""From uploads to results: decode on a few threads, compute in batches, stop at the deadline.
 
-Readiness is here too: `ready` once every network has answered an image, and no longer from the moment that the
-server is told to end.
+The engine also knows whether the server is ready: once every network has processed one image, and until the server is
+told to end.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from vitrail.errors import UsageError
 from vitrail.server.batching import Batcher
 from vitrail.server.limits import Gate, Limits, Refused
 from vitrail.server.metrics import Metrics
-from vitrail.server.served import Look, Prepared, Served
-from vitrail.server.upload import Upload, left, read_uploads
+from vitrail.server.served_model import AttentionQuery, PreparedImage, ServedModel
+from vitrail.server.upload import Upload, disconnected, read_uploads
 
 log = logging.getLogger("vitrail")
 
 DECODERS = 4
-"""Images decoded at once, at most: the largest take a gigabyte each while they are."""
+"""Maximum number of images decoded at once. The largest need a gigabyte each."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one file: `value` of the network, or why there is none."""
+    """The result of one file: the network's `value`, or why there is none."""
 
     name: str
     value: Any = None
     refused: Refused | None = None
-    prepared: Prepared | None = None
-    """The image as the network took it, where there is a value."""
+    prepared: PreparedImage | None = None
+    """The image as the network saw it, if there is a value."""
 
 
 class Engine:
-    """The networks and the queue before them; lives on one event loop, between `start` and `stop`."""
+    """The networks and their queue. It runs on one event loop, between `start` and `stop`."""
 
-    def __init__(self, models: list[Served], limits: Limits) -> None:
+    def __init__(self, models: list[ServedModel], limits: Limits) -> None:
         self.models = {model.name: model for model in models}
         self.first = models[0]
         self.limits, self.gate = limits, Gate(limits.queue)
@@ -58,7 +58,7 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Are requests taken?"""
+        """Whether requests are accepted."""
         return self.warm and not self.draining
 
     @property
@@ -69,13 +69,13 @@ class Engine:
         return self._batcher
 
     def start(self) -> None:
-        """Begin to work; `ready` follows when all networks are warm."""
+        """Start working. `ready` becomes true when all networks are warm."""
         self._batcher = Batcher(self.limits.batch, self._answered)
         self._batcher.start()
         self._warming = asyncio.get_running_loop().create_task(self._warm(), name="vitrail-warm")
 
     async def stop(self) -> None:
-        """End, after what is being computed."""
+        """Finish the current batch and stop."""
         self.draining = True
         if self._warming is not None:
             self._warming.cancel()
@@ -86,9 +86,9 @@ class Engine:
         try:
             for model in self.models.values():
                 await self.batcher.submit(_warm, model)
-        except Exception as error:  # whatever a network raises: the server stays up to say so
+        except Exception as error:  # the server stays up to report whatever a network raises
             self.failure = f"{type(error).__name__}: {error}"
-            log.error("the server cannot get ready: %s", self.failure)
+            log.error("the server cannot become ready: %s", self.failure)
             return
         self.warm = True
 
@@ -96,23 +96,23 @@ class Engine:
         self.gate.answered(images, seconds)
         self.metrics.batches.observe(images)
 
-    def model(self, name: str | None) -> Served:
+    def model(self, name: str | None) -> ServedModel:
         """Return a network by its name, or the first. Raises Refused 404."""
         if name is None:
             return self.first
         if name not in self.models:
-            raise Refused(404, "no-model", f"no model is called {name!r}; there are {', '.join(self.models)}")
+            raise Refused(404, "no-model", f"no model is called {name!r}; the models are {', '.join(self.models)}")
         return self.models[name]
 
     @asynccontextmanager
     async def admitted(self, request: Request) -> AsyncIterator[list[Upload]]:
-        """Let a request in, with its files, for as long as the block takes.
+        """Admit a request to the queue and yield its files.
 
-        Raises Refused 503 where the server is not ready, 429 where it is full, and what reading the body raises.
-        The places in the queue are taken before the body is read, so that bodies are bounded too.
+        Raises Refused 503 if the server is not ready, 429 if the queue is full, and the refusals of reading the body.
+        Places in the queue are reserved before the body is read, which limits the memory of bodies, too.
         """
         if not self.ready:
-            why = "shutting down" if self.draining else self.failure or "the networks are not ready yet"
+            why = "the server is shutting down" if self.draining else self.failure or "the networks are not ready yet"
             raise Refused(503, "not-ready", why, None if self.failure else 1)
         with self.gate.hold() as held:
             uploads = await read_uploads(request, self.limits)
@@ -120,34 +120,33 @@ class Engine:
             yield uploads
 
     async def within_deadline(self, request: Request, work: Awaitable[Any]) -> Any:
-        """Return what `work` gives. Raises Refused 504 at the deadline and 499 when the client leaves, and drops it."""
+        """Return the result of `work`, or drop it: Refused 504 at the deadline, 499 when the client leaves."""
         task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(_gone(request))
+        client_left = asyncio.ensure_future(_client_left(request))
         try:
-            waited = {task, gone}
-            await asyncio.wait(waited, timeout=self.limits.deadline, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, client_left}, timeout=self.limits.deadline, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            if gone.done():
-                raise left()
-            raise Refused(504, "deadline", f"no answer within {self.limits.deadline:g} seconds")
+            if client_left.done():
+                raise disconnected()
+            raise Refused(504, "deadline", f"the result was not ready within {self.limits.deadline:g} seconds")
         finally:
             task.cancel()
-            gone.cancel()
-            await asyncio.gather(task, gone, return_exceptions=True)
+            client_left.cancel()
+            await asyncio.gather(task, client_left, return_exceptions=True)
 
     async def answer(
-        self, model: Served, uploads: list[Upload], compute: Callable[[list[Prepared]], list[Any]]
+        self, model: ServedModel, uploads: list[Upload], compute: Callable[[list[PreparedImage]], list[Any]]
     ) -> list[Outcome]:
-        """Return what `compute`, a method of `model`, makes of each file; one that is bad fails alone."""
+        """Return the result of `compute`, a method of `model`, for each file; a bad file fails alone."""
         outcomes = await asyncio.gather(*(self._one(model, upload, compute) for upload in uploads))
-        self.metrics.images.add(model.name, by=sum(one.refused is None for one in outcomes))
+        self.metrics.images.labels(model.name).inc(sum(one.refused is None for one in outcomes))
         for one in outcomes:
             if one.refused is not None:
-                self.metrics.refused.add(one.refused.reason)
+                self.metrics.refused.labels(one.refused.reason).inc()
         return outcomes
 
-    async def _one(self, model: Served, upload: Upload, compute: Callable[[list[Any]], list[Any]]) -> Outcome:
+    async def _one(self, model: ServedModel, upload: Upload, compute: Callable[[list[Any]], list[Any]]) -> Outcome:
         try:
             prepared = await self.prepare(model, upload)
             return Outcome(upload.name, await self.batcher.submit(compute, prepared), prepared=prepared)
@@ -156,8 +155,8 @@ class Engine:
         except Exception as error:
             return Outcome(upload.name, refused=_failed(error))
 
-    async def look(self, model: Served, upload: Upload, what: Look) -> dict[str, Any]:
-        """Return where a network looks in one file. Raises Refused 422 for what this network does not have."""
+    async def look(self, model: ServedModel, upload: Upload, what: AttentionQuery) -> dict[str, Any]:
+        """Return where a network looks in one image. Raises Refused 422 if it has no such layer, head or patch."""
         prepared = await self.prepare(model, upload)
         try:
             found: dict[str, Any] = await self.batcher.submit(model.look, (prepared, what))
@@ -167,31 +166,31 @@ class Engine:
             raise
         except Exception as error:
             raise _failed(error) from error
-        self.metrics.images.add(model.name)
+        self.metrics.images.labels(model.name).inc()
         return found
 
-    async def prepare(self, model: Served, upload: Upload) -> Prepared:
-        """Decode and prepare a file on a thread of its own. Raises Refused."""
+    async def prepare(self, model: ServedModel, upload: Upload) -> PreparedImage:
+        """Decode and prepare a file on another thread. Raises Refused."""
         if upload.refused is not None:
             raise upload.refused
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._decoders, model.prepare, upload.data, self.limits.pixels)
 
 
-def _warm(models: list[Served]) -> list[None]:
+def _warm(models: list[ServedModel]) -> list[None]:
     for model in models:
         model.warm()
     return [None] * len(models)
 
 
 def _failed(error: Exception) -> Refused:
-    """What a client is told of a failure inside: no more than that; the log has the rest."""
+    """Return what a client learns about an internal failure. The log has the details."""
     log.error("failed on an image: %s: %s", type(error).__name__, error)
     return Refused(500, "failed", "the network failed on this image")
 
 
-async def _gone(request: Request) -> None:
-    """Return when the client has left; the body has been read."""
+async def _client_left(request: Request) -> None:
+    """Return when the client has left. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

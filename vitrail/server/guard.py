@@ -1,10 +1,10 @@
-"""What every request passes before anything is done for it: whose page sent it, how large it is, what is answered.
+"""Checks on every request before the application sees it: its origin, its size, and the time it takes.
 
-Plain ASGI, so that a body is measured while it arrives and nothing is held twice.
+This is plain ASGI, so a body is measured while it arrives and is never stored twice.
 
-A page of another site can make a browser send requests to this machine. It cannot choose the Host header unless
-its own name was made to point here (DNS rebinding), which is why only this server's names pass; and a browser
-says in Origin and Sec-Fetch-Site whose page is asking, which is why a POST from elsewhere does not pass.
+A page of another site can make a browser send requests to this machine. It can choose the Host header only if its own
+name points here (DNS rebinding), so only this server's names are accepted. Browsers say in Origin and Sec-Fetch-Site
+which page sends a request, so a POST request from another site is refused.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer: the page may load nothing from elsewhere, whatever a class is called."""
+"""Headers of every response. The page may load nothing from other servers, whatever a class is called."""
 
 
 class Hosts:
-    """The names under which this server may be asked for.
+    """The host names that requests may use.
 
-    Bound to this machine alone, those are localhost's; bound to more, also the machine's own name and any IP
-    address, since a page under an address cannot be rebound to another. `also` adds names, such as a proxy's.
+    A server that listens only to this machine accepts the names of localhost. One that listens to other machines also
+    accepts the machine's own name and any IP address, because an address cannot be rebound. `also` adds names, such as
+    that of a proxy.
     """
 
     def __init__(self, bound: str, also: Iterable[str] = ()) -> None:
@@ -54,13 +55,13 @@ class Hosts:
             self.names.add(socket.gethostname().lower())
 
     def allow(self, header: str) -> bool:
-        """Does a Host header name this server?"""
+        """Return whether a Host header names this server."""
         name = host_name(header)
         return name in self.names or (self.any_address and _is_address(name))
 
 
 def host_name(header: str) -> str:
-    """Return the name in a Host header, without its port; "" where it is malformed."""
+    """Return the name in a Host header, without its port; "" if it is malformed."""
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:
@@ -76,7 +77,7 @@ def _is_address(name: str) -> bool:
 
 
 def foreign(headers: dict[str, str]) -> bool:
-    """Did a page of another origin make the browser send this?"""
+    """Return whether a page of another origin made the browser send this."""
     site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
     if site not in ("none", "same-origin"):
         return True
@@ -84,20 +85,20 @@ def foreign(headers: dict[str, str]) -> bool:
 
 
 class Guard:
-    """Wraps an application; `paths` are those that metrics tell apart."""
+    """An ASGI application around another. Metrics count the requests of each path in `paths`."""
 
     def __init__(self, app: App, limits: Limits, hosts: Hosts, metrics: Metrics, paths: Iterable[str]) -> None:
         self.app, self.limits, self.hosts, self.metrics = app, limits, hosts, metrics
         self.paths = frozenset(paths)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Handle one connection, as ASGI has it."""
+        """Handle one ASGI connection."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began, status = time.perf_counter(), 499
 
-        async def noted(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -108,20 +109,22 @@ class Guard:
         try:
             refused = self._refused(scope)
             if refused is None:
-                await self.app(scope, self._measured(receive), noted)
+                await self.app(scope, self._measured(receive), send_with_headers)
             else:
-                self.metrics.refused.add(refused.reason)
-                await answer(noted, refused)
+                self.metrics.refused.labels(refused.reason).inc()
+                await send_refusal(send_with_headers, refused)
         finally:
             path = scope["path"] if scope["path"] in self.paths else "other"
-            self.metrics.requests.add(path, str(status))
+            self.metrics.requests.labels(path, str(status)).inc()
             if scope["method"] == "POST":
                 self.metrics.seconds.observe(time.perf_counter() - began)
 
     def _refused(self, scope: MutableMapping[str, Any]) -> Refused | None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if not self.hosts.allow(headers.get("host", "")):
-            return Refused(400, "host", "this server does not answer to that Host header (vitrail serve --allow-host)")
+            return Refused(
+                400, "host", "this Host header is not allowed; allow it with vitrail serve --allow-host NAME"
+            )
         if scope["method"] not in ("GET", "HEAD") and foreign(headers):
             return Refused(403, "cross-origin", "requests from pages of another origin are refused")
         length = headers.get("content-length", "")
@@ -130,18 +133,18 @@ class Guard:
         return None
 
     def _measured(self, receive: Receive) -> Receive:
-        """`receive` that raises Refused 413 for the byte too many, and 408 when the body takes too long."""
+        """Return `receive` with limits: it raises Refused 413 for too many bytes and 408 for too much time."""
         size, until, ended = 0, time.monotonic() + self.limits.receive, False
 
         async def measured() -> Message:
             nonlocal size, ended
-            if ended:  # what comes now is the client's leaving
+            if ended:  # the next message says that the client has left
                 return await receive()
             try:
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):
                     message = await receive()
             except TimeoutError:
-                raise Refused(408, "slow", f"the body did not arrive in {self.limits.receive:g} seconds") from None
+                raise Refused(408, "slow", f"the body did not arrive within {self.limits.receive:g} seconds") from None
             size += len(message.get("body", b""))
             ended = not message.get("more_body", False)
             if size > self.limits.body:
@@ -151,8 +154,8 @@ class Guard:
         return measured
 
 
-async def answer(send: Send, refused: Refused) -> None:
-    """Send a refusal as JSON. A body still on its way is read and dropped by the server, so that the answer arrives."""
+async def send_refusal(send: Send, refused: Refused) -> None:
+    """Send a refusal as JSON. The server still reads the body and drops it, so that the client gets the response."""
     body = json.dumps({"error": refused.as_json()}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})

@@ -1,4 +1,4 @@
-"""The images in a request: its body, or the files of a form. No path and no address is ever accepted."""
+"""The images of a request: its body, or the files of a form. Paths and addresses are never accepted."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from vitrail.server.limits import Limits, Refused, check_media_type
+from vitrail.server.limits import Limits, Refused
 
 FORM = "multipart/form-data"
+UNDECLARED = ("", "application/octet-stream")
+"""Media types that say nothing about the content. The first bytes decide."""
 
 
 class Upload(NamedTuple):
-    """One file as it was sent."""
+    """One uploaded file."""
 
     name: str
-    """As the client calls it; it is repeated in the answer and used for nothing else."""
+    """The client's name for it, which is only repeated in the response."""
     data: bytes
     refused: Refused | None = None
-    """Why it is not looked at."""
+    """Why it is not read."""
 
 
 async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
-    """Return the files of a request, those of a form in their order.
+    """Return the files of a request, in the order of the form.
 
     Raises Refused 415 for a body that is neither an image nor a form, 413 for too many files, 400 for a form that
-    cannot be read or holds no file, 499 where the client leaves.
+    cannot be read or has no file, 499 if the client leaves.
     """
     content_type = request.headers.get("content-type", "")
     try:
@@ -36,17 +38,17 @@ async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
         check_media_type(content_type, "the body")
         return [Upload("", await request.body())]
     except ClientDisconnect:
-        raise left() from None
+        raise disconnected() from None
 
 
-def left() -> Refused:
-    """Return the refusal that nobody reads."""
-    return Refused(499, "disconnected", "the client went away")
+def disconnected() -> Refused:
+    """Return the refusal for a client that has left, which is only counted."""
+    return Refused(499, "disconnected", "the client has left")
 
 
 async def _form(request: Request, limits: Limits) -> list[Upload]:
     try:
-        # one more than allowed is let through, to be told apart from a form that is torn
+        # one more than allowed, to distinguish too many files from a broken form
         form = await request.form(max_files=limits.images + 1, max_fields=limits.images)
     except HTTPException as error:
         status, reason = (413, "too-many-images") if "Too many" in str(error.detail) else (400, "form")
@@ -54,9 +56,9 @@ async def _form(request: Request, limits: Limits) -> list[Upload]:
     try:
         files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
         if not files:
-            raise Refused(400, "no-image", 'the form holds no file: send one or more as "image"')
+            raise Refused(400, "no-image", 'the form has no file; send one or more as "image"')
         if len(files) > limits.images:
-            message = f"{len(files)} images in one request; {limits.images} is the most"
+            message = f"the request has {len(files)} images; the maximum is {limits.images}"
             raise Refused(413, "too-many-images", message)
         return [await _part(file) for file in files]
     finally:
@@ -70,3 +72,11 @@ async def _part(file: UploadFile) -> Upload:
     except Refused as refused:
         return Upload(name, b"", refused)
     return Upload(name, await file.read())
+
+
+def check_media_type(content_type: str, what: str) -> None:
+    """Raise Refused 415 if `content_type` declares something other than an image."""
+    declared = content_type.partition(";")[0].strip().lower()
+    if declared not in UNDECLARED and not declared.startswith("image/"):
+        message = f"{what} has media type {declared!r}; send an image (image/jpeg, image/png, ...)"
+        raise Refused(415, "media-type", message)

@@ -1,4 +1,4 @@
-"""`vitrail serve`: a page and an HTTP interface for networks, on this machine."""
+"""`vitrail serve`: a web page and an HTTP interface for networks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ log = logging.getLogger("vitrail")
 
 
 @dataclass(frozen=True)
-class Service:
-    """What a server did while it was up."""
+class ServedRequests:
+    """Address, models and number of images of a server that has ended."""
 
     url: str
     models: list[str]
@@ -35,31 +35,32 @@ def serve(
     drain: int = 20,
     device: str | None = None,
     precision: Literal["auto", "bf16", "float32"] = "auto",
-) -> Service:
-    """Serve networks: a page to drop images on, and an HTTP interface, until Ctrl-C or SIGTERM.
+) -> ServedRequests:
+    """Serve networks with a web page and an HTTP interface, until Ctrl-C or SIGTERM.
 
-    Returns after Ctrl-C; SIGTERM ends the process. Either way requests inside are answered first.
+    Drop images on the page to see their classes and where the networks look. Several networks are compared next to
+    each other. After Ctrl-C or SIGTERM, open requests are finished first; SIGTERM then ends the process.
 
-    Several networks are shown side by side. Only this machine is answered unless --host says otherwise; there
-    is no password, so give a wider one only where everybody may ask.
+    By default only this machine can connect. There is no password: use a wider --host only where everybody may use
+    the server.
 
     Args:
         models: Run folders (their best models), model folders, weight files, or names on the hub.
-        host: Address to listen at; 0.0.0.0 is every one of this machine.
-        port: Port to listen at; 0 takes a free one.
-        allow_host: Another name the server is asked for by, such as that of a proxy; may be repeated.
-        image_size: Serve at another resolution, in pixels.
-        batch_size: Images computed together, at most.
-        queue: Images inside at once, at most; beyond that clients are told to come back (429).
-        max_mb: Largest request, in megabytes.
-        max_megapixels: Largest image, in millions of pixels; left out: 134.
-        deadline: Seconds for an answer.
-        drain: Seconds that requests inside have to be answered after Ctrl-C or SIGTERM.
-        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
-        precision: auto, bf16 or float32.
+        host: Address to listen on. 0.0.0.0 accepts connections from other machines.
+        port: Port to listen on. 0 chooses a free port.
+        allow_host: Additional host name that requests may use, such as that of a proxy. It can be repeated.
+        image_size: Side of the networks' input images in pixels (default: that of each model).
+        batch_size: Maximum number of images computed in one batch.
+        queue: Maximum number of images in the server at once. Further requests get status 429 and should be repeated.
+        max_mb: Maximum size of a request in megabytes.
+        max_megapixels: Maximum size of an image in millions of pixels (default: 134).
+        deadline: Maximum seconds from the request to the result. Later results are dropped.
+        drain: Seconds to finish open requests after Ctrl-C or SIGTERM.
+        device: Device that computes: cpu, cuda, cuda:1 or mps (default: the fastest available).
+        precision: Precision of the computation: auto, bf16 or float32.
     """
     if not models:
-        raise UsageError("serve what? vitrail serve MODEL ...")
+        raise UsageError("no model is given. Name at least one: vitrail serve MODEL ...")
     for name, value in dict(batch_size=batch_size, queue=queue, max_mb=max_mb, deadline=deadline, drain=drain).items():
         if value <= 0:
             raise UsageError(f"{name} is {value}; it must be above 0")
@@ -68,9 +69,11 @@ def serve(
     try:
         from vitrail.server.app import create_app
         from vitrail.server.engine import Engine
-        from vitrail.server.running import run, take_port
+        from vitrail.server.process import run, take_port
     except ImportError as error:
-        raise UsageError(f"the server needs {error.name}: pip install 'vitrail[serve]'") from error
+        raise UsageError(
+            f"the server needs {error.name}, which is not installed: pip install 'vitrail[serve]'"
+        ) from error
     from vitrail.data.images.decode import MAX_PIXELS
     from vitrail.server.guard import Hosts
     from vitrail.server.limits import Limits
@@ -82,15 +85,15 @@ def serve(
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         log.info("%s at %s/ (Ctrl-C ends it)", ", ".join(engine.models), url)
         run(create_app(engine, Hosts(host, allow_host)), engine, listening)
-        return Service(url, list(engine.models), int(sum(engine.metrics.images.values.values())))
+        return ServedRequests(url, list(engine.models), engine.metrics.images_answered)
 
 
 def load_served(
     models: tuple[str | Path, ...], image_size: int | None, device: str | None, precision: Any
 ) -> list[Any]:
-    """Load the networks under names that tell them apart. Raises WeightsError, UsageError."""
+    """Load the networks under distinct names. Raises WeightsError, UsageError."""
     from vitrail.model.attention import fast_math
-    from vitrail.server.served import Served
+    from vitrail.server.served_model import ServedModel
     from vitrail.training.resolve import choose_device
     from vitrail.verbs.inspect.material import labelled
     from vitrail.verbs.network.classifier import load_classifier
@@ -99,16 +102,16 @@ def load_served(
     place = choose_device(device)
     names = labelled(models)
     return [
-        Served(name, load_classifier(source, image_size), place, precision)
+        ServedModel(name, load_classifier(source, image_size), place, precision)
         for name, source in zip(names, models, strict=True)
     ]
 
 
-def show(result: Service) -> str:
-    """Return what was done as text."""
+def show(result: ServedRequests) -> str:
+    """Return the result as text for a terminal."""
     return f"{result.url}: {result.images} image{'s' * (result.images != 1)} answered"
 
 
-def as_json(result: Service) -> Any:
+def as_json(result: ServedRequests) -> Any:
     """Return the result as JSON values."""
     return {"url": result.url, "models": result.models, "images": result.images}

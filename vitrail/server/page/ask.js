@@ -1,4 +1,4 @@
-// Asks the server. What goes wrong is an Error whose message can be shown.
+// Requests to the server. Failures are Errors whose message can be shown.
 
 export async function ask(path, options) {
   let response;
@@ -6,7 +6,7 @@ export async function ask(path, options) {
     response = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The server does not answer. Has it been stopped?");
+    throw new Error("The server does not answer. It may have been stopped.");
   }
   let value = null;
   try {
@@ -16,7 +16,7 @@ export async function ask(path, options) {
   }
   if (response.ok && value !== null) return value;
   const again = response.headers.get("Retry-After");
-  const message = value?.error?.message ?? `The server answered ${response.status}.`;
+  const message = value?.error?.message ?? `The server failed with status ${response.status}.`;
   throw new Error(again ? `${message} (try again in ${again} s)` : message);
 }
 

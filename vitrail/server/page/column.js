@@ -1,12 +1,12 @@
-// One model's part of the page. What comes from a file, a class or a server is set as text, never as markup.
+// The part of the page that belongs to one model. Names and messages are set as text, never as markup.
 import { post } from "/ask.js";
 import { loaded, outline, overlay, paint, range, tinted } from "/draw.js";
 
-const LONGEST = 3; // a picture of longer sides would be a stripe
-const NAMED = 200; // classes on a card
+const LONGEST = 3; // maximum aspect ratio: longer pictures would be a stripe
+const NAMED = 200; // maximum number of classes in the model card
 
 export class Column {
-  // `moved(column, place)` is told where in the picture, in its pixels, a patch is chosen; null: nowhere
+  // `moved(column, place)` is called when a patch is selected; `place` is in pixels of the picture, or null
   constructor(model, moved) {
     this.model = model;
     this.moved = moved;
@@ -61,12 +61,12 @@ export class Column {
     this.one("output").textContent = this.layer.value;
   }
 
-  // classes and where it looks; returns the best class. `picture` is a promise of what `copied` gives
+  // show classes and attention; return the best class. `picture` is a promise of the result of `copied`
   async show(file, picture, signal) {
     Object.assign(this, { file, picture, patch: null, under: null, place: null });
     this.busy = true;
     try {
-      const crop = !this.model.attention; // else it comes with the attention
+      const crop = !this.model.attention; // otherwise the crop comes with the attention
       const answer = await post("/v1/predict", file, { model: this.model.name, crop }, signal);
       const image = answer.images[0];
       if (image.problem) throw new Error(image.problem.message);
@@ -77,14 +77,14 @@ export class Column {
       this.problem.hidden = true;
       this.results.hidden = false;
       this.busy = false;
-      if (this.place) this.follow(this.place); // chosen in another column, while this one was looking
+      if (this.place) this.follow(this.place); // selected in another column while this one was waiting
       return image.top[0];
     } finally {
-      if (!signal.aborted) this.busy = false; // else another image is on its way
+      if (!signal.aborted) this.busy = false; // otherwise another image is being processed
     }
   }
 
-  // what is shown of the image before is pale, and cannot be asked about
+  // results of the previous image are pale and cannot be used
   set busy(value) {
     this.part.setAttribute("aria-busy", value);
     this.results.inert = value;
@@ -100,7 +100,7 @@ export class Column {
     this.results.hidden = true;
   }
 
-  // a new look takes the place of the one before it; `signal` comes with a new image
+  // request the attention, replacing an earlier request; `signal` comes with a new image
   async look(signal = null) {
     this.looking?.abort();
     const mine = (this.looking = new AbortController());
@@ -120,7 +120,7 @@ export class Column {
     }
   }
 
-  // the picture itself where the browser shows it as the server does, else what the network saw of it
+  // return the picture if the browser decodes it to the same size as the server, else the crop that the network saw
   base() {
     const { found, crop, copy } = this;
     const [height, width] = found.picture;
@@ -142,20 +142,20 @@ export class Column {
     const [least, most] = range(values);
     this.one(".least").textContent = percent(least);
     this.one(".most").textContent = percent(most);
-    this.one(".here").textContent = under ? `here ${percent(values[under[0]][under[1]])}` : "";
+    this.one(".here").textContent = under ? `this patch: ${percent(values[under[0]][under[1]])}` : "";
     this.tell();
     this.drawTiles();
   }
 
   tell() {
     const { found } = this;
-    const who = found.patch ? `the patch in row ${found.patch[0]}, column ${found.patch[1]}` : "what the classifier reads";
+    const who = found.patch ? `the patch in row ${found.patch[0]}, column ${found.patch[1]}` : "the classifier’s input";
     const head = found.head === null ? "mean of all heads" : `head ${found.head}`;
     const what = this.view === "rollout"
-      ? "Rollout: what reaches the classifier through all layers."
-      : `Layer ${found.layer}, ${head}: what ${who} attends to.`;
-    const text = `${what} Click a patch to see what it attends to; arrow keys move it.`;
-    if (this.one(".about").textContent !== text) this.one(".about").textContent = text; // said once
+      ? "Rollout: the share of each patch in the classifier’s input, through all layers."
+      : `Layer ${found.layer}, ${head}: attention of ${who} to each patch.`;
+    const text = `${what} Click a patch to see what it attends to. Arrow keys move the selection.`;
+    if (this.one(".about").textContent !== text) this.one(".about").textContent = text; // so that screen readers read it once
     this.map.setAttribute("aria-label", `${what} ${found.grid[0]} rows and ${found.grid[1]} columns of patches.`);
     this.one(".clear").disabled = !this.patch;
   }
@@ -174,14 +174,14 @@ export class Column {
     const context = paint(alike, tinted(found.positions));
     outline(context, found.patch, found.grid, whole(alike), 2);
     alike.setAttribute("aria-label", found.positions_about);
-    alike.nextElementSibling.textContent = `Positions like this patch’s: ${found.positions_about}, ${least} to ${most}`;
+    alike.nextElementSibling.textContent = `Similarity of each position to this patch’s position: ${found.positions_about}, from ${least} to ${most}`;
   }
 
   drawCrop(crop, patches) {
     const tile = this.one(".crop");
     const size = `${crop.width} × ${crop.height} px`;
     tile.setAttribute("aria-label", `What the network saw, ${size}`);
-    tile.nextElementSibling.textContent = `Exactly what it saw, ${size}${patches}`;
+    tile.nextElementSibling.textContent = `What the network saw: ${size}${patches}`;
     return paint(tile, crop);
   }
 
@@ -210,7 +210,7 @@ export class Column {
     this.choose(this.patch ? [to(0), to(1)] : sides.map((side) => Math.floor(side / 2)));
   }
 
-  // by hand: the other columns follow
+  // select a patch by hand; the other columns follow
   choose(patch) {
     const { seen, grid } = this.found;
     const at = (side, start, length) => start + ((patch[side] + 0.5) / grid[side]) * length;
@@ -218,7 +218,7 @@ export class Column {
     this.moved(this, patch && [at(0, seen.top, seen.height), at(1, seen.left, seen.width)]);
   }
 
-  // choose the patch at a place of the picture, in its pixels; while an image is on its way, once it is here
+  // select the patch at `place`, in pixels of the picture; if an image is being processed, afterwards
   follow(place) {
     this.place = place;
     if (this.busy || !this.found || this.results.hidden) return;
@@ -256,12 +256,12 @@ function bar({ class: name, probability }) {
 
 function kind(model) {
   const [height, width] = model.image_size;
-  const what = model.attention ? `ViT of ${model.layers} layers, ${model.heads} heads` : "ResNet, no attention to look at";
+  const what = model.attention ? `ViT with ${model.layers} layers, ${model.heads} heads` : "ResNet without attention";
   const parts = [what, `${short(model.parameters)} parameters`, `${model.class_names.length} classes`, `${width} × ${height} px`];
-  return parts.map((part) => part.replaceAll(" ", "\u00a0")).join(" · "); // lines break between the parts
+  return parts.map((part) => part.replaceAll(" ", "\u00a0")).join(" · "); // lines break only between the parts
 }
 
-// the model card as names and values, the architecture last; what it leaves open is left out
+// the model card as names and values, the architecture last, without empty values
 function* facts({ parameters, class_names, card }) {
   yield ["parameters", parameters.toLocaleString("en")];
   const more = class_names.length - NAMED;

@@ -1,21 +1,21 @@
 // Pictures, and maps of patches over them.
 
-const LONGER = 1000; // pixels of a canvas' longer side
-const LEAST = [0, 34, 78]; // cividis at its ends and in the middle: rising brightness, the same order to every eye
+const LONGER = 1000; // pixels of the longer side of a canvas
+const LEAST = [0, 34, 78]; // the colour map cividis at its ends and middle: readable with every kind of colour vision
 const MIDDLE = [124, 123, 120];
 const MOST = [254, 232, 56];
 
-// an address -> the image there; rejects where the browser cannot read it
+// load the image at an address; rejects if the browser cannot read it
 export function loaded(address) {
   return new Promise((resolve, reject) => {
     const image = new Image();
     image.onload = () => resolve(image);
-    image.onerror = () => reject(new Error("The picture cannot be shown."));
+    image.onerror = () => reject(new Error("This browser cannot show the picture."));
     image.src = address;
   });
 }
 
-// an image on a canvas of ordinary size, over white as the network has it; null where the browser cannot read it
+// draw an image on a canvas of limited size, over white as the network sees it; null if the browser cannot read it
 export async function copied(address) {
   const image = await loaded(address).catch(() => null);
   if (!image?.naturalWidth) return null;
@@ -30,7 +30,7 @@ export async function copied(address) {
   return { canvas, width, height };
 }
 
-// fills `canvas` with an image, large: its pixels show where it is small
+// fill `canvas` with an image; the pixels of a small image stay visible
 export function paint(canvas, image) {
   const scale = LONGER / Math.max(image.width, image.height);
   sized(canvas, Math.max(1, Math.round(image.width * scale)), Math.max(1, Math.round(image.height * scale)));
@@ -40,7 +40,7 @@ export function paint(canvas, image) {
   return context;
 }
 
-// lays a map over `box` of what is painted, which loses its colours in the same measure; the rest is faded
+// draw a map over `box` of a painted image, which loses its colours with growing opacity; the rest is faded
 export function overlay(context, values, box, opacity) {
   const { width, height } = context.canvas;
   context.save();
@@ -60,7 +60,7 @@ export function overlay(context, values, box, opacity) {
   context.restore();
 }
 
-// rows of numbers as a canvas of one pixel each, from least (blue) to most (yellow); the least lets more through
+// turn rows of numbers into a canvas with one pixel per number, from lowest (blue, more transparent) to highest (yellow)
 export function tinted(values, opacity = 1) {
   const flat = values.flat();
   const [least, most] = range(values);
@@ -81,7 +81,7 @@ export function range(values) {
   return [Math.min(...flat), Math.max(...flat)];
 }
 
-// the edge of a patch of a grid over `box`, black and white to be seen on anything
+// outline a patch of a grid over `box` in black and white, which is visible on every background
 export function outline(context, [row, column], [rows, columns], box, width = 1) {
   const [high, wide] = [box.height / rows, box.width / columns];
   const edge = [box.left + column * wide, box.top + row * high, wide, high];

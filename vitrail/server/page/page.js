@@ -22,23 +22,23 @@ async function take(file) {
   byId("name").textContent = name;
   byId("choose").textContent = "Choose another";
   byId("drop").classList.add("taken");
-  if (!state.limits) return; // the models are not there yet: `start` takes it up
+  if (!state.limits) return; // the models are not loaded yet: `start` will take the file
   if (file.size > state.limits.body - 1024) {
-    say(`${name} is larger than the ${(state.limits.body / 1e6).toFixed(0)} MB this server takes.`, true);
+    say(`${name} is larger than the ${(state.limits.body / 1e6).toFixed(0)} MB that this server accepts.`, true);
     for (const column of state.columns) column.fail("");
     return;
   }
   say(`Looking at ${name}…`);
   const picture = copied(state.url);
   const done = await Promise.allSettled(state.columns.map((column) => column.show(file, picture, sending.signal)));
-  if (sending.signal.aborted) return; // another image took its place
+  if (sending.signal.aborted) return; // another image replaced it
   tell(name, done);
 }
 
-// what became of an image, in every column
+// show the result of an image, or why there is none, in every column
 function tell(name, done) {
   const failed = done.filter((one) => one.status === "rejected").map((one) => one.reason.message);
-  const alike = failed.length === done.length && new Set(failed).size === 1; // said once is enough
+  const alike = failed.length === done.length && new Set(failed).size === 1; // show the same message only once
   done.forEach((one, i) => { if (one.status === "rejected") state.columns[i].fail(alike ? "" : one.reason.message); });
   const words = done.map((one, i) => {
     const found = one.status === "rejected" ? one.reason.message : `${one.value.class}, ${percent(one.value.probability)}`;
@@ -54,7 +54,7 @@ function listen() {
     event.target.value = ""; // so that the same file can be chosen again
     if (file) take(file);
   });
-  byId("picture").addEventListener("error", () => { byId("picture").hidden = true; }); // TIFF and the like
+  byId("picture").addEventListener("error", () => { byId("picture").hidden = true; }); // the browser cannot show it, such as TIFF
   for (const name of ["dragenter", "dragover"]) {
     document.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
   }
@@ -64,16 +64,16 @@ function listen() {
     drop.classList.remove("over");
     const file = event.dataTransfer.files[0];
     if (file) take(file);
-    else say("That was not a file: drop an image from your computer.", true);
+    else say("That was not a file. Drop an image file from your computer.", true);
   });
   document.addEventListener("paste", (event) => {
     const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
     if (file) take(file);
-    else say("There is no image on the clipboard.", true);
+    else say("The clipboard contains no image.", true);
   });
 }
 
-// a patch chosen in one column is chosen in all: they look at the same picture
+// select the same place in all columns: they show the same picture
 function moved(chosen, place) {
   for (const column of state.columns) if (column !== chosen) column.follow(place);
 }
@@ -85,12 +85,12 @@ async function start() {
     state.limits = limits;
     state.columns = models.map((model) => new Column(model, moved));
     byId("models").replaceChildren(...state.columns.map((column) => column.part));
-    const most = `Up to ${(limits.body / 1e6).toFixed(0)} MB and ${(limits.pixels / 1e6).toFixed(0)} megapixels.`;
-    byId("limits").textContent = `${most} It goes to the computer that serves this page, and no further.`;
+    const most = `At most ${(limits.body / 1e6).toFixed(0)} MB and ${(limits.pixels / 1e6).toFixed(0)} megapixels.`;
+    byId("limits").textContent = `${most} The image is sent only to the computer that serves this page.`;
     byId("program").querySelector("pre").textContent = `curl -F image=@photo.jpg ${location.origin}/v1/predict`;
     byId("program").hidden = false;
     say("Ready.");
-    if (state.file) take(state.file); // one that came before the models
+    if (state.file) take(state.file); // a file that was chosen before the models were loaded
   } catch (error) {
     say(error.message, true);
   }

@@ -1,4 +1,4 @@
-"""A server as a process: takes its port first, drains on SIGTERM, and ends."""
+"""The server process: it takes its port first, finishes open requests after SIGTERM, and ends."""
 
 from __future__ import annotations
 
@@ -18,47 +18,49 @@ from vitrail.server.guard import App
 if TYPE_CHECKING:
     from vitrail.server.engine import Engine
 
-IDLE = 5
-"""Seconds that an idle connection is kept."""
-KEPT = 32 * 2**20
-"""Freed buffers of up to so many bytes are kept for the next batch; larger ones, of large pictures, are given back."""
+IDLE_SECONDS = 5
+"""Seconds until an idle connection is closed."""
+LARGEST_KEPT_BUFFER = 32 * 2**20
+"""Freed buffers of at most this size, in bytes, are kept for the next batch. Larger ones are returned."""
 
 
 def take_port(host: str, port: int) -> socket.socket:
-    """Return a listening socket, before anything slow is done. Raises UsageError where it cannot be had."""
+    """Return a listening socket, so that a port conflict shows before models load. Raises UsageError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=256)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            why = f"port {port} of {host} is taken by another program: choose one with --port, or 0 for any free one"
+            why = (
+                f"port {port} of {host} is used by another program. Choose another with --port, or 0 for any free port."
+            )
         else:
-            why = f"cannot listen at {host}, port {port}: {error.strerror or error}"
+            why = f"cannot listen at {host}, port {port}: {error.strerror or error}. Check --host and --port."
         raise UsageError(why) from error
     except OverflowError as error:
-        raise UsageError(f"port is {port}; ports go from 0 to 65535") from error
+        raise UsageError(f"--port is {port}; it must be between 0 and 65535") from error
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which tells the engine when it is asked to end: no longer ready, then drained, then gone."""
+    """The server of uvicorn. At a signal it tells the engine to become not ready, then finishes open requests."""
 
     def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
         super().__init__(config)
         self.engine = engine
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+        """Handle a signal: accept no new requests."""
         self.engine.draining = True
         super().handle_exit(sig, frame)
 
 
 def run(app: App, engine: Engine, listening: socket.socket) -> None:
-    """Serve until a signal comes, then finish what is inside, for at most `limits.drain` seconds of the engine.
+    """Serve until a signal comes, then finish open requests within `limits.drain` seconds.
 
-    uvicorn raises the signal again when all is done: after SIGTERM the process ends as it was asked to, with 143;
-    Ctrl-C is how a server is ended by hand, and returns.
+    uvicorn raises the signal again at the end: after SIGTERM the process ends with exit code 143. After Ctrl-C this
+    function returns.
     """
-    keep_freed_memory(KEPT)
+    keep_freed_memory(LARGEST_KEPT_BUFFER)
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=Connection,
@@ -68,7 +70,7 @@ def run(app: App, engine: Engine, listening: socket.socket) -> None:
         proxy_headers=False,
         ws="none",
         lifespan="on",
-        timeout_keep_alive=IDLE,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=engine.limits.drain,
     )
     with suppress(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What the API answers, as types: FastAPI writes its OpenAPI description from them."""
+"""Types of the API's responses. FastAPI writes its OpenAPI description from them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 Problem = dict[str, str]
-"""{"reason": short stable word, "message": sentence}."""
+"""{"reason": a short stable word, "message": a sentence}."""
 
 
 @dataclass
-class Predicted:
-    """One image; `problem` in place of classes where it could not be answered.
+class ImagePrediction:
+    """The classes of one image. `problem` says why there are none.
 
-    `crop`, where it was asked for, is exactly what the network saw, as a PNG in a data address.
+    `crop`, if requested, is exactly the image that the network saw, as a PNG in a data URI.
     """
 
     name: str
@@ -24,16 +24,16 @@ class Predicted:
 
 @dataclass
 class Prediction:
-    """Images in the order in which they were sent; each has its best classes, best first, with probabilities."""
+    """The best classes of each image with probabilities, best first. Images are in the order of the request."""
 
     model: str
-    images: list[Predicted]
+    images: list[ImagePrediction]
     seconds: float
 
 
 @dataclass
-class Embedded:
-    """One image; `problem` in place of features where it could not be answered."""
+class ImageFeatures:
+    """The features of one image. `problem` says why there are none."""
 
     name: str
     features: list[float]
@@ -42,11 +42,11 @@ class Embedded:
 
 @dataclass
 class Embedding:
-    """Images in the order in which they were sent; features are what the classifier sees."""
+    """The features of each image: the input of the classifier. Images are in the order of the request."""
 
     model: str
     width: int
-    images: list[Embedded]
+    images: list[ImageFeatures]
     seconds: float
 
 
@@ -54,10 +54,11 @@ class Embedding:
 class Attention:
     """Where the network looks in one image. Maps are lists of rows over the grid of patches.
 
-    `rollout` is the share of each patch in what the classifier reads, through all layers; `attention` that of one
-    layer and head (null: the mean of all), of the patch asked for, or without one of what the classifier reads;
-    `positions` is how alike the positions are to that of the patch. `crop` is exactly what the network saw, as a
-    PNG in a data address; `seen` is where that is in the picture of height and width `picture`, in its pixels.
+    `rollout` is the share of each patch in the classifier's input, through all layers. `attention` is that of one
+    layer and head (null: the mean of all heads): attention of the given patch, or of the classifier's input.
+    `positions` is the similarity of all positions to that of the patch. `crop` is exactly the image that the network
+    saw, as a PNG in a data URI. `seen` is its place in the original picture, in pixels; `picture` is that picture's
+    height and width.
     """
 
     model: str
@@ -88,7 +89,7 @@ IMAGE_BODY: dict[str, Any] = {
         },
     },
 }
-"""The body of a POST, in OpenAPI's terms: it is read by `vitrail.server.upload`, not by FastAPI."""
+"""The body of a POST request for OpenAPI. `vitrail.server.upload` reads it, not FastAPI."""
 
 _PROBLEM = {
     "type": "object",
@@ -104,19 +105,19 @@ _PROBLEM = {
 
 
 def problems() -> dict[int | str, dict[str, Any]]:
-    """Return the refusals of a POST, in OpenAPI's terms."""
+    """Return the error responses of a POST request for OpenAPI."""
     about = {
-        400: "Malformed request, or foreign Host header",
-        403: "Sent by a page of another origin",
-        404: "No model of that name",
+        400: "Malformed request, or a Host header that is not allowed",
+        403: "The request comes from a page of another origin",
+        404: "There is no model with this name",
         408: "The body did not arrive in time",
-        413: "Too many bytes or images",
-        415: "Not an image",
-        422: "An image that cannot be decoded or has too many pixels, or a wrong query value",
-        429: "Busy; Retry-After says for how long",
+        413: "The request has too many bytes or images",
+        415: "The body is not an image",
+        422: "The image cannot be decoded or has too many pixels, or a query value is wrong",
+        429: "The queue is full; Retry-After says when to try again",
         500: "The network failed on this image",
-        503: "Not ready, or shutting down",
-        504: "No answer before the deadline",
+        503: "The server is not ready, or is shutting down",
+        504: "The result was not ready before the deadline",
     }
     content = {"application/json": {"schema": _PROBLEM}}
     return {status: {"description": text, "content": content} for status, text in about.items()}

@@ -1,7 +1,7 @@
-"""One network as the server answers for it: classes, features, and where it looks.
+"""One served network: its classes, its features, and where it looks.
 
-An image is decoded and prepared exactly as in `vitrail predict`, and the same frozen network answers, so the
-numbers are the same to rounding. What looks inside is the network itself in float32.
+Images are decoded and prepared exactly as in `vitrail predict`, and the same frozen network computes, so the numbers
+are the same up to rounding. Attention is computed by the network itself in float32.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from vitrail.model.vit import ViT
 from vitrail.server.limits import Refused, undecodable
 
 TOP = 1000
-"""Classes that can be asked for, at most. They are ranked where the network computes, a batch at a time: the event
-loop would have to wait for the interpreter at each tensor operation of its own."""
+"""Maximum number of classes per image. They are ranked in the network's thread, a batch at a time, because tensor
+operations would block the event loop."""
 DIGITS = 6
-"""Decimals of shares and similarities in answers."""
+"""Decimals of shares and similarities in responses."""
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """An image as the network takes it, and where that is in the picture that was sent."""
+class PreparedImage:
+    """An image as the network sees it, and its place in the original picture."""
 
     pixels: np.ndarray
     """uint8 [height, width, 3]."""
     size: tuple[int, int]
-    """Height and width of the picture, upright."""
+    """Height and width of the upright picture."""
     box: Box
     """The part of it that the network sees."""
 
     def crop(self) -> str:
-        """Return the pixels as a PNG in a data address."""
+        """Return the pixels as a PNG in a data URI."""
         file = io.BytesIO()
         Image.fromarray(self.pixels).save(file, "PNG", compress_level=1)
         return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
-class Ranked(NamedTuple):
+class RankedClasses(NamedTuple):
     """The best classes of an image, best first."""
 
     classes: np.ndarray
@@ -65,16 +65,16 @@ class Ranked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Look:
-    """What to look at: a layer and head (None: all heads, averaged), and a patch, or None for what is read."""
+class AttentionQuery:
+    """A layer, a head (None: the mean of all heads), and a patch (None: the classifier's input)."""
 
     layer: int = -1
     head: int | None = None
     patch: tuple[int, int] | None = None
 
 
-class Served:
-    """A network with its card, under a name. Computes on whichever thread calls it; call from one at a time."""
+class ServedModel:
+    """A network with its card, under a name. Call it from one thread at a time."""
 
     def __init__(
         self, name: str, network: Any, device: torch.device | str | None = None, precision: Precision = "auto"
@@ -88,49 +88,49 @@ class Served:
 
     @cached_property
     def embed(self) -> Predict:
-        """The network up to its classifier, made when it is first asked for: on a CPU it is a copy of its own."""
+        """The network without its classifier. It is made at first use, because on a CPU it is another copy."""
         return predictor(self.network, self.device, self.precision, features=True)
 
     @cached_property
     def positions(self) -> PositionTiles | str:
-        """Similarity of positions, or why there is none."""
+        """The similarity of positions, or why there is none."""
         try:
             return position_tiles(self.network)
         except UsageError as error:
             return str(error)
 
-    def prepare(self, data: bytes, max_pixels: int) -> Prepared:
-        """Decode and prepare the bytes of a file; on any thread. Raises Refused 415 or 422 with the reason."""
+    def prepare(self, data: bytes, max_pixels: int) -> PreparedImage:
+        """Decode and prepare the bytes of a file, on any thread. Raises Refused 415 or 422 with the reason."""
         try:
             image = decode(data, max_pixels=max_pixels)
         except DecodeError as error:
             raise undecodable(error) from error
         height, width = image.shape[:2]
         pixels = self.transform(image, np.random.default_rng(0))  # nothing is random in evaluation
-        return Prepared(pixels, (height, width), seen(self.transform, height, width))
+        return PreparedImage(pixels, (height, width), seen(self.transform, height, width))
 
-    def rank(self, images: list[Prepared]) -> list[Ranked | Exception]:
-        """Return the best classes of each image, `TOP` at most; an exception where its logits are not finite."""
+    def rank(self, images: list[PreparedImage]) -> list[RankedClasses | Exception]:
+        """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite."""
         logits = self.predict(_stack(images)).float().cpu()
         shares, classes = logits.softmax(dim=1).topk(min(TOP, logits.shape[1]))
-        ranked = map(Ranked, classes.numpy(), shares.numpy())
+        ranked = map(RankedClasses, classes.numpy(), shares.numpy())
         return [one if fine else _not_finite() for one, fine in zip(ranked, _finite(logits), strict=True)]
 
-    def features(self, images: list[Prepared]) -> list[np.ndarray | Exception]:
+    def features(self, images: list[PreparedImage]) -> list[np.ndarray | Exception]:
         """Return float32 features [width] of each image, as `vitrail embed` does."""
         rows = self.embed(_stack(images)).float().cpu()
         return [row if fine else _not_finite() for row, fine in zip(rows.numpy(), _finite(rows), strict=True)]
 
-    def top(self, ranked: Ranked, count: int) -> list[dict[str, Any]]:
+    def top(self, ranked: RankedClasses, count: int) -> list[dict[str, Any]]:
         """Return the `count` best classes, at most `TOP`, with their probabilities, best first."""
         pairs = zip(ranked.classes[:count].tolist(), ranked.shares[:count].tolist(), strict=True)
         return [{"class": self.class_names[number], "probability": share} for number, share in pairs]
 
-    def look(self, wanted: list[tuple[Prepared, Look]]) -> list[dict[str, Any] | Exception]:
-        """Return for each image where the network looks, as JSON values; UsageError for what is not there."""
+    def look(self, wanted: list[tuple[PreparedImage, AttentionQuery]]) -> list[dict[str, Any] | Exception]:
+        """Return where the network looks in each image, as JSON values; UsageError if there is no such layer."""
         return [self._look(image, what) for image, what in wanted]
 
-    def _look(self, image: Prepared, what: Look) -> dict[str, Any] | Exception:
+    def _look(self, image: PreparedImage, what: AttentionQuery) -> dict[str, Any] | Exception:
         place = next(self.network.parameters()).device
         images = _stack([image]).to(place)
         try:
@@ -149,14 +149,14 @@ class Served:
             "head": what.head,
             "patch": None if what.patch is None else list(what.patch),
             "attention": _rounded(_mean(maps)),
-            **self._alike(what.patch),
+            **self._position_similarity(what.patch),
             "crop": image.crop(),
             "picture": list(image.size),
             "seen": {"top": box.top, "left": box.left, "height": box.height, "width": box.width},
         }
 
-    def _alike(self, patch: tuple[int, int] | None) -> dict[str, Any]:
-        """How alike the positions are to that of a patch."""
+    def _position_similarity(self, patch: tuple[int, int] | None) -> dict[str, Any]:
+        """Return the similarity of all positions to that of a patch, as JSON values."""
         if patch is None:
             return {"positions": None, "positions_about": None}
         if isinstance(self.positions, str):
@@ -165,7 +165,7 @@ class Served:
         return {"positions": _rounded(tiles.values[patch]), "positions_about": f"{tiles.quantity} ({tiles.about})"}
 
     def describe(self) -> dict[str, Any]:
-        """Return the model card and what can be asked for, as JSON values."""
+        """Return the model card, and which layers, heads and patches there are, as JSON values."""
         card, config = self.card.to_dict(), self.card.config
         vit = isinstance(self.network, ViT)
         return {
@@ -181,15 +181,15 @@ class Served:
         }
 
     def warm(self) -> None:
-        """Answer once, so that the first client does not wait for what is set up on the way."""
+        """Process one image, so that the first client does not wait for the set-up."""
         height, width = self.card.preprocess.image_size
-        grey = Prepared(np.full((height, width, 3), 127, np.uint8), (height, width), Box(0, 0, height, width))
+        grey = PreparedImage(np.full((height, width, 3), 127, np.uint8), (height, width), Box(0, 0, height, width))
         answer = self.rank([grey])[0]
         if isinstance(answer, Exception):
             raise answer
 
 
-def _stack(images: list[Prepared]) -> Tensor:
+def _stack(images: list[PreparedImage]) -> Tensor:
     return torch.from_numpy(np.stack([image.pixels for image in images])).permute(0, 3, 1, 2)
 
 
@@ -199,11 +199,11 @@ def _finite(rows: Tensor) -> list[bool]:
 
 
 def _not_finite() -> Refused:
-    return Refused(500, "not-finite", "the network's answer to this image is not finite")
+    return Refused(500, "not-finite", "the network's output for this image contains NaN or infinity")
 
 
 def _mean(maps: list[HeadMaps]) -> Tensor:
-    """The attentions of a layer and its heads as one map [rows, columns]."""
+    """Return the mean attention over heads as one map [rows, columns]."""
     return torch.stack([one.shares[0].mean(dim=0) for one in maps]).mean(dim=0)
 
 
