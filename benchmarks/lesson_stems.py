@@ -24,8 +24,8 @@ from benchmarks import compare
 from benchmarks.cells import Cells
 from benchmarks.learn import vitrail_verb
 from benchmarks.self_supervised import FINETUNE, GOING_ON
+from vitrail.costs.count import macs, parameters
 from vitrail.costs.figure import COLOURS
-from vitrail.costs.flops import macs, parameters
 from vitrail.costs.published import published
 from vitrail.model.attention import attention_path
 from vitrail.model.variants import ViTConfig, variant

@@ -17,12 +17,10 @@ from typing import Any
 from benchmarks import input_pipeline, paper_text, record
 from benchmarks.paper_input import TOGETHER, Feed, Store, needed, shares, waiting
 from benchmarks.paper_measured import decoding, index, photographs, written
-from vitrail.costs.core_days import DAY, implied_utilisation
-from vitrail.costs.devices import DEVICES
-from vitrail.costs.flops import parameters, training_flops
-from vitrail.costs.kept import Arithmetic
-from vitrail.costs.memory import activation_bytes, state_bytes
-from vitrail.costs.money import dollars
+from vitrail.costs.count import activation_bytes, parameters, training_flops
+from vitrail.costs.devices import DAY, DEVICES, dollars, implied_utilisation
+from vitrail.costs.memory import state_bytes
+from vitrail.costs.published import published
 from vitrail.costs.table6 import ROWS
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.model.variants import ViTConfig, variant
@@ -30,8 +28,12 @@ from vitrail.recipes.registry import recipe
 
 RECIPE, DATA = "paper/vit-h14-jft", "jft300m"
 IMAGES, CLASSES = CATALOG[DATA].splits["train"], CATALOG[DATA].classes
-PUBLISHED_DAYS = 2500
+PUBLISHED_DAYS = round(
+    1000 * float(published("table2_state_of_the_art")["rows"]["TPUv3-core-days"][0].removesuffix("k"))
+)
 """TPUv3-core-days of H/14 in the paper's Table 2."""
+FLOAT32 = 4
+"""Bytes of a value of the residual stream between two blocks."""
 LLAMA_FAILURES, LLAMA_DAYS, LLAMA_GPUS = 419, 54, 16_384
 """Unexpected interruptions of Llama 3's training (arXiv:2407.21783, section 3.3.4)."""
 SHARD = 1 << 30
@@ -124,7 +126,7 @@ def memory(config: ViTConfig, batch: int, cluster: Cluster) -> dict[str, Any]:
     block = activation_bytes(replace(config, depth=3)) - activation_bytes(replace(config, depth=2))
     weights = parameters(replace(config, depth=3)) - parameters(replace(config, depth=2))
     tokens = config.prefix + config.grid[0] * config.grid[1]
-    recomputed = each - (config.depth - 1) * block + config.depth * tokens * config.width * Arithmetic().norm
+    recomputed = each - (config.depth - 1) * block + config.depth * tokens * config.width * FLOAT32
     local = batch // count
     held = DEVICES[cluster.device].memory
     casts, sums = 2 * everything, 4 * everything

@@ -11,7 +11,7 @@ import pytest
 
 import vitrail
 from vitrail import cli
-from vitrail.costs.flops import macs, parameters, training_flops
+from vitrail.costs.count import macs, parameters, training_flops
 from vitrail.costs.published import published
 from vitrail.errors import UsageError
 from vitrail.model.build import build

@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from vitrail.costs.count import activation_bytes
 from vitrail.costs.figure import Curve, draw
-from vitrail.costs.kept import Arithmetic
-from vitrail.costs.live import LiveTensors
 from vitrail.costs.measure import (
     Line,
     Mode,
@@ -25,7 +24,7 @@ from vitrail.costs.measure import (
     search_largest,
     sweep,
 )
-from vitrail.costs.memory import activation_bytes
+from vitrail.costs.memory import LiveTensors
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
 CPU = torch.device("cpu")
@@ -125,7 +124,7 @@ def test_training_learns_and_inference_does_not() -> None:
 def test_peak_memory_holds_the_activations_and_the_state() -> None:
     trial = Trial(TINY, "training", CPU, "float32")
     line = memory_line(trial)
-    kept = activation_bytes(TINY, arithmetic=Arithmetic("float32", cpu=True))
+    kept = activation_bytes(TINY, precision="float32", place="cpu")
     assert kept < line.per_image < 2 * kept
     parameters = sum(parameter.numel() for parameter in trial.model.parameters())
     assert line.fixed == pytest.approx(12 * parameters, rel=0.15)  # weights and two moments

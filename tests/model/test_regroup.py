@@ -10,7 +10,7 @@ import torch
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import Tensor
 
-from vitrail.costs.flops import macs, parameters
+from vitrail.costs.count import macs, parameters
 from vitrail.errors import UsageError
 from vitrail.model.build import build
 from vitrail.model.regroup import regroup, regrouped

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from run_folders import Page
 
-from vitrail.costs.flops import macs
+from vitrail.costs.count import macs
 from vitrail.data.settings import Data, Preprocess
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vitrail.config import Epochs, Steps
-from vitrail.costs.flops import training_flops
+from vitrail.costs.count import training_flops
 from vitrail.errors import UsageError
 from vitrail.model.variants import ViTConfig
 from vitrail.recipes.paper_finetune import finetune

@@ -1,90 +1,163 @@
-"""Parameters, MACs and activation memory counted on the running network, to check the formulas by.
+"""Parameters, multiply-accumulates (MACs) and activation memory of any network, counted while it runs.
 
-The network is built on the meta device, where every operation runs and no number is computed, so that H/14 is
-counted as fast as Ti/16. Arithmetic is float32; attention and dropout are those of an accelerator.
+The network runs on torch's meta device, where tensors have a shape and a type but no values, so that H/14 is counted as
+fast as Ti/16. Memory depends on the device too: there the tensors are fake ones, which also claim to be on a device, so
+that the memory of a GPU is counted on a machine without one.
+
+MACs are those of linear layers, convolutions and attention (relative positions included), for every token of every
+layer. Norms, activations, the softmax and resampled positions are not counted. One MAC is 2 FLOPs, and a training step
+costs 3 forward passes, because the backward pass computes gradients of inputs and of weights. The paper counts like
+this (Table 6). Tools that look at a running model can miss fused attention, 4 % of B/16.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode  # documented, though no public module exports it
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.costs.live import kept_bytes
+from vitrail.costs.memory import kept_bytes
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 
-
-@dataclass(frozen=True)
-class Counted:
-    """What a network was seen to have and to do."""
-
-    parameters: int
-    macs: int
-    """Of the forward pass of one image, every token of every layer."""
-    activation_bytes: int
-    """Kept by the forward pass of training, per image, in float32 on an accelerator."""
+Config = ViTConfig | ResNetConfig
+Size = int | tuple[int, int]
+Precision = Literal["bf16", "float32"]
+Place = Literal["accelerator", "cpu"]
+Module = TypeVar("Module", bound=nn.Module)
+ACCELERATOR = "cuda"
+"""The device of fake tensors that stand for any accelerator."""
 
 
-def count(config: ViTConfig | ResNetConfig, image_size: int | tuple[int, int] | None = None) -> Counted:
-    """Build the network of `config` on the meta device and count while it runs on images of `image_size`."""
-    size = config.image_size if image_size is None else image_size
-    height, width = (size, size) if isinstance(size, int) else size
+@cache
+def parameters(config: Config) -> int:
+    """Return the number of learned values; the running statistics of BatchNorm are not among them."""
     with torch.device("meta"):
-        model = build(config)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        if (height, width) != config.image_size:  # resampling positions is in no formula
-            model = build(replace(config, image_size=(height, width)))
+        return sum(parameter.numel() for parameter in build(config).parameters())
 
-    def images(number: int) -> Tensor:
-        return torch.empty(number, config.channels, height, width, device="meta")
 
+def macs(config: Config, image_size: Size | None = None) -> int:
+    """Return the MACs of the forward pass of one image of `image_size` (height, width); None: the config's."""
+    return _macs(sized(config, image_size))
+
+
+def training_flops(config: Config, image_size: Size | None = None) -> int:
+    """Return the FLOPs of training on one image once: forward and backward pass, 3 x 2 x MACs."""
+    return 3 * 2 * macs(config, image_size)
+
+
+def activation_bytes(
+    config: Config, image_size: Size | None = None, precision: Precision = "bf16", place: Place = "accelerator"
+) -> int:
+    """Return the bytes per image that the forward pass of training keeps for the backward pass.
+
+    Every tensor counts once, from the pixels to the classifier's input. The loss, gradients of activations and scratch
+    space are not counted, nor is anything that does not grow with the batch. bf16 is autocast with float32 weights. A
+    CPU and an accelerator keep different tensors: see `vitrail.model.attention` and `vitrail.model.layers`.
+    """
+    return _activation_bytes(sized(config, image_size), precision, place)
+
+
+def sized(config: Config, image_size: Size | None) -> Config:
+    """Return the config with another image size: one side or (height, width) in pixels; None: the config's own."""
+    if image_size is None:
+        return config
+    return replace(config, image_size=(image_size, image_size) if isinstance(image_size, int) else image_size)
+
+
+@cache
+def _macs(config: Config) -> int:
+    number = 2 if isinstance(config, ResNetConfig) else 1  # GroupNorm refuses a single pixel of a single image
+    with torch.device("meta"):
+        model, images = build(config).eval(), _images(config, number, "meta")
+    return counted_macs(lambda: every_token(model, images)) // number
+
+
+@cache
+def _activation_bytes(config: Config, precision: Precision, place: Place) -> int:
+    device = "cpu" if place == "cpu" else ACCELERATOR
+    with fake(lambda: build(config), device) as model, _autocast(device, precision), _FusedAttention(device):
+        model.train()
+        with torch.inference_mode(False):
+            return round(kept_bytes(lambda number: model(_images(config, number, device))))
+
+
+@contextmanager
+def fake(make: Callable[[], Module], device: str = ACCELERATOR) -> Iterator[Module]:
+    """Context with the module that `make` builds, on fake tensors: operations within it compute shapes only."""
+    with torch.device("meta"):  # initialisation looks at values, except on the meta device
+        module = make()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield module.to_empty(device=device)
+
+
+def counted_macs(forward: Callable[[], object]) -> int:
+    """Return the MACs of what `forward()` computes; attention is computed in the explicit way."""
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), attention_path("explicit"), counter:
-        every_token(model.eval(), images(1))
-    model.train()
-    with attention_path("fused"), _AcceleratorKernels():
-        kept = kept_bytes(lambda number: model(images(number)))
-    return Counted(parameters, counter.get_total_flops() // 2, round(kept))
+        forward()
+    return counter.get_total_flops() // 2
 
 
 def every_token(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits computed as Eq. 1-4 write them.
+    """Return the logits as Eq. 1-4 compute them, for every token of the last layer.
 
-    `model(images)` gives the same and spares the last layer the work on tokens that nobody reads.
+    `model(images)` gives the same logits and leaves out the last layer's work on tokens that nobody reads.
     """
     if not isinstance(model, ViT):
         return model(images)
     return model.classify(model.summary(model.encode(model.embed(images), model.grid(images))))
 
 
-class _AcceleratorKernels(TorchFunctionMode):
-    """Has the meta device run attention and dropout as one operation each, where it would spell them out."""
+def _images(config: Config, number: int, device: str) -> Tensor:
+    return torch.empty(number, config.channels, *config.image_size, device=device)
+
+
+@contextmanager
+def _autocast(device: str, precision: Precision) -> Iterator[None]:
+    """`torch.autocast`, which refuses "cuda" on a machine without a GPU."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, precision == "bf16")
+    torch.set_autocast_dtype(device, torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Context in which attention on an accelerator is one operation, as its own kernels are.
+
+    Without a GPU torch would compute it from matrix products, and keep the attention maps. The operation is the CPU's,
+    which keeps the same tensors as an accelerator's; the attention mask gets no gradient from it.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.fuses = device == ACCELERATOR
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return _fused_attention(*args, **kwargs)
-        if func is F.dropout:
-            return _dropout(*args, **kwargs)
-        return func(*args, **kwargs)
+        if self.fuses and func is F.scaled_dot_product_attention:
+            return _fused_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **rest: Any) -> Tensor:
-    """torch's own kernel for the CPU, which keeps what those of accelerators keep; no gradient to the mask."""
     mask = None if attn_mask is None else attn_mask.detach()
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return attend(query, key, value, attn_mask=mask, scale=rest.get("scale"))[0]
-
-
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    return torch.native_dropout(input, p, True)[0] if training and p else input

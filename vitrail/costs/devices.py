@@ -1,9 +1,9 @@
-"""Public peak rates of the devices that people train on, with memory, price and how much of the peak is reached.
+"""Public peak rates of the devices that people train on, and the days and the price of FLOPs on them. Torch-free.
 
-Torch-free. The peak is that of dense 16-bit matrix products summed in float32, from the makers' data sheets; a
-TPU is counted by the core, as the paper counts ("TPU v3 cores, 2 per chip", section 4.2). Utilisation is the share of
-the peak that training reaches, model FLOPs over time; each has its source, and yours replaces it. Prices are
-examples of what a device rents for by the hour in 2026 and differ 2 to 4 times between providers.
+A peak is that of dense 16-bit matrix products summed in float32, from the makers' data sheets. A TPU is counted by the
+core, as the paper counts ("TPU v3 cores, 2 per chip", section 4.2). Utilisation is the share of the peak that training
+reaches: model FLOPs over time. Each value has its source, and a value of your own replaces it. Prices are examples of
+hourly rents in 2026 and differ 2 to 4 times between providers.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from vitrail.errors import UsageError, did_you_mean
 
 GIB = 2**30
+DAY = 86_400
+"""Seconds."""
 ASSUMED = "assumed"
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device, or one core of one."""
+    """One device, or one core of a TPU."""
 
     name: str
-    what: str
+    description: str
     peak: float
     """FLOP/s."""
     memory: float
@@ -29,9 +31,9 @@ class Device:
     utilisation: float
     """Share of the peak that training reaches."""
     because: str
-    """Where the utilisation is from."""
+    """Source of the utilisation."""
     usd_per_hour: float | None = None
-    """None: nothing to rent."""
+    """Price; None: nobody rents it out."""
 
 
 _TABLE_2 = "between the 0.32 and 0.43 that Table 2's core-days imply"
@@ -53,7 +55,7 @@ DEVICES: dict[str, Device] = {
     )
 }
 MEASURED = "cpu"
-"""The one device whose peak is not in the table but measured where the command runs."""
+"""The name of the one device that is not in the table: its peak is measured where the command runs."""
 
 
 def device(name: str) -> Device:
@@ -65,7 +67,27 @@ def device(name: str) -> Device:
 
 
 def checked(utilisation: float) -> float:
-    """Return a utilisation as it is. Raises UsageError where it is no share."""
+    """Return a utilisation unchanged. Raises UsageError unless it is a share of the peak."""
     if not 0 < utilisation <= 1:
         raise UsageError(f"utilisation is {utilisation:g}; it is a share of the peak, above 0 and at most 1")
     return utilisation
+
+
+def device_days(flops: float, device: Device, utilisation: float | None = None) -> float:
+    """Return how many days one `device` computes for `flops`; n devices take an n-th of that each.
+
+    `utilisation` is the share of the peak that training reaches; None: the device's. Raises UsageError for a value that
+    is not a share.
+    """
+    share = checked(device.utilisation if utilisation is None else utilisation)
+    return flops / (device.peak * share) / DAY
+
+
+def implied_utilisation(flops: float, days: float, device: Device) -> float:
+    """Return the share of a device's peak that a run reached which took `days` of it for `flops`."""
+    return flops / (device.peak * days * DAY)
+
+
+def dollars(device_days: float, usd_per_hour: float) -> float:
+    """Return the price of days of one device."""
+    return device_days * 24 * usd_per_hour

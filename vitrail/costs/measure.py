@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.costs.kept import Precision
-from vitrail.costs.live import LiveTensors
+from vitrail.costs.count import Precision
+from vitrail.costs.memory import LiveTensors
 from vitrail.model.build import build
 from vitrail.model.frozen import Packed, freeze
 from vitrail.model.variants import ResNetConfig, ViTConfig

@@ -75,7 +75,9 @@ class MAEObjective(SelfSupervised):
         grid = self.model.grid(images)
         count = grid[0] * grid[1]
         masked = ~flags(keep, count)
-        places = masked.nonzero()[:, 1].view(len(keep), count - keep.shape[1])
+        places = masked.int().argsort(stable=True, descending=True)[
+            :, : count - keep.shape[1]
+        ]  # nothing waits for a GPU
         shown = into_stem(self.model, images, masked, after_stem=self.config.mask_after_stem)
         tokens = self.model.place(self.model.patches(shown), grid)
         latent = encoded(self.model, tokens, grid, keep)

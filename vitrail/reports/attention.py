@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from vitrail.costs.flops import macs
+from vitrail.costs.count import macs
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.item import Listed, View
 from vitrail.inspection.distance import Distances, attention_distance

@@ -14,7 +14,7 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.beit.tokenizer import load_tokenizer
 from vitrail.objective.settings import BEiT, Tokenizer
 from vitrail.reports.run_record import RunRecord
-from vitrail.training.arithmetic import passes
+from vitrail.training.flops import forward_macs
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.plan import Plan
 from vitrail.training.run import Run
@@ -30,7 +30,7 @@ class Cost:
     images: int | None
     """Training images that the network processed; an image counts once per epoch."""
     flops: float | None
-    """FLOPs of training (`vitrail.training.arithmetic`)."""
+    """FLOPs of training (`vitrail.training.flops`)."""
     seconds: float | None
     """Time of training, including evaluations."""
     joules: float | None
@@ -76,11 +76,11 @@ def _flops_per_image(
 ) -> float:
     """Return the FLOPs of one image of the batch, over all steps, each with the image size of that step."""
     if run.progressive.start >= 1 or not lines or not lines[-1].get("epoch"):
-        return float(steps * passes(run.objective, config, tokenizer=tokenizer).flops)
+        return float(steps * forward_macs(run.objective, config, tokenizer=tokenizer).flops)
     per_epoch = max(round(lines[-1]["step"] / lines[-1]["epoch"]), 1)
     plan, sizes, at = Plan.of(run, per_epoch), Sizes(run.progressive, config), _elapsed(record, lines, steps)
     found = Counter(sizes.size(plan.growth(step, float(at[step]))) for step in range(steps))
-    flops = {size: passes(run.objective, config, size, tokenizer=tokenizer).flops for size in found}
+    flops = {size: forward_macs(run.objective, config, size, tokenizer=tokenizer).flops for size in found}
     return float(sum(count * flops[size] for size, count in found.items()))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.allocator import give_back_freed_memory
-from vitrail.costs.live import LiveTensors, kept_bytes
+from vitrail.costs.memory import LiveTensors, kept_bytes
 from vitrail.errors import TrainingError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vitrail.costs.flops import parameters
-from vitrail.costs.memory import activation_bytes
+from vitrail.costs.count import activation_bytes, parameters
 from vitrail.evaluation.fewshot import Ridge
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.transfer.probe import HOLDOUT, LEARNING_RATES, train_stack

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.costs.flops import training_flops
+from vitrail.costs.count import training_flops
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.plan import Plan

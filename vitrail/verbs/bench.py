@@ -14,7 +14,7 @@ from vitrail.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.costs.kept import Precision
+    from vitrail.costs.count import Precision
     from vitrail.costs.measure import Line, Mode, Point, Trial
     from vitrail.model.variants import ResNetConfig, ViTConfig
 
@@ -125,7 +125,7 @@ def _measure(
     seconds: float,
 ) -> Measured:
     from vitrail.costs import measure
-    from vitrail.costs.flops import macs
+    from vitrail.costs.count import macs
 
     trial = measure.Trial(config, mode, device, precision)
     line = measure.memory_line(trial)

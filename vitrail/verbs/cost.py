@@ -10,24 +10,23 @@ from vitrail.costs.devices import MEASURED, Device
 from vitrail.errors import UsageError
 
 if TYPE_CHECKING:
-    from vitrail.costs.count import Counted
+    from vitrail.costs.count import Precision
     from vitrail.costs.estimate import Cost
-    from vitrail.costs.kept import Arithmetic
     from vitrail.costs.table6 import Row
     from vitrail.model.variants import ResNetConfig, ViTConfig
 
 TABLE = "table6"
 CPU_UTILISATION = 0.7
-"""Of the rate of large matrix products, in training. Measured with one thread in bfloat16 on an EPYC with AVX512-BF16:
-Ti/16 0.59, S/16 0.75, B/16 0.79."""
+"""Share of the rate of large matrix products that training reaches. Measured with one thread in bfloat16 on an EPYC
+with AVX512-BF16: Ti/16 0.59, S/16 0.75, B/16 0.79."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The cost by formula, and what was counted on the running network, where that was asked for."""
+    """The cost of a network, and with `--count` its activation memory per image in float32 on an accelerator."""
 
     cost: Cost
-    counted: Counted | None = None
+    counted: dict[str, int] | None = None
 
 
 def cost(
@@ -42,23 +41,25 @@ def cost(
     usd_per_hour: float | None = None,
     count: bool = False,
 ) -> Report | tuple[Row, ...]:
-    """Tell what a network costs to train: parameters, MACs, exaFLOPs, days of a device, money, memory.
+    """Estimate what a network costs to train: parameters, MACs, exaFLOPs, days of a device, money, memory.
 
-    FLOPs are 2 x MACs x 3 x images, as in the paper's Table 6. Nothing is built and nothing is trained.
+    FLOPs are 2 x MACs x 3 x images, as in the paper's Table 6. They are counted on a network without values: no number
+    is computed and nothing is trained.
 
     Args:
-        model: A name such as B/16 or R50+L/32, a run folder, a weight file, a name on the hub, or table6: the compute
-            of all 18 runs of the paper's Table 6 beside what is published.
-        images: Images in the training set, such as 303e6; left out: only what does not depend on the run.
-        epochs: Passes over them; left out: 1.
-        image_size: Side of the square input in pixels; left out: the model's own.
-        classes: Outputs of the classifier; left out: the model's own, 1000 for a name.
-        device: tpu-v2, tpu-v3, tpu-v4, tpu-v5e (cores), v100, a100, h100, h200, l4, rtx-4090, or cpu: this machine's,
-            its peak measured now.
-        utilisation: Share of the device's peak that training reaches; left out: what is known of the device.
-        usd_per_hour: Price of the device; left out: an example of 2026.
-        count: Also count the operations of the network as it runs, and compare.
+        model: Model name such as B/16 or R50+L/32, a run folder, a weight file or a model on the hub; table6 compares
+            all 18 runs of the paper's Table 6 with the published compute.
+        images: Number of images in the training set, such as 303e6 (default: show only the network's own numbers).
+        epochs: Number of times that training sees each image (default: 1).
+        image_size: Side of the square input image in pixels (default: the model's own).
+        classes: Number of outputs of the classifier (default: the model's own, or 1000 for a model name).
+        device: Device to estimate for: tpu-v2, tpu-v3, tpu-v4, tpu-v5e (one core), v100, a100, h100, h200, l4, rtx-4090
+            or cpu, which is this machine with its peak measured now.
+        utilisation: Share of the device's peak that training reaches (default: the known share of the device).
+        usd_per_hour: Price of the device in dollars per hour (default: an example price of 2026).
+        count: Also show the activation memory in float32 on an accelerator.
     """
+    from vitrail.costs.count import activation_bytes
     from vitrail.costs.estimate import estimate
 
     if str(model) == TABLE:
@@ -69,7 +70,7 @@ def cost(
         if value is not None and not 0 <= value < float("inf"):
             raise UsageError(f"{name} is {value:g}; it must be a finite number, zero or more")
     config = _config(model, image_size, classes)
-    target, arithmetic = _device(device)
+    target, precision = _device(device)
     found = estimate(
         str(model),
         config,
@@ -77,25 +78,25 @@ def cost(
         device=target,
         utilisation=utilisation,
         usd_per_hour=usd_per_hour,
-        arithmetic=arithmetic,
+        precision=precision,
+        place="cpu" if device == MEASURED else "accelerator",
     )
     if not count:
         return Report(found)
-    from vitrail.costs import count as counting
-
-    return Report(found, counting.count(config))
+    kept = activation_bytes(config, precision="float32")
+    return Report(found, {"params": found.params, "macs": found.macs, "activation_bytes_float32": kept})
 
 
 def _table(*given: object) -> tuple[Row, ...]:
     from vitrail.costs.table6 import ROWS
 
     if any(value is not None for value in given):
-        raise UsageError(f"{TABLE} is of the paper's own runs: leave images, epochs, image_size and classes out")
+        raise UsageError(f"{TABLE} is about the paper's own runs: leave out images, epochs, image_size and classes")
     return ROWS
 
 
 def _config(model: str | Path, image_size: int | None, classes: int | None) -> ViTConfig | ResNetConfig:
-    """The config of a name, or of weights; raises UsageError and WeightsError."""
+    """Return the config of a name or of weights. Raises UsageError and WeightsError."""
     from vitrail.model.variants import variant
 
     changes: dict[str, Any] = {} if classes is None else {"classes": classes}
@@ -111,48 +112,46 @@ def _config(model: str | Path, image_size: int | None, classes: int | None) -> V
 
 
 def _on_a_hub(model: str) -> bool:
-    """Is it a hub's name rather than a variant's, which ends in a patch size (B/16)?"""
+    """Return whether this is a model on a hub; a variant ends in its patch size (B/16)."""
     from vitrail.weights.hub.download import is_name
 
     return is_name(model) and not model.rpartition("/")[2].isdigit()
 
 
-def _device(name: str) -> tuple[Device, Arithmetic]:
+def _device(name: str) -> tuple[Device, Precision]:
+    """Return a device of the table, or this machine, with the precision of training on it."""
     from vitrail.costs.devices import device
-    from vitrail.costs.kept import Arithmetic
 
-    return _measured() if name == MEASURED else (device(name), Arithmetic())
+    return _measured() if name == MEASURED else (device(name), "bf16")
 
 
-def _measured() -> tuple[Device, Arithmetic]:
-    """This machine's processor: the rate of its matrix products now, and its free memory."""
+def _measured() -> tuple[Device, Precision]:
+    """Return this machine's processor with the rate of its matrix products and its free memory, measured now."""
     import torch
 
-    from vitrail.costs.kept import Arithmetic
     from vitrail.costs.measure import matmul_rate
     from vitrail.evaluation.classify import fast_bf16
     from vitrail.model.process import prepare_process
     from vitrail.training.batch_size import free_memory
 
     place = torch.device("cpu")
-    arithmetic = Arithmetic("bf16" if fast_bf16(place) else "float32", cpu=True)
+    precision: Precision = "bf16" if fast_bf16(place) else "float32"
     prepare_process()
-    peak = matmul_rate(place, arithmetic.precision)
-    what = f"this machine, {torch.get_num_threads()} threads, {arithmetic.precision}"
-    because = "of the rate that large matrix products were just measured at"
-    return Device(MEASURED, what, peak, free_memory(place), CPU_UTILISATION, because), arithmetic
+    peak = matmul_rate(place, precision)
+    description = f"this machine, {torch.get_num_threads()} threads, {precision}"
+    because = "of the rate of large matrix products, measured just now"
+    return Device(MEASURED, description, peak, free_memory(place), CPU_UTILISATION, because), precision
 
 
 def show(result: Report | tuple[Row, ...]) -> Any:
     """Return the result as lines, or the table, for a terminal."""
     if isinstance(result, tuple):
         return _shown_table(result)
-    lines = dict(result.cost.lines())
+    lines = result.cost.lines()
     if result.counted is not None:
-        counted = result.counted
         lines["counted"] = (
-            f"{counted.parameters:,} parameters, {counted.macs / 1e9:,.3f} GMACs, "
-            f"{counted.activation_bytes / 2**20:,.1f} MiB per image (float32, accelerator) by running the network"
+            f"{result.counted['params']:,} parameters, {result.counted['macs'] / 1e9:,.3f} GMACs, "
+            f"{result.counted['activation_bytes_float32'] / 2**20:,.1f} MiB per image (float32, accelerator)"
         )
     width = max(map(len, lines))
     return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())
@@ -191,9 +190,5 @@ def as_json(result: Report | tuple[Row, ...]) -> Any:
         return {"rows": rows, "convention": CONVENTION}
     values = result.cost.as_json()
     if result.counted is not None:
-        values["counted"] = {
-            "params": result.counted.parameters,
-            "macs": result.counted.macs,
-            "activation_bytes_float32": result.counted.activation_bytes,
-        }
+        values["counted"] = result.counted
     return values

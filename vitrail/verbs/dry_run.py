@@ -54,8 +54,8 @@ def check(run: Run, splits: Splits | None = None) -> tuple[dict[str, str], Cost]
         loss, images, seconds = _step(setup)
     checked["one batch"] = f"loss {loss:.4f}; {images} image{'s' * (images != 1)} in {seconds:.2f} s"
     cost = _cost(setup.run, setup.resolved, plan, images / seconds, setup.objective)
-    if tuned.base is not None:  # no formula knows the memory of a partly frozen network: it was measured
-        cost = replace(cost, learning=tuned.parameters, activation_bytes=round(setup.image_bytes or 0))
+    if tuned.base is not None:  # the memory of a partly frozen network was measured
+        cost = replace(cost, trainable=tuned.parameters, activation_bytes=round(setup.image_bytes or 0))
     return checked | {f"cost, {subject}": text for subject, text in cost.lines().items()}, cost
 
 
@@ -97,17 +97,15 @@ def _cost(run: Run, resolved: Resolved, plan: Plan, rate: float, objective: Obje
     """The cost of the whole run on this machine, going by the images/s of this process."""
     from vitrail import world
     from vitrail.costs.estimate import estimate
-    from vitrail.costs.kept import Arithmetic
     from vitrail.objective.beit.objective import BEiTObjective
-    from vitrail.training.arithmetic import passes
+    from vitrail.training.flops import forward_macs
 
     assert run.batch_size is not None
     tokenizer = objective.tokenizer.config if isinstance(objective, BEiTObjective) else None
 
     def each(size: tuple[int, int] | None = None) -> int:
-        return passes(run.objective, resolved.config, size, tokenizer=tokenizer).flops
+        return forward_macs(run.objective, resolved.config, size, tokenizer=tokenizer).flops
 
-    arithmetic = Arithmetic("bf16" if resolved.autocast else "float32", cpu=resolved.device.type == "cpu")
     reached = each() * rate
     flops = _flops(run, resolved, plan, each)
     share = 1.0 if plan.limit is None else min(plan.limit * world.size() * reached / flops, 1.0)
@@ -117,7 +115,8 @@ def _cost(run: Run, resolved: Resolved, plan: Plan, rate: float, objective: Obje
         images=share * plan.total * run.batch_size,
         flops=share * flops,
         device=_this_device(resolved, reached),
-        arithmetic=arithmetic,
+        precision="bf16" if resolved.autocast else "float32",
+        place="cpu" if resolved.device.type == "cpu" else "accelerator",
     )
 
 

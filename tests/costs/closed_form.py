@@ -1,11 +1,4 @@
-"""Exact parameters and multiply-accumulates (MACs) of any model, from its config alone: nothing is built.
-
-Counted are the products of linear layers, convolutions and attention, relative positions included, for every
-token of every layer, read or not; not norms, activations, softmax, the standardising of kernels or the
-resampling of positions. 1 MAC is 2 FLOPs, and a training step costs 3 forward passes (gradients of inputs and
-of weights). That is how the paper counts (Table 6). Tools that look at a running model can miss fused attention,
-4 % of B/16.
-"""
+"""Parameters and MACs of any model in closed form, from its config alone, to compare counted numbers with."""
 
 from __future__ import annotations
 
@@ -23,29 +16,6 @@ def parameters(config: ViTConfig | ResNetConfig) -> int:
 def macs(config: ViTConfig | ResNetConfig, image_size: int | tuple[int, int] | None = None) -> int:
     """Return the MACs of the forward pass of one image of `image_size` (height, width); None: the config's."""
     return _count(config, image_size).macs
-
-
-def training_flops(config: ViTConfig | ResNetConfig, image_size: int | tuple[int, int] | None = None) -> int:
-    """Return the FLOPs of training on one image once: forward and backward pass, 3 x 2 x MACs."""
-    return 3 * 2 * macs(config, image_size)
-
-
-def masked_macs(config: ViTConfig, image_size: int | tuple[int, int], visible: int) -> int:
-    """Return the MACs of encoding one image whose layers see `visible` of its patches; nothing is pooled.
-
-    The stem sees all of the image.
-    """
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    tally, patches = _Tally(), (height // config.patch) * (width // config.patch)
-    _stem(tally, config, height, width)
-    return tally.macs + layer_macs(config, config.prefix + visible, patches)
-
-
-def layer_macs(config: ViTConfig, tokens: int, grid: int) -> int:
-    """Return the MACs of all layers over one sequence of `tokens`, the prefix and patches of a grid of `grid`."""
-    tally = _Tally()
-    _layers(tally, config, lines=1, tokens=tokens, grid=grid)
-    return tally.macs
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.costs.flops import macs, training_flops
+from vitrail.costs.count import macs, training_flops
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
@@ -19,7 +19,7 @@ from vitrail.objective.dino.objective import DINOObjective
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
-from vitrail.training.arithmetic import Passes, passes
+from vitrail.training.flops import ForwardMacs, forward_macs
 
 NETWORK = ViTConfig(width=16, depth=2, heads=2, mlp_dim=24, patch=4, image_size=(16, 24), classes=0)
 TOKENIZER = Tokenizer(codes=12, width=6, depth=1, features=5)
@@ -73,25 +73,25 @@ def objectives() -> dict[str, tuple]:
 @pytest.mark.parametrize("name", objectives())
 def test_passes_are_what_the_objective_does(name: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     objective, settings, network = objectives()[name]
-    found = passes(settings, network, size, tokenizer=TOKENIZER)
-    assert 2 * (found.learning + found.answering) == counted(objective, size, monkeypatch)
+    found = forward_macs(settings, network, size, tokenizer=TOKENIZER)
+    assert 2 * (found.trained + found.frozen) == counted(objective, size, monkeypatch)
 
 
 def test_what_answers_is_the_tokenizer_and_the_teacher() -> None:
-    by_labels = passes(Supervised(), NETWORK)
-    assert by_labels == Passes(macs(NETWORK)) and by_labels.flops == training_flops(NETWORK)
-    alone = passes(replace(CROPS, local_crops=0), NETWORK)
-    assert alone.learning == alone.answering and alone.flops == 2 * (3 + 1) * alone.learning
-    compared = passes(TOKENIZER, NETWORK).answering
-    assert compared == 24 * 5 * 12 < passes(BEiT(), NETWORK, tokenizer=TOKENIZER).answering
-    assert Passes(5, 7).flops == 2 * (3 * 5 + 7)
+    by_labels = forward_macs(Supervised(), NETWORK)
+    assert by_labels == ForwardMacs(macs(NETWORK)) and by_labels.flops == training_flops(NETWORK)
+    alone = forward_macs(replace(CROPS, local_crops=0), NETWORK)
+    assert alone.trained == alone.frozen and alone.flops == 2 * (3 + 1) * alone.trained
+    compared = forward_macs(TOKENIZER, NETWORK).frozen
+    assert compared == 24 * 5 * 12 < forward_macs(BEiT(), NETWORK, tokenizer=TOKENIZER).frozen
+    assert ForwardMacs(5, 7).flops == 2 * (3 * 5 + 7)
 
 
 def test_the_published_saving_of_a_masked_autoencoder() -> None:
     """He et al. 2022, table 1 and section 4: a light decoder has 9 % of the FLOPs per token of L's encoder; and with
     three patches in four hidden its pre-training takes less than half of one whose encoder sees them all."""
     large = replace(variant("L/16", image_size=224), classes=0, positions="sincos")
-    whole, light = (passes(MAE(ratio=ratio), large).learning for ratio in (1 / 196, 0.75))
+    whole, light = (forward_macs(MAE(ratio=ratio), large).trained for ratio in (1 / 196, 0.75))
     encoder = macs(large)
     assert 0.05 < (whole - encoder) / encoder < 0.12
     assert 2.5 < whole / light < 3.5
@@ -99,6 +99,6 @@ def test_the_published_saving_of_a_masked_autoencoder() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="tokenizer"):
-        passes(BEiT(), NETWORK)
+        forward_macs(BEiT(), NETWORK)
     with pytest.raises(ValueError, match="Vision Transformer"):
-        passes(MAE(), ResNetConfig(units=(1, 1), width=32, image_size=(16, 24)))
+        forward_macs(MAE(), ResNetConfig(units=(1, 1), width=32, image_size=(16, 24)))
