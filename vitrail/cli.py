@@ -112,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a class name must not end a run in a terminal without UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _run(argv)
+        call = _read(argv)
+        code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
         sys.stdout.flush()
         return code
     except SystemExit as error:  # tyro has printed help, or what is wrong with the flags
@@ -127,20 +128,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code if isinstance(error, VitrailError) else 130
 
 
-def _run(argv: list[str]) -> int:
+@dataclass(frozen=True)
+class Call:
+    """A verb with its arguments, and how its result is printed."""
+
+    module: Any
+    function: Any
+    arguments: list[Any]
+    keywords: dict[str, Any]
+    json: bool
+    silent: bool
+
+    def finish(self, result: Any) -> int:
+        """Print what the verb returned, and return the exit code that the result asks for."""
+        if self.silent:
+            return 0
+        if self.json:
+            from vitrail.training.folder import plain
+
+            value = self.module.as_json(result) if hasattr(self.module, "as_json") else result
+            print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+        elif isinstance(text := self.module.show(result), str):
+            print(text)
+        else:
+            from rich.console import Console
+
+            Console(markup=False, emoji=False).print(text)  # a class may be called "end [/b]" or ":dog:"
+        return int(getattr(result, "exit_code", 0))
+
+
+def _read(argv: list[str]) -> Call | None:
+    """Return the call that the command line asks for; None where help or the version was printed."""
     before, words = _split(argv)
     if not words:
         if "--version" in before:
             print(f"vitrail {__version__}")
-            return 0
+            return None
         if unknown := [flag for flag in before if flag not in ("-h", "--help", *GLOBAL)]:
             raise UsageError(f"no flag {unknown[0]!r} without a verb.{did_you_mean(unknown[0], GLOBAL)}")
         print(_help(VERBS))
-        return 0
+        return None
     name, rest = _find(words, "-h" in before or "--help" in before)
     if name not in VERBS:
         print(_help({verb: about for verb, about in VERBS.items() if verb.startswith(f"{name} ")}))
-        return 0
+        return None
     return _call(name, [*before, *rest])
 
 
@@ -170,8 +201,8 @@ def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:
     raise UsageError(f"vitrail {words[0]} {what}.{did_you_mean(second, after)} Valid: {', '.join(after)}")
 
 
-def _call(name: str, argv: list[str]) -> int:
-    """Parse the flags of a verb, call it, print its result, and return the exit code that the result asks for."""
+def _call(name: str, argv: list[str]) -> Call:
+    """Parse the flags of a verb."""
     from vitrail.verbs.flags.parse import parse
 
     module, function = VERBS[name].load()
@@ -179,21 +210,7 @@ def _call(name: str, argv: list[str]) -> int:
     chosen = {flag: bool(keywords.pop(flag, False)) for flag in ("json", "quiet", "verbose", "traceback")}
     silent = name in ONE_RUN and os.environ.get("RANK", "0") != "0"
     _set_up_log(chosen["quiet"] or silent, chosen["verbose"])
-    result = function(*arguments, **keywords)
-    if silent:
-        return 0
-    if chosen["json"]:
-        from vitrail.training.folder import plain
-
-        value = module.as_json(result) if hasattr(module, "as_json") else result
-        print(json.dumps(plain(value), indent=2, ensure_ascii=False))
-    elif isinstance(text := module.show(result), str):
-        print(text)
-    else:
-        from rich.console import Console
-
-        Console(markup=False, emoji=False).print(text)  # a class may be called "end [/b]" or ":dog:"
-    return int(getattr(result, "exit_code", 0))
+    return Call(module, function, arguments, keywords, chosen["json"], silent)
 
 
 def _with_latest(argv: list[str]) -> list[str]:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from vitrail.config import Percent
 from vitrail.data.settings import Data
 from vitrail.training.run import Run
+
+if TYPE_CHECKING:
+    from vitrail.data.item import Listed
 
 TINY = 16
 """Pixels up to which an image is a glyph."""
@@ -35,11 +39,16 @@ class Facts:
 
 
 def look(data: Data, seed: int = 0, *, labels: bool = True) -> Facts:
-    """Open the data and look at the sizes of a few images. Raises DataError where there are none."""
+    """Open the data and return the facts about them. Raises DataError where there are no images."""
     from vitrail.data.sources.open import open_data
+
+    return facts_of(open_data(data, seed=seed, labels=labels).train)
+
+
+def facts_of(train: Listed) -> Facts:
+    """Return the facts about these training images, from the sizes of a few of them."""
     from vitrail.training.resolve import image_sizes
 
-    train = open_data(data, seed=seed, labels=labels).train
     sizes = image_sizes(train)
     return Facts(len(train), round(statistics.median(map(min, sizes))) if sizes else 0)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import UsageError
-from vitrail.recipes.by_data import look
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
 from vitrail.transfer.finetune import finetune_run
@@ -61,13 +60,14 @@ def finetune(
     if resume is not None and (found := resumed(asked, resume)):
         run, folder = found
         log.info("going on with %s", folder)
-        return training.start(run, folder, **how)
+        return training.start(run, asked.data, folder, **how)
     asking_for_weights(asked)
     if recipe is not None:
         run, why = from_recipe(asked)
         log.info("%s", why)
-        return training.start(run, **how)
-    return training.start(_for_so_many_images(asked), **how)
+    else:
+        run = finetuning_run(asked)
+    return training.start(run, asked.data, **how)
 
 
 def asking_for_weights(asked: Asked) -> None:
@@ -78,11 +78,12 @@ def asking_for_weights(asked: Asked) -> None:
         raise UsageError("fine-tune on which images? vitrail finetune DIR --from RUN")
 
 
-def _for_so_many_images(asked: Asked) -> Run:
+def finetuning_run(asked: Asked) -> Run:
+    """Return the run of recipe finetune for the images asked for, with a length that follows their number."""
     run = asked.over(named("finetune"))
     if run.weights is None:
         raise UsageError(f"fine-tune which network? {', '.join(asked.config)} names no weights: add --from RUN")
-    facts = look(run.data, run.seed, labels=run.supervised)
+    facts = asked.facts(run)
     base = finetune_run(named("finetune"), run.weights, facts.images)
     run = asked.over(base)
     log.info("recipe finetune for %s images: %s", f"{facts.images:,}", run.duration)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.config import to_yaml
 from vitrail.errors import VitrailError
 from vitrail.training.run import Run
-from vitrail.verbs.flags.settings import Asked, plan, resumed
+from vitrail.verbs.flags.settings import Asked, OpenedData, plan, resumed
 
 if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
@@ -73,39 +73,58 @@ def train(
     else:
         run, why = plan(asked)
         log.info("%s", why)
-    return start(run, folder, nproc=nproc, print_config=print_config, dry_run=dry_run)
+    if print_config or dry_run:
+        return preview(run, asked.data, dry_run)
+    from vitrail.training.loop import fit
+    from vitrail.training.processes.group import joined, launch
+
+    if nproc is not None:
+        return reported(launch(run, folder, nproc))
+    with joined(run.timeout):
+        return reported(fit(run, resume=folder, splits=asked.data.of(run)))
 
 
 def start(
     run: Run,
+    data: OpenedData,
     folder: Path | None = None,
     *,
     nproc: int | None = None,
     print_config: bool = False,
     dry_run: bool = False,
 ) -> Result | Preview:
-    """Train `run`, in the run folder `folder` where it goes on, with `nproc` processes; write the report."""
-    if print_config:
-        return Preview(run)
-    if dry_run:
-        from vitrail.verbs.dry_run import check
-
-        return Preview(run, *check(run))
-    from vitrail import world
-    from vitrail.reports.page import write_report
+    """Do with `run` what the end of `train` does: preview it, or train it and write the report."""
+    if print_config or dry_run:
+        return preview(run, data, dry_run)
     from vitrail.training.loop import fit
     from vitrail.training.processes.group import joined, launch
 
     if nproc is not None:
-        result, main = launch(run, folder, nproc), True
-    else:
-        with joined(run.timeout):
-            result, main = fit(run, resume=folder), world.is_main()
-    if main:
-        try:
-            write_report(result.folder)
-        except (VitrailError, OSError) as error:  # a page that cannot be written must not cost a trained network
-            log.warning("no report: %s", error)
+        return reported(launch(run, folder, nproc))
+    with joined(run.timeout):
+        return reported(fit(run, resume=folder, splits=data.of(run)))
+
+
+def preview(run: Run, data: OpenedData, dry_run: bool) -> Preview:
+    """Return what `run` would train; with `dry_run`, try it and estimate its cost."""
+    if not dry_run:
+        return Preview(run)
+    from vitrail.verbs.dry_run import check
+
+    return Preview(run, *check(run, data.of(run)))
+
+
+def reported(result: Result) -> Result:
+    """Return the result, once its report is written. All processes of a run call it; the main process writes."""
+    from vitrail import world
+    from vitrail.reports.page import write_report
+
+    with world.main_alone("writing the report"):
+        if world.is_main():
+            try:
+                write_report(result.folder)
+            except (VitrailError, OSError) as error:  # a page that cannot be written must not cost a trained network
+                log.warning("no report: %s", error)
     return result
 
 

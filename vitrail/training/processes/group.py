@@ -140,7 +140,8 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> tuple[int, list[subprocess
     After a failure the other processes have `GRACE` seconds to end. After a signal they have as long as they need,
     because they save.
     """
-    first, deadline, killed = 0, float("inf"), list[subprocess.Popen[bytes]]()
+    first, deadline = 0, float("inf")
+    killed: list[subprocess.Popen[bytes]] = []
     while running := [child for child in children if child.poll() is None]:
         first = first or _first_failure(children)
         if first and first not in STOPPED:

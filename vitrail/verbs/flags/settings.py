@@ -6,13 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.config import Epochs, from_yaml, merge
 from vitrail.errors import CheckpointError, UsageError
-from vitrail.recipes.by_data import absolute, choose, fitted, look
+from vitrail.recipes.by_data import Facts, absolute, choose, facts_of, fitted
 from vitrail.recipes.registry import find, recipe
 from vitrail.training.run import Run
+
+if TYPE_CHECKING:
+    from vitrail.data.sources.open import Splits
 
 LATEST = "latest"
 """What `--resume` without a folder means."""
@@ -21,6 +24,23 @@ AUTO = "auto"
 
 RECIPE_OF = {"finetune": "finetune", "sweep": "finetune"}
 """Verb -> the recipe that it starts from where none is named."""
+
+
+class OpenedData:
+    """The data of a command, opened once, however often they are asked for."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._splits: Splits | None = None
+
+    def of(self, run: Run) -> Splits:
+        """Return the data of `run`, opened. Raises DataError and UsageError."""
+        from vitrail.data.sources.open import open_data
+
+        key = (run.data, run.seed, run.supervised)
+        if self._splits is None or key != self._key:
+            self._key, self._splits = key, open_data(run.data, seed=run.seed, labels=run.supervised)
+        return self._splits
 
 
 @dataclass(frozen=True)
@@ -34,6 +54,11 @@ class Asked:
     lr: float | None = None
     weights: str | Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    data: OpenedData = field(default_factory=OpenedData)
+
+    def facts(self, run: Run) -> Facts:
+        """Return the facts about the training images of `run`. Raises DataError and UsageError."""
+        return facts_of(self.data.of(run).train)
 
     def over(self, base: Run) -> Run:
         """Return `base` changed by the configuration files, then by the flags. Raises UsageError."""
@@ -77,7 +102,7 @@ def plan(asked: Asked) -> tuple[Run, str]:
     run = asked.over(Run())
     if asked.config:
         return run, f"configuration {', '.join(asked.config)}"
-    name, why = choose(look(run.data, run.seed, labels=run.supervised))
+    name, why = choose(asked.facts(run))
     return asked.over(recipe(name)), f"recipe {name}, because of {why}"
 
 
@@ -99,7 +124,7 @@ def from_recipe(asked: Asked) -> tuple[Run, str]:
     run, why = asked.over(base), f"recipe {asked.recipe}"
     if rule is None and not absolute(run):
         return run, why
-    facts = look(run.data, run.seed, labels=run.supervised)
+    facts = asked.facts(run)
     if rule is not None:
         base = replace(rule(facts.images, facts.side), name=base.name)
         run = asked.over(base)

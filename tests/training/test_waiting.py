@@ -1,0 +1,156 @@
+"""A step waits for nothing: how often it reads from the device and talks to other processes, counted while it runs."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked import Forked
+from test_fit import lines, tiny
+from torch import Tensor
+
+from vitrail import world
+from vitrail.config import Steps
+from vitrail.training import loop
+from vitrail.training import step as stepping
+from vitrail.training.processes.group import environment, joined, leave
+from vitrail.training.run import Optim, Run, Schedule
+
+READS = ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__")
+"""Methods of a tensor that return when the device has computed its values."""
+COLLECTIVES = ("all_reduce", "all_gather_object", "all_gather", "broadcast", "barrier", "gather", "reduce")
+STEPS = 6
+
+
+@contextmanager
+def counted() -> Iterator[list[Counter[str]]]:
+    """Yield a list that gets, for each training step but the first and the last, the calls of the methods above."""
+    found: list[Counter[str]] = []
+    now: Counter[str] = Counter()
+    call = stepping.TrainingStep.__call__
+
+    def counting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*arguments: Any, **options: Any) -> Any:
+            tensor = arguments[0] if arguments else None
+            if not isinstance(tensor, Tensor) or tensor.is_floating_point() or tensor.dtype == torch.bool:
+                now[name] += 1  # integers are indices of images, which stay on the CPU
+            return original(*arguments, **options)
+
+        return method
+
+    def step(self: stepping.TrainingStep, *arguments: Any, **options: Any) -> None:
+        now.clear()
+        call(self, *arguments, **options)
+        found.append(Counter(now))
+
+    patches = [patch.object(stepping.TrainingStep, "__call__", step)]
+    patches += [patch.object(Tensor, name, counting(name, getattr(Tensor, name))) for name in READS]
+    patches += [patch.object(dist, name, counting(name, getattr(dist, name))) for name in COLLECTIVES]
+    for each in patches:
+        each.start()
+    try:
+        yield found
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def short(out: Path, name: str, late: bool) -> Run:
+    """Six steps between which nothing happens, with everything that is decided in a step."""
+    still = {"evaluate_every": Steps(100), "checkpoint_every": Steps(100), "schedule": Schedule(warmup=Steps(1))}
+    return tiny(out, name=f"{name}-{late}", duration=Steps(STEPS), optim=Optim(name, lr=3e-3), **still)  # type: ignore[arg-type]
+
+
+def is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read numbers a step late, as on an accelerator."""
+    create = stepping.TrainingStep.__init__
+
+    def init(self: stepping.TrainingStep, *arguments: Any, **options: Any) -> None:
+        create(self, *arguments, **options)
+        self.late = True
+
+    monkeypatch.setattr(stepping.TrainingStep, "__init__", init)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+def test_a_step_reads_its_numbers_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimiser: str, late: bool
+) -> None:
+    if late:
+        is_late(monkeypatch)
+    with counted() as calls:
+        loop.fit(short(tmp_path, optimiser, late))
+    assert len(calls) == STEPS
+    assert calls[0] == (Counter() if late else Counter(tolist=1))  # late: of the first step nothing is known yet
+    assert calls[1:] == [Counter(tolist=1)] * (STEPS - 1)
+
+
+def test_numbers_that_are_read_late_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log, the averages and skipped updates are those of a run that reads at once; so are the weights."""
+    original = stepping.backward
+
+    def poisoned(objective: Any, batch: Any, *, step: int, **options: Any) -> Any:
+        outcome = original(objective, batch, step=step, **options)
+        if step in (5, 6, 9):
+            next(objective.parameters()).grad.fill_(float("nan"))
+        return outcome
+
+    monkeypatch.setattr(stepping, "backward", poisoned)
+    now = loop.fit(tiny(tmp_path, name="now")).folder
+    is_late(monkeypatch)
+    order: list[tuple[str, int]] = []
+    seen = stepping.TrainingStep.settle
+
+    def settle(self: stepping.TrainingStep) -> None:
+        if self._pending is not None:
+            order.append(("read", self._pending.step))
+        seen(self)
+
+    def computed(*arguments: Any, step: int, **options: Any) -> Any:
+        order.append(("computed", step))
+        return poisoned(*arguments, step=step, **options)
+
+    monkeypatch.setattr(stepping.TrainingStep, "settle", settle)
+    monkeypatch.setattr(stepping, "backward", computed)
+    late = loop.fit(tiny(tmp_path, name="late")).folder
+    assert order[:4] == [("computed", 0), ("computed", 1), ("read", 0), ("computed", 2)]
+    for kind in ("train", "skipped", "validation"):
+        ours, theirs = lines(late, kind), lines(now, kind)
+        assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+        for mine, its in zip(ours, theirs, strict=True):
+            assert {k: mine[k] for k in mine if k in ("loss", "lr", "top1", "nll", "images")} == {
+                k: its[k] for k in its if k in ("loss", "lr", "top1", "nll", "images")
+            }
+    for part in ("best", "last"):
+        first, second = ((folder / "model" / part / "model.safetensors").read_bytes() for folder in (late, now))
+        assert first[-1000:] == second[-1000:] and len(first) == len(second)
+
+
+def together(out: Path) -> None:
+    """Write what a process of two counted."""
+    with joined(), counted() as calls:
+        loop.fit(short(out, "adamw", False))
+        (out / f"calls-{world.rank()}.json").write_text(json.dumps(calls))
+    leave(0)
+
+
+def test_a_step_talks_to_other_processes_once(tmp_path: Path) -> None:
+    """Apart from the sums of gradients: here one bucket, which the backward pass sends."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [Forked(together, tmp_path, env={**environment(rank, 2, port)}) for rank in range(2)]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    for rank in range(2):
+        calls = json.loads((tmp_path / f"calls-{rank}.json").read_text())
+        assert len(calls) == STEPS and calls[1:] == [{"all_reduce": 2, "tolist": 1}] * (STEPS - 1)
