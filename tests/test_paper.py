@@ -55,6 +55,11 @@ def test_what_is_built_is_there(row: dict[str, str]) -> None:
         assert refused(command.split()) == ""
 
 
+def test_a_planned_command_does_not_exist_yet() -> None:
+    commands = [command for row in ROWS if row["status"] == "planned" for command in code(row["command"])]
+    assert commands and [command for command in commands if not refused(command.split())] == []
+
+
 def test_what_is_only_text_has_no_code() -> None:
     assert [row["where"] for row in ROWS if row["status"] == "text" and (row["code"] or row["command"])] == []
 

@@ -1,9 +1,9 @@
-"""Energy while something runs, where the machine tells: processors through RAPL, NVIDIA's GPUs through NVML.
+"""Energy used during a run, on machines that report it: processors through RAPL, NVIDIA's GPUs through NVML.
 
-RAPL (Linux, Intel and AMD) counts the microjoules of each processor package, and of its memory where there is a
-counter for it, in files under /sys/class/powercap; many systems let only root read them. NVML tells a GPU's power in
-milliwatts, through torch where the package `nvidia-ml-py` is installed; it is summed over time. Both are about
-the whole machine, whatever else runs on it, and leave out what the rest of it takes: fans, disks, power supply.
+RAPL (Linux, Intel and AMD) counts the microjoules of each processor package, and of its memory if it has a counter, in
+files under /sys/class/powercap. Many systems let only root read them. NVML reports a GPU's power in milliwatts, through
+torch if the package `nvidia-ml-py` is installed; it is integrated over time. Both include all other programs on the
+machine, and exclude fans, disks and the power supply.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 
 POWERCAP = Path("/sys/class/powercap")
 EVERY = 1.0
-"""Seconds between two looks, at least. A counter starts again after minutes at full load; that must be noticed."""
+"""Minimum seconds between two readings. Counters start again after minutes at full load, so read them often."""
 
 Power = Callable[[], float]
-"""Watts, now."""
+"""Returns the present power in watts."""
 
 
 class EnergyMeter:
-    """Adds up energy from its making on; `sample` often, `numbers` from time to time.
+    """Adds up energy from its creation on. Call `sample` often, and `numbers` for the sum since the last call.
 
-    `gpus` are sources of watts (`gpu_powers`). Where nothing can be read, `numbers` is empty.
+    `gpus` are sources of watts (`gpu_powers`). If nothing can be read, `numbers` is empty.
     """
 
     def __init__(
@@ -43,23 +43,23 @@ class EnergyMeter:
 
     @property
     def measures(self) -> bool:
-        """Is there anything that can be read?"""
+        """Whether any energy can be read."""
         return bool(self._zones or self._gpus)
 
     def sample(self) -> None:
-        """Take a look, unless the last was less than `EVERY` seconds ago."""
+        """Read the counters, unless the last reading was less than `EVERY` seconds ago."""
         if self.measures and self._clock() - self._then >= EVERY:
-            self._look()
+            self._read()
 
     def numbers(self) -> dict[str, float]:
-        """Return the joules since the last call: {"joules": ...}, or {} where nothing can be read."""
+        """Return the joules since the last call: {"joules": ...}, or {} if nothing can be read."""
         if not self.measures:
             return {}
-        self._look()
+        self._read()
         joules, self._joules = self._joules, 0.0
         return {"joules": round(joules, 3)}
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         now = self._clock()
         self._joules += sum(zone.since() for zone in self._zones)
         watts = self._power()
@@ -67,7 +67,7 @@ class EnergyMeter:
         self._watts, self._then = watts, now
 
     def _power(self) -> float:
-        """Watts of all GPUs; one that stops telling counts no more."""
+        """Return the watts of all GPUs; a GPU that stops reporting is left out from then on."""
         total = 0.0
         for gpu in list(self._gpus):
             try:
@@ -78,9 +78,9 @@ class EnergyMeter:
 
 
 def gpu_powers(device: torch.device, everyone: bool = False) -> list[Power]:
-    """Return the sources of watts of `device`, or with `everyone` of all GPUs that this process sees.
+    """Return the sources of watts of `device`, or with `everyone` those of all GPUs that this process sees.
 
-    [] where torch cannot tell: no NVIDIA GPU, or no NVML.
+    The list is empty without an NVIDIA GPU or without NVML.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return []
@@ -94,7 +94,7 @@ def gpu_powers(device: torch.device, everyone: bool = False) -> list[Power]:
 
         try:
             watts()
-        except Exception:  # no NVML, or a GPU that does not tell
+        except Exception:  # no NVML, or a GPU that does not report its power
             continue
         found.append(watts)
     return found
@@ -108,14 +108,14 @@ class _Zone:
 
     @classmethod
     def of(cls, path: Path) -> _Zone | None:
-        """The counter in a folder; None where it cannot be read."""
+        """Return the counter in a folder; None if it cannot be read."""
         try:
             return cls(path, _joules(path / "energy_uj"), _joules(path / "max_energy_range_uj"))
         except (OSError, ValueError):
             return None
 
     def since(self) -> float:
-        """Joules since the last call; 0 while the file cannot be read."""
+        """Return the joules since the last call; 0 while the file cannot be read."""
         try:
             now = _joules(self.path / "energy_uj")
         except (OSError, ValueError):
@@ -130,9 +130,9 @@ def _joules(path: Path) -> float:
 
 
 def _zones(powercap: Path) -> list[Path]:
-    """Folders of processor packages and of their memory; cores are part of a package, and `psys` of everything."""
+    """Return the folders of processor packages and their memory; cores are part of a package, `psys` repeats all."""
     wanted = []
-    for path in sorted(powercap.glob("intel-rapl:*")):  # AMD's go by the same name
+    for path in sorted(powercap.glob("intel-rapl:*")):  # AMD's counters have the same name
         try:
             name = (path / "name").read_text(encoding="ascii").strip()
         except (OSError, ValueError):

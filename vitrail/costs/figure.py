@@ -1,4 +1,4 @@
-"""Figure 12 of the paper, drawn from measurements: speed by image size, and the largest batch that fits."""
+"""Figure 12 of the paper, drawn from measurements: speed and largest batch that fits, by image size."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from matplotlib.ticker import LogFormatter, NullFormatter
 
 STYLES = {"inference": "-", "training": "--"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Of Okabe and Ito: told apart under every kind of colour blindness."""
+"""The palette of Okabe and Ito, distinguishable with every kind of colour blindness."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One model in one mode: image sizes in pixels with images/s and the largest batch at each."""
+    """One model in one mode: images/s and the largest batch at each image size in pixels."""
 
     model: str
     mode: str
@@ -30,8 +30,8 @@ class Curve:
 def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
     """Write the figure to `path`, in the format its suffix names.
 
-    Left images/s at the best batch size, right the largest batch, both over the side of the image, on logarithmic
-    axes; solid lines are inference, dashed ones training. A model keeps its colour.
+    The left plot shows images/s at the best batch size, the right plot the largest batch, by the side of the image on
+    logarithmic axes. Solid lines are inference, dashed lines training. Each model has one colour.
     """
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     speed, memory = figure.subplots(1, 2)
@@ -64,7 +64,7 @@ def _finish(axes: Axes, sizes: list[int], what: str) -> None:
 
 
 class _Plain(LogFormatter):
-    """Numbers in full, "600" and "20,000"; between the powers of ten as many of them as there is room for."""
+    """Labels written in full: "600" and "20,000"."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         return f"{x:,.6g}" if super().__call__(x, pos) else ""

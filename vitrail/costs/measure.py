@@ -1,7 +1,7 @@
 """Speed and memory measured on the machine at hand (paper, appendix D.5 and Figure 12).
 
-Images/s of prediction and of training steps, at the batch size where they are highest; the memory they take; and
-the largest batch that fits. Data come from memory: what a loader or a disk costs is not in these numbers.
+It measures images/s of prediction and of training steps at the fastest batch size, their peak memory, and the largest
+batch that fits. Images come from memory, so the numbers leave out the time of a loader and a disk.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 Mode = Literal["inference", "training"]
 ROUNDS = 3
 GAIN = 1.02
-"""A batch size that is not this much faster than the best before it is no better."""
+"""A larger batch size is better only if it is faster by this factor than the best smaller one."""
 PATIENCE = 2
-"""So many batch sizes in a row that are no better end the search."""
+"""Number of successive batch sizes without a gain that end the search."""
 BATCHES = tuple(2**n for n in range(14))
 PROBE = 2
-"""Images of the smaller batch from which memory is extrapolated."""
+"""Number of images in the smaller of the two batches from which memory is extrapolated."""
 
 
 class Trial:
     """A network ready to predict or to train on `device`: `trial(images)` is one step.
 
-    Inference is that of `vitrail predict`: a frozen copy on a CPU, autocast elsewhere. Training is forward and
-    backward pass of cross-entropy with an AdamW step, in bfloat16 autocast or float32.
+    Inference runs as in `vitrail predict`: a frozen copy on a CPU, autocast elsewhere. Training is a forward pass, a
+    backward pass of cross-entropy and an AdamW step, in bfloat16 autocast or float32.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Trial:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type != "mps")
 
     def __call__(self, images: Tensor) -> None:
-        """One step on uint8 images [batch, channels, height, width]."""
+        """Run one step on uint8 images [batch, channels, height, width]."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             if self.optimizer is None:
                 with torch.inference_mode():
@@ -69,13 +69,13 @@ class Trial:
         self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
     def images(self, number: int) -> Tensor:
-        """Return so many random images on the device, of the config's size."""
+        """Return `number` random images of the config's size on the device."""
         generator = torch.Generator().manual_seed(number)
         shape = (number, self.config.channels, *self.config.image_size)
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(self.device)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield what exists between two steps."""
+        """Yield the tensors that exist between two steps."""
         yield from self.model.parameters()
         yield from self.model.buffers()
         yield from self.gradients()
@@ -83,18 +83,18 @@ class Trial:
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def gradients(self) -> Iterator[Tensor]:
-        """Yield the gradients that are kept between two steps."""
+        """Yield the gradients that exist between two steps."""
         yield from (parameter.grad for parameter in self.model.parameters() if parameter.grad is not None)
 
     def packed_bytes(self) -> int:
-        """Return the bytes of a frozen copy's weights, which oneDNN holds in a layout of its own."""
+        """Return the bytes of a frozen copy's weights, which oneDNN stores in its own layout."""
         packed = (module.weight for module in self.model.modules() if isinstance(module, Packed))
         return sum(weight.numel() * weight.element_size() for weight in packed)
 
 
 @dataclass(frozen=True)
 class Point:
-    """Images/s at one batch size: median, slowest and fastest of the rounds."""
+    """Images/s at one batch size: the median, the slowest and the fastest round."""
 
     batch: int
     images_per_second: float
@@ -103,13 +103,13 @@ class Point:
 
 
 def rate(trial: Trial, batch: int, seconds: float) -> Point:
-    """Measure a trial at one batch size for about `seconds`, in rounds, after a step to warm up; at least one step."""
+    """Measure a trial at one batch size for about `seconds`, in rounds of at least one step, after one warm-up step."""
     images = trial.images(batch)
     trial(images)
     began = now(trial.device)
     trial(images)
     took = max(now(trial.device) - began, 1e-9)
-    if took >= seconds:  # so long a step needs no repetition
+    if took >= seconds:  # a step this long needs no repetition
         return Point(batch, batch / took, batch / took, batch / took)
     steps = max(1, round(seconds / ROUNDS / took))
     rates = []
@@ -122,7 +122,7 @@ def rate(trial: Trial, batch: int, seconds: float) -> Point:
 
 
 def sweep(measure: Callable[[int], Point], batches: Iterable[int] = BATCHES) -> list[Point]:
-    """Measure ascending batch sizes until `PATIENCE` of them in a row are no faster than the best before."""
+    """Measure ascending batch sizes until `PATIENCE` successive ones are not faster than the best smaller one."""
     points: list[Point] = []
     for batch in batches:
         points.append(measure(batch))
@@ -132,7 +132,7 @@ def sweep(measure: Callable[[int], Point], batches: Iterable[int] = BATCHES) -> 
 
 
 def best(points: Sequence[Point]) -> Point:
-    """Return the smallest batch size that no larger one beats by more than `GAIN`."""
+    """Return the measurement at the smallest batch size that no larger one beats by more than `GAIN`."""
     return points[_best(points)]
 
 
@@ -148,8 +148,8 @@ def _best(points: Sequence[Point]) -> int:
 class Line:
     """Peak memory in bytes as a function of the batch: fixed + per_image x batch, and at least `floor`.
 
-    A training step has two peaks: when all activations are there and no gradient of a weight is, and when all
-    gradients are there and no activation is. The first grows with the batch, the second is the floor.
+    A training step has two peaks: one with all activations and no weight gradients, and one with all weight gradients
+    and no activations. The first grows with the batch, the second is the floor.
     """
 
     fixed: float
@@ -161,7 +161,7 @@ class Line:
         return round(max(self.fixed + self.per_image * batch, self.floor))
 
     def largest(self, memory: float) -> int:
-        """Return the largest batch with a peak of at most `memory` bytes; 0 where one image is too many."""
+        """Return the largest batch with a peak of at most `memory` bytes; 0 if one image is too many."""
         if memory < self.floor:
             return 0
         return max(int((memory - self.fixed) // max(self.per_image, 1)), 0)
@@ -170,8 +170,8 @@ class Line:
 def memory_line(trial: Trial) -> Line:
     """Measure the peak memory of a step at two small batch sizes, weights and optimiser state included.
 
-    So that few images show what each of them takes, gradients are kept from step to step meanwhile: they are
-    then part of both peaks, and taken off again.
+    Gradients stay allocated between steps during the measurement. They are then part of both peaks, so that few images
+    are enough to show the memory of each, and they are subtracted at the end.
     """
     trial(trial.images(PROBE))  # the optimiser's state exists from here on
     floor = peak_bytes(trial, PROBE)
@@ -186,7 +186,7 @@ def memory_line(trial: Trial) -> Line:
 
 
 def peak_bytes(trial: Trial, batch: int) -> int:
-    """Return the peak of the memory that tensors take during a step: the allocator's on CUDA, else counted."""
+    """Return the peak memory of tensors during a step: the allocator's on CUDA, counted elsewhere."""
     images = trial.images(batch)
     if trial.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trial.device)
@@ -198,9 +198,9 @@ def peak_bytes(trial: Trial, batch: int) -> int:
 
 
 def search_largest(fits: Callable[[int], bool], most: int = 2**20) -> int:
-    """Return the largest batch up to `most` that fits, by doubling and then halving the interval; 0 if none does.
+    """Return the largest batch up to `most` that fits, by doubling and then bisection; 0 if none fits.
 
-    `fits(batch)` tries one; what fits must fit at any smaller size too.
+    `fits(batch)` tries one batch size. If it fits, all smaller ones must fit too.
     """
     if not fits(1):
         return 0
@@ -215,7 +215,7 @@ def search_largest(fits: Callable[[int], bool], most: int = 2**20) -> int:
 
 
 def step_fits(trial: Trial, batch: int) -> bool:
-    """Try a step on a CUDA device: is there memory for it?"""
+    """Return whether a step on a CUDA device has enough memory, by trying it."""
     try:
         trial(trial.images(batch))
         return True
@@ -228,7 +228,7 @@ def step_fits(trial: Trial, batch: int) -> bool:
 
 
 def matmul_rate(device: torch.device, precision: Precision, side: int = 1024, seconds: float = 0.3) -> float:
-    """Return the FLOP/s of square matrix products of `side`, the best of several rounds."""
+    """Return the highest FLOP/s of several products of square matrices of `side`."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right = (torch.rand(side, side, dtype=dtype, device=device) for _ in range(2))
     left @ right
@@ -241,7 +241,7 @@ def matmul_rate(device: torch.device, precision: Precision, side: int = 1024, se
 
 
 def now(device: torch.device) -> float:
-    """The time when everything asked of `device` is done."""
+    """Return the time once `device` has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

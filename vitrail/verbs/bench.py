@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vitrail")
 SIZES = (64, 128, 224, 384)
-"""Pixels; each model takes the nearest smaller multiple of its patch."""
+"""Image sizes in pixels; each model takes the nearest smaller multiple of its patch."""
 SHARE = 0.8
-"""Of the free memory of a CPU."""
+"""Share of a CPU's free memory that a batch may take."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class Measured:
     image_size: int
     mode: Mode
     best: Point
-    """At the batch size where it is fastest."""
+    """The measurement at the batch size where the model is fastest."""
     flops_per_second: float
-    """Model FLOPs there: 2 x MACs, times 3 in training."""
+    """Model FLOPs at that batch size: 2 x MACs, times 3 in training."""
     peak_bytes: int
-    """Of memory, there: weights, optimiser state and all tensors of a step."""
+    """Peak memory at that batch size: weights, optimiser state and all tensors of a step."""
     largest_batch: int
-    """That fits."""
+    """Largest batch that fits into memory."""
     points: list[Point]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """All measurements, and where they were made."""
+    """All measurements, and the machine they were made on."""
 
     device: str
     precision: Precision
@@ -53,6 +53,11 @@ class Bench:
     torch: str
     largest_batch_is: str
     measured: list[Measured]
+
+    @property
+    def machine(self) -> str:
+        """The device and its settings in words."""
+        return f"{self.device}, {self.precision}, {self.threads} threads, torch {self.torch}"
 
 
 def bench(
@@ -65,22 +70,22 @@ def bench(
     seconds: float = 1.0,
     out: str | Path | None = None,
 ) -> Bench:
-    """Measure images per second, peak memory and the largest batch that fits, over image sizes (paper, Figure 12).
+    """Measure images per second, peak memory and the largest batch that fits, by image size (paper, Figure 12).
 
-    Each speed is the highest over batch sizes. Images come from memory, so loading is not in it.
+    Each speed is the highest over batch sizes. Images come from memory, so loading them takes no time.
 
     Args:
-        models: Names such as B/16, R50x1 or R50+B/16.
-        image_size: Side of the square input in pixels; may be repeated; left out: 64, 128, 224 and 384.
-        batch_size: Batch size to try; may be repeated; left out: 1, 2, 4, ... until they are no faster.
-        mode: inference, training or both.
-        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
-        precision: auto, bf16 or float32.
-        seconds: Time for each batch size.
-        out: Also write bench.json and the figure, bench.png, to this folder.
+        models: Model names such as B/16, R50x1 or R50+B/16.
+        image_size: Side of the square input image in pixels; may be repeated (default: 64, 128, 224 and 384).
+        batch_size: Batch size to try; may be repeated (default: 1, 2, 4, ... until larger batches are not faster).
+        mode: Whether to measure inference, training or both.
+        device: Device to measure: cpu, cuda, cuda:1 or mps (default: the best one of this machine).
+        precision: Precision of the computation; auto is bf16 where the device computes fast in it.
+        seconds: Seconds of measuring per batch size.
+        out: Folder to write bench.json and the figure bench.png to.
     """
     if not models:
-        raise UsageError("measure which networks? vitrail bench B/16 (or several: vitrail bench B/16 R50x1)")
+        raise UsageError("which networks? Name at least one: vitrail bench B/16 (or several: vitrail bench B/16 R50x1)")
     if min((*image_size, *batch_size), default=1) < 1 or not seconds > 0:
         raise UsageError("image sizes, batch sizes and seconds must be above 0")
     import torch
@@ -90,14 +95,12 @@ def bench(
     from vitrail.training.resolve import choose_device
 
     place = choose_device(device)
-    configs = {(name, size): config for name in models for size, config in _configs(name, image_size or SIZES).items()}
+    configs = [(name, config) for name in models for config in _configs(name, image_size or SIZES)]
     chosen: Precision = ("bf16" if fast_bf16(place) else "float32") if precision == "auto" else precision
     prepare_process()
     modes: tuple[Mode, ...] = ("inference", "training") if mode == "both" else (mode,)
     measured = [
-        _measure(name, config, one, place, chosen, batch_size, seconds)
-        for (name, _), config in configs.items()
-        for one in modes
+        _measure(name, config, one, place, chosen, batch_size, seconds) for name, config in configs for one in modes
     ]
     fitting = "tried" if place.type == "cuda" else "extrapolated from the peaks of two small batches"
     result = Bench(str(place), chosen, torch.get_num_threads(), str(torch.__version__), fitting, measured)
@@ -106,13 +109,13 @@ def bench(
     return result
 
 
-def _configs(name: str, sizes: tuple[int, ...]) -> dict[int, ViTConfig | ResNetConfig]:
-    """The model at each image size, rounded down to whole patches. Raises UsageError for an unknown name."""
+def _configs(name: str, sizes: tuple[int, ...]) -> list[ViTConfig | ResNetConfig]:
+    """Return the model at each image size, rounded down to whole patches. Raises UsageError for an unknown name."""
     from vitrail.model.variants import variant
 
     patch = getattr(variant(name), "patch", 1)
     whole = sorted({max(size // patch, 1) * patch for size in sizes})
-    return {size: variant(name, image_size=(size, size)) for size in whole}
+    return [variant(name, image_size=(size, size)) for size in whole]
 
 
 def _measure(
@@ -130,9 +133,11 @@ def _measure(
     trial = measure.Trial(config, mode, device, precision)
     line = measure.memory_line(trial)
     largest = _largest(trial, line)
-    tried = sorted(set(batches)) or [batch for batch in measure.BATCHES if batch <= max(largest, 1)]
     at = partial(measure.rate, trial, seconds=seconds)
-    points = [at(batch) for batch in tried] if batches else measure.sweep(at, tried)
+    if batches:
+        points = [at(batch) for batch in sorted(set(batches))]
+    else:
+        points = measure.sweep(at, [batch for batch in measure.BATCHES if batch <= max(largest, 1)])
     best = measure.best(points)
     flops = (6 if mode == "training" else 2) * macs(config) * best.images_per_second
     side = config.image_size[0]
@@ -146,7 +151,7 @@ def _largest(trial: Trial, line: Line) -> int:
 
     if trial.device.type == "cuda":
         return measure.search_largest(partial(measure.step_fits, trial))
-    # what is fixed is there already: the rest has to fit into what is free
+    # the fixed part is allocated already: the rest has to fit into free memory
     return line.largest(line.fixed + SHARE * free_memory(trial.device))
 
 
@@ -162,8 +167,7 @@ def _write(result: Bench, folder: Path) -> None:
             curve.sizes.append(row.image_size)
             curve.images_per_second.append(row.best.images_per_second)
             curve.largest_batch.append(row.largest_batch)
-        title = f"{result.device}, {result.precision}, {result.threads} threads, torch {result.torch}"
-        draw(list(curves.values()), folder / "bench.png", title)
+        draw(list(curves.values()), folder / "bench.png", result.machine)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from None
 
@@ -179,17 +183,16 @@ def show(result: Bench) -> Any:
     for column in ("model", "px", "mode", "images/s", "batch", "GFLOP/s", "MiB", "fits"):
         table.add_column(column, justify="left" if column in ("model", "mode") else "right", no_wrap=True)
     for row in result.measured:
-        best = row.best
         numbers = (
-            f"{best.images_per_second:,.1f}",
-            f"{best.batch:,}",
+            f"{row.best.images_per_second:,.1f}",
+            f"{row.best.batch:,}",
             f"{row.flops_per_second / 1e9:,.0f}",
             f"{row.peak_bytes / 2**20:,.0f}",
             f"{row.largest_batch:,}",
         )
         table.add_row(row.model, str(row.image_size), row.mode, *numbers)
-    where = f"{result.device}, {result.precision}, {result.threads} threads, torch {result.torch}"
-    return Group(table, Text(f"{where}; MiB is the peak; what fits is {result.largest_batch_is}"))
+    note = f"MiB is the peak memory; fits is the largest batch, {result.largest_batch_is}"
+    return Group(table, Text(f"{result.machine}; {note}"))
 
 
 def as_json(result: Bench) -> Any:
