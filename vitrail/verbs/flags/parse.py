@@ -94,7 +94,12 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
 
 def flag_names(function: Callable[..., Any]) -> list[str]:
     """Return every flag and subject of a verb, sorted, by the names of Python ("optim.lr")."""
-    return sorted(name for name, _ in _walk(_flags(function, ())))
+    return sorted(flag_texts(function))
+
+
+def flag_texts(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the help of every flag and subject of a verb, by the names of Python."""
+    return {name: str(flag.helptext) for name, flag in _walk(_flags(function, ()))}
 
 
 def _walk(flags: Iterable[StructFieldSpec], prefix: str = "") -> Iterator[tuple[str, StructFieldSpec]]:
@@ -221,19 +226,20 @@ def _parameters(function: Callable[..., Any]) -> list[StructFieldSpec]:
     for name, p in inspect.signature(function).parameters.items():
         text, hint = texts.get(name, ""), hints[name]
         if p.kind is p.VAR_POSITIONAL:
-            typed = _typed(tuple[hint, ...], text, (), Positional, metavar=f"[{name.upper()} ...]")  # type: ignore[valid-type]
-            flags.append(StructFieldSpec(name, typed, tyro.MISSING))
+            typed = _typed(tuple[hint, ...], (), Positional, metavar=f"[{name.upper()} ...]")  # type: ignore[valid-type]
+            flags.append(StructFieldSpec(name, typed, tyro.MISSING, text))
         elif p.kind is p.POSITIONAL_OR_KEYWORD:
             required = p.default is p.empty
             default = tyro.MISSING if required else p.default
             metavar = name.upper() if required else f"[{name.upper()}]"
-            typed = _typed(hint, text, default, Positional, null=_null(), metavar=metavar)
-            flags.append(StructFieldSpec(name, typed, default))
+            typed = _typed(hint, default, Positional, null=_null(), metavar=metavar)
+            flags.append(StructFieldSpec(name, typed, default, text))
         elif p.kind is p.KEYWORD_ONLY:
             many = get_args(hint)[1:] == (...,)
             marker = UseAppendAction if many else FlagCreatePairsOff
-            typed = _typed(hint, text, p.default, marker, aliases=ALIASES.get(name))
-            flags.append(StructFieldSpec(name, typed, () if many else p.default))  # tyro would append to the default
+            typed = _typed(hint, p.default, marker, aliases=ALIASES.get(name))
+            default = () if many else p.default  # tyro would append to the default of a list
+            flags.append(StructFieldSpec(name, typed, default, text))
     return flags
 
 
@@ -257,8 +263,8 @@ def _settings(section: Any) -> list[StructFieldSpec]:
         elif inner:
             flags.append(StructFieldSpec(name, inner[0], inner[0]() if value is None else value))
         elif (type(section), name) != SUBJECT:
-            typed = _typed(hints[name], texts.get(name, ""), value, aliases=ALIASES.get(name))
-            flags.append(StructFieldSpec(name, typed, value))
+            typed = _typed(hints[name], value, aliases=ALIASES.get(name))
+            flags.append(StructFieldSpec(name, typed, value, texts.get(name, "")))
     return flags
 
 
@@ -274,8 +280,8 @@ def _settings_of_kinds(objectives: Objectives) -> list[StructFieldSpec]:
         text = f"{_texts(docstring_parser.parse_from_object(kinds[0])).get(name, '')} Used by {of}."
         hint: Any = Union[tuple(get_type_hints(kind)[name] for kind in kinds)]  # noqa: UP007
         default = getattr(objectives.current if type(objectives.current) in kinds else kinds[0](), name)
-        typed = _typed(hint, objectives.text if name == "kind" else text, default, aliases=ALIASES.get(name))
-        flags.append(StructFieldSpec(name, typed, default))
+        typed = _typed(hint, default, aliases=ALIASES.get(name))
+        flags.append(StructFieldSpec(name, typed, default, objectives.text if name == "kind" else text))
     return flags
 
 
@@ -284,7 +290,7 @@ def _texts(docstring: docstring_parser.Docstring) -> dict[str, str]:
     return {p.arg_name: " ".join(p.description.split()) for p in docstring.params if p.description}
 
 
-def _typed(hint: Any, text: str, default: Any, *markers: Any, null: Any = None, **more: Any) -> Any:
+def _typed(hint: Any, default: Any, *markers: Any, null: Any = None, **more: Any) -> Any:
     """Return a type as tyro reads it from words, with help that ends in the default."""
     if default is tyro.MISSING:
         shown = "(required)"
@@ -292,7 +298,7 @@ def _typed(hint: Any, text: str, default: Any, *markers: Any, null: Any = None, 
         shown = ""
     else:
         shown = f"(default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
-    return Annotated[(_from_words(hint, null), arg(help=text, help_behavior_hint=shown, **more), *markers)]
+    return Annotated[(_from_words(hint, null), arg(help_behavior_hint=shown, **more), *markers)]
 
 
 def _from_words(hint: Any, null: Any = None) -> Any:
