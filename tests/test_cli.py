@@ -4,6 +4,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from vitrail.objective.settings import DINO
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Optim, Run
 from vitrail.verbs import doctor as doctor_module
-from vitrail.verbs.flags.parse import parse
+from vitrail.verbs.flags.parse import flag_texts, parse
 from vitrail.verbs.train import train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -346,6 +347,21 @@ def test_help_shows_the_defaults_of_the_recipe_and_the_files(
     assert "(default: 0.0123)" in shown and "(default: mae)" in shown and "(default: 0.6)" in shown
     assert f"(default: {digits.duration})" in shown
     assert f"(default: {recipe('finetune').optim.name})" in help_of(["finetune"], capsys)
+
+
+HARD_TO_READ = re.compile(
+    r"left out:|so many|what is\b|of which|goes on\b|\bkept\b|\btold\b|side by side|in a row|\bis no\b|\banew\b", re.I
+)
+"""Phrases that help must not have: each has a plainer form."""
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_is_plain_full_sentences(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, function = cli.VERBS[verb].load()
+    texts = flag_texts(function)
+    assert {name: text for name, text in texts.items() if not re.match(r"[A-Z].*\.$", text)} == {}
+    assert HARD_TO_READ.findall(help_of(verb.split(), capsys)) == []
+    assert HARD_TO_READ.findall(cli.VERBS[verb].summary) == []
 
 
 def test_a_flag_that_equals_its_default_was_given() -> None:

@@ -21,8 +21,8 @@ class Data:
     """Split by which the best model is chosen (default: validation, val or dev if there is one). Without such a split,
     or with 'none', part of the training split is held out."""
     holdout: float = 0.1
-    """Share of the training images held out for validation, stratified by class and drawn by the seed, if there is no
-    validation split."""
+    """Share of the training images held out for validation, stratified by class and drawn by the seed, if the
+    data have no validation split."""
     test: str | Literal["none"] | None = None
     """Split that is measured once at the end; 'none' for no test (default: test or testing if there is one)."""
     image_column: str | None = None

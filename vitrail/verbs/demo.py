@@ -16,11 +16,11 @@ as_json = training.as_json
 def demo(*, out: str | Path = "runs", seed: int = 0) -> Result:
     """Train a small Vision Transformer on the embedded handwritten digits, in about a minute.
 
-    Ends with the accuracy on digits it has never seen, and the place of report.html.
+    The result is the accuracy on digits that the network has never seen, and the path of report.html.
 
     Args:
-        out: The folder for the run folder.
-        seed: Another seed, another run.
+        out: Folder in which the run folder is created.
+        seed: Seed of the run.
     """
     return training.train(recipe="digits", name="demo", out=out, seed=seed)  # type: ignore[return-value]
 

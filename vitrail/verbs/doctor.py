@@ -21,7 +21,7 @@ SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 def doctor() -> dict[str, Any]:
     """Describe this installation and this machine, for a bug report.
 
-    The home folder is written as ~, and the values of secrets are hidden.
+    The home folder is shown as ~, and the values of secrets are hidden.
     """
     import psutil
     import torch

@@ -44,27 +44,29 @@ def embed(
     device: str | None = None,
     precision: Literal["auto", "bf16", "float32"] = "auto",
 ) -> Embedded | Answered:
-    """Write what a network's classifier sees of images to an .npz: one vector for each image.
+    """Write the features of images, which the network's classifier reads, to an .npz file: one vector per image.
 
-    Of a data set with splits the file holds train_features, train_labels, train_ids, the same of test, and
-    class_names: what `vitrail probe --features` reads. Of files, folders and patterns it holds features and ids, the
-    files' paths. Files that cannot be read are listed and left out.
+    For a data set with splits, the file holds train_features, train_labels, train_ids, test_features, test_labels,
+    test_ids and class_names, as `vitrail probe --features` reads them. For files, folders and patterns it holds
+    features and ids, which are the paths. Unreadable files are skipped and listed.
 
-    With a folder as --out, of a data set of any size, one .parquet is written for each of its shards. The command
-    can be killed and run again, and by many processes (torchrun, a Slurm array): they share the shards.
+    With a folder as --out, one Parquet file is written for each shard of the data set, which may have any size. The
+    command may be killed and repeated, and several processes (torchrun, a Slurm array) share the shards.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
-        paths: Image files, folders and patterns such as 'photos/**/*.jpg', in any number; or one data set.
-        out: The .npz to write, or a folder.
-        merge: With a folder: once all is there, also write it to this .parquet.
-        split: Which split of the data set is test; left out: test, else validation.
-        prepare: model resizes and crops as in evaluation; protocol as `vitrail probe fewshot` does.
-        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
-        batch_size: Images at once.
-        workers: Threads that decode; left out: from the machine.
-        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
-        precision: auto, bf16 or float32.
+        paths: Image files, folders and patterns such as 'photos/**/*.jpg', any number of them; or one data set.
+        out: The .npz file to write, or a folder.
+        merge: With a folder as --out: write all features to this .parquet file, too, once they are complete.
+        split: Split of the data set that becomes test (default: test, else validation).
+        prepare: How images are prepared: 'model' resizes and crops as in evaluation, 'protocol' as `vitrail probe
+            fewshot` does.
+        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
+            own size).
+        batch_size: Number of images per batch.
+        workers: Number of threads that decode images (default: from the machine).
+        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
+        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
     if not paths or out is None:
         raise UsageError(f"vitrail embed {model} FILE|FOLDER|PATTERN|DATA ... --out FEATURES.npz")

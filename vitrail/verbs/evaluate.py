@@ -68,26 +68,29 @@ def evaluate(
     precision: Literal["auto", "bf16", "float32"] = "auto",
     out: str | Path | None = None,
 ) -> Evaluation:
-    """Measure a trained network: top-1, top-5, calibration, every class, and what is taken for what.
+    """Measure a trained network: top-1, top-5, calibration, accuracy of each class, and confusions.
 
-    Every image counts exactly once; classes are matched by name. Images that cannot be read are listed and are
-    in no number. With a protocol, a network of ImageNet's 1,000 classes is measured on one of ImageNet's test sets
-    as the set's authors do it.
+    Every image counts exactly once, and classes are matched by name. Unreadable images are listed and not counted. With
+    a protocol, a network with ImageNet's 1,000 classes is measured on one of ImageNet's test sets as the set's authors
+    do.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
-        data: The images, as for `vitrail train`; left out: the run's own test images, else its validation images.
-        split: Which split of the images; left out: test, else validation, else all there is.
-        protocol: imagenet (validation), real, v2, a, r or objectnet: the folder is that test set as it is published.
-        labels: For imagenet and real the file of labels, for objectnet its mappings; left out: beside the images.
-        groups: A CSV with the columns class and group: also give the means of each group of classes.
-        image_size: Side in pixels of the input, positions resampled; left out: as the network was trained.
-        batch_size: Images at once; it does not change the numbers.
-        workers: Threads that decode; left out: from the machine.
-        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
-        precision: auto, bf16 or float32.
-        out: Also write evaluation.json, reliability.png, calibration.csv, classes.csv and the answer to every image
-            (answers.npz) to this folder; to a name that ends in .npz, the answers alone.
+        data: The images, in any form that `vitrail train` takes (default: the run's own test images, else its
+            validation images).
+        split: Split of the images to use (default: test, else validation, else all images).
+        protocol: ImageNet test set that the folder holds, as it is published; 'imagenet' is the validation set.
+        labels: File of labels for imagenet and real, folder of mappings for objectnet (default: next to the
+            images).
+        groups: A CSV file with the columns class and group. The means of each group of classes are then shown, too.
+        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the size of the
+            training).
+        batch_size: Number of images per batch. It does not change the results.
+        workers: Number of threads that decode images (default: from the machine).
+        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
+        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
+        out: Folder for evaluation.json, reliability.png, calibration.csv, classes.csv and the output for every
+            image (answers.npz). With a name that ends in .npz, only the outputs are written.
     """
     if precision not in ("auto", "bf16", "float32"):
         raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")

@@ -22,20 +22,23 @@ def export(
     precision: Precision = "float32",
     overwrite: bool = False,
 ) -> Exported:
-    """Write a network as a program for another runtime, which takes uint8 images and knows its classes.
+    """Write a network as a program for another runtime. The program reads uint8 images and knows its classes.
 
-    The program is read back by its runtime and must compute what the network computes, or nothing is left of it.
-    Beside it, card.json says how images are prepared, what the classes are called and how far the numbers differ.
+    The runtime reads the program back, and its outputs must equal those of the network; otherwise the program is
+    deleted. The card.json next to it holds the preprocessing, the class names and the largest difference of the
+    outputs.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
-        images: Files, folders and patterns to compare on; left out: made-up images.
-        to: onnx, openvino, or program (PyTorch's exported program).
-        out: The folder to write; left out: named after the model and the kind, in this one.
-        image_size: Export for another resolution, in pixels.
-        output: logits, probabilities, or features (what the classifier sees).
-        precision: float32; float16 (onnx, program; in openvino for storage only); bf16 (program).
-        overwrite: Replace what is there.
+        images: Files, folders and patterns of images on which outputs are compared (default: synthetic images).
+        to: Runtime: ONNX Runtime, OpenVINO, or 'program' for PyTorch's exported program.
+        out: Folder to write (default: a folder here, named after the model and the runtime).
+        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
+            own size).
+        output: Output of the program; 'features' are the input of the classifier.
+        precision: Number format: float32; float16 for onnx and program, in openvino for storage only; bf16 for
+            program.
+        overwrite: Replace an existing folder.
     """
     from vitrail.exports.write import export_model
     from vitrail.verbs.network.classifier import load_network

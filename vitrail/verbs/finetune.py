@@ -34,26 +34,28 @@ def finetune(
     dry_run: bool = False,
     **settings: Any,
 ) -> Result | training.Preview:
-    """Fine-tune a trained network on a folder of images.
+    """Fine-tune a pretrained network on a folder of images.
 
-    The classifier is replaced by a zero linear layer and the positions are resampled to --image-size (paper,
-    section 3.2). Length and warmup follow the paper for so many images; recipe finetune holds the rest.
-    --tune attention, ffn or head leaves the rest of the network as it is (follow-up, section 4): less memory and time,
-    and the run holds only what learned, with a reference to --from, which must stay where it is.
+    A zero linear layer replaces the classifier, and position embeddings are resampled to --image-size (paper, section
+    3.2). Length and warmup follow the paper's for a data set of this size; the recipe finetune gives the other
+    settings. With --tune attention, ffn or head, only this part of the network is trained (follow-up, section 4). This
+    takes less memory and time. The run then stores only the trained part and refers to --from, which must stay in its
+    place.
 
     Args:
-        path: The images, as for `vitrail train`.
-        weights: What to start from: a run, a model folder, a weight file of another library, or a name on the hub.
-        recipe: Where the settings start from, in place of `finetune` and its length for so many images.
-        config: A YAML file of settings, such as the config.yaml of a run; may be repeated.
-        epochs: Passes over the images: short for --duration 'N epochs'.
+        path: The images, in any form that `vitrail train` takes.
+        weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
+            hub.
+        recipe: Recipe to start from (default: finetune, with a length that depends on the number of images).
+        config: A YAML file of settings, such as the config.yaml of a run. May be repeated.
+        epochs: Length of the training in epochs: short for --duration 'N epochs'.
         lr: Peak learning rate: short for --optim.lr. The paper tries 0.003, 0.01, 0.03 and 0.06.
-        resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run below
-            --out; auto: the same, or begin where there is none.
-        nproc: Train with so many processes on this machine, one a device.
-        print_config: Print every resolved setting as YAML, and stop.
-        dry_run: Try data, model, memory and one batch, and stop.
-        settings: Any field of `Run`; a section as a dict, `optim={"momentum": 0.8}`.
+        resume: Resume this run from its newest valid checkpoint. Without a value or with 'latest', the newest run
+            in --out is resumed; with 'auto', a new run starts if there is none to resume.
+        nproc: Number of training processes on this machine, one per device. The total batch size does not change.
+        print_config: Print every resolved setting as YAML and exit.
+        dry_run: Check data, model, memory and one batch, estimate the cost, and exit.
+        settings: Any field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
     """
     asked = Asked(path, recipe, training.files(config), epochs, lr, weights, settings)
     how: dict[str, Any] = {"nproc": nproc, "print_config": print_config, "dry_run": dry_run}

@@ -49,26 +49,26 @@ def predict(
     device: str | None = None,
     precision: Literal["auto", "bf16", "float32"] = "auto",
 ) -> Predictions | Answered:
-    """Name the classes of images, the likeliest first.
+    """Name the classes of images, the most likely class first.
 
-    Goes on past files that cannot be read, and lists them (with --out FILE in FILE.errors.csv). Interrupted, it goes
-    on where it stopped when it is called again with the same --out.
+    Unreadable files are skipped and listed (with --out FILE, in FILE.errors.csv). The same command with the same --out
+    continues where an interrupted one stopped.
 
-    With a folder as --out, of a data set of any size, one .parquet is written for each of its shards. The command
-    can be killed and run again, and by many processes (torchrun, a Slurm array): they share the shards.
+    With a folder as --out, one Parquet file is written for each shard of the data set, which may have any size. The
+    command may be killed and repeated, and several processes (torchrun, a Slurm array) share the shards.
 
     Args:
-        model: A run folder (its best model), a model folder, a weight file, a name on the hub, or what `vitrail
-            export` wrote for ONNX Runtime or OpenVINO, which then computes.
-        images: Files, folders, and patterns such as 'photos/**/*.jpg', in any number.
-        top: Classes named of each image.
-        strict: Exit with 1 if a file could not be read; the answers for the others are given all the same.
-        out: Write to this .csv or .jsonl file as the answers come, or to a folder; left out: CSV on stdout.
-        merge: With a folder: once all is there, also write it to this .parquet.
-        batch_size: Images at once.
-        workers: Threads that decode; left out: from the machine.
-        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
-        precision: auto, bf16 or float32.
+        model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
+            `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes.
+        images: Files, folders and patterns such as 'photos/**/*.jpg', any number of them.
+        top: Number of classes to name for each image.
+        strict: Exit with 1 if a file could not be read. The results for all other files are still written.
+        out: Write to this .csv or .jsonl file, one image after another, or to a folder (default: CSV on stdout).
+        merge: With a folder as --out: write all results to this .parquet file, too, once they are complete.
+        batch_size: Number of images per batch.
+        workers: Number of threads that decode images (default: from the machine).
+        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
+        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
     if not images:
         raise UsageError(f"predict which images? vitrail predict {model} FILE|FOLDER|PATTERN ...")

@@ -15,19 +15,19 @@ from vitrail.training.run import Run
 
 
 def list_recipes() -> dict[str, str]:
-    """List the recipes: name and what each is for."""
+    """List the recipes with their purpose."""
     return {name: recipe.description.partition("\n")[0] for name, recipe in RECIPES.items()}
 
 
 def show_recipe(name: str, *, yaml: bool = False) -> str:
-    """Show a recipe: what it does, its command, what it costs, what to expect, and all of its settings.
+    """Show a recipe: what it does, its command, its cost, the expected result, and all of its settings.
 
-    The network's settings are those of its name where the recipe changes nothing. What is null is decided from the
-    data and the machine, and `vitrail train DIR --recipe NAME --dry-run` says how.
+    Settings of the network that the recipe does not change are those of the named architecture. A setting that is null
+    is decided by the data and the machine; `vitrail train DIR --recipe NAME --dry-run` shows how.
 
     Args:
-        name: One of `vitrail recipes`.
-        yaml: Its settings alone, as `vitrail train --config` reads them.
+        name: Name of the recipe (`vitrail recipes` lists them).
+        yaml: Print only the settings, as `vitrail train --config` reads them.
     """
     recipe = find(name)
     if yaml:
@@ -39,8 +39,8 @@ def copy_recipe(name: str, file: str | Path) -> Path:
     """Write a recipe to a YAML file, to change it and train with --config FILE.
 
     Args:
-        name: One of `vitrail recipes`.
-        file: Where to write; an existing file is left alone.
+        name: Name of the recipe (`vitrail recipes` lists them).
+        file: The YAML file to write. An existing file is not replaced.
     """
     target = Path(file)
     recipe = find(name)

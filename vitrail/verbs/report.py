@@ -23,16 +23,17 @@ class Reported:
 
 
 def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) -> Reported:
-    """Write the report of one run again, or one page that compares several.
+    """Write the report of one run again, or one page that compares several runs.
 
-    Of several runs: settings that differ, curves over each other, accuracy with McNemar's test on the images
-    that all have answered, classes that gain and lose, images that only one gets right, and cost. The first run
-    is the one that the others are compared with. Nothing is trained or evaluated anew.
+    The comparison shows settings that differ, curves over each other, accuracy with McNemar's test on the images that
+    all runs have evaluated, classes that gain and lose, images that only one run gets right, and cost. All runs are
+    compared with the first one. Nothing is trained or evaluated.
 
     Args:
         run: A run folder.
-        runs: More run folders, to compare with it.
-        out: The file to write, which is replaced; left out: report.html in the run folder, or comparison.html here.
+        runs: Further run folders to compare with it.
+        out: The file to write; an existing one is replaced (default: report.html in the run folder, or
+            comparison.html in this folder).
     """
     target = None if out is None else Path(out)
     if target is not None and target.is_dir():

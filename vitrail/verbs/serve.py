@@ -36,28 +36,29 @@ def serve(
     device: str | None = None,
     precision: Literal["auto", "bf16", "float32"] = "auto",
 ) -> ServedRequests:
-    """Serve networks with a web page and an HTTP interface, until Ctrl-C or SIGTERM.
+    """Serve networks until Ctrl-C or SIGTERM: a page on which images can be dropped, and an HTTP interface.
 
-    Drop images on the page to see their classes and where the networks look. Several networks are compared next to
-    each other. After Ctrl-C or SIGTERM, open requests are finished first; SIGTERM then ends the process.
+    The function returns after Ctrl-C; SIGTERM ends the process. In both cases open requests are finished first.
 
-    By default only this machine can connect. There is no password: use a wider --host only where everybody may use
-    the server.
+    The page shows the results of several networks next to each other. Without --host, only this machine can connect.
+    The server has no password, so open it to other machines only if everybody there may use it.
 
     Args:
         models: Run folders (their best models), model folders, weight files, or names on the hub.
-        host: Address to listen on. 0.0.0.0 accepts connections from other machines.
-        port: Port to listen on. 0 chooses a free port.
-        allow_host: Additional host name that requests may use, such as that of a proxy. It can be repeated.
-        image_size: Side of the networks' input images in pixels (default: that of each model).
-        batch_size: Maximum number of images computed in one batch.
-        queue: Maximum number of images in the server at once. Further requests get status 429 and should be repeated.
+        host: Address to listen at; 0.0.0.0 means every address of this machine.
+        port: Port to listen at; 0 chooses a free one.
+        allow_host: Another name by which clients reach the server, such as that of a proxy. May be repeated.
+        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
+            own size).
+        batch_size: Maximum number of images that are computed together.
+        queue: Maximum number of images that wait or are computed. Beyond it, clients get status 429 and try again
+            later.
         max_mb: Maximum size of a request in megabytes.
         max_megapixels: Maximum size of an image in millions of pixels (default: 134).
-        deadline: Maximum seconds from the request to the result. Later results are dropped.
+        deadline: Maximum time for a response in seconds.
         drain: Seconds to finish open requests after Ctrl-C or SIGTERM.
-        device: Device that computes: cpu, cuda, cuda:1 or mps (default: the fastest available).
-        precision: Precision of the computation: auto, bf16 or float32.
+        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
+        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
     if not models:
         raise UsageError("no model is given. Name at least one: vitrail serve MODEL ...")

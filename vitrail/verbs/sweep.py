@@ -73,29 +73,34 @@ def sweep(
 ) -> Swept | Preview:
     """Find the learning rate on part of the training images, then retrain on all of them with several seeds.
 
-    As in the paper (appendix B.1.1): each rate of the recipe's grid is trained without a small part of the training
-    images and judged by its top-1 on them; the best is trained on everything, once for each seed, and measured on
-    the test images, which nothing looked at before. Finished trials are never repeated: the same command goes on
-    after any end.
+    The procedure is the paper's (appendix B.1.1). Each learning rate of the grid is trained without a small part of the
+    training images and judged by its top-1 accuracy on that part. The best one is trained on all training images, once
+    for each seed, and measured on the test images, which nothing has used before. Finished trials are never repeated:
+    the same command continues an interrupted sweep.
 
     Args:
-        path: The images, as for `vitrail train`.
-        weights: What to start from: a run, a model folder, a weight file of another library, or a name on the hub.
-        recipe: Where the settings start from, such as paper/finetune-cifar100; left out: finetune, for so many images.
-        config: A YAML file of settings; may be repeated.
-        lr: The learning rates to try; left out: the paper's for the recipe, or for so many images.
-        vary: Another setting to try values of, as 'optim.momentum=0.8,0.9'; may be repeated, for all combinations.
-        seeds: Final runs, with seeds that follow --seed.
-        dev: Share of the training images to choose by; left out: the recipe's, or the validation split, or 1, 2, 10 or
-            20 % by their number, as in the paper.
-        epochs: Passes over the images: short for --duration 'N epochs'.
-        out: The folder of the trials and of the table, sweep.json; sweeps in the same folder share their trials.
-        parallel: Trials at once, each a process with its share of the cores; left out: one for each device, or 1; 0
-            trains in this process.
-        devices: Where to train, such as cuda:0 cuda:1: one trial at a time on each.
-        ray: Train on this Ray cluster instead: auto, or ray://HOST:10001; without a value, on one started here.
-        dry_run: List the trials, try the first one's data, model, memory and one batch, tell the cost, and stop.
-        settings: Any other field of `Run`; a section as a dict, `optim={"momentum": 0.8}`.
+        path: The images, in any form that `vitrail train` takes.
+        weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
+            hub.
+        recipe: Recipe to start from, such as paper/finetune-cifar100 (default: finetune, with a length that depends
+            on the number of images).
+        config: A YAML file of settings, such as the config.yaml of a run. May be repeated.
+        lr: Learning rates to try (default: those of the paper for the recipe, or for this number of images).
+        vary: Another setting and its values to try, such as 'optim.momentum=0.8,0.9'. May be repeated to try all
+            combinations.
+        seeds: Number of final runs. Their seeds count up from --seed.
+        dev: Share of the training images to choose by (default: the recipe's, or the validation split, or 1, 2, 10
+            or 20 % depending on the number of images, as in the paper).
+        epochs: Length of the training in epochs: short for --duration 'N epochs'.
+        out: Folder of the trials and of the table sweep.json. Sweeps in the same folder share their trials.
+        parallel: Number of trials at the same time, each a process with its share of the cores; 0 trains in this
+            process (default: one for each device, or 1).
+        devices: Devices to train on, such as cuda:0 cuda:1, with one trial at a time on each.
+        ray: Train on this Ray cluster: 'auto' or ray://HOST:10001. Without a value, a cluster is started on this
+            machine.
+        dry_run: List the trials, check data, model, memory and one batch of the first one, estimate the cost, and
+            exit.
+        settings: Any other field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
     """
     asked = Asked(path, recipe, files(config), epochs, None, weights, settings)
     execute = _executor(parallel, devices or [], ray)

@@ -45,24 +45,24 @@ def train(
 ) -> Result | Preview:
     """Train a Vision Transformer on a folder of images.
 
-    Without a recipe, one is chosen by a look at the images. Defaults < recipe < --config files in order < flags;
-    the defaults below are those of no recipe (`vitrail recipes show NAME` prints a recipe's). Everything the run
-    leaves behind is in runs/NAME-N/, report.html for reading.
+    Without --recipe and --config, a recipe is chosen by the number and the size of the images. Values of --config
+    replace those of the recipe, and flags replace both. Defaults shown below are those of the recipe and the files on
+    the same command line. The run folder OUT/NAME-N/ holds everything about the run; open its report.html.
 
     Args:
-        path: A folder with one folder per class (in split folders or not), a CSV or parquet file, tar shards, an
-            .npz, a data set of the hub, or 'digits'.
-        recipe: Where the settings start from; `vitrail recipes` lists them.
-        config: A YAML file of settings, such as the config.yaml of a run; may be repeated.
-        epochs: Passes over the images: short for --duration 'N epochs'.
+        path: A folder with one folder per class (with or without split folders), a CSV or Parquet file, tar shards,
+            an .npz file, a data set of the hub, or 'digits'.
+        recipe: Recipe to start from (`vitrail recipes` lists them).
+        config: A YAML file of settings, such as the config.yaml of a run. May be repeated.
+        epochs: Length of the training in epochs: short for --duration 'N epochs'.
         lr: Peak learning rate: short for --optim.lr.
-        resume: Go on in this run folder, from its newest valid checkpoint; without a value, in the newest run below
-            --out; auto: the same, or begin where there is none.
-        nproc: Train with so many processes on this machine, one a device; the batch stays what it is. On several hosts:
-            torchrun ... -m vitrail train.
-        print_config: Print every resolved setting as YAML, and stop.
-        dry_run: Try data, model, memory and one batch, tell what the run would cost, and stop.
-        settings: Any field of `Run`; a section as a dict, `optim={"momentum": 0.8}`.
+        resume: Resume this run from its newest valid checkpoint. Without a value or with 'latest', the newest run
+            in --out is resumed; with 'auto', a new run starts if there is none to resume.
+        nproc: Number of training processes on this machine, one per device. The total batch size does not change.
+            For several hosts, use torchrun ... -m vitrail train.
+        print_config: Print every resolved setting as YAML and exit.
+        dry_run: Check data, model, memory and one batch, estimate the cost, and exit.
+        settings: Any field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
     """
     weights = settings.pop("weights", None)
     asked = Asked(path, recipe, files(config), epochs, lr, weights, settings)

@@ -53,28 +53,28 @@ def vtab(
 ) -> Scores | Listing:
     """Fine-tune a network on each of VTAB-1k's 19 tasks with one setting, and measure it on their test sets.
 
-    The paper's setting is recipe paper/finetune-vtab: SGD, learning rate 0.01, 2,500 steps of 512 images of 384 pixels,
-    a zero classifier, trained on all 1,000 images. Means are of the three groups and of all tasks, beside those of the
-    paper's Table 9; a table made with another setting says so. Finished tasks are not trained again.
+    The paper's setting is the recipe paper/finetune-vtab: SGD, learning rate 0.01, 2,500 steps of 512 images of 384
+    pixels, a zero classifier, training on all 1,000 images. The table shows means of the three groups and of all tasks
+    next to those of the paper's Table 9, and says if another setting was used. Finished tasks are not trained again.
 
-    Without --from, or with --list, the tasks are listed, and where their data come from.
+    Without --from, or with --list, the tasks are listed with the source of their data.
 
     Args:
-        weights: The network: a run, a model folder, a weight file of another library, or a name on the hub.
-        data: A folder with the data of the tasks, each as TensorFlow Datasets prepares it, with index lists, or in any
-            other layout; or 'hub', for copies there (of those, 1,000 images are drawn).
-        tasks: Some of the tasks, such as cifar100 dtd; left out: all whose data are there.
-        seeds: Runs of each task, with seeds 0, 1, ...
-        image_size: In place of 384 pixels.
-        steps: In place of 2,500; warmup stays a fifth.
-        batch_size: In place of 512.
-        lr: Learning rate in place of 0.01.
-        config: A YAML file of other settings; may be repeated.
-        out: The folder of the runs and of the table, vtab.json; the means by group are drawn in vtab.png.
-        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
-        precision: auto, bf16 or float32.
-        workers: Threads that decode images; left out: from the machine.
-        show_list: List the tasks and stop.
+        weights: The network: a run, a model folder, a weight file of any known library, or a name on the hub.
+        data: Folder with the data of the tasks, each as TensorFlow Datasets prepares it, with index lists, or in
+            any other layout; or 'hub' for copies on the hub, from which 1,000 images are drawn.
+        tasks: Tasks to run, such as cifar100 dtd (default: all whose data are present).
+        seeds: Number of runs of each task, with seeds 0, 1, ....
+        image_size: Side of the square input in pixels, in place of 384.
+        steps: Number of training steps, in place of 2,500. The warmup stays a fifth of them.
+        batch_size: Number of images per step, in place of 512.
+        lr: Learning rate, in place of 0.01.
+        config: A YAML file of other settings. May be repeated.
+        out: Folder of the runs, of the table vtab.json and of the figure vtab.png.
+        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
+        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
+        workers: Number of threads that decode images (default: from the machine).
+        show_list: List the tasks and exit.
     """
     from vitrail.data.benchmarks.vtab import TASKS, task_named
 

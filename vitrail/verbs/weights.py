@@ -68,17 +68,18 @@ def convert(
     branches: int | None = None,
     overwrite: bool = False,
 ) -> Converted:
-    """Write weights in another library's format, so that they open there; refused where it cannot express them.
+    """Write weights in another library's format, if that format can express them.
 
-    What was written is read again and must compute the same.
+    The written weights are read again, and their outputs must be the same.
 
     Args:
         source: A run, a model folder, a weight file of any known library, or a name on the hub.
         target: The folder (vitrail, hf, timm) or file to write.
-        format: vitrail, google, big_vision, bit, timm, hf, torchvision or deit.
-        branches: Put the encoder's blocks side by side by so many, or with 1 in a row (`vitrail.regroup`): the same
-            weights, and another function, so what was measured with them is left out.
-        overwrite: Replace what is there.
+        format: Format to write.
+        branches: Regroup the encoder's blocks into this number of parallel branches (1 restores the sequential
+            network) without changing any weight (`vitrail.regroup`). The function changes, so measured accuracies
+            are not copied.
+        overwrite: Replace an existing file or folder.
     """
     from vitrail.weights.load import load
     from vitrail.weights.save import save
@@ -91,11 +92,11 @@ def convert(
 
 
 def info(source: str | Path, *, tensors: bool = False) -> Info:
-    """Show what weights are: architecture, parameters, preprocessing, classes, origin, and what loading them does.
+    """Describe weights: architecture, parameters, preprocessing, classes, origin, and how loading converts them.
 
     Args:
         source: A run, a model folder, a weight file of any known library, or a name on the hub.
-        tensors: Also list every tensor, with its shape and its values in short.
+        tensors: List every tensor, too, with its shape and a summary of its values.
     """
     from vitrail.weights.architecture import architecture, parameters
     from vitrail.weights.load import load
@@ -106,10 +107,10 @@ def info(source: str | Path, *, tensors: bool = False) -> Info:
 
 
 def verify(source: str | Path) -> Verification:
-    """Run a fixed image through weights, and compare with what their card remembers and with their own library.
+    """Run a fixed image through weights, and compare with the outputs on their card and with their own library.
 
-    The library (timm, transformers, torchvision) runs the same weights where it is installed; the errors are the
-    largest at every layer, relative to the layer's largest value. Exit code 1 where they are too large.
+    The library (timm, transformers, torchvision) runs the same weights if it is installed. The error of each layer is
+    the largest difference relative to the layer's largest value. The exit code is 1 if an error is too large.
 
     Args:
         source: A run, a model folder, a weight file of any known library, or a name on the hub.
@@ -134,10 +135,10 @@ def push(
 
     Args:
         source: A run, a model folder, a weight file of any known library, or a name on the hub.
-        repository: owner/name; made if it is not there.
-        licence: Of the weights, such as apache-2.0; left out: what their card says.
+        repository: Repository owner/name. It is created if it does not exist.
+        licence: Licence of the weights, such as apache-2.0 (default: the licence on their card).
         private: Make a new repository private.
-        dry_run: Show what would be uploaded, and stop.
+        dry_run: Show what would be uploaded, and exit.
     """
     from tempfile import TemporaryDirectory
 

@@ -18,12 +18,12 @@ LINES = 20
 
 
 def check(path: str | Path, *, out: str | Path | None = None, workers: int | None = None) -> Report:
-    """Decode every image, and list what is bad, what is there twice, and what is in more than one split.
+    """Decode every image, and list bad images, duplicates, and images that are in more than one split.
 
     Args:
-        path: The images, as for `vitrail train`.
-        out: Also write everything found to this CSV file.
-        workers: Threads that decode; left out: from the machine.
+        path: The images, in any form that `vitrail train` takes.
+        out: Write everything found to this CSV file, too.
+        workers: Number of threads that decode images (default: from the machine).
     """
     from vitrail.data.check import check
 
@@ -37,7 +37,7 @@ def stats(path: str | Path) -> Stats:
     """Count the images of every split and class, and look at the sizes of a sample.
 
     Args:
-        path: The images, as for `vitrail train`.
+        path: The images, in any form that `vitrail train` takes.
     """
     from vitrail.data.stats import stats
 
@@ -54,18 +54,18 @@ def pack(
     shuffle: bool = False,
     workers: int | None = None,
 ) -> dict[str, Packed]:
-    """Write images to shards that training reads several times faster: `vitrail train FOLDER`.
+    """Write images to shards, which training reads several times faster: `vitrail train FOLDER`.
 
-    Interrupted, it goes on where it stopped when it is called again.
+    The same command continues where an interrupted one stopped.
 
     Args:
-        path: The images, as for `vitrail train`.
+        path: The images, in any form that `vitrail train` takes.
         folder: A new folder for the shards.
-        short_side: Pixels; images with a longer short side are scaled down to it.
-        quality: Of the JPEGs, 1 to 100.
+        short_side: Maximum short side in pixels. Larger images are scaled down to it.
+        quality: JPEG quality from 1 to 100.
         shard_mb: Size of a shard in MiB.
-        shuffle: Write the images in random order, for --data.together.
-        workers: Threads that decode and encode; left out: from the machine.
+        shuffle: Write the images in random order, as --data.together needs them.
+        workers: Number of threads that decode and encode images (default: from the machine).
     """
     from vitrail.data.loading.pack import pack_data
 

@@ -55,26 +55,28 @@ def dedup(
     device: str | None = None,
     precision: Literal["auto", "bf16", "float32"] = "auto",
 ) -> Duplicates:
-    """Find training images that are test images too, or there twice: exact copies, re-encoded ones, resized ones.
+    """Find training images that are also test images, or duplicates: exact, re-encoded or resized copies.
 
-    Two perceptual hashes of 64 bits bring up pairs; with a model, the features of both images confirm each. Nothing is
-    changed: the copies and the images that remain are lists. All splits but test and validation are training images.
-    Hashes are kept in the cache folder, so that a second look takes no time.
+    Two perceptual hashes of 64 bits propose pairs; with a model, the features of both images confirm each pair. Your
+    images are not changed: the results are lists of the copies and of the remaining images. All splits except test and
+    validation are training images. Hashes are cached, so that a second call takes no time.
 
     Args:
-        path: The images to train on, as for `vitrail train`.
-        against: A data set whose test images (else validation images, else all) must not be among them; may be
-            repeated. Left out: the images are compared with each other, within and across their splits.
-        model: A run, weights or a name on the hub: a pair then counts only if its features are near, too.
-        distance: Bits of 64 in which the hashes of two copies may differ; left out: 6, or 10 with a model.
-        cosine: With a model: what the features of two copies have at least.
-        mirrored: Also find mirror images.
+        path: The training images, in any form that `vitrail train` takes.
+        against: A data set whose test images (else validation images, else all) must not be among the training
+            images. May be repeated (default: the images are compared with each other, within and across their
+            splits).
+        model: A run, weights or a name on the hub. A pair then counts only if its features are similar, too.
+        distance: Maximum number of differing bits, of 64, between the hashes of two copies (default: 6, or 10 with
+            a model).
+        cosine: Minimum cosine similarity for two images to count as copies (needs --model).
+        mirrored: Find mirror images, too.
         out: Write all pairs to this CSV file.
-        keep_list: Write the images that remain, and the other splits, to this CSV file: `vitrail train FILE`.
-        batch_size: With a model: images at once.
-        workers: Threads that decode; left out: from the machine.
-        device: With a model: cpu, cuda, cuda:1 or mps; left out: the best there is.
-        precision: With a model: auto, bf16 or float32.
+        keep_list: Write the remaining images and the other splits to this CSV file, for `vitrail train FILE`.
+        batch_size: Number of images per batch (needs --model).
+        workers: Number of threads that decode images (default: from the machine).
+        device: Device to compute on with --model: cpu, cuda, cuda:1 or mps (default: the best available).
+        precision: Number format of the computation with --model. 'auto' chooses bf16 if the device is fast at it.
     """
     from vitrail.data.copies.dedup import DISTANCE, WIDE, find_copies, remaining, rows, staying, write_pairs
     from vitrail.data.sources.lists import write_list

@@ -24,19 +24,19 @@ class Subset:
 def split(
     path: str | Path, folder: str | Path, *sizes: str | int | float, seed: int = 0, holdout: float = 0.1
 ) -> list[Subset]:
-    """Write random subsets of the training images, for studies of how much data a network needs: one list per size.
+    """Write random subsets of the training images, one list per size, to study how much data a network needs.
 
-    Each list is a CSV that `vitrail train` takes for a data set of that many training images; no image is copied. A
-    smaller subset lies in every larger one, classes are in proportion, and all lists have the same validation images,
-    to choose and to stop early by, and test images. With the same seed, `vitrail train DATA --data.subset SIZE` takes
-    the same images.
+    Each list is a CSV file that `vitrail train` reads as a data set with this number of training images; no image is
+    copied. Each subset is part of every larger one, and classes are in proportion. All lists share the validation
+    images, by which the best model is chosen, and the test images. `vitrail train DATA --data.subset SIZE` with the
+    same seed uses the same images.
 
     Args:
-        path: The images, as for `vitrail train`.
-        folder: Where the lists go, as SIZE.csv.
+        path: The images, in any form that `vitrail train` takes.
+        folder: Folder for the lists, named SIZE.csv.
         sizes: Numbers of images (1000), or shares of the training images (10% or 0.1).
-        seed: Draws the subsets, and the validation images where there is no validation split.
-        holdout: The share of the training images that is held out where there is none.
+        seed: Seed of the subsets, and of the validation images if the data have no validation split.
+        holdout: Share of the training images that is held out if the data have no validation split.
     """
     from vitrail.data.cache import refuse_within
     from vitrail.data.item import View

@@ -58,29 +58,32 @@ def inspect(
     batch_size: int = 8,
     device: str | None = None,
 ) -> Inspection:
-    """Look inside a network: figures of what it has learned and where it looks, and the numbers behind them.
+    """Look inside a network: figures of what it has learned and where it looks, with the numbers behind them.
 
-    Without images: filters and positions. With images also attention distance, rollout, relevance, the maps of
-    a layer and the components of patch tokens; with --data also neighbours and a map of the data set. Further
-    networks among the images are drawn beside the first: filters, positions and distance.
+    Without images, filters and positions are drawn. With images, attention distance, rollout, relevance, the attention
+    maps of a layer and the components of patch tokens follow; with --data, neighbours and a map of the data set, too.
+    If further networks are among the images, their filters, positions and distance are drawn next to those of the
+    first.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
-        images: Files, folders, and patterns such as 'photos/*.jpg', in any number; or more networks.
-        out: The folder for figures and numbers; files of the same names are replaced.
-        what: One figure or several; left out: all that can be drawn.
-        layer: Of maps and patches (left out: the last), and of positions where each layer has its own; from 0,
-            or from the end: -1.
-        head: Of maps, from 0; left out: all.
-        class_name: Relevance for this class, by name or number; left out: the one each picture is taken for.
-        data: A data set, as for `vitrail train`: for neighbours and map, and for pictures where none are given.
-        split: Which split of it; left out: test, else validation, else all there is.
-        count: Images that attention distance is averaged over, at most.
-        pictures: Images that are drawn, at most; of more, so many are, evenly spaced.
-        image_size: Look at it at another resolution, in pixels.
-        format: One or several; left out: png.
-        batch_size: Images at once; memory grows with it.
-        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
+        images: Files, folders and patterns such as 'photos/*.jpg', any number of them; or further networks.
+        out: Folder for figures and numbers. Files of the same names are replaced.
+        what: Figures to draw (default: all that are possible).
+        layer: Layer for maps, patches, and for positions if each layer has its own. It counts from 0, or from the
+            end as -1 (default: the last).
+        head: Head for maps, which counts from 0 (default: all).
+        class_name: Class whose relevance is drawn, by name or number (default: the predicted class of each image).
+        data: A data set, in any form that `vitrail train` takes, for neighbours and map, and for images if none are
+            given.
+        split: Split of the data set to use (default: test, else validation, else all images).
+        count: Maximum number of images over which attention distance is averaged.
+        pictures: Maximum number of images to draw. If there are more, an evenly spaced selection is drawn.
+        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
+            own size).
+        format: File formats of the figures (default: png).
+        batch_size: Number of images per batch. Memory grows with it.
+        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
     """
     chosen, formats = _listed(what, What, "cannot inspect"), _listed(format, Format, "no figure is written as")
     if min(count, pictures, batch_size) < 1:

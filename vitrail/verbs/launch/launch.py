@@ -67,29 +67,29 @@ def slurm(
     out: str = "runs",
     restarts: int = 100,
 ) -> Script:
-    """Print a batch script for Slurm that trains, saves before its time is over, and queues itself again.
+    """Print a batch script for Slurm that trains, saves before its time limit, and queues itself again.
 
-    One process per GPU, started by srun. The run is in OUT/slurm-JOB: the same folder after a restart, another one for
-    each submission. A job that was ended by its time limit, a lost node or preemption goes on where it saved last;
-    one that is done, has failed or was cancelled is not queued again.
+    srun starts one process per GPU. The run folder is OUT/slurm-JOB: a restart uses the same folder, a new submission
+    another one. After a time limit, a lost node or preemption, the job continues from its last checkpoint. A job that
+    is done, has failed or was cancelled is not queued again.
 
     Args:
-        command: What to train, after `--`: train photos/ --recipe ...
-        nodes: Machines.
-        gpus_per_node: GPUs, and processes, of each machine; 0: one process each, without a GPU.
-        cpus_per_task: Cores of each process; they decode.
-        time: How long one sitting may take, as Slurm writes it: 24:00:00, 2-12.
-        saving: Seconds before that limit when the training is told to save.
-        name: Of the job.
-        partition: Where to queue.
-        account: Whom to charge.
-        option: Another option of sbatch, as 'qos=high'; may be repeated.
-        image: A container image (needs Slurm's pyxis); the folder that the job was submitted in is mounted.
-        mount: A folder that the container sees as well; may be repeated.
-        setup: A line of shell to run before, as 'module load cuda'; may be repeated.
-        python: The Python that has vitrail, on the machines; left out: this one, or in an image its own.
-        out: Folder that all machines see, for the runs.
-        restarts: How often the job queues itself again, at most.
+        command: The command to launch, after `--`: train photos/ --recipe ....
+        nodes: Number of machines.
+        gpus_per_node: Number of GPUs and processes on each machine; 0 starts one process each, without a GPU.
+        cpus_per_task: Number of cores of each process. They decode images.
+        time: Time limit of the job, as Slurm writes it: 24:00:00, 2-12.
+        saving: Seconds before the time limit at which training saves a checkpoint.
+        name: Name of the job.
+        partition: Partition to queue in.
+        account: Account to charge.
+        option: Another option of sbatch, such as 'qos=high'. May be repeated.
+        image: A container image (needs Slurm's pyxis). The folder from which the job is submitted is mounted.
+        mount: A further folder that the container can see. May be repeated.
+        setup: A line of shell to run first, such as 'module load cuda'. May be repeated.
+        python: The Python with vitrail on the machines (default: this one, or `python` in an image).
+        out: Folder for the runs, which all machines must see.
+        restarts: Maximum number of times that the job queues itself again.
     """
     tasks = max(gpus_per_node, 1)
     run, words = _checked(command, nodes, tasks)
@@ -137,24 +137,24 @@ def sky(
     image: str | None = None,
     setup: tuple[str, ...] = (),
 ) -> Script:
-    """Print a task for SkyPilot that trains on rented machines and goes on after they were taken away.
+    """Print a task for SkyPilot that trains on rented machines and continues after they were taken away.
 
-    For `sky jobs launch`, which finds other machines then. torchrun starts one process per GPU. The run is in the
-    bucket, in a folder that belongs to the job and is the same after a recovery: what is lost is what came after the
-    last checkpoint (--checkpoint-every).
+    The task is for `sky jobs launch`, which then finds other machines. torchrun starts one process per GPU. The run is
+    in a folder of the bucket that belongs to the job and stays the same after a recovery. Only the work after the last
+    checkpoint (--checkpoint-every) is lost.
 
     Args:
-        command: What to train, after `--`: train s3://bucket/packed --recipe ...
-        nodes: Machines.
+        command: The command to launch, after `--`: train s3://bucket/packed --recipe ....
+        nodes: Number of machines.
         accelerator: SkyPilot's name of the GPU.
-        gpus_per_node: GPUs, and processes, of each machine; 0: one process each, without a GPU.
-        bucket: Where runs are kept: s3://NAME, gs://NAME, or the name of one that SkyPilot is to make.
-        on_demand: Rent machines that are not taken away, at their price.
-        name: Of the task.
-        workdir: Folder of this machine that is copied to the machines, and where the command runs.
-        install: What pip installs there: vitrail, of the folder copied or of an address.
+        gpus_per_node: Number of GPUs and processes on each machine; 0 starts one process each, without a GPU.
+        bucket: Bucket for the runs: s3://NAME, gs://NAME, or a name for a bucket that SkyPilot creates.
+        on_demand: Rent machines that are not taken away, at their higher price.
+        name: Name of the task.
+        workdir: Folder of this machine that is copied to the rented machines, and in which the command runs.
+        install: What pip installs there: vitrail, from the copied folder or from an address.
         image: A machine or container image, as SkyPilot writes it: docker:owner/name:tag.
-        setup: A line of shell to run before, once for each machine; may be repeated.
+        setup: A line of shell to run first, once on each machine. May be repeated.
     """
     if bucket is None:
         raise UsageError("where are checkpoints to be when a machine is taken away? --bucket s3://NAME, or a new NAME")

@@ -29,17 +29,19 @@ def plan(
     image_size: int | None = None,
     seconds: float = 10.0,
 ) -> Plan:
-    """Look at images and machine, time each way of learning for a few seconds, and recommend one.
+    """Time each method of learning on these images for a few seconds, and recommend one.
 
-    The ways are few-shot (closed form), a linear probe, tuning the attention alone, tuning everything, and training
-    from scratch; each comes with its time, its memory and the command for it. Nothing is trained and nothing is kept.
+    The methods are few-shot (closed form), a linear probe, tuning the attention alone, tuning everything, and training
+    from scratch. Each comes with its time, its memory and its command. Nothing is trained, and no file is written.
 
     Args:
-        path: The images, as for `vitrail train`.
-        weights: What there is to start from, as for `vitrail finetune`; left out: only training from scratch is left.
-        minutes: Time there is; left out: as long as it takes.
-        image_size: Side of the square input in training, in pixels; left out: that of the weights, or of the recipe.
-        seconds: For timing, all ways together; what a single step takes longer is on top.
+        path: The images, in any form that `vitrail train` takes.
+        weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
+            hub. Without them, only training from scratch is possible.
+        minutes: Available time in minutes (default: no limit).
+        image_size: Side of the square input in pixels (default: the size of the weights, or of the recipe).
+        seconds: Time for measuring all methods together, in seconds. A method whose single step takes longer adds
+            to it.
     """
     for name, value in (("minutes", minutes), ("seconds", seconds), ("image_size", image_size)):
         if value is not None and not 0 < value < float("inf"):

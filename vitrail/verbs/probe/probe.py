@@ -40,25 +40,28 @@ def fewshot(
 ) -> Probe:
     """Measure linear few-shot accuracy: least squares in closed form on frozen features (paper, section 4.1).
 
-    Protocol big_vision-2023 draws the shots with three seeds and regularises with 1024; paper-2020 takes the first
-    images of each class and tries 2^-10 to 2^19. Features are computed once, of the shots and the test images alone.
+    Protocol big_vision-2023 draws the shots with three seeds and regularises with 1024; paper-2020 uses the first
+    images of each class and tries strengths from 2^-10 to 2^19. Features are computed once, for the shots and the test
+    images.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
-        data: The images, as for `vitrail train`; left out: those of the run.
-        features: Features from anywhere in place of model and data: an .npz with train_features, train_labels,
-            test_features and test_labels, such as `vitrail embed` writes.
-        shots: Training images per class, one number or several; left out: 1, 5, 10 and 25.
-        seeds: How many draws of the shots to average over; left out: the protocol's.
-        l2: Strengths of regularisation, one or several; left out: the protocol's.
-        protocol: big_vision-2023 or paper-2020.
-        prepare: protocol squashes images to 256 pixels and keeps the middle 224; model prepares as in evaluation.
-        split: Which split to measure on; left out: test, else validation, else a tenth held out.
-        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
-        batch_size: Images at once.
-        workers: Threads that decode; left out: from the machine.
-        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
-        precision: auto, bf16 or float32.
+        data: The images, in any form that `vitrail train` takes (default: those of the run).
+        features: An .npz file with train_features, train_labels, test_features and test_labels, such as `vitrail
+            embed` writes, in place of model and data.
+        shots: Numbers of training images per class (default: 1, 5, 10 and 25).
+        seeds: Number of random draws of the shots, over which accuracy is averaged (default: the protocol's).
+        l2: Strengths of regularisation to try (default: the protocol's).
+        protocol: Protocol of the shots and the regularisation.
+        prepare: How images are prepared: 'protocol' squashes them to 256 pixels and crops the central 224, 'model'
+            does as in evaluation.
+        split: Split to measure on (default: test, else validation, else a tenth that is held out).
+        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
+            own size).
+        batch_size: Number of images per batch.
+        workers: Number of threads that decode images (default: from the machine).
+        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
+        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
     _check("fewshot", model, features, split, image_size)
     from vitrail.evaluation.feature_file import load_features
@@ -100,21 +103,22 @@ def knn(
     device: str | None = None,
     precision: Precision = "auto",
 ) -> Probe:
-    """Measure classification by the nearest training images: cosine similarity, votes weighted by temperature (DINO).
+    """Measure classification by nearest training images: cosine similarity, with votes weighted by temperature (DINO).
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
-        data: The images, as for `vitrail train`; left out: those of the run.
-        features: Features from anywhere in place of model and data: an .npz with train_features, train_labels,
-            test_features and test_labels, such as `vitrail embed` writes.
-        k: How many nearest images vote, one number or several; left out: 20.
-        temperature: A vote is exp(similarity / temperature).
-        split: Which split to measure on; left out: test, else validation, else a tenth held out.
-        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
-        batch_size: Images at once.
-        workers: Threads that decode; left out: from the machine.
-        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
-        precision: auto, bf16 or float32.
+        data: The images, in any form that `vitrail train` takes (default: those of the run).
+        features: An .npz file with train_features, train_labels, test_features and test_labels, such as `vitrail
+            embed` writes, in place of model and data.
+        k: Numbers of nearest images that vote (default: 20).
+        temperature: Temperature T of a vote's weight, exp(similarity / T).
+        split: Split to measure on (default: test, else validation, else a tenth that is held out).
+        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
+            own size).
+        batch_size: Number of images per batch.
+        workers: Number of threads that decode images (default: from the machine).
+        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
+        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
     _check("knn", model, features, split, image_size)
     from vitrail.evaluation.knn import NEIGHBOURS
@@ -147,25 +151,27 @@ def linear(
 ) -> Probe:
     """Train a linear classifier on frozen features, with many learning rates in one pass, and measure the best.
 
-    The best is chosen on a tenth held out of the training images, then trained again on all of them; the test images
-    have no say in it. SGD with momentum 0.9 along a cosine, on standardised features.
+    The best learning rate is chosen on a tenth of the training images that is held out, then trained again on all of
+    them; the test images are not used for the choice. Training is SGD with momentum 0.9 and cosine decay, on
+    standardised features.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
-        data: The images, as for `vitrail train`; left out: those of the run.
-        features: Features from anywhere in place of model and data: an .npz with train_features, train_labels,
-            test_features and test_labels, such as `vitrail embed` writes.
-        lr: Learning rates to try, one or several; left out: eight from 0.0001 to 0.3.
-        weight_decay: Weight decays to try with each of them; left out: none.
-        epochs: Passes over the features.
-        minibatch: Features per step.
-        seed: Decides the order of the images and which are held out.
-        split: Which split to measure on; left out: test, else validation, else a tenth held out.
-        image_size: Side in pixels; left out: the network's own. Its positions are resampled.
-        batch_size: Images at once, when features are computed.
-        workers: Threads that decode; left out: from the machine.
-        device: cpu, cuda, cuda:1 or mps; left out: the best there is.
-        precision: auto, bf16 or float32.
+        data: The images, in any form that `vitrail train` takes (default: those of the run).
+        features: An .npz file with train_features, train_labels, test_features and test_labels, such as `vitrail
+            embed` writes, in place of model and data.
+        lr: Learning rates to try (default: eight from 0.0001 to 0.3).
+        weight_decay: Weight decays to try with each learning rate (default: 0).
+        epochs: Number of epochs over the features.
+        minibatch: Number of features per step.
+        seed: Seed of the order of the images and of the held-out tenth.
+        split: Split to measure on (default: test, else validation, else a tenth that is held out).
+        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
+            own size).
+        batch_size: Number of images per batch while features are computed.
+        workers: Number of threads that decode images (default: from the machine).
+        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
+        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
     _check("linear", model, features, split, image_size)
     from vitrail.training.resolve import choose_device
