@@ -81,7 +81,7 @@ def test_the_grids_are_those_of_table_4() -> None:
 )
 def test_a_recipe_brings_its_share(photos: Path, weights: Path, recipe: str | None, dev: int, how: str) -> None:
     planned = _planned(photos, weights, recipe=recipe, settings={"image_size": 8})
-    assert (planned.arranged.dev, planned.arranged.how) == (dev, how)
+    assert (planned.split.dev, planned.split.how) == (dev, how)
     rates = [trial.run.optim.lr for trial in planned.search]
     assert rates == ([0.01] if recipe == "paper/finetune-vtab" else [0.001, 0.003, 0.01, 0.03])
     if recipe is None:
@@ -91,7 +91,7 @@ def test_a_recipe_brings_its_share(photos: Path, weights: Path, recipe: str | No
 def _planned(photos: Path, weights: Path | None, recipe: str | None = None, **asked: Any) -> Any:
     given = verb.Asked(photos, recipe, (), None, None, weights, asked.pop("settings", {}))
     values = {"lr": (), "vary": (), "seeds": 3, "dev": None, **asked}
-    return verb._planned(given, *values.values(), Path("runs/sweep"))
+    return verb._trials(given, *values.values(), Path("runs/sweep"))
 
 
 def test_what_is_asked_for_goes_first(photos: Path, weights: Path) -> None:
@@ -104,7 +104,7 @@ def test_what_is_asked_for_goes_first(photos: Path, weights: Path) -> None:
         dev=0.25,
         settings={"seed": 7},
     )
-    assert planned.arranged.dev == 10
+    assert planned.split.dev == 10
     found = [(t.run.optim.lr, t.run.optim.momentum, t.run.schedule.shape, t.run.seed) for t in planned.search]
     assert found == [(0.5, 0.8, "linear", 7), (0.5, 0.9, "linear", 7)]
     assert planned.sweep.seeds == [7, 8]

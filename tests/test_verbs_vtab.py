@@ -14,8 +14,8 @@ from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab import TASKS
 from vitrail.training.run import Run
 from vitrail.transfer import vtab as over
-from vitrail.transfer.table9 import PUBLISHED
-from vitrail.transfer.vtab import Score, Scores
+from vitrail.transfer.vtab import TaskScore, VtabTable
+from vitrail.transfer.vtab_means import PUBLISHED
 
 
 def test_the_tasks_are_listed_with_where_they_come_from(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,9 +63,9 @@ def test_mistakes_exit_with_2(words: str, message: str, capsys: pytest.CaptureFi
 def test_flags_change_the_papers_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, Any] = {}
 
-    def recording(run: Run, paper: Run, tasks: Any, root: str, seeds: Any, folder: Path) -> Scores:
+    def recording(run: Run, paper: Run, tasks: Any, root: str, seeds: Any, folder: Path) -> VtabTable:
         asked.update(run=run, paper=paper, tasks=[task.name for task in tasks], root=root, seeds=seeds, folder=folder)
-        return Scores(folder, "w", [], [])
+        return VtabTable(folder, "w", [], [])
 
     monkeypatch.setattr(over, "vtab", recording)
     (tmp_path / "more.yaml").write_text("optim: {momentum: 0.8}\n")
@@ -87,8 +87,11 @@ def test_the_table_stands_beside_the_papers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    scores = [Score(TASKS["dtd"], [0.5, 0.6], 1880), Score(TASKS["kitti-distance"], [], 711, ["seed 0 failed: why"])]
-    table = Scores(tmp_path, "runs/net", ["duration 2 steps, not 2500 steps"], scores, {"pets": "tfds build pets"})
+    scores = [
+        TaskScore(TASKS["dtd"], [0.5, 0.6], 1880),
+        TaskScore(TASKS["kitti-distance"], [], 711, ["seed 0 failed: why"]),
+    ]
+    table = VtabTable(tmp_path, "runs/net", ["duration 2 steps, not 2500 steps"], scores, {"pets": "tfds build pets"})
     monkeypatch.setattr(over, "vtab", lambda *_: table)
     assert cli.main(["vtab", "--from", "runs/net", "--data", "d"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -104,8 +107,8 @@ def test_the_table_stands_beside_the_papers(
 def test_a_complete_table_has_the_papers_means(tmp_path: Path) -> None:
     """With the published numbers for ours, the means are the published ones."""
     for network, row in PUBLISHED.items():
-        scores = [Score(task, [row[name] / 100], task.test_images) for name, task in TASKS.items()]
-        means = Scores(tmp_path, "w", [], scores).as_json()["means"]
+        scores = [TaskScore(task, [row[name] / 100], task.test_images) for name, task in TASKS.items()]
+        means = VtabTable(tmp_path, "w", [], scores).as_json()["means"]
         assert means["mean"]["tasks"] == 19
         assert round(means["mean"]["top1"], 1) == {"ViT-H/14 (JFT)": 77.6, "ViT-L/16 (JFT)": 76.3}.get(network, 72.7)
 

@@ -5,7 +5,7 @@ import pytest
 from vitrail.config import Percent
 from vitrail.costs.published import published
 from vitrail.recipes.paper_finetune import finetune
-from vitrail.transfer.finetune import budget, finetune_run
+from vitrail.transfer.protocol import budget, finetune_run
 
 # training images of the data sets in Table 4, and the steps that the paper fine-tunes for
 TABLE_4 = {"ImageNet": (1_281_167, 20_000), "CIFAR-100": (50_000, 10_000), "CIFAR-10": (50_000, 10_000)}

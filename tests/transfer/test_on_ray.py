@@ -12,7 +12,7 @@ import pytest
 from test_processes import tiny
 
 from vitrail.config import Steps
-from vitrail.transfer.grid import Planned, Sweep
+from vitrail.transfer.grid import Sweep, Trials
 from vitrail.transfer.on_ray import OnRay
 from vitrail.transfer.sweep import sweep
 from vitrail.transfer.trial import here
@@ -49,11 +49,11 @@ def test_a_sweep_on_ray_gives_what_it_gives_here_even_where_a_trial_is_killed(tm
     killer = threading.Thread(target=kill_one, args=(tmp_path / "ray", killed, done))
     killer.start()
     try:
-        ours = sweep(Planned.of(plan, tmp_path / "ray"), OnRay(parallel=2))
+        ours = sweep(Trials.of(plan, tmp_path / "ray"), OnRay(parallel=2))
     finally:
         done.set()
         killer.join()
-    theirs = sweep(Planned.of(plan, tmp_path / "here"), here)
+    theirs = sweep(Trials.of(plan, tmp_path / "here"), here)
     assert [row.outcome.dev for row in ours.search] == [row.outcome.dev for row in theirs.search]
     assert ours.chosen == theirs.chosen and ours.top1 == theirs.top1
     assert "step 60" in (ours.final[0].trial.folder / "log.txt").read_text()

@@ -20,8 +20,8 @@ from vitrail.training.optim.progressive import Sizes
 from vitrail.training.plan import Plan
 from vitrail.training.run import Progressive, Run
 from vitrail.transfer import timing
-from vitrail.transfer.finetune import finetune_run
 from vitrail.transfer.plan import CHEAPER, RULES, Name, Option, Situation, recommend, rule, span
+from vitrail.transfer.protocol import finetune_run
 from vitrail.transfer.rehearse import Size
 from vitrail.transfer.timing import Answers, Pace, Speeds, training_seconds
 

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from vitrail.data.loading.stream import stream
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features
-from vitrail.transfer.probe import ORDER, Stack, held_out, linear_probe, measure, train_stack
+from vitrail.transfer.linear_probe import ORDER, Stack, held_out, linear_probe, measure, train_stack
 
 PAIRS = [(0.01, 0.0), (0.3, 0.0), (0.1, 1e-2), (1.0, 0.3)]
 

@@ -21,7 +21,7 @@ from vitrail.data.settings import Augment, Data
 from vitrail.errors import UsageError
 from vitrail.training.guard import Interrupted
 from vitrail.training.run import Model, Optim, Run
-from vitrail.transfer.grid import Planned, Sweep
+from vitrail.transfer.grid import Sweep, Trials
 from vitrail.transfer.on_ray import OnRay
 from vitrail.transfer.processes import Processes
 from vitrail.transfer.sweep import sweep
@@ -87,7 +87,7 @@ def test_a_single_process_has_all_cores(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL .*memory.*: it said nothing"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL .*memory.*: it printed nothing"),
         ("print('step 3'); sys.exit('no space on device 7')", "exit code 1: no space on device 7"),
         ("1 / 0", "exit code 1: ZeroDivisionError"),
     ],
@@ -199,11 +199,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_side_by_side_what_one_trains_alone(tmp_path: Path) -> None:
-    planned = Planned.of(Sweep(tiny(tmp_path), {"optim.lr": (0.001, 0.01)}, seeds=(0,)), tmp_path / "two")
+    planned = Trials.of(Sweep(tiny(tmp_path), {"optim.lr": (0.001, 0.01)}, seeds=(0,)), tmp_path / "two")
     for trial in planned.search:
         trial.prepare()
     began = outcomes(Processes([None, None]), planned.search)
-    alone = Planned.of(planned.sweep, tmp_path / "one")
+    alone = Trials.of(planned.sweep, tmp_path / "one")
     for trial in alone.search:
         trial.prepare()
     for ours, (theirs, outcome) in zip(planned.search, here(alone.search), strict=True):
@@ -217,7 +217,7 @@ def test_two_processes_train_side_by_side_what_one_trains_alone(tmp_path: Path) 
 def test_a_sweep_that_is_killed_takes_its_trials_along_and_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "s"
     plan = Sweep(tiny(tmp_path, duration=Steps(400), checkpoint_every=Steps(20)), {"optim.lr": (0.001,)}, seeds=(0,))
-    planned = Planned.of(plan, out)
+    planned = Trials.of(plan, out)
     (trial,) = planned.finals({"optim.lr": 0.001})
     code = f"""
 import sys
@@ -225,7 +225,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_processes import *
 run = tiny(Path({str(tmp_path)!r}), duration=Steps(400), checkpoint_every=Steps(20))
 plan = Sweep(run, {{"optim.lr": (0.001,)}}, seeds=(0,))
-sweep(Planned.of(plan, {str(out)!r}), Processes())
+sweep(Trials.of(plan, {str(out)!r}), Processes())
 """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     folder = trial.folder / "run-1"

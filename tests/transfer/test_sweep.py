@@ -24,9 +24,9 @@ from vitrail.data.sources.open import open_data
 from vitrail.errors import TrainingError, UsageError
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Model, Optim, Run, Schedule
-from vitrail.transfer.dev import arrange, dev_share
-from vitrail.transfer.grid import Planned, Sweep
-from vitrail.transfer.sweep import Row, choose, spread, sweep
+from vitrail.transfer.grid import Sweep, Trials
+from vitrail.transfer.protocol import arrange, dev_share
+from vitrail.transfer.sweep import TrialResult, choose, spread, sweep
 from vitrail.transfer.trial import OUTCOME, Outcome, Trial, here
 from vitrail.weights.fingerprint import weights_fingerprint
 
@@ -132,20 +132,20 @@ def test_a_validation_split_can_be_named_and_the_test_split_cannot(tmp_path: Pat
     root = tree(tmp_path / "d", train=10, val=3)
     named = arrange(Data(str(root), validation="val"), None, seed=0)
     assert (named.dev, named.test) == (6, 0)  # asked for to choose by: then nothing is left to test on
-    with pytest.raises(UsageError, match="make it no test any more"):
+    with pytest.raises(UsageError, match="would no longer be a test"):
         arrange(Data(str(tree(tmp_path / "e", train=10, test=3)), validation="test"), None, seed=0)
-    with pytest.raises(UsageError, match="between 0 and 1"):
+    with pytest.raises(UsageError, match="must be between 0 and 1"):
         arrange(Data(str(root)), 1.0, seed=0)
 
 
 # the choice
 
 
-def row(lr: float, top1: float, nll: float, status: str = "done", reason: str = "") -> Row:
+def row(lr: float, top1: float, nll: float, status: str = "done", reason: str = "") -> TrialResult:
     run = Run(optim=Optim(lr=lr))
     dev = {"top1": top1, "nll": nll} if status == "done" else None
     outcome = Outcome(status, reason, dev=dev)  # type: ignore[arg-type]
-    return Row(Trial.of(run, f"{lr:g}", Path(), {"optim.lr": lr}, final=False), outcome)
+    return TrialResult(Trial.of(run, f"{lr:g}", Path(), {"optim.lr": lr}, final=False), outcome)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def row(lr: float, top1: float, nll: float, status: str = "done", reason: str = 
         ([row(0.1, 0, 0, "diverged"), row(0.2, 0.1, 9.0), row(0.3, 0, 0, "failed")], 0.2),
     ],
 )
-def test_the_choice(rows: list[Row], chosen: float) -> None:
+def test_the_choice(rows: list[TrialResult], chosen: float) -> None:
     assert choose(rows).trial.values == {"optim.lr": chosen}
 
 
@@ -204,7 +204,7 @@ class Pretend:
 def test_search_then_choice_then_seeds(tmp_path: Path) -> None:
     plan = Sweep(tiny(), {"optim.lr": (0.001, 0.03, 0.1, 0.03)}, seeds=(4, 5, 6))
     trainer = Pretend()
-    result = sweep(Planned.of(plan, tmp_path), trainer)
+    result = sweep(Trials.of(plan, tmp_path), trainer)
     assert [trial.final for trial in trainer.trained] == [False] * 3 + [True] * 3  # the same rate twice is one run
     assert [r.trial.values["optim.lr"] for r in result.search] == [0.001, 0.03, 0.1, 0.03]
     assert result.chosen == {"optim.lr": 0.03}
@@ -222,7 +222,7 @@ def test_search_then_choice_then_seeds(tmp_path: Path) -> None:
 def test_what_is_finished_is_never_trained_again(tmp_path: Path) -> None:
     def again(rates: tuple[float, ...], trainer: Pretend, **changes: Any) -> list[tuple[float, bool]]:
         run = tiny(**changes)
-        sweep(Planned.of(Sweep(run, {"optim.lr": rates}, seeds=(0, 1)), tmp_path), trainer)
+        sweep(Trials.of(Sweep(run, {"optim.lr": rates}, seeds=(0, 1)), tmp_path), trainer)
         return [(trial.run.optim.lr, trial.final) for trial in trainer.trained]
 
     first = again((0.01, 0.02, 0.5), Pretend({0.5: "diverged", 0.01: "failed"}))
@@ -234,14 +234,14 @@ def test_what_is_finished_is_never_trained_again(tmp_path: Path) -> None:
 
 def test_one_setting_needs_no_choice(tmp_path: Path) -> None:
     trainer = Pretend()
-    result = sweep(Planned.of(Sweep(tiny(), {"optim.lr": (0.01,)}, seeds=(0,)), tmp_path), trainer)
+    result = sweep(Trials.of(Sweep(tiny(), {"optim.lr": (0.01,)}, seeds=(0,)), tmp_path), trainer)
     assert [trial.final for trial in trainer.trained] == [True] and result.search == []
     assert result.chosen == {"optim.lr": 0.01} and result.top1 is not None and result.top1.std is None
 
 
 def test_several_settings_are_all_combined(tmp_path: Path) -> None:
     plan = Sweep(tiny(), {"optim.lr": (0.01, 0.02), "schedule.shape": ("cosine", "linear")})
-    found = {(t.run.optim.lr, t.run.schedule.shape) for t in Planned.of(plan, tmp_path).search}
+    found = {(t.run.optim.lr, t.run.schedule.shape) for t in Trials.of(plan, tmp_path).search}
     assert found == {(0.01, "cosine"), (0.01, "linear"), (0.02, "cosine"), (0.02, "linear")}
 
 
@@ -266,7 +266,7 @@ def test_settings_that_cannot_be_are_told_before_anything_is_trained() -> None:
 
 
 def keys(run: Run, folder: Path) -> list[str]:
-    return [trial.key for trial in Planned.of(Sweep(run, {"optim.lr": (0.1, 0.2)}), folder).search]
+    return [trial.key for trial in Trials.of(Sweep(run, {"optim.lr": (0.1, 0.2)}), folder).search]
 
 
 def test_the_key_is_what_is_computed_wherever_that_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_weights_count_by_what_is_in_them(tmp_path: Path) -> None:
     assert marks[0] == marks[1] != marks[2]
     run = tiny(vit=Model())
     plan = Sweep(run, {"weights": tuple(str(tmp_path / name) for name in ("one", "copy", "other"))})
-    found = [trial.key for trial in Planned.of(plan, tmp_path / "s").search]
+    found = [trial.key for trial in Trials.of(plan, tmp_path / "s").search]
     assert found[0] == found[1] != found[2]
 
 
@@ -354,7 +354,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     sys.addaudithook(_note)
     watched = str(root / "test")
     plan = Sweep(tiny(str(root)), {"optim.lr": (0.001, 0.3, 1e38)}, seeds=(0, 1), dev=0.25)
-    result = sweep(Planned.of(plan, tmp_path_factory.mktemp("sweep")), watching)
+    result = sweep(Trials.of(plan, tmp_path_factory.mktemp("sweep")), watching)
     watched = ""
     return root, result, seen
 
@@ -408,5 +408,5 @@ def test_a_finished_sweep_is_only_read(whole: Any, tmp_path: Path) -> None:
         yield
 
     plan = Sweep(tiny(str(root)), {"optim.lr": (0.001, 0.3, 1e38)}, seeds=(0, 1), dev=0.25)
-    assert sweep(Planned.of(plan, result.folder), refuse).as_json() == result.as_json()
+    assert sweep(Trials.of(plan, result.folder), refuse).as_json() == result.as_json()
     assert sorted(result.folder.glob("*/run-*")) == runs

@@ -28,10 +28,9 @@ from vitrail.recipes.registry import recipe
 from vitrail.training.guard import Interrupted
 from vitrail.training.run import Run
 from vitrail.transfer import vtab as module
-from vitrail.transfer.figure2 import draw
-from vitrail.transfer.table9 import MEAN, PUBLISHED, means
 from vitrail.transfer.trial import Outcome
 from vitrail.transfer.vtab import departures, run_of, vtab
+from vitrail.transfer.vtab_means import MEAN, PUBLISHED, draw, means
 
 PAPER = recipe("paper/finetune-vtab")
 TABLE_9 = published("table9_vtab")
@@ -254,7 +253,7 @@ def test_a_signal_says_that_the_same_command_goes_on(
         raise Interrupted("stopped by SIGTERM after step 1: go on with --resume", 15)
 
     monkeypatch.setattr(module, "run_trial", stopped)
-    with pytest.raises(Interrupted, match=r"cifar100-seed-0-\w+, which is saved: the same command goes on") as error:
+    with pytest.raises(Interrupted, match=r"cifar100-seed-0-\w+, which is saved\. Repeat the command") as error:
         vtab(small, PAPER, TASKS_TRIED[:1], str(data), [0], tmp_path)
     assert error.value.exit_code == 143
 
@@ -271,7 +270,7 @@ def test_what_cannot_be_run_is_refused(small: Run, data: Path, tmp_path: Path) -
 
 def test_the_figure_compares_the_same_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("vitrail.transfer.figure2.means", lambda scores: seen.append(scores) or means(scores))
+    monkeypatch.setattr("vitrail.transfer.vtab_means.means", lambda scores: seen.append(scores) or means(scores))
     draw({**PUBLISHED, "ours": {"dtd": 50.0, "kitti-distance": 20.0}}, tmp_path / "a.png")
     assert [set(scores) for scores in seen] == [{"dtd", "kitti-distance"}] * 4
     with Image.open(tmp_path / "a.png") as picture:

@@ -82,7 +82,7 @@ def finetune() -> Run:
 
     Inception crop and mirroring, a zero classifier in place of the old one, positions resampled to the new
     resolution. `vitrail finetune` shortens duration and warmup for smaller data sets
-    (`vitrail.transfer.finetune.budget`); the paper tries learning rates 0.003, 0.01, 0.03 and 0.06.
+    (`vitrail.transfer.protocol.budget`); the paper tries learning rates 0.003, 0.01, 0.03 and 0.06.
 
     Command: `vitrail finetune DIR --from runs/x`
     Cost: 500 to 20,000 steps of 512 images, by the size of the data set.

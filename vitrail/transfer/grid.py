@@ -1,4 +1,4 @@
-"""What a sweep tries, as a value: a run, the settings to vary and by what to choose; and its trials."""
+"""A sweep as a value (a run, the settings to vary, the images to choose by), and its trials."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from vitrail.data.settings import Data
 from vitrail.data.sources.open import Splits, open_data
 from vitrail.errors import UsageError
 from vitrail.training.run import Run
-from vitrail.transfer.dev import Arranged, arrange
+from vitrail.transfer.protocol import DevSplit, arrange
 from vitrail.transfer.trial import Trial, trial_key
 from vitrail.weights.fingerprint import weights_fingerprint
 
 SEEDS = (0, 1, 2)
 """Table 2: "averaged over three fine-tuning runs"."""
 DECIDED = ("name", "out", "seed", "device", "early_stop", "evaluate_every", "fewshot")
-"""Settings that the sweep itself decides, beside which images are for what."""
+"""Settings that the sweep itself decides, in addition to those in `DATA`."""
 DATA = ("data.path", "data.train", "data.validation", "data.holdout", "data.test")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Settings to try, how to choose among them, and how often to repeat the choice."""
+    """The settings to try, the images to choose by, and the seeds of the final runs."""
 
     base: Run
-    """All that does not vary. Its seed is that of every trial that is chosen from."""
+    """All settings that do not vary. Its seed is that of every trial of the search."""
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Field of `Run`, by dotted name -> the values to try; of several, all combinations."""
+    """Dotted name of a field of `Run` -> the values to try; all combinations of several fields are tried."""
     seeds: Sequence[int] = SEEDS
-    """Of the runs that are reported."""
+    """Seeds of the final runs, which are reported."""
     dev: float | None = None
-    """Share of the training images to choose by; None: the validation split, else the paper's share for so many."""
+    """Share of the training images to choose by; None: the validation split, or without one the paper's share."""
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise UsageError(f"seeds are {list(self.seeds)}: at least one, and none of them twice")
+            raise UsageError(f"seeds are {list(self.seeds)}. Give at least one seed, and none of them twice.")
         for name, values in self.grid.items():
             if name in (*DECIDED, *DATA):
-                raise UsageError(f"{name} cannot be varied: the sweep decides it")
+                raise UsageError(f"{name} cannot be varied, because the sweep decides it")
             if not values:
-                raise UsageError(f"there are no values of {name} to try")
+                raise UsageError(f"{name} has no values to try. Give at least one.")
         if self.base.early_stop is not None or self.base.fewshot is not None:
             raise UsageError(
-                "early_stop and fewshot need images to choose by, and the final runs of a sweep have none: leave them "
-                "out (and vary duration, if the length is in question)"
+                "early_stop and fewshot need images to choose by, and the final runs of a sweep have none. Remove "
+                "them; to choose the length of training, vary duration."
             )
         for combination in self.settings():
             changed(self.base, combination)
@@ -62,7 +62,7 @@ class Sweep:
 
 
 def changed(run: Run, values: Mapping[str, Any]) -> Run:
-    """Return `run` with `values` by dotted name. Raises UsageError for names and values that cannot be."""
+    """Return `run` with `values` (dotted name -> value). Raises UsageError for unknown names and invalid values."""
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{name} cannot be {value}")
@@ -76,37 +76,37 @@ def changed(run: Run, values: Mapping[str, Any]) -> Run:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A sweep that has met its data: the trials, in the folder they go to. Opening it writes nothing.
+class Trials:
+    """The trials of a sweep on its data, and the folder they go to. Creating it writes nothing.
 
     Raises UsageError, DataError and WeightsError before anything is trained.
     """
 
     sweep: Sweep
     folder: Path
-    arranged: Arranged
+    split: DevSplit
 
     @classmethod
-    def of(cls, sweep: Sweep, folder: Path | str) -> Planned:
-        """Look at the data of `sweep`; its trials go to `folder`."""
+    def of(cls, sweep: Sweep, folder: Path | str) -> Trials:
+        """Open the data of `sweep`; its trials go to `folder`."""
         if not sweep.base.supervised:
-            raise UsageError(f"a sweep chooses by accuracy, and objective {sweep.base.objective.kind} has no labels")
+            raise UsageError(f"a sweep chooses by accuracy, but objective {sweep.base.objective.kind} uses no labels")
         return cls(sweep, Path(folder), arrange(sweep.base.data, sweep.dev, sweep.base.seed))
 
     @cached_property
     def search(self) -> list[Trial]:
-        """One trial for each combination of values, without the images to choose by; the test split is not opened."""
-        run, splits = self._open(self.arranged.search)
+        """One trial per combination of values, without the images to choose by; the test split is not opened."""
+        run, splits = self._open(self.split.search)
         return [self._trial(run, values, splits, final=False) for values in self.sweep.settings()]
 
     def finals(self, values: Mapping[str, Any]) -> list[Trial]:
-        """Return one trial for each seed, with the `values` chosen, on all training images."""
-        run, splits = self._open(self.arranged.final)
+        """Return one trial per seed, with the chosen `values`, on all training images."""
+        run, splits = self._open(self.split.final)
         return [self._trial(replace(run, seed=seed), values, splits, final=True) for seed in self.sweep.seeds]
 
     @cached_property
     def _base(self) -> Run:
-        """With one evaluation, of the last weights: the final runs have nothing to choose a step by either."""
+        """The base with a single evaluation, of the last weights: final runs have no images to choose a step by."""
         return replace(self.sweep.base, evaluate_every=Percent(100))
 
     def _open(self, data: Data) -> tuple[Run, Splits]:
@@ -115,7 +115,7 @@ class Planned:
 
     @cached_property
     def _fingerprints(self) -> dict[str | None, str]:
-        """Of the weights met so far: large ones take seconds."""
+        """Weights -> their fingerprint, computed once because large files take seconds."""
         return {None: ""}
 
     def _trial(self, run: Run, values: Mapping[str, Any], splits: Splits, *, final: bool) -> Trial:
@@ -128,6 +128,6 @@ class Planned:
 
 
 def _absolute(path: str) -> str:
-    """A path that exists, from the root, since trials run elsewhere; a name as it is."""
+    """Return the absolute path of an existing file or folder, because trials run elsewhere; return a name unchanged."""
     place = Path(path).expanduser()
     return str(place.absolute()) if path not in ("", "digits") and place.exists() else path

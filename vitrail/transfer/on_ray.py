@@ -1,6 +1,6 @@
-"""Trials as tasks of a Ray cluster, in place of processes of this machine; needs the extra `[ray]`.
+"""Trials as tasks of a Ray cluster instead of processes of this machine; needs the extra `[ray]`.
 
-Every node must see the sweep's folder, the data and the weights at the same paths.
+Every node must find the sweep's folder, the data and the weights at the same paths.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome, run_trial
 
 LOCAL = "local"
 POLL = 1.0
-"""Seconds between two looks for a signal."""
+"""Seconds between two checks for a signal."""
 
 
 @dataclass(frozen=True)
 class OnRay:
-    """Trains trials wherever the cluster at `address` has room; a task whose node is lost goes on on another."""
+    """Trains trials wherever the cluster at `address` has room; if a node is lost, its trials resume on another."""
 
     address: str = LOCAL
-    """local: one that is started here; auto: the one this machine is part of; or ray://HOST:10001."""
+    """local: a cluster started on this machine; auto: the cluster of this machine; or ray://HOST:10001."""
     parallel: int | None = None
-    """Trials at once; None: one for each GPU, else one for each node."""
+    """Number of parallel trials; None: one per GPU, or without GPUs one per node."""
 
     def __call__(self, trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None]:
-        """Yield each trial when it has ended. Raises Interrupted after a signal, once all have saved."""
+        """Yield each trial when it has ended. Raises Interrupted after a signal, when all trials have saved."""
         ray = _ray(self.address)
         try:
             cores = self._cores(ray)
@@ -52,20 +52,20 @@ class OnRay:
             ray.shutdown()
 
     def _cores(self, ray: Any) -> int:
-        """Of one trial."""
-        has = ray.cluster_resources()
+        """Return the number of cores of one trial."""
+        total = ray.cluster_resources()
         nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-        return max(1, int(has.get("CPU", 1)) // (self.parallel or int(has.get("GPU", 0)) or max(nodes, 1)))
+        return max(1, int(total.get("CPU", 1)) // (self.parallel or int(total.get("GPU", 0)) or max(nodes, 1)))
 
     def _gpus(self, ray: Any) -> float:
-        """Of one trial: one, or a part of one where more trials than GPUs run at once."""
+        """Return the number of GPUs of one trial: 1, or a fraction if there are more parallel trials than GPUs."""
         gpus = ray.cluster_resources().get("GPU", 0)
         return min(1.0, gpus / (self.parallel or gpus)) if gpus else 0.0
 
 
 def _ray(address: str) -> Any:
-    """The library, connected. Raises UsageError where it is not installed, or there is no cluster."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+    """Return the connected library. Raises UsageError if it is not installed or there is no cluster."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
     try:
         import ray
     except ImportError as error:
@@ -79,15 +79,15 @@ def _ray(address: str) -> Any:
 
 
 def _train(folder: str, cores: int) -> None:
-    """The task: what it says goes to the trial's log."""
+    """Train a trial as a Ray task; its output goes to the trial's log."""
     with (
-        open(Path(folder) / LOG, "a", encoding="utf-8") as said,
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
+        open(Path(folder) / LOG, "a", encoding="utf-8") as output,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
     ):
         try:
             run_trial(Path(folder), cores=cores)
-        except Interrupted as error:  # it has saved
+        except Interrupted as error:  # the state is saved
             print(error)
 
 
@@ -96,13 +96,11 @@ def _outcome(ray: Any, reference: Any, trial: Trial) -> Outcome:
         ray.get(reference)
     except ray.exceptions.RayError as error:
         return Outcome("failed", str(error).strip().splitlines()[-1])
-    return read_outcome(trial.folder) or Outcome(
-        "failed", f"its task was ended; all it said is in {trial.folder / LOG}"
-    )
+    return read_outcome(trial.folder) or Outcome("failed", f"its task was ended; see {trial.folder / LOG}")
 
 
 def _end(ray: Any, references: Sequence[Any]) -> None:
-    """Interrupt all tasks, and wait until they have saved."""
+    """Interrupt all tasks and wait until they have saved."""
     for reference in references:
         ray.cancel(reference)
     ray.wait(references, num_returns=len(references))

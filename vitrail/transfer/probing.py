@@ -12,10 +12,10 @@ import torch
 from vitrail.costs.count import activation_bytes, parameters
 from vitrail.evaluation.fewshot import Ridge
 from vitrail.model.variants import ResNetConfig, ViTConfig
-from vitrail.transfer.probe import HOLDOUT, LEARNING_RATES, train_stack
+from vitrail.transfer.linear_probe import HOLDOUT, LEARNING_RATES, train_stack
 
 EPOCHS, MINIBATCH = 100, 256
-"""Of `vitrail.transfer.probe.linear_probe`, where nothing else is asked for."""
+"""Of `vitrail.transfer.linear_probe.linear_probe`, where nothing else is asked for."""
 PART = 1024
 """Images that are timed, at most."""
 COPIES = 5

@@ -1,7 +1,7 @@
-"""Trials as processes of their own, side by side: on several devices, or sharing the cores of one machine.
+"""Trials in processes of their own, in parallel: on several devices, or sharing the cores of one machine.
 
-Also the way to train them one at a time: a process gives back all memory when it ends, and one that is killed for
-want of it, or dies in a driver, is a row in the table, where in the sweep's own process it would be the end.
+Trials that run one at a time also get a process each: it frees all memory when it ends, and a trial that is killed
+because memory ran out, or crashes in a driver, becomes a failed row of the table and does not end the sweep.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome
 
 log = logging.getLogger("vitrail")
 POLL = 0.05
-"""Seconds between two looks at the processes; each takes seconds to start."""
+"""Seconds between two checks of the processes; each takes seconds to start."""
 ROOT = Path(__file__).resolve().parents[2]
 """Where `vitrail` is imported from."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Trains as many trials at once as there are slots, each in a process, with its share of the cores.
+    """Trains one trial per slot at a time, each in a process with an equal part of the cores.
 
-    What a process says goes to log.txt in its trial's folder. A signal ends them all, each saving once. So does the
-    end of this process, however it comes: they read from a pipe that closes with it.
+    The output of a process goes to log.txt in its trial's folder. After a signal all processes save once and end. They
+    do the same when this process ends for any reason: they read from a pipe that closes with it.
     """
 
     slots: Sequence[str | None] = (None,)
-    """The device of each; None: the run's own."""
+    """The device of each slot; None: the run's own."""
 
     def __call__(self, trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None]:
-        """Yield each trial when it has ended. Raises Interrupted after a signal, once all have saved."""
+        """Yield each trial when it has ended. Raises Interrupted after a signal, when all trials have saved."""
         waiting, free = deque(trials), list(self.slots)
         running: dict[subprocess.Popen[bytes], tuple[Trial, str | None]] = {}
         with Signals() as signals:
@@ -61,10 +61,10 @@ class Processes:
                 _end(list(running))
 
     def command(self, trial: Trial, device: str | None) -> list[str]:
-        """Return the command of a trial's process."""
+        """Return the command line of a trial's process."""
         on = [] if device is None else ["--device", device]
         share = ["--cores", str(self._cores())] if len(self.slots) > 1 else []
-        return [sys.executable, "-m", "vitrail.transfer.worker", str(trial.folder), *on, *share]
+        return [sys.executable, "-m", "vitrail.transfer.trial", str(trial.folder), *on, *share]
 
     def _cores(self) -> int:
         return max(1, available_cores() // len(self.slots))
@@ -76,12 +76,12 @@ class Processes:
         if len(self.slots) > 1:
             cores, asked = self._cores(), environment.get("OMP_NUM_THREADS", "")
             environment["OMP_NUM_THREADS"] = str(min(cores, int(asked)) if asked.isdecimal() else cores)
-        with open(trial.folder / LOG, "ab") as said:
-            # a session of its own: Ctrl-C in a terminal is for the sweep, which passes it on
+        with open(trial.folder / LOG, "ab") as output:
+            # in a session of its own: Ctrl-C in a terminal reaches only the sweep, which forwards it
             return subprocess.Popen(
                 self.command(trial, device),
                 stdin=subprocess.PIPE,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
@@ -89,7 +89,7 @@ class Processes:
 
 
 def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Have all of them save and end, and wait until they have; a second Ctrl-C kills them."""
+    """Terminate all processes and wait until they have saved and ended; a second Ctrl-C kills them."""
     for process in running:
         process.terminate()
     try:
@@ -102,26 +102,24 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def interrupted(number: int, left: int) -> Interrupted:
-    """Return the error for a sweep that a signal ended with `left` trials unfinished."""
+    """Return the error for a sweep that a signal ended with `left` unfinished trials."""
     name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     trials = "1 trial is" if left == 1 else f"{left} trials are"
     return Interrupted(
-        f"stopped by {name}; {trials} not finished, what was running is saved: the same command goes on", number
+        f"stopped by {name}. {trials} not finished; running trials are saved. Repeat the command to continue.", number
     )
 
 
 def _outcome(trial: Trial, code: int) -> Outcome:
-    """What a process that has ended left behind."""
-    found = read_outcome(trial.folder)
-    if found is not None:
-        return found
+    """Return the outcome that an ended process has written, or else a failure that explains its end."""
+    if (outcome := read_outcome(trial.folder)) is not None:
+        return outcome
     log_file = trial.folder / LOG
     lines = [line for line in log_file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     if code < 0:
-        memory = " (which the system does where memory runs out)" if code == -signal.SIGKILL else ""
+        memory = " (the system does this when memory runs out)" if code == -signal.SIGKILL else ""
         how = f"killed by {signal.Signals(-code).name}{memory}"
     else:
         how = f"its process ended with exit code {code}"
-    return Outcome(
-        "failed", f"{how}: {lines[-1].strip() if lines else 'it said nothing'}; all it said is in {log_file}"
-    )
+    last = lines[-1].strip() if lines else "it printed nothing"
+    return Outcome("failed", f"{how}: {last}; see {log_file}")

@@ -1,20 +1,27 @@
-"""One trial of a sweep: a run in a folder of its own, known by what it computes, trained at most once.
+"""One trial of a sweep: a run in a folder of its own, identified by what it computes and trained at most once.
 
 ```
 <sweep>/dev-lr-0.003-seed-0-5f0c.../
   run.yaml       the run
-  log.txt        what it said
-  outcome.json   what came of it; written last
+  log.txt        its output
+  outcome.json   its outcome; written last
   run-1/         the run folder
 ```
+
+`python -m vitrail.transfer.trial FOLDER` is the process that trains one trial (`vitrail.transfer.processes`).
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import json
+import os
 import shutil
+import signal
+import sys
+import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -36,39 +43,39 @@ RUN, LOG, OUTCOME = "run.yaml", "log.txt", "outcome.json"
 NAME = "run"
 ELSEWHERE = ("name", "out", "device", "workers", "cache", "accumulate", "compile", "activation_checkpointing", "keep",
              "checkpoint_every", "wide_branches")  # fmt: skip
-"""Settings that say where a run is and how it is carried out, not what it computes."""
+"""Settings that say where and how a run is executed, not what it computes."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial."""
+    """The result of a trial."""
 
     status: Literal["done", "diverged", "failed"]
-    """diverged: it would again; failed: for a reason outside of it (memory, disk, a kill), so it may be tried again."""
+    """diverged: it would diverge again; failed: for another reason (memory, disk, a kill), so it may be tried again."""
     reason: str = ""
     run: str = ""
     """The run folder."""
     dev: dict[str, float] | None = None
-    """Numbers on the images to choose by, with the last weights: top1, top5, nll, count."""
+    """Metrics of the last weights on the images to choose by: top1, top5, nll, count."""
     test: dict[str, float] | None = None
-    """Numbers on the test images, with the last weights."""
+    """Metrics of the last weights on the test images."""
     steps: int = 0
     seconds: float = 0.0
-    """Of training."""
+    """Seconds of training."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of a sweep, and where it is."""
+    """A run of a sweep, and its folder."""
 
     key: str
-    """A hash of what it computes: two trials with the same key are the same run."""
+    """A hash of what the trial computes: two trials with the same key are the same run."""
     run: Run
     folder: Path
     values: Mapping[str, Any]
-    """The settings that the sweep varies, by dotted name."""
+    """The settings that the sweep varies, by their dotted names."""
     final: bool = False
-    """Is it trained on everything, rather than on all but the images to choose by?"""
+    """Whether it trains on all images, and not only on those that are not used to choose by."""
 
     @classmethod
     def of(cls, run: Run, key: str, sweep: Path, values: Mapping[str, Any], *, final: bool) -> Trial:
@@ -81,25 +88,25 @@ class Trial:
         return ", ".join([*values, *([f"final, seed {self.run.seed}"] if self.final else [])])
 
     def prepare(self) -> None:
-        """Make the folder and write the run. Raises UsageError where that cannot be done."""
+        """Make the folder and write the run. Raises UsageError if the folder cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / OUTCOME).unlink(missing_ok=True)  # of a failure
+            (self.folder / OUTCOME).unlink(missing_ok=True)  # left by a failure
         except OSError as error:
             raise UsageError(f"cannot write in {self.folder}: {error.strerror or error}") from error
         RunFolder(self.folder).write_text(RUN, to_yaml(self.run))
 
 
 def shown(value: Any) -> str:
-    """Write the value of a setting."""
+    """Return the value of a setting as text."""
     return f"{value:g}" if isinstance(value, float) else str(plain(value))
 
 
 def trial_key(run: Run, splits: Splits, weights: str) -> str:
-    """Return a hash of all that decides what `run` computes; 12 hex digits.
+    """Return a hash of everything that decides what `run` computes; 12 hexadecimal digits.
 
-    That is its data by their fingerprint, its weights by theirs (`weights`), and every setting, with what it leaves
-    open decided. Raises UsageError and DataError where the settings cannot work.
+    It covers the fingerprint of the data, that of the weights (`weights`), and every setting, the automatic ones as
+    they are decided. Raises UsageError and DataError for settings that cannot work.
     """
     known = "float32" if run.precision == "auto" else run.precision
     resolved = resolve(
@@ -108,44 +115,44 @@ def trial_key(run: Run, splits: Splits, weights: str) -> str:
         splits.class_names,
     )
     settings = {name: value for name, value in plain(resolved.run).items() if name not in ELSEWHERE}
-    settings |= {"precision": run.precision, "weights": weights, "model": ""}  # of the model, its config counts
+    settings |= {"precision": run.precision, "weights": weights, "model": ""}  # the config identifies the model
     settings["data"] = {name: value for name, value in settings["data"].items() if name != "path"}
-    what = identity(resolved.run, resolved.config, splits.class_names, splits.fingerprint)
-    text = json.dumps([what, settings], sort_keys=True, default=str)
+    run_identity = identity(resolved.run, resolved.config, splits.class_names, splits.fingerprint)
+    text = json.dumps([run_identity, settings], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
 
 def finished(folder: Path) -> Outcome | None:
-    """Return the outcome of a trial that need not be trained any more; None while it does."""
-    found = read_outcome(folder)
-    return None if found is None or found.status == "failed" else found
+    """Return the outcome of a trial that is finished; None if it must be trained (again)."""
+    outcome = read_outcome(folder)
+    return None if outcome is None or outcome.status == "failed" else outcome
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """Return what is written of a trial, a failure too; None where there is nothing."""
+    """Return the recorded outcome of a trial, which may be a failure; None if there is none."""
     try:
         return Outcome(**RunFolder(folder).read_json(OUTCOME))
-    except TypeError:  # empty, torn or of another version
+    except TypeError:  # empty, incomplete or of another version
         return None
 
 
 def run_trial(folder: Path, *, device: str | None = None, cores: int | None = None) -> Outcome:
-    """Train the trial in `folder`, or go on with it, and write what came of it.
+    """Train or resume the trial in `folder`, and write and return its outcome.
 
-    device: In place of the run's own. cores: What this process may use of the machine; None: all.
+    device: replaces the run's device. cores: number of cores that this process may use; None: all.
 
-    Raises Interrupted after a signal, once the state is saved. Errors of training are an outcome.
+    Raises Interrupted after a signal, when the state is saved. Errors of training become the outcome.
     """
     run = replace(from_yaml(folder / RUN, Run()), out=str(folder), name=NAME)
     run = run if device is None else replace(run, device=device)
     if run.workers is None and cores is not None and cores < available_cores():
         run = replace(run, workers=min(16, cores) if choose_device(run.device).type == "cuda" else max(1, cores // 4))
-    with _alone(folder):
-        if (found := finished(folder)) is not None:
-            return found
+    with _locked(folder):
+        if (outcome := finished(folder)) is not None:
+            return outcome
         outcome = _attempt(run, folder)
         RunFolder(folder).write_json(OUTCOME, asdict(outcome))
-        if outcome.status == "done":  # they were to resume from, and are most of the space
+        if outcome.status == "done":  # only needed to resume, and most of the disk space
             shutil.rmtree(Path(outcome.run) / "checkpoints", ignore_errors=True)
     return outcome
 
@@ -157,9 +164,8 @@ def here(trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None
 
 
 def _attempt(run: Run, folder: Path) -> Outcome:
-    began = _interrupted(folder)
     try:
-        result = fit(run, resume=began)
+        result = fit(run, resume=_resumable(folder))
     except Interrupted:
         raise
     except Diverged as error:
@@ -167,42 +173,72 @@ def _attempt(run: Run, folder: Path) -> Outcome:
     except VitrailError as error:
         return Outcome("failed", str(error), str(_newest(folder)))
     if not result.best:
-        return Outcome("diverged", "the last weights give no finite loss", str(result.folder))
+        return Outcome("diverged", "the loss of the last weights is not finite", str(result.folder))
     dev = {name: value for name, value in result.best.items() if name != "step"}
     return Outcome("done", "", str(result.folder), dev or None, result.test, result.steps, result.seconds)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the trial for this process, waiting for one that still has it.
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock the trial for this process, after waiting for another process that trains it.
 
-    It may be another sweep's in the same folder, or the child of a sweep that was killed, which is saving.
+    That may be a process of another sweep in the same folder, or of a killed sweep, which is saving.
     """
     with open(folder / ".lock", "a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _interrupted(folder: Path) -> Path | None:
-    """Return the run folder to go on in; None where there is nothing to go on from.
+def _resumable(folder: Path) -> Path | None:
+    """Return the run folder to resume; None if there is none.
 
-    A run that was killed before its first checkpoint left nothing of use, and is removed.
+    A run that was killed before its first checkpoint is removed.
     """
     for path in _runs(folder):
         try:
             if (path / "run.json").is_file() and latest_valid(path / "checkpoints") is not None:
                 return path
         except CheckpointError as error:
-            print(f"starting anew: {error}")
+            print(f"starting again from the beginning: {error}")
             continue
         shutil.rmtree(path, ignore_errors=True)
     return None
 
 
 def _runs(folder: Path) -> list[Path]:
-    """The run folders of a trial, the newest first."""
+    """Return the run folders of a trial, newest first."""
     return sorted(folder.glob(f"{NAME}-*"), key=lambda path: (len(path.name), path.name), reverse=True)
 
 
 def _newest(folder: Path) -> Path:
     return next(iter(_runs(folder)), folder)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train a trial and return the exit code: 0 if there is an outcome, also a failure; 143 if it was terminated."""
+    parser = argparse.ArgumentParser(prog="python -m vitrail.transfer.trial")
+    parser.add_argument("folder", type=Path, help="folder of the trial")
+    parser.add_argument("--device", help="device in place of the run's own")
+    parser.add_argument("--cores", type=int, help="number of cores that this process may use")
+    arguments = parser.parse_args(argv)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    try:
+        run_trial(arguments.folder, device=arguments.device, cores=arguments.cores)
+    except VitrailError as error:
+        print(f"vitrail: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _end_with_parent() -> None:
+    """Wait until the pipe on stdin closes, because the sweep's process has ended; then save and end.
+
+    The descriptor is read directly: a thread that reads sys.stdin holds its lock when the interpreter ends.
+    """
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

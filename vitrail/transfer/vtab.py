@@ -1,14 +1,13 @@
-"""VTAB-1k: one fine-tuning for each task, all with one setting, and the table of what they reach.
+"""VTAB-1k: one fine-tuning per task, all with the same setting, and the table of their accuracies.
 
 Paper, section 4.1 and appendix B.1.1: the same hyper-parameters for all tasks, trained on all 1,000 images, measured
-once on the test set. Every task is a trial in a folder of its own (`vitrail.transfer.trial`), known by what it
-computes: what is finished is never trained again, and the same call goes on after any end.
+once on the test set. Every task is a trial in a folder of its own (`vitrail.transfer.trial`). Finished trials are never
+trained again, so that a repeated call continues after any interruption.
 """
 
 from __future__ import annotations
 
 import logging
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,58 +24,60 @@ from vitrail.errors import DataError, TrainingError, UsageError
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import Interrupted
 from vitrail.training.run import Run
-from vitrail.transfer.figure2 import draw
-from vitrail.transfer.table9 import PUBLISHED, means
+from vitrail.transfer.sweep import Spread
 from vitrail.transfer.trial import Outcome, Trial, finished, run_trial, trial_key
+from vitrail.transfer.vtab_means import PUBLISHED, draw, means
 from vitrail.weights.fingerprint import weights_fingerprint
 
 log = logging.getLogger("vitrail")
 TABLE, FIGURE = "vtab.json", "vtab.png"
 SETTING = ("image_size", "augment", "preprocess", "optim", "schedule", "duration", "batch_size", "objective", "average",
            "progressive", "tune", "keep_head")  # fmt: skip
-"""What the paper's single setting is made of."""
+"""The settings that make up the paper's single setting."""
 
 
 @dataclass(frozen=True)
-class Score:
-    """What one task came to."""
+class TaskScore:
+    """The result of one task."""
 
     task: Task
     top1: list[float]
-    """On the test set, a share, for each seed that was trained to its end."""
+    """Accuracy on the test set, a fraction, of each seed whose training ended."""
     images: int
-    """In the test set."""
+    """Number of images in the test set."""
     notes: list[str] = field(default_factory=list)
-    """In what the data differ from VTAB-1k's, and why runs failed."""
+    """How the data differ from VTAB-1k's, and why runs failed."""
     runs: list[str] = field(default_factory=list)
     """Run folders."""
 
     @property
     def mean(self) -> float | None:
-        """Over seeds; None where no run ended."""
-        return statistics.fmean(self.top1) if self.top1 else None
+        """Mean over seeds; None if no run has ended."""
+        spread = Spread.of(self.top1)
+        return None if spread is None else spread.mean
 
     @property
     def std(self) -> float | None:
-        """Sample standard deviation over seeds (n - 1); None of fewer than two."""
-        return statistics.stdev(self.top1) if len(self.top1) > 1 else None
+        """Sample standard deviation (n - 1) over seeds; None for fewer than two."""
+        spread = Spread.of(self.top1)
+        return None if spread is None else spread.std
 
 
 @dataclass(frozen=True)
-class Scores:
-    """The table."""
+class VtabTable:
+    """The table of all tasks."""
 
     folder: Path
     weights: str
     departures: list[str]
-    """From the paper's setting; empty where it is the paper's."""
-    scores: list[Score]
+    """Differences from the paper's setting; empty if there are none."""
+    scores: list[TaskScore]
     absent: dict[str, str] = field(default_factory=dict)
-    """Task -> where its data come from, as they are not there, or why they cannot be used."""
+    """Task without usable data -> where to get them, or why they cannot be used."""
 
     @property
     def percent(self) -> dict[str, float]:
-        """Task -> mean top-1 in percent, of those that have one."""
+        """Task -> mean top-1 in percent, for the tasks that have one."""
         return {score.task.name: 100 * score.mean for score in self.scores if score.mean is not None}
 
     def as_json(self) -> dict[str, Any]:
@@ -106,9 +107,9 @@ class Scores:
 
 
 def departures(run: Run, paper: Run) -> list[str]:
-    """Return one line for each setting in which `run` is not the paper's; what each task decides is none of them."""
+    """Return one line for each setting of `run` that differs from the paper's, except those that each task decides."""
     was, now = (dict(_flat({name: plain(getattr(each, name)) for name in SETTING})) for each in (paper, run))
-    was.pop("preprocess.image_size", None)  # follows from image_size
+    was.pop("preprocess.image_size", None)  # it follows from image_size
     return [f"{name} {now.get(name)}, not {value}" for name, value in was.items() if now.get(name) != value]
 
 
@@ -121,10 +122,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def run_of(task: Task, base: Run, root: str, seed: int) -> Run:
-    """Return the run of a task: `base` on its 1,000 images, measured on its test set.
+    """Return the run of a task: `base` trained on its 1,000 images and measured on its test set.
 
-    Random crops and mirror images are left out where they would change the label, as BiT does; which tasks those are is
-    not published, and is in the table of tasks (`vitrail.data.benchmarks.vtab`).
+    Random crops and mirror images are not used for tasks whose label they would change, as in BiT. Which tasks these
+    are is not published; the table of tasks decides it (`vitrail.data.benchmarks.vtab`).
     """
     where = root if root == HUB else str(Path(root).expanduser().absolute())
     augment = replace(
@@ -138,29 +139,29 @@ def run_of(task: Task, base: Run, root: str, seed: int) -> Run:
             path=f"{PREFIX}{task.name}:{where}", train="+".join(PARTS), validation=NONE, holdout=0.0, test="test"
         ),
         augment=augment,
-        evaluate_every=Percent(100),  # there is nothing to choose a step by
+        evaluate_every=Percent(100),  # there are no images to choose a step by
         seed=seed,
     )
 
 
-def vtab(base: Run, paper: Run, tasks: Sequence[Task], root: str, seeds: Sequence[int], folder: Path) -> Scores:
-    """Fine-tune `base.weights` on each task whose data are below `root`, once for each seed, and measure it.
+def vtab(base: Run, paper: Run, tasks: Sequence[Task], root: str, seeds: Sequence[int], folder: Path) -> VtabTable:
+    """Fine-tune `base.weights` on each task whose data are in `root`, once per seed, and measure the result.
 
-    `paper` is the paper's setting, which the table says `base` departs from. The table is also in vtab.json, in the
-    folder, brought up to date after every task, and the means by group in vtab.png (paper, Figure 2).
+    `paper` is the paper's setting; the table lists how `base` differs from it. The table is also in vtab.json in the
+    folder, updated after every task, and the means by group are drawn in vtab.png (paper, Figure 2).
 
-    Raises UsageError for settings that cannot be; DataError where no task has data; TrainingError where all fail;
-    Interrupted after a signal: the same call goes on.
+    Raises UsageError for settings that cannot be used; DataError if no task has data; TrainingError if all tasks fail;
+    Interrupted after a signal: the same call continues.
     """
     if base.weights is None:
-        raise UsageError("fine-tune which network? vitrail vtab --from RUN --data DIR")
+        raise UsageError("Fine-tune which network? Name it with --from: vitrail vtab --from RUN --data DIR")
     if not seeds or base.early_stop is not None or base.fewshot is not None:
-        raise UsageError("VTAB needs a seed, and no early_stop or fewshot: there are no images to choose by")
+        raise UsageError("VTAB needs a seed, and early_stop and fewshot cannot be used: it has no images to choose by")
     place = Path(base.weights).expanduser()
     base = replace(base, weights=str(place.absolute()) if place.exists() else base.weights)
     assert base.weights is not None
     mark = weights_fingerprint(base.weights)
-    table = Scores(folder, base.weights, departures(base, paper), [])
+    table = VtabTable(folder, base.weights, departures(base, paper), [])
     for task in tasks:
         try:
             if locate(task, root) is None:
@@ -168,13 +169,13 @@ def vtab(base: Run, paper: Run, tasks: Sequence[Task], root: str, seeds: Sequenc
                 continue
             score = _score(task, base, root, seeds, folder, mark)
         except DataError as error:
-            log.warning("%s left out: %s", task.name, error)
+            log.warning("%s is skipped: %s", task.name, error)
             table.absent[task.name] = str(error)
             continue
         log.info("%s: %s", task.name, "failed" if score.mean is None else f"top-1 {score.mean:.2%}")
         table.scores.append(score)
         RunFolder(folder).write_json(TABLE, table.as_json())
-    _refuse_nothing(table, root)
+    _require_results(table, root)
     try:
         draw({**PUBLISHED, Path(base.weights).name: table.percent}, folder / FIGURE)
     except OSError as error:
@@ -182,24 +183,25 @@ def vtab(base: Run, paper: Run, tasks: Sequence[Task], root: str, seeds: Sequenc
     return table
 
 
-def _refuse_nothing(table: Scores, root: str) -> None:
+def _require_results(table: VtabTable, root: str) -> None:
+    """Raise DataError if no task has data, TrainingError if none could be trained."""
     if not table.scores:
         reasons = "\n  ".join(f"{task}: {reason}" for task, reason in table.absent.items())
-        raise DataError(f"{root} holds the data of none of these tasks. Where they come from:\n  {reasons}")
+        raise DataError(f"{root} contains the data of none of these tasks. They come from:\n  {reasons}")
     if not table.percent:
         reasons = "\n  ".join(f"{score.task.name}: {', '.join(score.notes)}" for score in table.scores)
         raise TrainingError(f"no task could be trained:\n  {reasons}")
 
 
-def _score(task: Task, base: Run, root: str, seeds: Sequence[int], folder: Path, mark: str) -> Score:
-    """Train a task for every seed, where that is not done yet. Raises DataError where it has no data."""
+def _score(task: Task, base: Run, root: str, seeds: Sequence[int], folder: Path, mark: str) -> TaskScore:
+    """Train a task with every seed that is not finished. Raises DataError if its data cannot be used."""
     run = run_of(task, base, root, seeds[0])
     found = find(run.data.path)
-    if WHOLE in found.splits:  # a copy that does not say which 200 are to choose by
+    if WHOLE in found.splits:  # a copy without the division into 800 and 200
         run = replace(run, data=replace(run.data, train=WHOLE))
     splits = split_found(found, run.data)
-    assert splits.test is not None  # it was asked for by name
-    score = Score(task, [], len(splits.test), found.findings.lines())
+    assert splits.test is not None  # it is asked for by name
+    score = TaskScore(task, [], len(splits.test), found.findings.lines())
     for seed in seeds:
         key = trial_key(replace(run, seed=seed), splits, mark)
         trial = Trial(key, replace(run, seed=seed), folder / f"{task.name}-seed-{seed}-{key}", {}, final=True)
@@ -218,4 +220,4 @@ def _trained(trial: Trial) -> Outcome:
         return run_trial(trial.folder)
     except Interrupted as error:
         name = trial.folder.name
-        raise Interrupted(f"stopped in {name}, which is saved: the same command goes on", error.signum) from None
+        raise Interrupted(f"stopped in {name}, which is saved. Repeat the command to continue.", error.signum) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.errors import UsageError
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
-from vitrail.transfer.finetune import finetune_run
+from vitrail.transfer.protocol import finetune_run
 from vitrail.verbs import train as training
 from vitrail.verbs.flags.settings import Asked, from_recipe, resumed
 

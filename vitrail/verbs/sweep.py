@@ -1,4 +1,4 @@
-"""`vitrail sweep`: which learning rate suits these images, and how good the network is with it, over seeds."""
+"""`vitrail sweep`: find the best learning rate for a data set, and the accuracy it reaches over several seeds."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from vitrail.verbs.train import files
 
 if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
-    from vitrail.transfer.grid import Planned
-    from vitrail.transfer.sweep import Executor, Row, Swept
+    from vitrail.transfer.grid import Trials
+    from vitrail.transfer.sweep import Executor, SweepResult, TrialResult
 
 log = logging.getLogger("vitrail")
 LR = "optim.lr"
 IMAGENET = 500_000
-"""Training images from which on a data set has ImageNet's learning rates; the limit is that of its steps."""
+"""A data set with at least this number of training images gets ImageNet's learning rates, and its number of steps."""
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The trials of a sweep, where `dry_run` asked not to train yet."""
+    """The trials of a sweep before they are trained, as `dry_run` shows them."""
 
-    planned: Planned
+    trials: Trials
     finished: int
-    """Trials of the search that need not be trained any more."""
+    """Number of trials of the search that are finished already."""
     checked: dict[str, str]
-    """What was tried with the first trial, and what came of it."""
+    """What was checked with the first trial -> the result."""
     cost: Cost
-    """Of the first trial."""
+    """Cost of the first trial."""
 
     @property
-    def trials(self) -> int:
-        """That will be trained."""
-        searched = len({trial.key for trial in self.planned.search})
-        return (searched if searched > 1 else 0) - self.finished + len(self.planned.sweep.seeds)
+    def count(self) -> int:
+        """Number of trials that will be trained."""
+        searched = len({trial.key for trial in self.trials.search})
+        return (searched if searched > 1 else 0) - self.finished + len(self.trials.sweep.seeds)
 
     @property
     def days(self) -> float | None:
-        """Of this machine, one trial after another, if all cost what the first one does."""
-        return None if self.cost.device_days is None else self.trials * self.cost.device_days
+        """Days on one device for all trials, if each costs as much as the first one."""
+        return None if self.cost.device_days is None else self.count * self.cost.device_days
 
 
 def sweep(
@@ -70,8 +70,8 @@ def sweep(
     ray: str | None = None,
     dry_run: bool = False,
     **settings: Any,
-) -> Swept | Preview:
-    """Find the learning rate on part of the training images, then retrain on all of them with several seeds.
+) -> SweepResult | Preview:
+    """Find the learning rate on a part of the training images, then retrain on all of them with several seeds.
 
     The procedure is the paper's (appendix B.1.1). Each learning rate of the grid is trained without a small part of the
     training images and judged by its top-1 accuracy on that part. The best one is trained on all training images, once
@@ -104,27 +104,27 @@ def sweep(
     """
     asked = Asked(path, recipe, files(config), epochs, None, weights, settings)
     execute = _executor(parallel, devices or [], ray)
-    planned = _planned(asked, lr, vary, seeds, dev, Path(out))
+    trials = _trials(asked, lr, vary, seeds, dev, Path(out))
     if dry_run:
-        return _preview(planned)
-    from vitrail.transfer.sweep import sweep as sweep_over
+        return _preview(trials)
+    from vitrail.transfer.sweep import sweep as run_sweep
 
-    return sweep_over(planned, execute)
+    return run_sweep(trials, execute)
 
 
 def _executor(parallel: int | None, devices: Sequence[str], ray: str | None) -> Executor:
-    """Where the trials are trained. Raises UsageError where the flags contradict each other."""
+    """Return what trains the trials. Raises UsageError if the flags contradict each other."""
     if parallel is not None and parallel < 0:
-        raise UsageError(f"parallel is {parallel}; it must be 0 (in this process) or more")
+        raise UsageError(f"--parallel is {parallel}. It must be 0 (train in this process) or more.")
     if ray is not None:
         if devices or parallel == 0:
-            raise UsageError("a Ray cluster decides where trials run: leave --devices out, and --parallel above 0")
+            raise UsageError("A Ray cluster decides where trials run. Remove --devices, and give --parallel 1 or more.")
         from vitrail.transfer.on_ray import OnRay
 
         return OnRay(ray, parallel)
     if parallel == 0:
         if len(devices) > 0:
-            raise UsageError("--parallel 0 trains in this process: say on what with --device")
+            raise UsageError("--parallel 0 trains in this process, on one device: replace --devices by --device")
         from vitrail.transfer.trial import here
 
         return here
@@ -132,102 +132,97 @@ def _executor(parallel: int | None, devices: Sequence[str], ray: str | None) -> 
     from vitrail.transfer.processes import Processes
 
     for device in devices:
-        choose_device(device)  # one that is not there is told now
+        choose_device(device)  # raises if there is no such device
     count = parallel or max(len(devices), 1)
     return Processes([devices[i % len(devices)] if devices else None for i in range(count)])
 
 
-def _planned(
-    asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, dev: float | None, out: Path
-) -> Planned:
-    """The sweep asked for, and its data. Raises UsageError and DataError."""
-    from vitrail.transfer.dev import arrange
-    from vitrail.transfer.finetune import finetune_run
-    from vitrail.transfer.grid import Planned, Sweep
+def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, dev: float | None, out: Path) -> Trials:
+    """Return the trials of the sweep asked for. Raises UsageError and DataError."""
+    from vitrail.transfer.grid import Sweep, Trials
+    from vitrail.transfer.protocol import arrange, finetune_run
 
     if asked.path is None and not asked.config:
-        raise UsageError("sweep on which images? vitrail sweep DIR --from RUN")
+        raise UsageError("Sweep on which images? Name their folder: vitrail sweep DIR --from RUN")
     row = ROW_OF.get(asked.recipe or "")
     run = asked.over(named(asked.recipe or "finetune"))
     if run.weights is None and asked.recipe is None:
-        raise UsageError("fine-tune which network? vitrail sweep DIR --from RUN (or, from scratch: --recipe NAME)")
+        raise UsageError(
+            "Fine-tune which network? Name it: vitrail sweep DIR --from RUN (or train from scratch: --recipe NAME)"
+        )
     if dev is None:
         dev = _held_out(asked) or (row.holdout if row is not None and row is not VTAB else None)
-    arranged = arrange(run.data, dev, run.seed)
+    split = arrange(run.data, dev, run.seed)
     if asked.recipe is not None:
         run, why = from_recipe(asked)
         log.info("%s", why)
     else:
         assert run.weights is not None
-        run = asked.over(finetune_run(named("finetune"), run.weights, arranged.images))
-        log.info("recipe finetune for %s images: %s", f"{arranged.images:,}", run.duration)
+        run = asked.over(finetune_run(named("finetune"), run.weights, split.images))
+        log.info("recipe finetune for %s images: %s", f"{split.images:,}", run.duration)
     grid: dict[str, Sequence[Any]] = {}
     for text in vary:
         name, values = values_of(text, run)
         grid[name] = values
     if lr and LR in grid:
-        raise UsageError(f"--lr and --vary {LR} both say which learning rates to try: give one of them")
+        raise UsageError(f"--lr and --vary {LR} both set the learning rates to try; give one of them")
     if lr or not grid:
-        rates = lr or _published(asked.recipe, arranged.images)
+        rates = lr or _published(asked.recipe, split.images)
         grid = {LR: tuple(rates), **grid}
-    return Planned(Sweep(run, grid, [run.seed + i for i in range(seeds)], dev), out, arranged)
+    return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], dev), out, split)
 
 
 def _held_out(asked: Asked) -> float | None:
-    """The share that was asked for with --data.holdout: here, it is what --dev is short for."""
+    """Return the share given as --data.holdout, which in a sweep means the same as --dev."""
     data = asked.settings.get("data")
     return data.get("holdout") if isinstance(data, Mapping) else None
 
 
 def _published(recipe: str | None, images: int) -> tuple[float, ...]:
-    """The paper's learning rates (Table 4)."""
+    """Return the paper's learning rates (Table 4)."""
     if recipe in (None, "finetune"):
         return GRID if images < IMAGENET else GRID_IMAGENET
     if recipe not in ROW_OF:
         raise UsageError(
-            f"no learning rates to try are published for recipe {recipe}: say which, --lr 0.001 0.003 0.01"
+            f"no learning rates to try are published for recipe {recipe}. Give them: --lr 0.001 0.003 0.01"
         )
     return ROW_OF[recipe].grid
 
 
 def values_of(text: str, base: Run) -> tuple[str, tuple[Any, ...]]:
-    """Read "optim.momentum=0.8,0.9" as a field of `Run` and its values. Raises UsageError."""
+    """Return the field of `Run` and the values in text such as "optim.momentum=0.8,0.9". Raises UsageError."""
     name, equals, listed = (part.strip() for part in text.partition("="))
     try:
         node = yaml.compose(f"[{listed}]", Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         node = None
     if not equals or not name or not isinstance(node, yaml.SequenceNode) or not node.value:
-        raise UsageError(f"{text!r} names no values to try: write --vary optim.momentum=0.8,0.9")
-    values = []
+        raise UsageError(f"{text!r} contains no values to try. Write them as --vary optim.momentum=0.8,0.9")
+    parts, values = name.split("."), []
     for item in node.value:
         written = f"[{listed}]"[item.start_mark.index : item.end_mark.index]
-        value: Any = from_yaml("".join(f"{{{part}: " for part in name.split(".")) + written + "}" * _depth(name), base)
-        for part in name.split("."):
+        value: Any = from_yaml("".join(f"{{{part}: " for part in parts) + written + "}" * len(parts), base)
+        for part in parts:
             value = getattr(value, part)
         values.append(value)
     return name, tuple(values)
 
 
-def _depth(name: str) -> int:
-    return name.count(".") + 1
-
-
-def _preview(planned: Planned) -> Preview:
+def _preview(trials: Trials) -> Preview:
     from vitrail.transfer.trial import finished
     from vitrail.verbs.dry_run import check
 
-    search = planned.search
-    done = sum(finished(trial.folder) is not None for trial in {trial.key: trial for trial in search}.values())
-    return Preview(planned, done if len(search) > 1 else 0, *check(replace(search[0].run, out=str(planned.folder))))
+    search = {trial.key: trial for trial in trials.search}.values()
+    done = sum(finished(trial.folder) is not None for trial in search) if len(trials.search) > 1 else 0
+    return Preview(trials, done, *check(replace(trials.search[0].run, out=str(trials.folder))))
 
 
-def show(result: Swept | Preview) -> Any:
+def show(result: SweepResult | Preview) -> Any:
     """Return the table, or the trials to come, for a terminal."""
     return _shown_preview(result) if isinstance(result, Preview) else _shown(result)
 
 
-def _shown(result: Swept) -> Any:
+def _shown(result: SweepResult) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
@@ -243,21 +238,22 @@ def _shown(result: Swept) -> Any:
         table.add_row(*_cells(row), "chosen" if chosen else row.outcome.status)
     last = next(row for row in result.final if row.outcome.status == "done")
     lines = [f"{row.trial}: {row.outcome.reason}" for row in rows if row.outcome.reason]
-    lines += [f"chosen by {result.arranged.how} ({result.arranged.dev:,} images)"] if result.search else []
+    lines += [f"chosen by {result.split.how} ({result.split.dev:,} images)"] if result.search else []
     lines += [_measured(result), f"model: {last.outcome.run}", f"table: {result.folder / 'sweep.json'}"]
     return Group(table, Text("\n".join(lines)))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: TrialResult) -> tuple[str, ...]:
     outcome = row.outcome
     dev = ("", "") if outcome.dev is None else (f"{outcome.dev['top1']:.2%}", f"{outcome.dev['nll']:.4f}")
     test = "" if outcome.test is None else f"{outcome.test['top1']:.2%}"
     return str(row.trial), *dev, test, f"{outcome.seconds:,.0f}"
 
 
-def _measured(result: Swept) -> str:
+def _measured(result: SweepResult) -> str:
+    """Return the result on the test images in a sentence."""
     if result.top1 is None:
-        return "no test images: what the final runs reach is not measured"
+        return "The final runs are not measured, because there are no test images."
     mean, std, count = result.top1.mean, result.top1.std, result.top1.count
     spread = "" if std is None else f" ± {100 * std:.2f} (sample standard deviation)"
     lost = len(result.final) - count
@@ -268,32 +264,31 @@ def _measured(result: Swept) -> str:
 def _shown_preview(result: Preview) -> str:
     from vitrail.costs.estimate import duration
 
-    planned = result.planned
-    arranged = planned.arranged
-    lines = [str(trial) for trial in planned.search] if len(planned.search) > 1 else []
-    lines += [f"the best of them, seed {seed}, on everything" for seed in planned.sweep.seeds]
+    trials, split = result.trials, result.trials.split
+    lines = [str(trial) for trial in trials.search] if len(trials.search) > 1 else []
+    lines += [f"the best of them, seed {seed}, on everything" for seed in trials.sweep.seeds]
     lines = [f"{number:>3}  {line}" for number, line in enumerate(lines, 1)]
-    lines += ["", f"choosing by: {arranged.how} ({arranged.dev:,} images)", f"test images: {arranged.test:,}"]
+    lines += ["", f"choosing by: {split.how} ({split.dev:,} images)", f"test images: {split.test:,}"]
     lines += ["", "the first of them:", *(f"{name}: {what}" for name, what in result.checked.items()), ""]
-    finished = f", {result.finished} being finished" if result.finished else ""
+    finished = f", {result.finished} already finished" if result.finished else ""
     if result.days is not None:
-        lines.append(
-            f"all: {result.trials} trials to train{finished}: about {duration(result.days)} of one such device"
-        )
+        time = duration(result.days)
+        lines.append(f"all: {result.count} trials to train{finished}: about {time} of one such device")
     return "\n".join(lines)
 
 
-def as_json(result: Swept | Preview) -> Any:
+def as_json(result: SweepResult | Preview) -> Any:
     """Return the result as JSON values."""
     if not isinstance(result, Preview):
         return result.as_json()
+    split = result.trials.split
     return {
-        "search": [{"values": plain(dict(trial.values)), "key": trial.key} for trial in result.planned.search],
-        "seeds": list(result.planned.sweep.seeds),
-        "dev": {"how": result.planned.arranged.how, "images": result.planned.arranged.dev},
-        "test": {"images": result.planned.arranged.test},
+        "search": [{"values": plain(dict(trial.values)), "key": trial.key} for trial in result.trials.search],
+        "seeds": list(result.trials.sweep.seeds),
+        "dev": {"how": split.how, "images": split.dev},
+        "test": {"images": split.test},
         "finished": result.finished,
-        "trials": result.trials,
+        "trials": result.count,
         "checked": result.checked,
         "cost": result.cost.as_json(),
         "device_days": result.days,

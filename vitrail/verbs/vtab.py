@@ -18,7 +18,7 @@ from vitrail.verbs.train import files
 
 if TYPE_CHECKING:
     from vitrail.data.benchmarks.vtab import Task
-    from vitrail.transfer.vtab import Score, Scores
+    from vitrail.transfer.vtab import TaskScore, VtabTable
 
 log = logging.getLogger("vitrail")
 
@@ -50,7 +50,7 @@ def vtab(
     precision: Literal["auto", "bf16", "float32"] = "auto",
     workers: int | None = None,
     show_list: bool = False,
-) -> Scores | Listing:
+) -> VtabTable | Listing:
     """Fine-tune a network on each of VTAB-1k's 19 tasks with one setting, and measure it on their test sets.
 
     The paper's setting is the recipe paper/finetune-vtab: SGD, learning rate 0.01, 2,500 steps of 512 images of 384
@@ -118,7 +118,7 @@ def _listing(tasks: Sequence[Task], data: str | Path | None) -> Listing:
     return Listing([*tasks], there, data is not None)
 
 
-def show(result: Scores | Listing) -> Any:
+def show(result: VtabTable | Listing) -> Any:
     """Return the result as text or a table for a terminal."""
     return _shown_list(result) if isinstance(result, Listing) else _shown(result)
 
@@ -133,13 +133,13 @@ def _shown_list(result: Listing) -> str:
     return "\n".join(lines)
 
 
-def _shown(result: Scores) -> Any:
+def _shown(result: VtabTable) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from vitrail.transfer.table9 import PUBLISHED, means
+    from vitrail.transfer.vtab_means import PUBLISHED, means
 
     table = Table(box=SIMPLE_HEAD, title="VTAB-1k, top-1 in % (beside it, the paper's Table 9)", title_justify="left")
     table.add_column("task")
@@ -161,12 +161,12 @@ def _shown(result: Scores) -> Any:
     return Group(table, Text("\n".join(lines)))
 
 
-def _cells(score: Score) -> tuple[str, str, str]:
+def _cells(score: TaskScore) -> tuple[str, str, str]:
     mean = "failed" if score.mean is None else f"{100 * score.mean:.1f}"
     return score.task.name, mean, "" if score.std is None else f"{100 * score.std:.1f}"
 
 
-def as_json(result: Scores | Listing) -> Any:
+def as_json(result: VtabTable | Listing) -> Any:
     """Return the result as JSON values."""
     if not isinstance(result, Listing):
         return result.as_json()

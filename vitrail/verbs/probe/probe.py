@@ -175,7 +175,7 @@ def linear(
     """
     _check("linear", model, features, split, image_size)
     from vitrail.training.resolve import choose_device
-    from vitrail.transfer.probe import LEARNING_RATES, linear_probe
+    from vitrail.transfer.linear_probe import LEARNING_RATES, linear_probe
 
     how = _how(image_size, batch_size, workers, device, precision)
     subject, train, test = _both_sides(model, data, features, split, how)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitrail.evaluation.fewshot import FewShot
     from vitrail.evaluation.knn import KNN
-    from vitrail.transfer.probe import LinearProbe, Setting
+    from vitrail.transfer.linear_probe import LinearProbe, Setting
 
 MOST_STRENGTHS = 8
 """Columns of the table on a terminal; --json has them all."""

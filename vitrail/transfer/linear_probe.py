@@ -1,10 +1,10 @@
 """Linear probe: softmax regression on frozen features, with many learning rates and weight decays in one pass.
 
-All settings see the same minibatches, so their classifiers are one stack of weights [R, K, D], and a step is two
-matrix products for all of them (the idea is DINOv2's). The setting is chosen on a part held out of the training
-images, then trained again on all of them (the paper's way with learning rates, appendix B.1.1); the test images have
-no say. SGD with momentum, from zero weights, along a cosine to 0 (DINO); features are standardised by the training
-images, so that one grid fits every network (He et al. 2022 do so with a BatchNorm).
+All settings use the same minibatches. Their classifiers are one stack of weights [R, K, D], so that a step takes two
+matrix products for all of them (as in DINOv2). The setting is chosen on held-out training images, and then trained
+again on all training images (as the paper does with learning rates, appendix B.1.1); the test images are not used for
+the choice. SGD with momentum starts from zero weights and follows a cosine to 0 (DINO). Features are standardised with
+statistics of the training images, so that one grid fits every network (He et al. 2022 use a BatchNorm for this).
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _ROWS = 4096
 
 @dataclass(frozen=True)
 class Setting:
-    """One classifier of the pass, and how it did on the held-out images."""
+    """The setting of one classifier, and its metrics on the held-out images."""
 
     lr: float
     weight_decay: float
     top1: float
     nll: float
-    """Mean cross-entropy in nats; not finite where training diverged."""
+    """Mean cross-entropy in nats; not finite if training diverged."""
 
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """What the probe came to."""
+    """The result of a linear probe."""
 
     settings: list[Setting]
     chosen: Setting
     top1: float
     """On the test images, trained with the chosen setting on all training images."""
     top5: float
-    """With fewer classes, among all of them."""
+    """Of fewer than five classes, all count."""
     nll: float
     train_images: int
     held_out_images: int
@@ -62,7 +62,7 @@ class LinearProbe:
 
 @dataclass(frozen=True)
 class Stack:
-    """R linear classifiers, and how features are standardised for them."""
+    """R linear classifiers, and the statistics that standardise features for them."""
 
     weight: Tensor
     """float32 [R, K, D]"""
@@ -74,13 +74,13 @@ class Stack:
     """float32 [D]"""
 
     def logits(self, x: Tensor) -> Tensor:
-        """Standardised features [B, D] -> [B, R, K], one matrix product."""
+        """Return the logits [B, R, K] of standardised features [B, D], in one matrix product."""
         settings, classes, width = self.weight.shape
         flat = torch.addmm(self.bias.flatten(), x, self.weight.view(-1, width).T)
         return flat.view(len(x), settings, classes)
 
     def standardised(self, features: np.ndarray) -> Tensor:
-        """[B, D] -> float32 [B, D] on the device."""
+        """Return features [B, D] standardised, float32 [B, D] on the device."""
         x = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32)).to(self.mean.device)
         return (x - self.mean) / self.deviation
 
@@ -98,32 +98,34 @@ def linear_probe(
 ) -> LinearProbe:
     """Train a linear classifier on `train` for every pair of `lr` and `weight_decay`, and measure the best on `test`.
 
-    A tenth of each class is held out to choose by: highest top-1, then lowest loss. The order of the images and the
-    held-out part are functions of `seed`. Images without a known class are left out. Raises UsageError for settings
-    that make no sense, DataError for features that are not finite or do not fit together.
+    The best has the highest top-1, then the lowest loss, on a held-out tenth of each class. The order of the images and
+    the held-out images are functions of `seed`. Images without a known class are ignored. Raises UsageError for invalid
+    settings or if training diverges, DataError for features that are not finite or do not match.
     """
     if train.width != test.width:
         raise DataError(f"training images have {train.width} features and test images {test.width}")
     rates, decays = list(lr), list(weight_decay)
     if not rates or not decays or min(rates) <= 0 or min(decays) < 0 or epochs < 1 or minibatch < 1:
         raise UsageError(
-            f"lr {rates}, weight decay {decays}, {epochs} epochs in minibatches of {minibatch}: learning rates are "
-            "above 0, weight decays at least 0, epochs and minibatch at least 1"
+            f"Invalid: lr {rates}, weight decay {decays}, {epochs} epochs, minibatch {minibatch}. Valid: learning "
+            "rates are above 0, weight decays at least 0, epochs and minibatch at least 1."
         )
     features, labels = train.known("training")
     asked, truth = test.known("test")
     classes = len(train.class_names)
     pairs = [(rate, decay) for decay in decays for rate in rates]
-    kept, held = held_out(labels, seed)
+    others, held = held_out(labels, seed)
     how: dict[str, Any] = dict(classes=classes, epochs=epochs, minibatch=minibatch, seed=seed, device=device)
-    trial = train_stack(features, labels, kept, pairs, **how)
+    trial = train_stack(features, labels, others, pairs, **how)
     settings = [
         Setting(*pair, top1, nll)
         for pair, (top1, _, nll) in zip(pairs, measure(trial, features, labels, held), strict=True)
     ]
     chosen = max(settings, key=_goodness)
     if not math.isfinite(chosen.nll):
-        raise UsageError(f"training diverged at every learning rate, from {min(rates):g} on: try smaller ones")
+        raise UsageError(
+            f"training diverged at every learning rate, from {min(rates):g} on. Try smaller ones with --lr."
+        )
     every = np.arange(len(labels))
     final = train_stack(features, labels, every, [(chosen.lr, chosen.weight_decay)], **how)
     ((top1, top5, nll),) = measure(final, asked, truth, np.arange(len(truth)))
@@ -136,9 +138,10 @@ def _goodness(setting: Setting) -> tuple[bool, float, float]:
 
 
 def held_out(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows to train on and the rows held out, each ascending: a tenth of each class, seeded.
+    """Return (rows to train on, held-out rows), both ascending; held out is a random tenth of each class.
 
-    Of a class of two images or more at least one is held out and one kept. Raises DataError where none is held out.
+    Of a class with two or more images at least one is held out and at least one is not. Raises DataError if no image
+    can be held out.
     """
     out = []
     for label in np.unique(labels):
@@ -147,7 +150,7 @@ def held_out(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         out.append(stream(seed, 0, int(label), HELD_OUT).permutation(rows)[:count])
     held = np.sort(np.concatenate(out))
     if not len(held):
-        raise DataError("no class has two training images: nothing can be held out to choose the learning rate by")
+        raise DataError("no class has two training images, so none can be held out to choose the learning rate by")
     return np.setdiff1d(np.arange(len(labels)), held, assume_unique=True), held
 
 
@@ -166,8 +169,8 @@ def train_stack(
 ) -> Stack:
     """Train one classifier for each (learning rate, weight decay) of `pairs` on the images `rows`.
 
-    Each ends as it would alone, up to rounding. The step is torch's SGD: the decay is added to the gradient of the
-    weights (not of the bias), then the momentum, then the learning rate.
+    Each classifier is the same as if it were trained alone, up to rounding. The step is torch's SGD: decay is added to
+    the gradient of the weights (not of the bias), then momentum and learning rate are applied.
     """
     settings, width = len(pairs), features.shape[1]
     mean, deviation = _statistics(features, rows)
@@ -198,7 +201,7 @@ def train_stack(
 
 
 def _minibatches(rows: np.ndarray, epochs: int, size: int, seed: int) -> Iterator[np.ndarray]:
-    """Rows of each step; the order of an epoch is a function of (seed, epoch), its last minibatch may be short."""
+    """Yield the rows of each step; the order is a function of (seed, epoch). The last of an epoch may be smaller."""
     for epoch in range(epochs):
         order = stream(seed, epoch, 0, ORDER).permutation(rows)
         for begin in range(0, len(order), size):
@@ -206,7 +209,7 @@ def _minibatches(rows: np.ndarray, epochs: int, size: int, seed: int) -> Iterato
 
 
 def _statistics(features: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and population deviation of each feature, float32 [D]; 1 for the deviation of a constant feature."""
+    """Return mean and population deviation of each feature, float32 [D]; the deviation of a constant feature is 1."""
     parts = [rows[begin : begin + _ROWS] for begin in range(0, len(rows), _ROWS)]
     mean = np.sum([features[part].sum(axis=0, dtype=np.float64) for part in parts], axis=0) / len(rows)
     squares = np.sum([((features[part] - mean) ** 2).sum(axis=0) for part in parts], axis=0)
@@ -221,7 +224,7 @@ def measure(
 ) -> list[tuple[float, float, float]]:
     """Return top-1, top-5 and mean cross-entropy of every classifier on the images `rows`.
 
-    Answers that are not finite are wrong, whatever the label is.
+    A prediction that is not finite counts as wrong.
     """
     device = stack.weight.device
     settings, classes, _ = stack.weight.shape

@@ -1,0 +1,58 @@
+"""VTAB-1k in the paper: Table 9, task by task, in percent, its means by group, and Figure 2, which shows them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+from vitrail.costs.published import published
+from vitrail.data.benchmarks.vtab import GROUPS, TASKS, Group
+
+MEAN = "mean"
+"""The mean over all tasks, each with the same weight, whatever their group."""
+
+PUBLISHED: dict[str, dict[str, float]] = {
+    network: dict(zip(TASKS, values, strict=True))
+    for network, (*values, _mean) in published("table9_vtab")["rows"].items()
+}
+"""Network (and its pre-training data) -> task -> top-1 on the test set, in percent."""
+
+
+def means(scores: Mapping[str, float]) -> dict[Group | str, tuple[float, int]]:
+    """Return group -> (mean, number of tasks) for the groups of the tasks in `scores` (task -> number), and MEAN."""
+    found: dict[Group | str, tuple[float, int]] = {}
+    for group in GROUPS:
+        if values := [scores[name] for name, task in TASKS.items() if task.group == group and name in scores]:
+            found[group] = statistics.fmean(values), len(values)
+    if scores:
+        found[MEAN] = statistics.fmean(scores.values()), len(scores)
+    return found
+
+
+def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """Draw the means of `rows` (network -> task -> top-1 in percent) as in Figure 2 and write them to `path`.
+
+    The suffix of `path` names the format. Only tasks that all networks have are counted, so that bars are comparable.
+    """
+    from matplotlib.figure import Figure
+
+    from vitrail.costs.figure import COLOURS
+
+    tasks = set.intersection(*(set(scores) for scores in rows.values()))
+    found = {name: means({task: scores[task] for task in tasks}) for name, scores in rows.items()}
+    titles = [title for title in (MEAN, *GROUPS) if all(title in each for each in found.values())]
+    figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+    for axes, title in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles, strict=True):
+        values = [each[title][0] for each in found.values()]
+        bars = axes.bar(range(len(values)), values, color=COLOURS[: len(values)], label=list(found))
+        axes.bar_label(bars, fmt="%.1f", fontsize="small")
+        axes.set_ylim(max(min(values) - 10, 0), min(max(values) + 5, 100))
+        axes.set_xticks([])
+        count = next(iter(found.values()))[title][1]
+        shown = "VTAB" if title == MEAN else title.capitalize()
+        axes.set_title(f"{shown} ({count} task{'s' * (count > 1)})", fontsize="medium")
+    figure.axes[0].set_ylabel("top-1, %")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
+    figure.savefig(path, dpi=144)
