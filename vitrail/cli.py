@@ -1,7 +1,8 @@
-"""`vitrail VERB ...`: finds the verb, hands it its flags, prints what it returns.
+"""`vitrail VERB ...`: find the verb, parse its flags, call it, and print its result.
 
-Results go to stdout, everything else to stderr. Exit codes: 0; 1 the input is at fault; 2 the command is; 130
-interrupted; 143 terminated. A verb's module is imported when the verb is called, so help never waits for torch.
+Results go to stdout, everything else to stderr. The exit code is 0 for success, 1 for an error in the input, 2 for an
+error in the command, 130 after an interrupt and 143 after a termination. A verb's module is imported when the verb is
+called, so that help does not wait for torch.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from vitrail.version import __version__
 GLOBAL = ("--json", "--quiet", "-q", "--verbose", "-v", "--traceback", "--version")
 
 ALONE = {"--resume": "latest", "--ray": "local"}
-"""What a flag means without a value."""
+"""Flags that may stand without a value, and the value that they then have."""
 
 ONE_RUN = ("train", "finetune")
-"""Verbs whose processes, where torchrun has started several, are one run: the first of them speaks."""
+"""Verbs whose processes under torchrun are one run, of which only the first process prints."""
 
 
 @dataclass(frozen=True)
 class Verb:
-    """Where a verb is, as module:function, and what it is for."""
+    """A verb: its function, as "module:function", and its purpose."""
 
     target: str
     summary: str
 
     def load(self) -> tuple[Any, Any]:
-        """Return its module and its function."""
+        """Import and return its module and its function."""
         module = importlib.import_module(self.target.partition(":")[0])
         return module, getattr(module, self.target.partition(":")[2])
 
@@ -105,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     tell_all = "--traceback" in argv or os.environ.get("VITRAIL_TRACEBACK", "0") != "0"
-    # threads that wait for each other give their core away soon: alone it costs nothing, and beside another
-    # busy program training is half as fast again; read when torch is first imported
+    # waiting threads release their core soon: this costs nothing on an idle machine, and training is 1.5 times as
+    # fast next to another busy program; the variable is read when torch is first imported
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a class name must not end a run in a terminal without UTF-8
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
         sys.stdout.flush()
         return code
-    except SystemExit as error:  # tyro has printed help, or what is wrong with the flags
+    except SystemExit as error:  # tyro has printed help, or the error in the flags
         return error.code if isinstance(error.code, int) else 1
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -130,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Call:
-    """A verb with its arguments, and how its result is printed."""
+    """A verb with its arguments, and the way in which its result is printed."""
 
     module: Any
     function: Any
@@ -140,7 +141,7 @@ class Call:
     silent: bool
 
     def finish(self, result: Any) -> int:
-        """Print what the verb returned, and return the exit code that the result asks for."""
+        """Print the verb's result and return the exit code that it asks for."""
         if self.silent:
             return 0
         if self.json:
@@ -158,7 +159,7 @@ class Call:
 
 
 def _read(argv: list[str]) -> Call | None:
-    """Return the call that the command line asks for; None where help or the version was printed."""
+    """Return the call that the command line asks for; None if it only asks for help or the version."""
     before, words = _split(argv)
     if not words:
         if "--version" in before:
@@ -176,13 +177,13 @@ def _read(argv: list[str]) -> Call | None:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Flags in front of the verb (`vitrail --json doctor`), and the rest."""
+    """Return the flags in front of the verb (`vitrail --json doctor`), and all other words."""
     first = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
     return argv[:first], argv[first:]
 
 
 def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:
-    """Return the verb that `words` begin with, or the group if its help is wanted, and what follows."""
+    """Return the verb (or the group, if its help is wanted) at the start of `words`, and the words after it."""
     group = [verb for verb in VERBS if verb.startswith(f"{words[0]} ")]
     if " ".join(words[:2]) in group:
         return " ".join(words[:2]), words[2:]
@@ -202,7 +203,7 @@ def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:
 
 
 def _call(name: str, argv: list[str]) -> Call:
-    """Parse the flags of a verb."""
+    """Parse the flags of a verb and set up its log."""
     from vitrail.verbs.flags.parse import parse
 
     module, function = VERBS[name].load()
@@ -214,7 +215,7 @@ def _call(name: str, argv: list[str]) -> Call:
 
 
 def _with_latest(argv: list[str]) -> list[str]:
-    """Give `--resume` and `--ray` their value where they stand alone."""
+    """Return the words with a value after each flag of `ALONE` that has none."""
     words: list[str] = []
     for word, following in zip(argv, [*argv, "-"][1:], strict=True):
         words += [word, ALONE[word]] if word in ALONE and following.startswith("-") else [word]
@@ -234,4 +235,6 @@ def _help(verbs: dict[str, Verb]) -> str:
     examples = [f"  {line}" for line in EXAMPLES.splitlines()] if verbs is VERBS else []
     parts = ["usage: vitrail VERB ...", "", *lines, ""]
     parts += ["examples:", *examples, ""] if examples else []
-    return "\n".join([*parts, "vitrail VERB --help tells all about a verb; vitrail --version the version."])
+    return "\n".join(
+        [*parts, "vitrail VERB --help describes a verb and its flags; vitrail --version prints the version."]
+    )

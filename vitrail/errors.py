@@ -8,7 +8,7 @@ VitrailError            exit 1: printed as one message, without a traceback
 ├── WeightsError        a weight file or model folder cannot be read, or does not fit
 ├── ExportError         a model cannot be written for another runtime, or computes something else there
 ├── CheckpointError     no valid checkpoint, or one that belongs to another run
-└── TrainingError       training cannot go on: loss not finite, out of memory
+└── TrainingError       training cannot continue: loss not finite, out of memory
 ```
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 
 class VitrailError(Exception):
-    """Base of all errors that are the input's fault; the message says what, where, and what would be valid."""
+    """Base of all errors in a user's input. The message says what is wrong, where, and what would be valid."""
 
     exit_code = 1
 
@@ -46,7 +46,7 @@ class DecodeError(DataError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:
-        # the keyword-only argument would be lost on the way from a worker process
+        # pickling would lose the keyword-only argument when a worker process sends the error
         return (_decode_error, (str(self), self.reason))
 
 
@@ -63,14 +63,14 @@ class ExportError(VitrailError):
 
 
 class CheckpointError(VitrailError):
-    """There is no valid checkpoint to go on from, or it belongs to another run."""
+    """There is no valid checkpoint to resume from, or it belongs to another run."""
 
 
 class TrainingError(VitrailError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 def did_you_mean(wrong: str, valid: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the nearest valid name, or "" where none is near."""
+    """Return " Did you mean 'x'?" for the nearest valid name, or "" if none is near."""
     near = difflib.get_close_matches(wrong, list(valid), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from vitrail.data.item import Listed
 
 TINY = 16
-"""Pixels up to which an image is a glyph."""
+"""Side in pixels up to which an image is a glyph."""
 SMALL = 96
-"""Pixels up to which images are trained on as they are."""
+"""Side in pixels up to which images are not resized for training."""
 LONGEST_WARMUP = 20.0
-"""Percent of the run: the longest that is published (100 of 500 steps, big_vision and BiT)."""
+"""Longest published warmup, in percent of the run (100 of 500 steps, big_vision and BiT)."""
 USUAL_WARMUP = 10.0
-"""Percent of the run: the paper's on ImageNet (10,000 of 93,800 steps)."""
+"""The paper's warmup on ImageNet, in percent of the run (10,000 of 93,800 steps)."""
 LARGEST_BATCH = 512
-"""Images per step where the run leaves that open (`vitrail.training.batch_size`)."""
+"""Images per step if the run does not set the batch size (`vitrail.training.batch_size`)."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a look at a data set shows."""
+    """Facts about a training set that decide on a recipe."""
 
     images: int
     """In the training split."""
@@ -65,14 +65,14 @@ def choose(facts: Facts) -> tuple[str, str]:
 
 
 def absolute(run: Run) -> bool:
-    """Can the warmup be too long for a small data set?"""
+    """Return whether the warmup is in steps, epochs or examples, which may be too long for a small data set."""
     return not isinstance(run.schedule.warmup, Percent)
 
 
 def fitted(run: Run, facts: Facts) -> tuple[Run, str]:
-    """Return `run` with a warmup that fits a run on these images, and what was changed in words ("" if nothing).
+    """Return `run` with a warmup that fits the number of images, and the change in words ("" without a change).
 
-    10,000 steps of warmup are a tenth of 300 epochs of ImageNet, and more than there are in 300 epochs of 10,000
+    10,000 steps of warmup are a tenth of 300 epochs of ImageNet, but more than all steps in 300 epochs of 10,000
     images. A warmup of more than a fifth of the run becomes a tenth of it.
     """
     if not absolute(run):

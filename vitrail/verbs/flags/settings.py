@@ -1,4 +1,4 @@
-"""From what was asked to a `Run`: defaults < recipe < configuration files in their order < flags and keywords."""
+"""The `Run` of a command: defaults, changed by a recipe, then by configuration files in order, then by flags."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from vitrail.data.sources.open import Splits
 
 LATEST = "latest"
-"""What `--resume` without a folder means."""
+"""The value of `--resume` without a folder."""
 AUTO = "auto"
-"""To `--resume`: go on if there is something to go on with, else begin; for scripts that are started again."""
+"""The value of `--resume` for scripts that are started again: resume a run if there is one, else start one."""
 
 RECIPE_OF = {"finetune": "finetune", "sweep": "finetune"}
-"""Verb -> the recipe that it starts from where none is named."""
+"""Verb -> the recipe that it starts from if none is named."""
 
 
 class OpenedData:
-    """The data of a command, opened once, however often they are asked for."""
+    """The data of a command, which are opened only once."""
 
     def __init__(self) -> None:
         self._key: object = None
         self._splits: Splits | None = None
 
     def of(self, run: Run) -> Splits:
-        """Return the data of `run`, opened. Raises DataError and UsageError."""
+        """Open and return the data of `run`. Raises DataError and UsageError."""
         from vitrail.data.sources.open import open_data
 
         key = (run.data, run.seed, run.supervised)
@@ -45,7 +45,7 @@ class OpenedData:
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments that `train` and `finetune` have in common."""
+    """The arguments by which a user describes a run, in `train`, `finetune` and `sweep`."""
 
     path: str | Path | None = None
     recipe: str | None = None
@@ -61,11 +61,11 @@ class Asked:
         return facts_of(self.data.of(run).train)
 
     def over(self, base: Run) -> Run:
-        """Return `base` changed by the configuration files, then by the flags. Raises UsageError."""
+        """Return `base` with the values of the configuration files and then of the flags. Raises UsageError."""
         for file in self.config:
             base = from_yaml(Path(file), base)
         if self.epochs is not None and "duration" in self.settings:
-            raise UsageError("epochs and duration both say how long the run is: give one of them")
+            raise UsageError("epochs and duration both set the length of the run: give one of them")
         run = merge(base, self.settings)
         if self.epochs is not None:
             run = replace(run, duration=Epochs(self.epochs))
@@ -79,22 +79,21 @@ class Asked:
         return run if self.path is None else merge(run, {"data": {"path": str(self.path)}})
 
     def _names_input_size(self) -> bool:
-        """Is the size of the network's input given twice, so that a contradiction must be told, not mended?"""
+        """Return whether the settings contain preprocess.image_size, which may contradict image_size."""
         preprocess = self.settings.get("preprocess")
         return preprocess is not None and (not isinstance(preprocess, Mapping) or "image_size" in preprocess)
 
 
 def starting_run(verb: str, recipes: Sequence[str], config: Sequence[str]) -> Run:
-    """Return the run that a verb's other flags change: of the last recipe named, then of the configuration files."""
+    """Return the run whose values are the defaults of a verb's flags: a recipe, then configuration files."""
     name = recipes[-1] if recipes else RECIPE_OF.get(verb)
     return Asked(config=tuple(config)).over(recipe(name) if name else Run())
 
 
 def plan(asked: Asked) -> tuple[Run, str]:
-    """Return the run for training from scratch, and one sentence on where it came from.
+    """Return the run for training from scratch, and its origin in words.
 
-    Without a recipe and without a configuration file, the recipe is chosen by a look at the data. Raises
-    UsageError and DataError.
+    Without a recipe and a configuration file, the images decide on the recipe. Raises UsageError and DataError.
     """
     asking_for_images(asked)
     if asked.recipe is not None:
@@ -107,17 +106,19 @@ def plan(asked: Asked) -> tuple[Run, str]:
 
 
 def asking_for_images(asked: Asked) -> None:
-    """Raise UsageError where nothing says which images to train on."""
+    """Raise UsageError if the command does not name the images to train on."""
     brings_data = asked.recipe is not None and find(asked.recipe).brings_data
     if asked.path is None and not brings_data and not asked.config:
-        raise UsageError("which images? Say where they are: vitrail train DIR (or vitrail demo, to try it out)")
+        raise UsageError(
+            "no images to train on: name their folder, vitrail train DIR (or try vitrail demo, which needs none)"
+        )
 
 
 def from_recipe(asked: Asked) -> tuple[Run, str]:
-    """Return the run of the recipe asked for, and a sentence on it.
+    """Return the run of the named recipe, and its origin in words.
 
-    Where the recipe counts its warmup in steps or epochs, or follows from the data altogether (BiT-HyperRule), the
-    data are looked at. Raises UsageError and DataError.
+    The data are opened only if the recipe's warmup is in steps or epochs, or if its settings depend on the data
+    (BiT-HyperRule). Raises UsageError and DataError.
     """
     assert asked.recipe is not None
     base, rule = recipe(asked.recipe), find(asked.recipe).by_data
@@ -129,21 +130,23 @@ def from_recipe(asked: Asked) -> tuple[Run, str]:
         base = replace(rule(facts.images, facts.side), name=base.name)
         run = asked.over(base)
         why += f" for {facts.images:,} images of about {facts.side} pixels"
-    if run.schedule.warmup != base.schedule.warmup:  # asked for: left as it is
+    if run.schedule.warmup != base.schedule.warmup:  # the user has set it
         return run, why
     run, told = fitted(run, facts)
     return run, f"{why}; {told}" if told else why
 
 
 def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path] | None:
-    """Return the recorded run to go on with, changed by files and flags, and its folder.
+    """Return the recorded run to resume, changed by files and flags, and its folder.
 
-    `where` is a run folder, or "latest": the folder below the `out` asked for whose valid checkpoint is newest; or
-    "auto": the same, and None where no run there has saved anything yet. Only with "auto" may a recipe be asked for,
-    by the words that began the run. Raises CheckpointError where there is none, or all that there is is damaged.
+    `where` is a run folder; or "latest", the run in --out with the newest valid checkpoint; or "auto", which is the
+    same but returns None if no run has saved a checkpoint. A recipe may be named only with "auto", because the same
+    command also starts the run. Raises CheckpointError if there is no checkpoint, or if all checkpoints are damaged.
     """
     if asked.recipe is not None and where != AUTO:
-        raise UsageError("a resumed run goes on with its own settings: leave --recipe out, or start a new run")
+        raise UsageError(
+            "a resumed run continues with its own settings: remove --recipe, or start a new run without --resume"
+        )
     if where in (LATEST, AUTO):
         out = _out(asked)
         found = newest(out)
@@ -151,29 +154,29 @@ def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path] | None:
             return None
         if found is None:
             raise CheckpointError(
-                f"no run in {out.resolve()} has a valid checkpoint to resume from: say which run with --resume RUN, "
-                "or where the runs are with --out DIR"
+                f"no run in {out.resolve()} has a valid checkpoint to resume from: name the run with --resume RUN, "
+                "or the folder of the runs with --out DIR"
             )
         folder = found
     else:
         folder = Path(where)
     written = folder / "config.yaml"
     if not written.is_file():
-        raise CheckpointError(f"{folder} is no run folder: there is no {written}")
+        raise CheckpointError(f"{folder} is not a run folder: {written} does not exist")
     return asked.over(from_yaml(written, Run())), folder
 
 
 def _out(asked: Asked) -> Path:
-    """Return the folder of runs asked for. Other flags may make sense only together with what the run has recorded."""
+    """Return the folder of the runs. Other flags are not read, because they may need the settings of a recorded run."""
     base = Run() if asked.recipe is None else recipe(asked.recipe)
     alone = {name: value for name, value in asked.settings.items() if name == "out"}
     return Path(replace(asked, settings=alone).over(base).out)
 
 
 def newest(out: Path) -> Path | None:
-    """Return the run folder in `out` with the newest valid checkpoint; None where nothing was saved.
+    """Return the run folder in `out` with the newest valid checkpoint; None if there is no checkpoint.
 
-    Raises CheckpointError where all checkpoints of a run are damaged.
+    Raises CheckpointError if all checkpoints of a run are damaged.
     """
     from vitrail.training.checkpoints.checkpoint import latest_valid
 

@@ -48,7 +48,7 @@ def inspect(
     what: tuple[What, ...] = (),
     layer: int | None = None,
     head: int | None = None,
-    class_name: str | None = None,
+    class_name: str | Literal["none"] | None = None,
     data: str | Path | None = None,
     split: str | None = None,
     count: int = 128,
