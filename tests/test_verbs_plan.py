@@ -23,8 +23,7 @@ from vitrail.training.batches import training_loader
 from vitrail.training.plan import Plan
 from vitrail.training.resolve import resolve
 from vitrail.transfer import timing
-from vitrail.transfer.rehearse import Rehearsal
-from vitrail.transfer.timing import Answers, Pace, Speeds
+from vitrail.transfer.timing import Rehearsal, Speeds
 from vitrail.verbs.train import Preview
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
@@ -132,7 +131,7 @@ def test_little_time_is_kept_by_the_command(tmp_path: Path, capsys: Captured, mo
     monkeypatch.setattr(
         Rehearsal,
         "speeds",
-        lambda self, seconds: Speeds((Pace(1.0, 1.0),) * 3, 0.0, Answers(0.0, 0.0, 0.0), 0.0, 0.0, start=5.0),
+        lambda self, seconds: Speeds((1.0,) * 3, 0.0, 0.0, 0.0, 0.0, 0.0, start=5.0),
     )
     photos = drawn(tmp_path / "photos", each=40)  # 36 of each to train on, 30 passes over them, a second per image
     slow = as_json([photos], capsys)["options"][0]

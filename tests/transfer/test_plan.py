@@ -11,6 +11,8 @@ import pytest
 
 from vitrail.config import Epochs, Steps
 from vitrail.costs.count import training_flops
+from vitrail.data.settings import Augment, Data
+from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 from vitrail.model.variants import ViTConfig
 from vitrail.recipes.paper_finetune import finetune
@@ -18,13 +20,19 @@ from vitrail.recipes.registry import recipe
 from vitrail.training.batch_size import default_batch
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.plan import Plan
-from vitrail.training.run import Progressive, Run
+from vitrail.training.run import Model, Progressive, Run, Schedule
 from vitrail.transfer import timing
 from vitrail.transfer.plan import CHEAPER, RULES, Name, Option, Situation, recommend, rule, span
 from vitrail.transfer.protocol import finetune_run
-from vitrail.transfer.rehearse import Size
-from vitrail.transfer.timing import Answers, Pace, Speeds, training_seconds
+from vitrail.transfer.timing import Rehearsal, Speeds, training_seconds
 
+SMALL: dict[str, Any] = {
+    "model": "Ti/4",
+    "vit": Model(width=16, depth=1, heads=2, mlp_dim=16),
+    "augment": Augment(crop="pad", pad=1),
+    "schedule": Schedule(warmup=Steps(1)),
+    "accumulate": 1,
+}
 NAMES: tuple[Name, ...] = (*CHEAPER, "from scratch")
 CONFIG = ViTConfig(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(64, 64), classes=5)
 
@@ -147,10 +155,9 @@ def test_times_are_written_as_people_do(seconds: float, text: str) -> None:
 # from a few steps to a run
 
 
-def speeds(*, image: float = 0.01, stall: float = 0.0, **more: Any) -> Speeds:
-    given = {"update": 0.0, "checkpoint": 0.0, "model": 0.0, "start": 0.0, **more}
-    answers = given.pop("answers", Answers(0.0, 0.0, 0.0))
-    return Speeds((Pace(image + stall, image),), answers=answers, **given)
+def speeds(*, image: float = 0.01, **more: float) -> Speeds:
+    given = dict.fromkeys(("update", "answer", "ready", "checkpoint", "model", "start"), 0.0)
+    return Speeds((image,), **{**given, **more})
 
 
 def planned(run: Run, images: int) -> tuple[Run, Plan]:
@@ -164,14 +171,13 @@ def test_a_run_is_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TRAIN", 7.0)
     run = Run(duration=Epochs(3), batch_size=10, evaluate_every=Steps(40), checkpoint_every=Steps(50))
     plan = Plan.of(run, 40)  # 120 steps: evaluated after 40, 80, 120, saved after 50, 100 and at the end
-    answers = Answers(first=0.003, again=0.001, ready=0.5)
-    found = speeds(image=0.01, stall=0.02, update=0.04, checkpoint=2.0, model=1.0, start=5.0, answers=answers)
-    times = training_seconds(run, CONFIG, plan, found, validation=100, test=200)
+    timed = {"update": 0.04, "answer": 0.001, "ready": 0.5, "checkpoint": 2.0, "model": 1.0, "start": 5.0}
+    times = training_seconds(run, CONFIG, plan, speeds(image=0.01, **timed), validation=100, test=200)
     assert times.start == pytest.approx(7 + 5)
-    assert times.steps == pytest.approx(120 * (10 * 0.01 + 0.04) + 3 * 10 * 0.02)
-    assert times.evaluations == pytest.approx(3 * (1.0 + 0.5 + 100 * 0.001) + 100 * 0.002)
+    assert times.steps == pytest.approx(120 * (10 * 0.01 + 0.04))
+    assert times.evaluations == pytest.approx(3 * (1.0 + 0.5 + 100 * 0.001))
     assert times.checkpoints == pytest.approx(3 * 2.0)
-    assert times.end == pytest.approx(0.5 + 200 * 0.003 + timing.PICTURED * 0.01)
+    assert times.end == pytest.approx(0.5 + 200 * 0.001 + timing.PICTURED * 0.01)
     assert times.total == pytest.approx(sum(times.parts().values()))
     assert times.share == 1
 
@@ -201,8 +207,7 @@ def test_growing_images_take_the_time_that_lies_between() -> None:
     run = Run(progressive=Progressive(start=0.25), duration=Steps(800), batch_size=4)
     plan, sizes = Plan.of(run, 100), Sizes(run.progressive, CONFIG)
     each = [1e-9 * training_flops(CONFIG, sizes.size(growth)) for growth in timing.GROWTHS]
-    paces = tuple(Pace(value, value) for value in each)
-    found = training_seconds(run, CONFIG, plan, replace(speeds(), paces=paces)).steps
+    found = training_seconds(run, CONFIG, plan, replace(speeds(), images=tuple(each))).steps
     # a step whose time is in proportion to its FLOPs: the sum over all steps, one by one
     exact = sum(4e-9 * training_flops(CONFIG, sizes.size(plan.growth(step, 0.0))) for step in range(plan.total))
     assert found == pytest.approx(exact, rel=0.01)
@@ -212,7 +217,7 @@ def test_growing_images_take_the_time_that_lies_between() -> None:
 @pytest.mark.parametrize("name", ["finetune", "scratch-small", "scratch-photos"])
 def test_more_images_never_take_less_time(name: str) -> None:
     # what each image costs, and each evaluation; steps and epochs are another matter: fewer, larger ones are cheaper
-    found = speeds(image=0.01, checkpoint=0.5, model=0.1, answers=Answers(0.01, 0.005, 0.1))
+    found = speeds(image=0.01, checkpoint=0.5, model=0.1, answer=0.005, ready=0.1)
     before = 0.0
     for images in sorted(
         {int(value) for value in np.geomspace(30, 3_000_000, 400)} | {19_999, 20_000, 499_999, 500_000}
@@ -233,19 +238,26 @@ def test_steps_are_the_papers() -> None:
         assert math.isclose(times.steps, times.total - times.start)
 
 
-@pytest.mark.parametrize("constant", [0.0, 0.01, 0.2])
-def test_what_does_not_grow_with_the_images_is_told_apart(constant: float) -> None:
-    def took(images: int) -> float:
-        return constant + 0.01 * images
+def test_ten_steps_are_timed_and_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which an image takes 0.25 s and an update 0.5 s: found exactly, whatever the number of images."""
+    clock, taken = [0.0], list[int]()
 
-    found = timing.overhead(8, took(8), 32, took(32))
-    assert found == pytest.approx(constant)
-    size = Size(32, found, whole=512)
-    assert 512 * size.each(took(32)) == pytest.approx(took(512))
-    assert Size(512, found, whole=512).each(took(512)) == pytest.approx(took(512) / 512)
+    def backward(objective: Any, batch: Any, **_: Any) -> None:
+        clock[0] += 0.25 * len(batch.labels)
+        taken.append(len(batch.labels))
 
+    def clip_(*_: Any) -> None:
+        clock[0] += 0.5
 
-def test_a_measurement_that_cannot_be_is_bounded() -> None:
-    assert timing.overhead(8, 1.0, 32, 4.5) == 0  # more than in proportion
-    assert timing.overhead(8, 1.0, 32, 0.9) == 0.45  # more images in less time
-    assert Size(32, 2.0, whole=64).each(1.0) == pytest.approx(0.5 / 32 + 0.5 / 64)
+    run = Run(data=Data("digits", subset=200), batch_size=32, workers=0, device="cpu", duration=Steps(40), **SMALL)
+    rehearsal = Rehearsal(run, open_data(run.data))
+    monkeypatch.setattr(timing, "backward", backward)
+    monkeypatch.setattr(timing, "clip_", clip_)
+    monkeypatch.setattr(timing, "now", lambda device: clock[0])
+    monkeypatch.setattr(rehearsal.setup.optimizer, "step", lambda: None)
+    for seconds, images in ((1_000.0, 32), (20.0, 8), (0.01, 2)):
+        taken.clear()
+        found = rehearsal.speeds(seconds, (0.0, 0.0))
+        assert found.images == (pytest.approx(0.25),) and found.update == pytest.approx(0.5)
+        assert taken[:2] == [2, 2] and set(taken[2:]) == {images}  # warm-up; then steps as large as ten may be
+        assert len(taken) == 2 + 1 + timing.STEPS or (seconds < 1 and len(taken) >= 2 + 1 + 1)

@@ -2,7 +2,7 @@
 
 The rule is the table `RULES`, read from the top: it goes by how many images there are of each class, how many there
 are in all, and whether there are weights to start from. What it names is recommended unless it does not fit into the
-time or the memory; then the next cheaper way that does is. Nothing is timed here (`vitrail.transfer.rehearse`).
+time or the memory; then the next cheaper way that does is. Nothing is timed here (see `vitrail.transfer.timing`).
 """
 
 from __future__ import annotations

@@ -1,79 +1,87 @@
-"""From what was timed for a few seconds to how long a whole run takes: arithmetic, nothing is measured here.
+"""Timing a run before it starts: set it up as training does, warm up, time ten steps, multiply by the steps of the run.
 
-A run is its steps (each as slow as the size of its images makes it, and slower at the start of an epoch, for which
-nothing was loaded ahead), the evaluations between them, the models and checkpoints that are written, and the parts
-before the first step and after the last one.
+Steps are timed together with the loader behind them, because on a CPU decoding and learning share the cores. If ten
+steps of a whole micro-batch take too long, steps of fewer images are timed, and the time grows with the images. To the
+steps come evaluations, checkpoints, the time before the first step and the time after the last one.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import statistics
+import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import torch
+from torch import nn
 
 from vitrail.costs.count import training_flops
+from vitrail.costs.measure import now
+from vitrail.data.item import View
+from vitrail.data.loading.loader import Batch
+from vitrail.data.sources.open import Splits
+from vitrail.evaluation.classify import predictor
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.training.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE
+from vitrail.training.batches import endless, evaluation_loader, training_loader
+from vitrail.training.checkpoints import checkpoint
+from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.plan import Plan
-from vitrail.training.run import Run
+from vitrail.training.run import Optim, Run
+from vitrail.training.setup import set_up
+from vitrail.training.step import backward, seed_step
 
+STEPS = 10
+"""Number of timed steps."""
 GROWTHS = (0.0, 0.5, 1.0)
-"""Moments of progressive resizing at which steps are timed; between them time follows the FLOPs."""
+"""Moments of progressive resizing at which steps are timed. Between them the time follows the FLOPs."""
 SAMPLED = 1000
-"""Steps at which the size of the images is looked at."""
+"""Number of steps at which the image size is computed."""
+SMALLEST = 2
+"""Number of images in the warm-up step. Norms over a batch need two."""
+WRITTEN = 64 * 2**20
+"""Bytes of a checkpoint that are written to time it, at most."""
+MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1}
+"""Number of values that the optimiser stores for each weight."""
 TRAIN = 5.8
-"""Seconds of `vitrail train` and `vitrail finetune` that are the same for every run: Python, torch, TensorBoard, the
-run folder, drawing the report. Two EPYC cores; another machine has others, and in a run of minutes they are little."""
+"""Seconds of `vitrail train` and `vitrail finetune` that every run takes: Python, torch, TensorBoard, the run folder,
+the report. Measured on two EPYC cores. They differ on other machines, but matter little in a run of minutes."""
 PROBE = 2.4
-"""The same of `vitrail probe`."""
+"""Seconds of `vitrail probe` that every probe takes."""
 PICTURED = 24
-"""Images of the report that the network is asked about once more, a few at a time, with its attention."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Seconds per image of training, loading included."""
-
-    first: float
-    """In the first batch of an epoch."""
-    steady: float
-    """In the others."""
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Seconds of asking the network, loading included."""
-
-    first: float
-    """Per image, when the images are looked at for the first time."""
-    again: float
-    """Per image, later: what is small may have been kept in memory."""
-    ready: float
-    """Before the first image: the weights are laid out for speed."""
+"""Number of images in the report that the network looks at once more, with its attention."""
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """What was timed of one run, in seconds."""
+    """What was timed for one run, in seconds."""
 
-    paces: tuple[Pace, ...]
-    """At each of `GROWTHS`; a single one where the images keep their size."""
+    images: tuple[float, ...]
+    """Per training image, loading included, at each of `GROWTHS`; a single value if the images keep their size."""
     update: float
-    """Per step: clipping, optimiser, average."""
-    answers: Answers
+    """Per step, for clipping, optimiser and average."""
+    answer: float
+    """Per evaluated image, loading included."""
+    ready: float
+    """Before the first evaluated image, while the weights are laid out for speed."""
     checkpoint: float
-    """Per checkpoint, the newest model beside it included."""
+    """Per checkpoint, with the newest model."""
     model: float
-    """Per best model written."""
+    """Per best model."""
     start: float
-    """Opening data and weights, and all else before the first step."""
+    """Before the first step, for opening weights and everything else."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a whole run, by what they are spent on."""
+    """Seconds of a whole run, by purpose."""
 
     start: float
     steps: float
@@ -81,37 +89,28 @@ class Times:
     """On the way, with the best models written."""
     checkpoints: float
     end: float
-    """The last evaluation where a time limit ends the run, the test images, the pictures of the report."""
+    """The last evaluation if a time limit ends the run, the test images, and the pictures of the report."""
     share: float
-    """Of the steps that a time limit leaves; 1 without one."""
+    """Share of the steps that a time limit leaves; 1 without a limit."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Return the sum."""
         return self.start + self.steps + self.evaluations + self.checkpoints + self.end
 
     def parts(self) -> dict[str, float]:
-        """Return what the seconds are spent on."""
+        """Return the seconds by purpose."""
         names = ("start", "steps", "evaluations", "checkpoints", "end")
         return {name: round(getattr(self, name), 3) for name in names}
 
 
-def overhead(few: int, took_few: float, many: int, took_many: float) -> float:
-    """Return the seconds of a call that do not grow with its images, from calls of two sizes.
-
-    Between none and half of what the larger one took: two measurements say no more than that.
-    """
-    constant = (took_few * many - took_many * few) / (many - few)
-    return min(max(constant, 0.0), took_many / 2)
-
-
 def evaluations(plan: Plan) -> int:
-    """Return how often the loop evaluates in a run that does all its steps; the last step always is."""
+    """Return the number of evaluations in a run that does all its steps; there is one after the last step."""
     return math.ceil(plan.total / plan.evaluate_every)
 
 
 def checkpoints(plan: Plan) -> int:
-    """Return how many checkpoints such a run writes; the last step always is one."""
+    """Return the number of checkpoints in a run that does all its steps; there is one after the last step."""
     return math.ceil(plan.total / plan.checkpoint_every)
 
 
@@ -124,32 +123,27 @@ def training_seconds(
     validation: int = 0,
     test: int = 0,
 ) -> Times:
-    """Return how long `run`, every decision made, takes; validation and test are numbers of images.
+    """Return how long `run`, with every decision made, takes; validation and test are numbers of images.
 
-    Each evaluation is taken to find a better model, which is then written. Early stopping is not foreseen. Under a
+    Each evaluation is assumed to find a better model, which is then written. Early stopping is not predicted. Under a
     time limit as much of the schedule is done as fits; then come one more evaluation and checkpoint.
     """
     assert run.batch_size is not None
-    answers = speeds.answers
-    image = _mean([pace.steady for pace in speeds.paces], run, config, plan)
-    stall = _mean([max(pace.first - pace.steady, 0.0) for pace in speeds.paces], run, config, plan)
-    epochs = math.ceil(plan.total / plan.per_epoch)
-    steps = plan.total * (run.batch_size * image + speeds.update) + epochs * run.batch_size * stall
-    evaluation = speeds.model + (answers.ready + validation * answers.again if validation else 0.0)
-    once = max(answers.first - answers.again, 0.0)
-    asked = evaluations(plan) * evaluation + validation * once
+    steps = plan.total * (run.batch_size * _mean(speeds.images, run, config, plan) + speeds.update)
+    evaluation = speeds.model + (speeds.ready + validation * speeds.answer if validation else 0.0)
+    evaluated = evaluations(plan) * evaluation
     saved = checkpoints(plan) * speeds.checkpoint
-    end = answers.ready + test * answers.first if test else 0.0
-    end += min(validation, PICTURED) * speeds.paces[-1].steady
+    end = speeds.ready + test * speeds.answer if test else 0.0
+    end += min(validation, PICTURED) * speeds.images[-1]
     share = 1.0
-    if plan.limit is not None and steps + asked + saved > plan.limit:
-        share = plan.limit / (steps + asked + saved)
+    if plan.limit is not None and steps + evaluated + saved > plan.limit:
+        share = plan.limit / (steps + evaluated + saved)
         end += evaluation + speeds.checkpoint
-    return Times(TRAIN + speeds.start, share * steps, share * asked, share * saved, end, share)
+    return Times(TRAIN + speeds.start, share * steps, share * evaluated, share * saved, end, share)
 
 
 def _mean(values: Sequence[float], run: Run, config: ViTConfig | ResNetConfig, plan: Plan) -> float:
-    """The mean over the steps of a run of what was timed at `GROWTHS`, linear in FLOPs between them."""
+    """Return the mean over the steps of a run of values at `GROWTHS`, linear in FLOPs between them."""
     if len(values) == 1:
         return values[0]
     sizes = Sizes(run.progressive, config)
@@ -158,3 +152,156 @@ def _mean(values: Sequence[float], run: Run, config: ViTConfig | ResNetConfig, p
     done = [plan.growth(place * plan.total // count, 0.0) for place in range(count)]
     flops = {size: training_flops(config, size) for size in {sizes.size(growth) for growth in done}}
     return float(np.mean(np.interp([flops[sizes.size(growth)] for growth in done], work, list(values))))
+
+
+class Rehearsal:
+    """A run ready for its first step, to be timed.
+
+    Raises what `fit` raises before its first step: UsageError, DataError, WeightsError. No run folder is made, and the
+    timed steps leave the weights as they are.
+    """
+
+    def __init__(self, run: Run, splits: Splits) -> None:
+        build_optimizer(nn.Linear(1, 1), Optim())  # torch's imports for the first optimiser are no part of `start`
+        began = time.perf_counter()
+        self.setup = set_up(run, splits, measure=True)
+        self.setup.loader.close()  # steps are timed with loaders of their own
+        self.setup.validation.close()
+        set_learning_rate(self.setup.optimizer, 0.0)
+        self.start = time.perf_counter() - began
+        """Seconds that this took."""
+
+    @property
+    def micro(self) -> int:
+        """Number of images in the network at once."""
+        run = self.setup.run
+        assert run.batch_size and run.accumulate
+        return math.ceil(run.batch_size / run.accumulate)
+
+    def speeds(self, seconds: float, answers: tuple[float, float] | None = None) -> Speeds:
+        """Time steps, evaluation and writing in about `seconds`; `answers` are `Speeds.answer` and `ready` if known."""
+        growths = GROWTHS if self.setup.run.progressive.start < 1 else GROWTHS[-1:]
+        share = seconds / (len(growths) + (answers is None))
+        timed = [self._steps(growth, share) for growth in growths]
+        answer, ready = answers or self._answers(share)
+        saved, model = self._writing()
+        return Speeds(tuple(image for image, _ in timed), timed[-1][1], answer, ready, saved, model, self.start)
+
+    def memory(self) -> int:
+        """Return the bytes that a step takes at its peak: weights, gradients, moments, activations."""
+        run, config = self.setup.run, self.setup.resolved.config
+        assert run.batch_size is not None and self.setup.image_bytes is not None
+        values = sum(parameter.numel() for parameter in self.setup.objective.parameters())
+        copies = 1 + MOMENTS[run.optim.name] + (run.average.kind != "none")
+        state = 4 * (values + copies * self._tuned())
+        waiting = COPIES_AT_THE_LOADER if self.setup.resolved.device.type == "cpu" else COPIES_ON_A_DEVICE
+        pixels = config.channels * math.prod(config.image_size)
+        return round(state + self.setup.image_bytes * self.micro + waiting * run.batch_size * pixels)
+
+    def _steps(self, growth: float, seconds: float) -> tuple[float, float]:
+        """Return the seconds per image and per update at one moment of progressive resizing."""
+        run = self.setup.run
+        few = min(SMALLEST, self.micro)
+        first = [self._step(self._blank(few), growth) for _ in range(2)]  # the first allocates and chooses kernels
+        images = self._affordable(first[-1][0] / few, seconds, self.micro)
+        each: list[float] = []
+        updates: list[float] = []
+        end = time.perf_counter() + seconds
+        with closing(training_loader(replace(run, batch_size=images, accumulate=1), self._sample(images))) as loader:
+            if run.cache == "yes":
+                for _ in loader.epoch(0):  # cached images are decoded only once in a whole run
+                    pass
+            batches = endless(loader, len(loader))
+            while len(each) < STEPS + 1 and (len(each) < 2 or time.perf_counter() < end):
+                began = self._now()
+                _, update = self._step(next(batches), growth)
+                each.append((self._now() - began - update) / images)
+                updates.append(update)
+        return statistics.median(each[1:]), statistics.median(updates[1:])
+
+    def _step(self, batch: Batch, growth: float) -> tuple[float, float]:
+        """Take a step as the loop does; return the seconds of its gradient and of its update."""
+        setup = self.setup
+        seed_step(setup.run.seed, 0, 0)
+        began = self._now()
+        backward(setup.objective, setup.sized(batch, growth), step=0, parts=1, autocast=setup.resolved.autocast)
+        between = self._now()
+        clip_(setup.objective.parameters(), setup.run.optim.clip)
+        setup.optimizer.step()
+        setup.average.update(0)
+        setup.optimizer.zero_grad(set_to_none=True)
+        return between - began, self._now() - between
+
+    def _answers(self, seconds: float) -> tuple[float, float]:
+        """Return the seconds per evaluated image, and those before the first."""
+        began = time.perf_counter()
+        autocast = self.setup.resolved.autocast
+        predict = predictor(self.setup.objective.model, precision="bf16" if autocast else "float32")
+        ready = time.perf_counter() - began
+        few = min(SMALLEST, self.micro)
+        for _ in range(2):
+            began = self._now()
+            predict(self._blank(few).images)
+            took = self._now() - began
+        images = self._affordable(took / few, seconds, 2 * self.micro)
+        run = replace(self.setup.run, batch_size=images, accumulate=2)
+        with closing(evaluation_loader(run, self._sample(images))) as loader:
+            for _ in range(2):  # the second time, small images come from memory, as in all later evaluations
+                seen, began = 0, self._now()
+                for batch in loader.epoch(0):
+                    predict(batch.images)
+                    seen += len(batch.labels)
+                    if time.perf_counter() - began > seconds / 2:
+                        break
+                each = (self._now() - began) / max(seen, 1)
+        return each, ready
+
+    def _affordable(self, each: float, seconds: float, most: int) -> int:
+        """Return the number of images with which `STEPS` steps take `seconds`, at `each` seconds per image."""
+        return min(most, max(SMALLEST, int(seconds / (STEPS * each))))
+
+    def _writing(self) -> tuple[float, float]:
+        """Return the seconds of writing a checkpoint with the newest model, and of a model, on the disk of the run."""
+        run = self.setup.run
+        stored = {
+            name: value.detach()
+            for name, value in self.setup.objective.named_parameters()
+            if run.tune == "all" or value.requires_grad
+        }
+        some: dict[str, torch.Tensor] = {}
+        for name, value in stored.items():
+            if not some or _bytes(some) + value.nbytes <= WRITTEN:
+                some[name] = value
+        place = next(path for path in (Path(run.out).absolute() / "run").parents if path.is_dir())
+        with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as folder:
+            began = time.perf_counter()
+            checkpoint.save(Path(folder), 0, {"model": some}, keep=1)
+            took = time.perf_counter() - began
+        state = (MOMENTS[run.optim.name] + (run.average.kind != "none")) * 4 * self._tuned()
+        model = took * _bytes(stored) / _bytes(some)
+        return model + took * (_bytes(stored) + state) / _bytes(some), model
+
+    def _tuned(self) -> int:
+        """Return the number of values that learn."""
+        return sum(value.numel() for value in self.setup.objective.parameters() if value.requires_grad)
+
+    def _sample(self, images: int) -> View:
+        """Return training images for the warm-up and `STEPS` steps of `images`, evenly spread."""
+        train = self.setup.splits.train
+        count = min((STEPS + 1) * images, len(train))
+        return View(train, np.unique(np.linspace(0, len(train) - 1, count).astype(int)))
+
+    def _blank(self, number: int) -> Batch:
+        """Return a batch of black images, for which no loader is needed."""
+        config = self.setup.resolved.config
+        images = torch.zeros(number, *config.image_size, config.channels, dtype=torch.uint8)
+        nothing = torch.zeros(number, dtype=torch.int64)
+        return Batch(images.permute(0, 3, 1, 2), nothing, nothing)
+
+    def _now(self) -> float:
+        """Return the time when the device has done everything."""
+        return now(self.setup.resolved.device)
+
+
+def _bytes(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())

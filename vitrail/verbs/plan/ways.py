@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from vitrail.data.sources.open import Splits
     from vitrail.training.run import Run
     from vitrail.transfer.plan import Name, Option
-    from vitrail.transfer.rehearse import Rehearsal
-    from vitrail.transfer.timing import Speeds
+    from vitrail.transfer.timing import Rehearsal, Speeds
     from vitrail.weights.card import Card
 
 log = logging.getLogger("vitrail")
@@ -36,8 +35,9 @@ UNITS: dict[Name, float] = {
 AT_ONCE = 64
 """Images that a probe asks for at once."""
 SAMPLE = 4
-"""Images that a probe is timed with at first; then four times as many, up to `LARGEST`."""
+"""Number of images that warm up a probe."""
 LARGEST = 256
+"""Largest number of images with which a probe is timed."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def trained(asked: Question) -> Iterator[Option]:
     Raises what the commands would: UsageError, DataError, WeightsError.
     """
     from vitrail.model.variants import ResNetConfig
-    from vitrail.transfer.rehearse import Rehearsal
+    from vitrail.transfer.timing import Rehearsal
 
     if asked.weights is not None:
         words = ["finetune", asked.path, "--from", asked.weights]
@@ -88,13 +88,13 @@ def trained(asked: Question) -> Iterator[Option]:
         rehearsal = Rehearsal(run, asked.splits)
         speeds = rehearsal.speeds(asked.share("full fine-tuning"))
         yield _option("full fine-tuning", asked, rehearsal, speeds, words)
-        has_attention = not isinstance(rehearsal.resolved.config, ResNetConfig)
+        has_attention = not isinstance(rehearsal.setup.resolved.config, ResNetConfig)
         del rehearsal
         if has_attention:
             run = asked.run(finetune, weights=asked.weights, tune="attention")
             log.info("timing attention-only")
             rehearsal = Rehearsal(run, asked.splits)
-            speeds = rehearsal.speeds(asked.share("attention-only"), speeds.answers)
+            speeds = rehearsal.speeds(asked.share("attention-only"), (speeds.answer, speeds.ready))
             yield _option("attention-only", asked, rehearsal, speeds, [*words, "--tune", "attention"])
             del rehearsal
     run = asked.run(train)
@@ -110,7 +110,8 @@ def _option(name: Name, asked: Question, rehearsal: Rehearsal, speeds: Speeds, w
     from vitrail.transfer.plan import Option
     from vitrail.transfer.timing import training_seconds
 
-    splits, run, config, plan = asked.splits, rehearsal.run, rehearsal.resolved.config, rehearsal.plan
+    setup = rehearsal.setup
+    splits, run, config, plan = asked.splits, setup.run, setup.resolved.config, setup.plan
     validation = 0 if splits.validation is None else len(splits.validation)
     chosen_by = role_of(str(splits.held_out.get("validation")))
     test = 0 if splits.test is None or chosen_by == "test" else len(splits.test)
@@ -141,11 +142,12 @@ def _option(name: Name, asked: Question, rehearsal: Rehearsal, speeds: Speeds, w
 
 def _about(rehearsal: Rehearsal, steps: int, share: float) -> str:
     """What is trained, in a line."""
-    run, plan = rehearsal.run, rehearsal.plan
+    setup = rehearsal.setup
+    run, plan = setup.run, setup.plan
     of = "" if share == 1 else f" of {plan.total:,} ({share:.0%})"
     pieces = "" if run.accumulate == 1 else f", {rehearsal.micro} at once"
-    size = " x ".join(str(side) for side in rehearsal.resolved.config.image_size)
-    parameters = list(rehearsal.objective.parameters())
+    size = " x ".join(str(side) for side in setup.resolved.config.image_size)
+    parameters = list(setup.objective.parameters())
     learning = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     values = sum(parameter.numel() for parameter in parameters)
     which = (
@@ -217,7 +219,7 @@ def _probe(asked: Question, probe: Asking, source: Listed, weights: str) -> Opti
     embedder = Embedder(weights, prepare=probe.prepare, image_size=asked.image_size)
     start = PROBE + asked.opening + time.perf_counter() - began
     images = probe.images + probe.tested
-    each, width = _asking(embedder, source, images, asked.share(probe.name))
+    each, width = _asking(embedder, source, asked.share(probe.name))
     looking, fit, config = images * each, probe.fit(width), read_card(weights).config
     return Option(
         name=probe.name,
@@ -231,29 +233,23 @@ def _probe(asked: Question, probe: Asking, source: Listed, weights: str) -> Opti
     )
 
 
-def _asking(embedder: Embedder, source: Listed, images: int, seconds: float) -> tuple[float, int]:
-    """Return the seconds per image of asking about `images` of them, loading included, and the number of features."""
+def _asking(embedder: Embedder, source: Listed, seconds: float) -> tuple[float, int]:
+    """Return the seconds per image of computing features, loading included, and the number of features."""
     import numpy as np
 
     from vitrail.data.item import View
-    from vitrail.transfer.timing import overhead
 
     def timed(count: int) -> tuple[float, int]:
         some = View(source, np.unique(np.linspace(0, len(source) - 1, count).astype(int)))
         began = time.perf_counter()
         found = embedder(some)
-        return time.perf_counter() - began, found.width
+        return (time.perf_counter() - began) / len(some), found.width
 
-    count, constant = min(SAMPLE, len(source)), 0.0
-    timed(count)  # the first call allocates
-    took, width = timed(count)
-    most = min(len(source), LARGEST)
-    while count < most and took * min(4, most / count) <= seconds / 2:
-        larger = min(4 * count, most)
-        longer, width = timed(larger)
-        constant = overhead(count, took, larger, longer)
-        count, took = larger, longer
-    return (took - constant) / count + constant / images, width
+    few = min(SAMPLE, len(source))
+    timed(few)  # the first call allocates
+    each, width = timed(few)
+    more = min(len(source), LARGEST, int(seconds / each))
+    return timed(more) if more > few else (each, width)
 
 
 def enlarged(asked: Question, card: Card) -> bool:
