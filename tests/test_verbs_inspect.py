@@ -16,7 +16,7 @@ import vitrail
 from vitrail import cli
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError
-from vitrail.inspection import album
+from vitrail.inspection import network_pages
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.rollout import rollout
 from vitrail.model.build import build
@@ -143,7 +143,7 @@ def test_runs_side_by_side(networks: Path, photos: Path, tmp_path: Path, caplog:
     written = np.load(tmp_path / "positions.npz")
     assert written["networks"].tolist() == ["plain", "axial"]
     assert {row["network"] for row in rows(tmp_path / "distance.csv")} == {"plain", "bag", "axial"}
-    with pytest.raises(UsageError, match="rollout is about one network"):
+    with pytest.raises(UsageError, match="--what rollout takes one network"):
         vitrail.inspect(*three, what=("rollout",), out=tmp_path)
     with pytest.raises(UsageError, match="given twice"):
         vitrail.inspect(three[0], three[0], out=tmp_path)
@@ -152,7 +152,7 @@ def test_runs_side_by_side(networks: Path, photos: Path, tmp_path: Path, caplog:
 def test_at_another_resolution_and_many_pictures(
     networks: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(album, "ON_A_PAGE", 3)
+    monkeypatch.setattr(network_pages, "ON_A_PAGE", 3)
     result = vitrail.inspect(networks / "plain", photos / "blue", what=("rollout",), image_size=32, out=tmp_path)
     (page,) = result.pages
     assert [path.name for path in page.files] == ["rollout-1.png", "rollout-2.png", "rollout.npz"]

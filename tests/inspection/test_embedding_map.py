@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from vitrail.errors import UsageError
-from vitrail.inspection.album_data import evenly, rows_of
+from vitrail.inspection.data_pages import rows_of
 from vitrail.inspection.embedding_map import embedding_map, neighbours
 from vitrail.inspection.figures.embedding import scattered
+from vitrail.inspection.pictures import evenly_spaced
 
 
 def clouds(count: int = 20) -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +43,7 @@ def test_few_images_are_laid_out_by_their_components() -> None:
     np.testing.assert_allclose(np.abs(line), [[1, 0], [1, 0]])  # one direction is all there is
     with pytest.raises(UsageError, match="at least 2"):
         embedding_map(np.ones((1, 4)))
-    with pytest.raises(UsageError, match="not finite"):
+    with pytest.raises(UsageError, match="NaN or infinity"):
         embedding_map(np.array([[0.0], [np.nan]]))
 
 
@@ -69,8 +70,8 @@ def test_an_image_is_not_its_own_neighbour() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(count=st.integers(1, 200), most=st.integers(1, 50))
-def test_a_sample_is_spread_evenly(count: int, most: int) -> None:
-    rows = evenly(count, most)
+def test_a_sample_is_spread_evenly_spaced(count: int, most: int) -> None:
+    rows = evenly_spaced(count, most)
     assert len(rows) == min(count, most) and rows[0] == 0 and rows.max() < count
     assert len(rows) < 2 or np.diff(rows).max() - np.diff(rows).min() <= 1
     assert rows_of(rows, np.arange(count)).tolist() == rows.tolist()

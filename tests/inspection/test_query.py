@@ -8,7 +8,7 @@ import torch
 from tiny_models import KINDS, tiny
 
 from vitrail.errors import UsageError
-from vitrail.inspection.query import patch_attention
+from vitrail.inspection.maps import patch_attention
 from vitrail.model.build import build
 from vitrail.model.taps import attention_maps
 from vitrail.model.variants import ResNetConfig

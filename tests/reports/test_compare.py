@@ -15,10 +15,11 @@ from vitrail.config import Epochs
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, UsageError
-from vitrail.reports.compare import compare, distinct_labels
+from vitrail.reports.compare import compare
 from vitrail.reports.comparison_page import write_comparison
 from vitrail.reports.differences import MOST_EACH
 from vitrail.training.run import Optim, Run
+from vitrail.words import distinct_labels
 
 HOSTILE = "<script>alert(1)</script>"
 

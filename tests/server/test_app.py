@@ -24,9 +24,8 @@ pytest.importorskip("python_multipart", reason="the server needs vitrail[serve]"
 
 import vitrail
 from vitrail.evaluation.predict import Prediction, predict_files
-from vitrail.inspection.maps import head_maps
+from vitrail.inspection.maps import head_maps, patch_attention
 from vitrail.inspection.positions import position_tiles
-from vitrail.inspection.query import patch_attention
 from vitrail.inspection.rollout import rollout
 from vitrail.server.app import create_app
 from vitrail.server.engine import Engine

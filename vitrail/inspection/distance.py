@@ -1,12 +1,12 @@
 """How far attention reaches: mean attention distance by head and layer (paper, Figures 7 and 11, section D.7).
 
-It is the analogue of a convolution's receptive field: for each query patch, the distances between its centre
-and those of all others, weighted by the attention paid to them, then averaged over queries and images. As in
-the authors' code, attention to the class token and its like counts as distance 0: their rows and columns are
-dropped and the rest is not normalised again.
+It corresponds to the receptive field of a convolution. For each query patch, the distances between its centre and the
+centres of all patches are weighted by attention, then averaged over queries and images. As in the authors' code,
+attention to the class token and other prefix tokens counts as distance 0: their rows and columns are dropped and the
+rest is not normalised again.
 
-Distances are in pixels of the network's input. A token of a hybrid stands for a cell of its feature map, whose
-centres lie as far apart as the whole stem shrinks the image.
+Distances are in pixels of the network's input. A token of a hybrid stands for a cell of its feature map; the distance
+between the centres of two neighbouring cells is the factor by which the stem reduces the image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.reading import need_vit
+from vitrail.inspection.network import eval_mode, require_vit
 from vitrail.model.posemb import Grid
 from vitrail.model.taps import AttentionMap, attentions, tap_attention
 from vitrail.model.vit import ViT
@@ -33,50 +33,45 @@ class Distances:
     """Mean attention distance of every head over a number of images, in pixels."""
 
     places: list[Place]
-    """Each attention in the order it runs: several of a layer in parallel and axial blocks."""
+    """Every attention in the order of computation. Parallel and axial blocks have several per layer."""
     mean: np.ndarray
     """float64 [attentions, heads]."""
     spread: np.ndarray
     """float64 [attentions, heads]: standard deviation over images (population)."""
     images: int
     uniform: np.ndarray
-    """float64 [attentions]: over the same images, if each token attended to all it can, alike."""
+    """float64 [attentions]: the same, if each token attended equally to all tokens that it can attend to."""
 
 
 def attention_distance(model: ViT, batches: Iterable[Tensor]) -> Distances:
-    """Return the mean attention distances of a model over batches of images as it takes them, of any size.
+    """Return the mean attention distances of a model over batches of its input images, of any size.
 
-    Memory holds one layer's maps of one batch, whatever the number of images. Raises UsageError where there are
-    no images, and for a network that is no ViT.
+    Memory holds one layer's maps of one batch. Raises UsageError if there are no images, and for other networks.
     """
-    need_vit(model, "attention distance")
+    require_vit(model, "attention distance")
     places = [place[:3] for place in attentions(model)]
     total = _Total(places, model.config.heads, model.config.prefix)
-    training = model.training
-    model.eval()
-    try:
+    with eval_mode(model):
         for images in batches:
             grid = model.grid(images)
             total.begin(grid, model.config.patch, len(images))
             with torch.inference_mode(), tap_attention(model, total.receive):
                 model.features(images)
-    finally:
-        model.train(training)
     return total.result()
 
 
 def grid_distances(grid: Grid, patch: int, prefix: int = 0) -> Tensor:
-    """Return the distances between tokens in pixels, float32 [tokens, tokens]; to and from the prefix they are 0."""
+    """Return the distances between tokens in pixels, float32 [tokens, tokens]; 0 to and from the prefix."""
     y, x = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
     centres = torch.stack([y.flatten(), x.flatten()], dim=1).double() * patch
     distances = torch.zeros(prefix + len(centres), prefix + len(centres))
-    # not by way of products: rounding there would put a patch at some distance from itself
+    # not computed with matrix products, whose rounding would give a patch a distance from itself
     distances[prefix:, prefix:] = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist").float()
     return distances
 
 
 class _Total:
-    """Adds up what single images gave: mean and spread without keeping any map."""
+    """Running sums over images, for mean and spread without storing maps."""
 
     def __init__(self, places: list[Place], heads: int, prefix: int) -> None:
         self.places, self.prefix = places, prefix
@@ -85,7 +80,7 @@ class _Total:
         self.images, self.uniform = 0, np.zeros(len(places))
 
     def begin(self, grid: Grid, patch: int, images: int) -> None:
-        """A batch of images with this grid follows."""
+        """Prepare for a batch of images with this grid."""
         self.grid, self.batch = grid, images
         whole = grid_distances(grid, patch, self.prefix)
         row, column = (grid_distances(line, patch) for line in ((1, grid[1]), (grid[0], 1)))
@@ -95,7 +90,7 @@ class _Total:
         self.uniform += [images * alike[axis] for _, _, axis in self.places]
 
     def receive(self, found: AttentionMap) -> None:
-        """Reduce one attention's maps to a number for each image and head."""
+        """Reduce the maps of one attention to one number per image and head, and add them."""
         distances = self.distances[found.axis].to(found.maps.device)
         # the prefix has distance 0, so its rows and columns need not be cut out, which would copy the maps
         each = (found.maps.flatten(2) @ distances.flatten()).cpu().double().numpy() / self._queries(found.axis)
@@ -108,9 +103,9 @@ class _Total:
         return len(self.distances[axis]) - (self.prefix if axis is None else 0)
 
     def result(self) -> Distances:
-        """Mean and spread over all images."""
+        """Return mean and spread over all images."""
         if not self.images:
-            raise UsageError("attention distance is an average over images, and there are none")
+            raise UsageError("attention distance needs images, and there are none")
         mean = self.sum / self.images
         variance = np.maximum(self.squares / self.images - mean**2, 0.0)
         return Distances(self.places, mean, np.sqrt(variance), self.images, self.uniform / self.images)

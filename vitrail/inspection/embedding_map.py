@@ -1,4 +1,4 @@
-"""A data set as the network sees it: images near each other in its features, on a plane and as lists."""
+"""A data set in the network's features: as a map on a plane, and as lists of nearest neighbours."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from vitrail.errors import UsageError
 
 Method = Literal["tsne", "pca"]
-LEAST = 10
-"""Images below which t-SNE has no neighbourhoods to keep, and PCA draws the map."""
-FIRST = 50
-"""Components that t-SNE starts from: distances in them are those of the features but for noise."""
+FEWEST_FOR_TSNE = 10
+"""Minimum number of images for t-SNE. With fewer, PCA draws the map."""
+TSNE_COMPONENTS = 50
+"""Principal components that t-SNE starts from. Their distances are almost those of the features."""
 
 
 @dataclass(frozen=True)
@@ -26,28 +26,30 @@ class EmbeddingMap:
 
 
 def embedding_map(features: np.ndarray, method: Method | None = None, *, seed: int = 0) -> EmbeddingMap:
-    """Lay features [N, width] out on a plane; the same features give the same map.
+    """Return a map of features [N, width] on a plane. The same features give the same map.
 
-    t-SNE (van der Maaten and Hinton, 2008) keeps neighbours together; its distances between groups mean nothing.
-    PCA keeps the two directions of the largest variance. None takes t-SNE from 10 images on. Raises UsageError
-    for fewer than 2 images and for features that are not finite.
+    t-SNE (van der Maaten and Hinton, 2008) keeps neighbours together; its distances between groups mean nothing. PCA
+    keeps the two directions of the largest variance. By default it is t-SNE for 10 or more images. Raises UsageError
+    for fewer than 2 images and for features with NaN or infinity.
     """
     if len(features) < 2:
         raise UsageError(f"a map needs at least 2 images, not {len(features)}")
     if not np.isfinite(features).all():
-        raise UsageError("a map cannot be drawn of features that are not finite")
-    method = method or ("tsne" if len(features) >= LEAST else "pca")
+        raise UsageError(
+            "the features contain NaN or infinity, so no map is drawn. Check the model: vitrail weights verify MODEL"
+        )
+    method = method or ("tsne" if len(features) >= FEWEST_FOR_TSNE else "pca")
     if method == "pca":
         return EmbeddingMap(_principal(features, 2), method)
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(features) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
-    return EmbeddingMap(tsne.fit_transform(_principal(features, FIRST)).astype(np.float64), method)
+    return EmbeddingMap(tsne.fit_transform(_principal(features, TSNE_COMPONENTS)).astype(np.float64), method)
 
 
 def _principal(features: np.ndarray, count: int) -> np.ndarray:
-    """The first `count` principal components, [N, count], 0 where there are not as many; signs are fixed."""
+    """Return the first `count` principal components, [N, count], with fixed signs; missing ones are 0."""
     rows = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
     left, scale, _ = np.linalg.svd(rows, full_matrices=False)
     found = left[:, :count] * scale[:count]
@@ -61,9 +63,9 @@ def neighbours(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the `count` nearest rows of `features` [N, width] to each query [Q, width], the nearest first.
 
-    The result is their numbers, int64 [Q, count], and cosine similarities, float32 [Q, count]; fewer where there
-    are not as many. `themselves` [Q] are the rows that the queries are, which do not count (-1: none). Equal
-    similarities keep the order of the rows. Queries are taken in chunks, so memory is that of the features.
+    The result is their numbers, int64 [Q, count], and cosine similarities, float32 [Q, count]; fewer if there are fewer
+    rows. `themselves` [Q] are the queries' own rows, which do not count (-1: none). Equal similarities keep the order
+    of the rows. Queries are processed in chunks to save memory.
     """
     if themselves is None:
         themselves = np.full(len(queries), -1)

@@ -1,7 +1,7 @@
-"""What the first layer looks for: the principal components of its filters (paper, Figure 7, left).
+"""Principal components of the first layer's filters (paper, Figure 7, left).
 
-A filter is the weight of one feature over the pixels of a patch. Their principal components are the patterns
-that the filters are mostly made of: "a low-dimensional representation of the fine structure within each patch".
+A filter holds the weights of one feature over the pixels of a patch. The principal components are the patterns that
+make up most of the filters: "a low-dimensional representation of the fine structure within each patch".
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from vitrail.model.resnet.stdconv import StdConv2d
 from vitrail.model.stems.patch import LinearStem
 
 COUNT = 28
-"""As many as the paper shows."""
+"""Number of components in the paper's figure."""
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Principal components of a layer's filters, the one that explains most first."""
+    """Principal components of a layer's filters, the largest share of the variance first."""
 
     layer: str
     """Name of the layer in the model."""
@@ -31,21 +31,21 @@ class Filters:
     explained: np.ndarray
     """float64 [components]: share of the filters' variance."""
     filters: int
-    """How many filters the layer has."""
+    """Number of filters of the layer."""
 
     @property
     def about(self) -> str:
-        """What the components are of, for a title."""
+        """The layer and its filters, for a title."""
         height, width, channels = self.components.shape[1:]
         what = "patch embedding" if self.layer == "stem" else f"first convolution ({self.layer})"
         return f"{what}, {self.filters} filters of {height}x{width}x{channels}"
 
 
 def first_kernels(model: nn.Module) -> tuple[str, Tensor]:
-    """Return name and kernels [filters, channels, height, width] of the layer that sees the pixels.
+    """Return name and kernels [filters, channels, height, width] of the first layer.
 
-    That is the patch embedding of a plain ViT, and the first convolution of a hybrid, of another stem or of a
-    ResNet, standardised where it is when applied. Raises UsageError for a model without either.
+    It is the patch embedding of a plain ViT, and the first convolution of a hybrid, of another stem or of a ResNet.
+    Weight-standardised kernels are returned standardised. Raises UsageError for a model without either.
     """
     for name, module in model.named_modules():
         if isinstance(module, StdConv2d):
@@ -59,15 +59,14 @@ def first_kernels(model: nn.Module) -> tuple[str, Tensor]:
 def principal_filters(model: nn.Module, count: int = COUNT) -> Filters:
     """Return the first `count` principal components of the first layer's filters, or as many as there are.
 
-    The mean filter is subtracted, as principal component analysis has it. Raises UsageError for a model without
-    such a layer.
+    The mean filter is subtracted first. Raises UsageError for a model without a layer of filters.
     """
     layer, kernels = first_kernels(model)
     filters = kernels.detach().cpu().double().permute(0, 2, 3, 1)
     rows = filters.flatten(1).numpy()
     rows = rows - rows.mean(axis=0)
     _, scale, directions = np.linalg.svd(rows, full_matrices=False)
-    count = max(1, min(count, len(scale), len(rows) - 1))  # the mean took one degree of freedom
+    count = max(1, min(count, len(scale), len(rows) - 1))  # subtracting the mean removes one degree of freedom
     largest = np.abs(directions).argmax(axis=1)[:, None]
     directions = directions * np.where(np.take_along_axis(directions, largest, axis=1) < 0, -1.0, 1.0)
     variance = scale**2

@@ -1,7 +1,7 @@
-"""A map over the grid of tokens, laid over the picture it is about, where the network saw it.
+"""Draw a map over the grid of tokens onto the original picture, in the part that the network saw.
 
-The network sees a resized and cropped copy; the overlay goes on the picture itself. `seen` follows the pixels
-back through the resize and the crop, in fractions of a pixel; what was cut off stays without a tint.
+The network sees a resized and cropped copy, but the overlay goes on the picture itself. `visible_box` follows the
+pixels back through resizing and cropping, in fractions of a pixel. The part that was cut off gets no tint.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from vitrail.data.images.geometry import CentralCrop, Compose, Op, ResizeSmall, 
 from vitrail.errors import UsageError
 
 TINT = "cividis"
-"""From blue to yellow, of rising brightness: the same order to every eye and on a black-and-white printer."""
+"""From blue to yellow with rising brightness: readable with every colour vision and on a black-and-white printer."""
 SMOOTH = 128
-"""Pixels on the longer side of a picture under a map, at least."""
+"""Minimum length of a picture's longer side under a map, in pixels."""
 UNSEEN = 235
-"""Grey level that pictures fade into where the network did not look."""
+"""Grey level of the parts that the network did not see."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Box:
     width: float
 
     def scaled(self, vertical: float, horizontal: float) -> Box:
-        """The same part of a picture that was resized by these factors."""
+        """Return the same part of a picture that was resized by these factors."""
         return Box(self.top * vertical, self.left * horizontal, self.height * vertical, self.width * horizontal)
 
 
-def seen(transform: Op, height: int, width: int) -> Box:
-    """Return the part of a `height` x `width` picture that is left after `transform`, in the picture's pixels.
+def visible_box(transform: Op, height: int, width: int) -> Box:
+    """Return the part of a `height` x `width` picture that remains after `transform`, in the picture's pixels.
 
-    `transform` is that of evaluation (`vitrail.data.images.ops.eval_transform`). Raises UsageError for an operation
-    whose place is not known beforehand.
+    `transform` comes from `vitrail.data.images.ops.eval_transform`. Raises UsageError for an operation that does not
+    crop or resize in a fixed way.
     """
     top, left, vertical, horizontal = 0.0, 0.0, 1.0, 1.0  # the result's origin, and the size of its pixels
     for op in transform.ops if isinstance(transform, Compose) else (transform,):
@@ -57,16 +57,16 @@ def seen(transform: Op, height: int, width: int) -> Box:
             left += (width - op.size[1]) // 2 * horizontal
             height, width = resized = op.size
         else:
-            raise UsageError(f"where a picture is seen after {type(op).__name__} is not known")
+            raise UsageError(f"the part of a picture that is visible after {type(op).__name__} is not known")
         vertical, horizontal = vertical * height / resized[0], horizontal * width / resized[1]
         height, width = resized
     return Box(top, left, height * vertical, width * horizontal)
 
 
-def spread(values: np.ndarray, box: Box, height: int, width: int) -> np.ndarray:
-    """Return values [rows, columns] of a grid that fills `box`, at each pixel of the picture: float32 [height, width].
+def interpolated(values: np.ndarray, box: Box, height: int, width: int) -> np.ndarray:
+    """Interpolate values [rows, columns] of a grid that fills `box` to all pixels: float32 [height, width].
 
-    Bilinear between the centres of the cells, constant beyond the outermost ones; NaN at pixels whose centre is
+    Values are bilinear between the centres of the cells, constant beyond the outermost centres, and NaN at pixels
     outside the box.
     """
     down, across = (
@@ -80,7 +80,7 @@ def spread(values: np.ndarray, box: Box, height: int, width: int) -> np.ndarray:
 
 
 def _weights(cells: int, start: float, length: float, pixels: int) -> np.ndarray:
-    """Weight of each cell at each pixel along one side, float32 [pixels, cells]; NaN outside."""
+    """Return the weight of each cell at each pixel along one side, float32 [pixels, cells]; NaN outside."""
     along = (np.arange(pixels) + 0.5 - start) / length
     at = np.clip(along * cells - 0.5, 0, cells - 1)
     low = np.minimum(at.astype(np.int64), max(cells - 2, 0))
@@ -93,23 +93,23 @@ def _weights(cells: int, start: float, length: float, pixels: int) -> np.ndarray
     return weights
 
 
-def relative(values: np.ndarray) -> np.ndarray:
-    """Return values of any range as 0, the least of them, to 1, the most; 0 where all are equal."""
+def scaled_to_unit(values: np.ndarray) -> np.ndarray:
+    """Scale values to the range from 0 to 1; all 0 if they are equal."""
     span = float(values.max() - values.min())
     return (values - values.min()) / span if span > 0 else np.zeros_like(values)
 
 
 def under_attention(image: np.ndarray, shares: np.ndarray, box: Box | None = None) -> np.ndarray:
-    """Return uint8 [H', W', 3]: the picture [H, W, 3] in grey, tinted by a map [rows, columns] over `box` of it.
+    """Return the picture [H, W, 3] in grey, tinted by a map [rows, columns] over its part `box`: uint8 [H', W', 3].
 
-    Blue is the lowest place of the map, yellow the highest; what is outside the box is faded. None for the box
-    is the whole picture. Small pictures are enlarged, so that the map can be smooth.
+    Blue is the lowest value of the map, yellow the highest. The part outside the box is faded; by default the box is
+    the whole picture. Small pictures are enlarged, so that the map is smooth.
     """
     height, width = image.shape[:2]
     factor = max(1, -(-SMOOTH // max(height, width)))
     grey = np.asarray(Image.fromarray(image).convert("L")).repeat(factor, 0).repeat(factor, 1)
     place = (box or Box(0, 0, height, width)).scaled(factor, factor)
-    heat = spread(relative(shares), place, *grey.shape)
+    heat = interpolated(scaled_to_unit(shares), place, *grey.shape)
     tint = matplotlib.colormaps[TINT](np.nan_to_num(heat))[:, :, :3] * 255
     tint[np.isnan(heat)] = UNSEEN
     return (0.35 * grey[:, :, None] + 0.65 * tint).astype(np.uint8)

@@ -1,7 +1,7 @@
-"""What the patch tokens tell apart: the principal components of their features, as maps over the picture.
+"""Principal components of the patch tokens' features, as maps over the picture.
 
-One set of components is found for all images together, so a colour means the same in each of them: where it
-marks a head here and a head there, the network has a direction for heads.
+One set of components is computed for all images together, so a colour has the same meaning in all of them. If it marks
+heads in several images, the network has a direction for heads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.reading import need_vit
+from vitrail.inspection.network import eval_mode, require_vit
 from vitrail.model.taps import block_outputs
 from vitrail.model.vit import ViT
 
@@ -26,7 +26,7 @@ class PatchComponents:
     """The directions in which patch tokens differ most."""
 
     layer: int | None
-    """Whose output the tokens are; None: what the pool is given, after the last LayerNorm."""
+    """The layer whose output the tokens are; None: the input of the pool, after the last LayerNorm."""
     mean: np.ndarray
     """float64 [width]."""
     directions: np.ndarray
@@ -34,21 +34,16 @@ class PatchComponents:
     explained: np.ndarray
     """float64 [components]: share of the tokens' variance."""
     tokens: int
-    """How many there were."""
+    """Number of tokens."""
 
 
 def patch_tokens(model: ViT, images: Tensor, layer: int | None = None) -> Tensor:
-    """Return the grid's tokens [batch, rows * columns, width] that leave a layer, or that the pool is given."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            if layer is None:
-                tokens = model.encode(model.embed(images), model.grid(images))
-            else:
-                (tokens,) = block_outputs(model, images, [layer]).values()
-    finally:
-        model.train(training)
+    """Return the grid's tokens [batch, rows * columns, width]: the output of a layer, or the input of the pool."""
+    with eval_mode(model), torch.no_grad():
+        if layer is None:
+            tokens = model.encode(model.embed(images), model.grid(images))
+        else:
+            (tokens,) = block_outputs(model, images, [layer]).values()
     return tokens[:, model.config.prefix :]
 
 
@@ -57,10 +52,10 @@ def patch_components(
 ) -> PatchComponents:
     """Return the first principal components of the patch tokens of batches of images.
 
-    What is kept of the images is one covariance, [width, width]. Raises UsageError where there are no images, for
-    a layer that is not there, and for a network that is no ViT.
+    Memory holds one covariance matrix [width, width]. Raises UsageError if there are no images, for a layer that does
+    not exist, and for other networks.
     """
-    need_vit(model, "a map of patch tokens")
+    require_vit(model, "a map of patch tokens")
     width = model.config.width
     total, products, number = np.zeros(width), np.zeros((width, width)), 0
     for images in batches:
@@ -69,7 +64,7 @@ def patch_components(
         products += rows.T @ rows
         number += len(rows)
     if not number:
-        raise UsageError("components of patch tokens are found in images, and there are none")
+        raise UsageError("components of patch tokens need images, and there are none")
     mean = total / number
     variance, directions = np.linalg.eigh(products / number - np.outer(mean, mean))  # ascending
     variance, directions = np.maximum(variance[::-1], 0.0), directions.T[::-1]
@@ -79,7 +74,7 @@ def patch_components(
 
 
 def component_maps(model: ViT, images: Tensor, found: PatchComponents) -> np.ndarray:
-    """Return how far each patch lies along each component, float32 [batch, components, rows, columns]."""
+    """Return the coordinate of each patch along each component, float32 [batch, components, rows, columns]."""
     tokens = patch_tokens(model, images, found.layer).cpu().double().numpy()
     along = (tokens - found.mean) @ found.directions.T
     return along.transpose(0, 2, 1).reshape(len(images), -1, *model.grid(images)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The pictures to look into: read one batch at a time, each as it is shown and as the network sees it."""
+"""Pictures to show: read one batch at a time, each as it is drawn and as the network sees it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from vitrail.data.images.geometry import Op, resize
 from vitrail.data.item import UNKNOWN, Item, Listed
 from vitrail.data.sources.folder import read_file
 from vitrail.errors import DataError, DecodeError
-from vitrail.inspection.overlay import Box, seen
+from vitrail.inspection.overlay import Box, visible_box
 
 SHOWN = 768
-"""Pixels on the longer side of a picture as it is shown, at most."""
+"""Maximum length of a drawn picture's longer side, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,19 @@ class Picture:
 
     name: str
     label: int
-    """Its class in its source, -1 where it has none."""
+    """Number of its class in its source, -1 if it has none."""
     shown: np.ndarray
-    """uint8 [H, W, 3]: upright, whole, made smaller where it is large."""
+    """uint8 [H, W, 3]: the whole picture, upright; large ones are reduced."""
     box: Box
     """The part of `shown` that the network sees."""
     part: tuple[float, float, float, float]
-    """The same part of the file's picture, upright: top, left, height and width in its pixels."""
+    """The same part in the upright picture of the file: top, left, height and width in its pixels."""
     input: np.ndarray
-    """uint8 [height, width, 3], as the network takes it."""
+    """uint8 [height, width, 3], as the network sees it."""
 
 
 class Files:
-    """Files as a source of images without classes, a `Listed` one."""
+    """A `Listed` source of image files without classes."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.class_names: list[str] = []
@@ -60,9 +60,9 @@ class Files:
 
 
 class Pictures:
-    """A source prepared by a network's own transform of evaluation; every pass reads it again.
+    """Pictures of a source, prepared with a network's evaluation transform. Every iteration reads them again.
 
-    Images that cannot be read are left out; `bad`, which readers may share, gets their names and the reasons.
+    Images that cannot be read are left out. Their names and the reasons go to `bad`, which several readers may share.
     """
 
     def __init__(self, source: Listed, transform: Op, batch_size: int = 8, bad: dict[str, str] | None = None) -> None:
@@ -70,7 +70,7 @@ class Pictures:
         self.bad = {} if bad is None else bad
 
     def __iter__(self) -> Iterator[list[Picture]]:
-        """Batches of pictures. Raises DataError where none can be read."""
+        """Yield batches of pictures. Raises DataError if none can be read."""
         pictures = (picture for i in range(len(self.source)) if (picture := self.read(i)) is not None)
         nothing = True
         while batch := list(islice(pictures, self.batch_size)):
@@ -78,10 +78,10 @@ class Pictures:
             yield batch
         if nothing:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.bad.items())[:3])
-            raise DataError(f"there is no image to look into ({reasons or 'none was given'})")
+            raise DataError(f"there is no image to look into: {reasons or 'none was given'}")
 
     def tensors(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-        """The same batches as the network takes them, uint8 [batch, 3, height, width]."""
+        """Return the same batches as inputs of the network, uint8 [batch, 3, height, width]."""
         return (stack(batch, device) for batch in self)
 
     def name(self, index: int) -> str:
@@ -89,7 +89,7 @@ class Pictures:
         return self.source.id(index)
 
     def read(self, index: int) -> Picture | None:
-        """Return one picture, or None where it cannot be read."""
+        """Return one picture, or None if it cannot be read."""
         try:
             item = self.source[index]
             image = decode(item.image) if isinstance(item.image, bytes) else item.image
@@ -97,7 +97,7 @@ class Pictures:
             self.bad[self.name(index)] = error.reason
             return None
         height, width = image.shape[:2]
-        box = seen(self.transform, height, width)
+        box = visible_box(self.transform, height, width)
         factor = min(1.0, SHOWN / max(height, width))
         size = max(1, round(height * factor)), max(1, round(width * factor))
         return Picture(
@@ -113,3 +113,8 @@ class Pictures:
 def stack(pictures: Sequence[Picture], device: torch.device | str = "cpu") -> Tensor:
     """Return the inputs of pictures as one batch, uint8 [batch, 3, height, width]."""
     return torch.from_numpy(np.stack([picture.input for picture in pictures])).permute(0, 3, 1, 2).to(device)
+
+
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Return at most `most` of the numbers 0 to count - 1, evenly spaced, in order."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))

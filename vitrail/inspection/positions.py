@@ -1,15 +1,15 @@
-"""How alike positions are to the network: cosine similarity of position embeddings (paper, Figures 7 and 10).
+"""How similar positions are to the network: cosine similarity of position embeddings (paper, Figures 7 and 10).
 
-The tile in row r and column c compares the embedding at (r, c) with those of all positions. Learned embeddings
-come to look like the picture plane they were never told about: nearby ones are alike, and rows and columns show.
+The tile in row r and column c compares the embedding at (r, c) with those of all positions. Training does not tell
+learned embeddings how patches are arranged, but nearby ones become similar, and so do those of a row or a column.
 
 | positions | what is shown |
 |---|---|
-| 1d, 2d | the learned embeddings of the grid; with one table a layer, those of the layer asked for |
-| sincos | the fixed ones, by the same measure: nothing in them was learned |
+| 1d, 2d | the learned embeddings of the grid; with one table per layer, those of the given layer |
+| sincos | the fixed embeddings in the same way: nothing in them was learned |
 | relative | in the tile of a query: the embedding of its offset to each key, compared with that of offset 0 |
-| relative_bias | what is added to the attention logits, mean over heads |
-| none | nothing: there is nothing to compare |
+| relative_bias | the values added to the attention logits, mean over heads |
+| none | nothing |
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.reading import need_vit
+from vitrail.inspection.network import require_vit
 from vitrail.model.posemb import Relative, RelativeBias, bias_rows
 from vitrail.model.vit import ViT
 
@@ -36,24 +36,24 @@ class PositionTiles:
     values: np.ndarray
     """float32 [rows, columns, rows, columns]: position of the tile, position within it."""
     quantity: str
-    """What the values are: cosine similarity, or added logits."""
+    """The kind of values: cosine similarity, or added logits."""
     about: str
-    """What is compared, for a title."""
+    """The kind of positions, for a title."""
 
 
 @torch.no_grad()
 def position_tiles(model: ViT, layer: int = 0) -> PositionTiles:
     """Return the tiles of a model at the resolution of its config.
 
-    `layer`, which may be negative, matters where each layer has its own positions. Raises UsageError for a model
-    without positions, for one that is no ViT, and for a layer that is not there.
+    `layer`, which may be negative, matters if each layer has its own positions. Raises UsageError for a model without
+    positions, for other networks, and for a layer that does not exist.
     """
-    need_vit(model, "position similarity")
+    require_vit(model, "position similarity")
     config, positions = model.config, model.positions
     if not -config.depth <= layer < config.depth:
         raise UsageError(f"no layer {layer}: this model has {config.depth}, numbered 0 to {config.depth - 1}")
     if config.positions == "none":
-        raise UsageError("this model has no position embeddings: to it, an image is a bag of patches")
+        raise UsageError("this model has no position embeddings: it sees an image as a bag of patches")
     layer %= config.depth
     copy = layer % positions.copies
     of_layer = f", layer {layer}" if positions.copies > 1 else ""
@@ -73,7 +73,7 @@ def position_tiles(model: ViT, layer: int = 0) -> PositionTiles:
 
 
 def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    """[n, width], [m, width] -> [n, m]; 0 where an embedding is 0."""
+    """[n, width], [m, width] -> [n, m]; 0 if an embedding is 0."""
     return F.normalize(a, dim=1, eps=1e-30) @ F.normalize(b, dim=1, eps=1e-30).T
 
 

@@ -1,22 +1,21 @@
-"""Which parts of the image speak for a class: attention weighted by its gradient.
+"""Which parts of the image support a class: attention weighted by its gradient.
 
-Chefer, Gur and Wolf, "Generic Attention-model Explainability" (2021). Rollout shows where information can come
-from, the same for every class; here each map A counts as far as the class's logit y gains by it,
+Chefer, Gur and Wolf, "Generic Attention-model Explainability" (2021). Rollout shows where information can come from,
+which is the same for every class. Here each map A counts as far as it raises the class's logit y:
 
     A_bar = mean over heads of max(dy/dA * A, 0),     R <- R + A_bar R     from the first layer to the last
 
-and the row of R for what the classifier reads is shown. That row, r^T (1 + A_bar_n) ... (1 + A_bar_1), is built
-here from its left end, last layer first, as the gradients come: a vector takes the place of the matrix R. One
-block at a time is computed again from its input, so memory holds the maps of one layer, however deep the
-network and whichever way attention is computed.
+and the row of R for the classifier's input is shown. That row is r^T (1 + A_bar_n) ... (1 + A_bar_1). It is computed
+from the left, last layer first, in the order of the gradients, so a vector replaces the matrix R. Each block is
+computed again from its input, so memory holds the maps of one layer, whatever the depth and the attention path.
 
-What the paper does not say is decided so:
+Decisions that the paper leaves open:
 
-* The branches of a parallel layer each add to the residual and have gradients of their own: they are summed.
+* The branches of a parallel layer all add to the residual and have their own gradients: they are summed.
 * The two halves of an axial layer follow each other like layers.
-* MAP's probe is a query of one more attention over the grid: the row starts as its A_bar.
-* Where the grid's average is read (GAP), the start gives every patch the same; it is left out of the result, as
-  the class token's own share is.
+* MAP's probe is the query of one more attention over the grid: the row starts as its A_bar.
+* If the classifier reads the grid's average (GAP), all patches start with the same value, which is left out of the
+  result, like the class token's own share.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
-from vitrail.inspection.reading import need_vit, reading
+from vitrail.inspection.network import eval_mode, require_vit
+from vitrail.inspection.pooling import pooling_weights
 from vitrail.model.attention import Attention
 from vitrail.model.head import MAPHead
 from vitrail.model.posemb import Grid
@@ -40,27 +40,27 @@ from vitrail.model.vit import ViT
 
 @dataclass(frozen=True)
 class Relevance:
-    """What spoke for a class in each image."""
+    """How much each patch of each image supports a class."""
 
     shares: Tensor
-    """[batch, rows, columns] in float32, not negative, in no unit: compare within an image."""
+    """[batch, rows, columns] in float32, not negative and without a unit: compare values only within an image."""
     classes: Tensor
     """int64 [batch]: the class."""
 
 
 def relevance(model: ViT, images: Tensor, target: int | None = None) -> Relevance:
-    """Return what in each image speaks for class `target`, or where None for the class it is taken for.
+    """Return how much each patch supports class `target`; None: the predicted class of each image.
 
-    images as the model takes them. Raises UsageError for a network that is no ViT, has no classifier, or not
-    that class.
+    `images` are the model's input. Raises UsageError for other networks, for one without a classifier, and for a class
+    that does not exist.
     """
-    need_vit(model, "gradient-weighted relevance")
+    require_vit(model, "gradient-weighted relevance")
     classes = model.config.classes
     if model.head is None:
-        raise UsageError("this model has no classifier, so nothing speaks for a class; rollout needs none")
+        raise UsageError("this model has no classifier, which relevance needs. Use rollout instead.")
     if target is not None and not 0 <= target < classes:
         raise UsageError(f"no class {target}: this model has {classes}, numbered 0 to {classes - 1}")
-    with torch.inference_mode(False), _still(model):
+    with torch.inference_mode(False), _without_weight_gradients(model):
         grid = model.grid(images)
         inputs, last = _block_inputs(model, images, grid)
         row, start, gradient, chosen = _from_the_head(model, last, grid, target)
@@ -71,23 +71,22 @@ def relevance(model: ViT, images: Tensor, target: int | None = None) -> Relevanc
 
 
 @contextmanager
-def _still(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, without gradients for its weights."""
-    training, wanted = model.training, [p for p in model.parameters() if p.requires_grad]
-    model.eval()
+def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
+    """Put the model in eval mode, without gradients for its weights, within the block."""
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in wanted:
         parameter.requires_grad_(False)
     try:
-        yield
+        with eval_mode(model):
+            yield
     finally:
         for parameter in wanted:
             parameter.requires_grad_(True)
-        model.train(training)
 
 
 @contextmanager
 def _inputs_of(modules: list[nn.Module], seen: dict[nn.Module, tuple[Any, ...]]) -> Iterator[None]:
-    """Within the block, `seen` gets what each module was last called with."""
+    """Record the arguments of the last call of each module in `seen`, within the block."""
 
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         seen[module] = arguments
@@ -102,7 +101,7 @@ def _inputs_of(modules: list[nn.Module], seen: dict[nn.Module, tuple[Any, ...]])
 
 @torch.no_grad()
 def _block_inputs(model: ViT, images: Tensor, grid: Grid) -> tuple[list[tuple[Any, ...]], Tensor]:
-    """The arguments of every block, and what the last one gives."""
+    """Return the arguments of every block, and the output of the last one."""
     seen: dict[nn.Module, tuple[Any, ...]] = {}
     outputs: list[Tensor] = []
     keep = model.blocks[-1].register_forward_hook(lambda module, arguments, output: outputs.append(output))
@@ -115,7 +114,7 @@ def _block_inputs(model: ViT, images: Tensor, grid: Grid) -> tuple[list[tuple[An
 
 
 def _from_the_head(model: ViT, last: Tensor, grid: Grid, target: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The row to start with, its part that is not counted, the gradient of the last block's output, the classes."""
+    """Return the first row, its part that does not count, the gradient of the last block's output, and the classes."""
     pool, prefix = model.pool, model.config.prefix
     seen: dict[nn.Module, tuple[Any, ...]] = {}
     with torch.enable_grad(), _inputs_of([pool.out] if isinstance(pool, MAPHead) else [], seen):
@@ -126,7 +125,7 @@ def _from_the_head(model: ViT, last: Tensor, grid: Grid, target: int | None) -> 
         mixed = [arguments[0] for arguments in seen.values()]
         gradient, *of_mixed = torch.autograd.grad(logits.gather(1, chosen[:, None]).sum(), [leaf, *mixed])
     encoded = encoded.detach()
-    row = reading(model, encoded, grid)
+    row = pooling_weights(model, encoded, grid)
     if not isinstance(pool, MAPHead):
         return row, torch.cat([torch.zeros_like(row[:, :prefix]), row[:, prefix:]], dim=1), gradient, chosen
     with torch.no_grad():
@@ -140,7 +139,7 @@ def _from_the_head(model: ViT, last: Tensor, grid: Grid, target: int | None) -> 
 def _through(
     model: ViT, layer: int, arguments: tuple[Any, ...], row: Tensor, gradient: Tensor, grid: Grid
 ) -> tuple[Tensor, Tensor]:
-    """Row and gradient behind a block -> in front of it."""
+    """Turn row and gradient at the output of a block into those at its input."""
     places = [(axis, attention) for at, _, axis, attention in attentions(model) if at == layer]
     modules = [attention for _, attention in places]
     seen: dict[nn.Module, tuple[Any, ...]] = {}
@@ -152,7 +151,7 @@ def _through(
     del output, mixed
     behind, axis_behind = row, places[-1][0]
     for (axis, attention), of_one in reversed(list(zip(places, of_mixed, strict=True))):
-        if axis != axis_behind:  # the other half of an axial layer: it hands on what the first one gave
+        if axis != axis_behind:  # the other half of an axial layer: it continues with the row of the first half
             behind, axis_behind = row, axis
         x, bias, _ = seen[attention]
         row = row + _moved(behind, _positive(attention, x.detach(), bias, of_one), axis, grid)
@@ -161,7 +160,7 @@ def _through(
 
 @torch.no_grad()
 def _positive(attention: Attention, x: Tensor, bias: Any, of_mixed: Tensor) -> Tensor:
-    """A_bar [batch, tokens, tokens] from the gradient of the heads' results before they are projected."""
+    """Return A_bar [batch, tokens, tokens] from the gradient of the heads' outputs before the projection."""
     value = attention.project(x)[:, :, 2]
     of_mixed = of_mixed.unflatten(-1, (attention.heads, -1))
     of_maps = torch.einsum("bqhf,bkhf->bhqk", of_mixed, value)  # mixed = A value
@@ -173,7 +172,7 @@ def _weighted(maps: Tensor, of_maps: Tensor) -> Tensor:
 
 
 def _moved(row: Tensor, maps: Tensor, axis: str | None, grid: Grid) -> Tensor:
-    """row [batch, tokens] times maps [batch, tokens, tokens], or times those along each line of an axis."""
+    """Return row [batch, tokens] times maps [batch, tokens, tokens], or times those along each line of an axis."""
     if axis is None:
         return torch.einsum("bq,bqk->bk", row, maps)
     lines = row.unflatten(1, grid)

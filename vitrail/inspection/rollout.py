@@ -2,16 +2,16 @@
 
 "Quantifying Attention Flow in Transformers" (Abnar and Zuidema, 2020), computed as the paper's authors do:
 the heads of a layer are averaged, the identity is added for the residual, rows are normalised to sum to 1,
-and the layers are multiplied in order. The row of the product for what the classifier reads (`reading`) says
-what that is made of. It knows neither values nor classes; `relevance` does.
+and the layers are multiplied in order. The row of the product for the classifier's input (`pooling_weights`) is the
+share of each token in it. Rollout uses neither values nor classes; `relevance` does.
 
-What the method leaves open is decided so:
+Decisions that the method leaves open:
 
 * Relative positions act on the logits, so the maps contain them already.
-* Registers are tokens like others: what passes through them counts for the patches it came from.
+* Registers are ordinary tokens: what passes through them counts for the patches it came from.
 * The branches of a parallel layer are averaged like heads. Heads, too, are maps over the same input whose
   results are summed into the same residual, and rollout gives that sum one weight: the residual's. Treating
-  branches as layers in a row instead would let one pass on what it never saw.
+  branches as sequential layers would let one branch pass on information that it never received.
 * The two halves of an axial layer are two layers with a residual each. Attention along a row is a map over the
   whole grid that is zero outside the row, so their product reaches everywhere.
 """
@@ -21,7 +21,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.inspection.reading import need_vit, reading
+from vitrail.inspection.network import eval_mode, require_vit
+from vitrail.inspection.pooling import pooling_weights
 from vitrail.model.posemb import Grid
 from vitrail.model.taps import AttentionMap, tap_attention
 from vitrail.model.vit import ViT
@@ -30,26 +31,21 @@ from vitrail.model.vit import ViT
 def rollout(model: ViT, images: Tensor) -> Tensor:
     """Return the share of each grid token in the output, [batch, rows, columns] in float32, not negative.
 
-    images as the model takes them. Shares of the class token itself and its like are left out, so a map sums to
-    at most 1. Holds one layer's maps at a time. Raises UsageError for a network that is no ViT.
+    `images` are the model's input. Shares of the class token and other prefix tokens are left out, so a map sums to at
+    most 1. Memory holds the maps of one layer. Raises UsageError for other networks.
     """
-    need_vit(model, "attention rollout")
+    require_vit(model, "attention rollout")
     grid = model.grid(images)
     flow = _Flow(grid)
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(), tap_attention(model, flow.receive):
-            row = reading(model, model.encode(model.embed(images), grid, read=model.pool.reads), grid)
-    finally:
-        model.train(training)
+    with eval_mode(model), torch.inference_mode(), tap_attention(model, flow.receive):
+        row = pooling_weights(model, model.encode(model.embed(images), grid, read=model.pool.reads), grid)
     with torch.inference_mode():
         shares = torch.einsum("bq,bqk->bk", row, flow.joint())[:, model.config.prefix :]
     return shares.reshape(len(images), *grid).clone()
 
 
 class _Flow:
-    """Multiplies the layers' maps as they arrive."""
+    """The product of the layers' maps, multiplied as they arrive."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -58,7 +54,7 @@ class _Flow:
         self.product: Tensor | None = None
 
     def receive(self, found: AttentionMap) -> None:
-        """Take one attention's maps; branches of the same layer come one after the other."""
+        """Add the maps of one attention. Branches of the same layer come one after the other."""
         place = (found.layer, found.axis)
         if place != self.place:
             self._close_layer()
@@ -67,7 +63,7 @@ class _Flow:
         self.branches.append(_on_grid(heads_mean, found.axis, self.grid))
 
     def joint(self) -> Tensor:
-        """A_n ... A_2 A_1, [batch, tokens, tokens]; rows sum to 1."""
+        """Return A_n ... A_2 A_1, [batch, tokens, tokens]; rows sum to 1."""
         self._close_layer()
         assert self.product is not None
         return self.product
@@ -83,7 +79,7 @@ class _Flow:
 
 
 def _on_grid(maps: Tensor, axis: str | None, grid: Grid) -> Tensor:
-    """Maps along one axis as maps over the whole grid: tokens of other rows (columns) get no attention."""
+    """Return maps along one axis as maps over the whole grid: tokens of other rows (columns) get no attention."""
     rows, columns = grid
     if axis is None:
         return maps

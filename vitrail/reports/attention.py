@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
-import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -17,7 +16,7 @@ from vitrail.inspection.distance import Distances, attention_distance
 from vitrail.inspection.figures.attention import draw_distances
 from vitrail.inspection.figures.page import STYLE
 from vitrail.inspection.figures.weights import draw_positions
-from vitrail.inspection.pictures import Pictures
+from vitrail.inspection.pictures import Pictures, evenly_spaced
 from vitrail.inspection.positions import position_tiles
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
@@ -63,7 +62,7 @@ def distance_figure(model: Any, source: Listed) -> DistanceFigure | None:
     """
     if not _has_grid(model):
         return None
-    rows = np.unique(np.linspace(0, len(source) - 1, images_for(model, len(source))).round().astype(np.int64))
+    rows = evenly_spaced(len(source), images_for(model, len(source)))
     pictures = Pictures(View(source, rows), eval_transform(model.card.preprocess), _BATCH)
     found = attention_distance(model, pictures.tensors(next(model.parameters()).device))
     figure = draw_distances({"best model": found})

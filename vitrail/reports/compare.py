@@ -14,6 +14,7 @@ from vitrail.reports.cost import Config, Cost, cost_of
 from vitrail.reports.run_record import RunRecord, read_run, validation_images
 from vitrail.reports.significance import Pair, holm, pair
 from vitrail.weights.load import read_card
+from vitrail.words import distinct_labels
 
 NOT_COMPARED = ("name", "out")
 """Settings that only say where a run is stored."""
@@ -71,15 +72,6 @@ def compare(folders: Sequence[Path]) -> Comparison:
         [cost_of(run, _config(run, label, notes)) for run, label in zip(runs, labels, strict=True)],
         notes,
     )
-
-
-def distinct_labels(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of absolute paths that are all different."""
-    for parts in range(1, max(len(path.parts) for path in paths) + 1):
-        labels = ["/".join(path.parts[-parts:]) for path in paths]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [str(path) for path in paths]
 
 
 def differing_settings(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:

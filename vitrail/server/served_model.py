@@ -22,10 +22,9 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.errors import DecodeError, UsageError
 from vitrail.evaluation.classify import Precision, Predict, predictor
 from vitrail.evaluation.predict import as_text
-from vitrail.inspection.maps import HeadMaps, head_maps
-from vitrail.inspection.overlay import Box, seen
+from vitrail.inspection.maps import HeadMaps, head_maps, patch_attention
+from vitrail.inspection.overlay import Box, visible_box
 from vitrail.inspection.positions import PositionTiles, position_tiles
-from vitrail.inspection.query import patch_attention
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
 from vitrail.server.limits import Refused, undecodable
@@ -107,7 +106,7 @@ class ServedModel:
             raise undecodable(error) from error
         height, width = image.shape[:2]
         pixels = self.transform(image, np.random.default_rng(0))  # nothing is random in evaluation
-        return PreparedImage(pixels, (height, width), seen(self.transform, height, width))
+        return PreparedImage(pixels, (height, width), visible_box(self.transform, height, width))
 
     def rank(self, images: list[PreparedImage]) -> list[RankedClasses | Exception]:
         """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite."""

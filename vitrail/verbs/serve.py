@@ -96,12 +96,12 @@ def load_served(
     from vitrail.model.attention import fast_math
     from vitrail.server.served_model import ServedModel
     from vitrail.training.resolve import choose_device
-    from vitrail.verbs.inspect.material import labelled
+    from vitrail.verbs.inspect.inputs import network_labels
     from vitrail.verbs.network.classifier import load_classifier
 
     fast_math()
     place = choose_device(device)
-    names = labelled(models)
+    names = network_labels(models)
     return [
         ServedModel(name, load_classifier(source, image_size), place, precision)
         for name, source in zip(names, models, strict=True)

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vitrail.inspection.distance import Distances
-from vitrail.inspection.figures.page import COLOURS, MARKERS, short, styled, wrapped
+from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, styled, wrapped
 from vitrail.inspection.maps import HeadMaps
 from vitrail.inspection.overlay import TINT, under_attention
 from vitrail.inspection.pictures import Picture
 
-PAIRS = 3
-"""Pictures beside themselves under a map, in a row."""
-ACROSS = 8
-"""Maps of heads in a row; more of them go on below."""
+PICTURES_PER_ROW = 3
+"""Pictures per row. Each takes two panels: the picture, and the picture under its map."""
+HEADS_PER_ROW = 8
+"""Maps of heads per row."""
 
 
 @styled
 def draw_distances(found: Mapping[str, Distances]) -> Figure:
     """Draw every head's mean attention distance over depth, one panel for each network.
 
-    A bar is one standard deviation over images to each side. Panels share an axis unless one network's pictures
-    are so much larger that the others could not be read.
+    A bar is one standard deviation over images to each side. Panels share an axis unless the distances of one network
+    are more than twice those of another.
     """
     figure = Figure(figsize=(3.4 * len(found) + 0.6, 3.2), layout="constrained")
     reach = [one.uniform.max() for one in found.values()]
@@ -53,7 +51,7 @@ def _distances(axes: Axes, one: Distances) -> None:
         rows = [row for row, place in enumerate(one.places) if place[1:] == (branch, axis)]
         heads = one.mean.shape[1]
         shift = (kind - (len(kinds) - 1) / 2) * 0.3
-        # heads in order of distance, side by side within the width of a layer, so that their bars stay apart
+        # heads are sorted by distance and spread over the width of a layer, so that their bars do not overlap
         offsets = np.linspace(-0.5, 0.5, heads) * 0.5 / len(kinds) if heads > 1 else np.zeros(1)
         x, y, error = [], [], []
         for row in rows:
@@ -79,14 +77,11 @@ def _distances(axes: Axes, one: Distances) -> None:
 def draw_overlays(
     title: str, quantity: str, pictures: Sequence[Picture], maps: Sequence[np.ndarray], notes: Sequence[str]
 ) -> Figure:
-    """Draw pictures, each beside itself under its map [rows, columns], with a note such as the class."""
-    rows = -(-len(pictures) // PAIRS)
-    columns = min(PAIRS, len(pictures))
+    """Draw each picture, and again under its map [rows, columns] with a note such as the class."""
+    rows = -(-len(pictures) // PICTURES_PER_ROW)
+    columns = min(PICTURES_PER_ROW, len(pictures))
     figure = Figure(figsize=(2.9 * columns, 1.75 * rows + 0.8), layout="constrained")
-    panels = figure.subplots(rows, 2 * columns, squeeze=False)
-    for axes in panels.flat:
-        axes.set_axis_off()
-        axes.set_anchor("N")  # names above pictures of a row stay in line
+    panels = picture_panels(figure, rows, 2 * columns)
     for number, (picture, shares, note) in enumerate(zip(pictures, maps, notes, strict=True)):
         left, right = panels[number // columns, 2 * (number % columns) :][:2]
         left.imshow(picture.shown)
@@ -100,12 +95,12 @@ def draw_overlays(
 
 @styled
 def draw_heads(title: str, pictures: Sequence[Picture], found: Sequence[HeadMaps], heads: Sequence[int]) -> Figure:
-    """Draw pictures, each followed by itself under the map of every head of a layer."""
+    """Draw each picture, and again under the map of every head of a layer."""
     maps = [(one, place, head) for one in found for place, head in enumerate(heads)]
-    across, lines = min(len(maps), ACROSS), -(-len(maps) // ACROSS)
+    across, lines = min(len(maps), HEADS_PER_ROW), -(-len(maps) // HEADS_PER_ROW)
     rows = len(pictures) * lines
     figure = Figure(figsize=(1.15 * (1 + across) + 0.3, 1.3 * rows + 0.9), layout="constrained")
-    panels = figure.subplots(rows, 1 + across, squeeze=False)
+    panels = picture_panels(figure, rows, 1 + across)
     for number, picture in enumerate(pictures):
         panels[number * lines, 0].imshow(picture.shown)
         panels[number * lines, 0].set_title(short(picture.name, 18), fontsize=6.5, loc="left")
@@ -113,9 +108,6 @@ def draw_heads(title: str, pictures: Sequence[Picture], found: Sequence[HeadMaps
             axes = panels[number * lines + at // across, 1 + at % across]
             axes.imshow(under_attention(picture.shown, one.shares[number, place].cpu().numpy(), picture.box))
             axes.set_title(_head_name(one, head, len(found)), fontsize=6.5, loc="left")
-    for axes in panels.flat:
-        axes.set_axis_off()
-        axes.set_anchor("N")
     _scale(figure, panels, "attention")
     figure.suptitle(wrapped(title, figure.get_figwidth()))
     return figure
@@ -127,9 +119,6 @@ def _head_name(one: HeadMaps, head: int, attentions: int) -> str:
 
 
 def _scale(figure: Figure, panels: np.ndarray, quantity: str) -> None:
-    """Say what the colours mean: each map has its own scale."""
-    look: dict[str, Any] = dict(orientation="horizontal", shrink=0.35, aspect=30, pad=0.02, panchor=False)
-    bar = figure.colorbar(ScalarMappable(cmap=TINT), ax=panels, **look)
-    bar.set_ticks([0, 1], labels=["least", "most"])
-    label = f"{quantity}, each map by its own scale; faded: not seen by the network"
-    bar.set_label(wrapped(label, figure.get_figwidth()), labelpad=2)
+    """Draw the colour scale of overlays, which differs between maps."""
+    label = f"{quantity}; every map has its own scale; faded: not seen by the network"
+    colour_scale(figure, panels, ("lowest", "highest"), label, TINT)

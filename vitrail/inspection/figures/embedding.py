@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
 from vitrail.inspection.embedding_map import EmbeddingMap
-from vitrail.inspection.figures.page import COLOURS, MARKERS, short, styled, wrapped
-from vitrail.inspection.overlay import spread
+from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, styled, wrapped
+from vitrail.inspection.overlay import interpolated
 from vitrail.inspection.patches import PatchComponents
 from vitrail.inspection.pictures import Picture
 
 NAMED = 25
-"""Up to this many classes are named on a map."""
+"""Maximum number of classes that a map names."""
 CELLS = 9
-"""Thumbnails along a side of a map, at most."""
+"""Maximum number of thumbnails along a side of a map."""
 THUMBNAIL = 64
-"""Pixels."""
+"""Longer side of a thumbnail in pixels."""
 
 
 @styled
@@ -31,20 +29,17 @@ def draw_components(
 ) -> Figure:
     """Draw pictures as rows: the picture, each component as a map, and the first three as red, green and blue.
 
-    maps [components, rows, columns] of each picture. A component has one scale for all pictures, from its 2nd to
-    its 98th percentile; the colour picture holds nothing that the maps beside it do not.
+    `maps` are [components, rows, columns], one per picture. A component has one scale for all pictures, from its 2nd to
+    its 98th percentile. The colour picture combines the first three maps.
     """
     count = len(found.directions)
     low, high = np.percentile(np.concatenate([one.reshape(count, -1) for one in maps], axis=1), [2, 98], axis=1)
     columns = 1 + count + (count >= 3)
     figure = Figure(figsize=(1.6 * columns + 0.4, 1.5 * len(pictures) + 0.9), layout="constrained")
-    panels = figure.subplots(len(pictures), columns, squeeze=False)
-    for axes in panels.flat:
-        axes.set_axis_off()
-        axes.set_anchor("N")
+    panels = picture_panels(figure, len(pictures), columns)
     for row, (picture, one) in enumerate(zip(pictures, maps, strict=True)):
         size = picture.shown.shape[:2]
-        fine = [spread(component, picture.box, *size) for component in one]
+        fine = [interpolated(component, picture.box, *size) for component in one]
         panels[row, 0].imshow(picture.shown)
         panels[row, 0].set_title(short(picture.name), fontsize=6.5, loc="left")
         for number in range(count):
@@ -57,10 +52,8 @@ def draw_components(
             colour = (np.stack(fine[:3], axis=2) - low[:3]) / span[:3]
             panels[row, -1].imshow(np.nan_to_num(np.clip(colour, 0, 1), nan=1.0))
             panels[0, -1].set_title("1, 2, 3 as red, green, blue", fontsize=6.5)
-    look: dict[str, Any] = dict(orientation="horizontal", shrink=0.35, aspect=30, pad=0.02, panchor=False)
-    bar = figure.colorbar(ScalarMappable(), ax=panels, **look)
-    bar.set_ticks([0, 1], labels=["2nd percentile", "98th"])
-    bar.set_label("place along a component, one scale for all pictures", labelpad=2)
+    label = "coordinate along a component, one scale for all pictures"
+    colour_scale(figure, panels, ("2nd percentile", "98th"), label)
     figure.suptitle(wrapped(title, figure.get_figwidth()))
     return figure
 
@@ -69,13 +62,10 @@ def draw_components(
 def draw_neighbours(
     title: str, queries: Sequence[Picture], found: Sequence[Sequence[Picture]], notes: Sequence[Sequence[str]]
 ) -> Figure:
-    """Draw each picture at the left of its nearest neighbours; `notes` has a text for every neighbour."""
+    """Draw each picture to the left of its nearest neighbours; `notes` has a text for every neighbour."""
     columns = 1 + max(len(row) for row in found)
     figure = Figure(figsize=(1.35 * columns + 0.3, 1.6 * len(queries) + 0.5), layout="constrained")
-    panels = figure.subplots(len(queries), columns, squeeze=False)
-    for axes in panels.flat:
-        axes.set_axis_off()
-        axes.set_anchor("N")
+    panels = picture_panels(figure, len(queries), columns)
     for row, query in enumerate(queries):
         panels[row, 0].imshow(query.shown)
         panels[row, 0].set_title(f"{short(query.name, 20)}\n", fontsize=6.5, loc="left", fontweight="bold")
@@ -90,7 +80,7 @@ def draw_neighbours(
 def draw_map(
     title: str, found: EmbeddingMap, labels: np.ndarray, class_names: Sequence[str], thumbnails: dict[int, np.ndarray]
 ) -> Figure:
-    """Draw points coloured by class, and beside them the same map as pictures.
+    """Draw points coloured by class, and the same map as pictures to the right.
 
     labels [N] index `class_names`, -1 is unknown; `thumbnails` are the uint8 pictures of some of the points.
     """
@@ -100,7 +90,7 @@ def draw_map(
     named = len([label for label in present if label >= 0]) <= NAMED
     for number, label in enumerate(present):
         points = found.points[labels == label]
-        name = (short(class_names[label]) if label >= 0 else "class not known") if named else None
+        name = (short(class_names[label]) if label >= 0 else "unknown class") if named else None
         colour = COLOURS[number % len(COLOURS)] if label >= 0 else "#bbbbbb"
         marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
         left.scatter(
@@ -118,7 +108,7 @@ def draw_map(
     for axes in (left, right):
         axes.set_xlabel(f"{axis} 1")
         axes.set_ylabel(f"{axis} 2")
-        if found.method == "tsne":  # its units mean nothing
+        if found.method == "tsne":  # the units of t-SNE mean nothing
             axes.set_xticks([])
             axes.set_yticks([])
     if named and len(present) > 1:
@@ -137,7 +127,7 @@ def _pin(axes: Axes, thumbnail: np.ndarray, point: np.ndarray, colour: str) -> N
 
 
 def scattered(points: np.ndarray, cells: int = CELLS) -> list[int]:
-    """Return the numbers of points to show as pictures: in each cell of a grid over the map, the most central one."""
+    """Return the points to show as pictures: the most central one in each cell of a grid over the map."""
     span = np.maximum(np.ptp(points, axis=0), np.finfo(np.float64).tiny)
     places = (points - points.min(axis=0)) / span * cells
     chosen: dict[tuple[int, int], tuple[float, int]] = {}

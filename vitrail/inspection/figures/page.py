@@ -1,7 +1,7 @@
-"""How a figure is written: one look for all, vector or pixels, and the numbers behind it beside it.
+"""Writing figures: one style for all, in vector or pixel formats, with the numbers behind them in files.
 
-Colours are those of Okabe and Ito and the map cividis, which stay apart under every kind of colour blindness;
-cividis rises in brightness, so it survives a black-and-white printer too.
+The colours of Okabe and Ito and the colour map cividis can be told apart with every kind of colour blindness. Cividis
+rises in brightness, so it also works in black and white.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Literal, ParamSpec
 
 import matplotlib
 import numpy as np
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
 from vitrail.errors import UsageError
@@ -26,7 +27,7 @@ Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")
-"""Together they tell 49 classes apart."""
+"""Colours and markers together distinguish 49 classes."""
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -38,7 +39,7 @@ STYLE: dict[Any, Any] = {
     "ytick.major.width": 0.6,
     "text.parse_math": False,  # a class named "$x$" is a name
     "image.cmap": "cividis",
-    "pdf.fonttype": 42,  # text stays text, as journals ask
+    "pdf.fonttype": 42,  # text stays text, as journals require
     "svg.fonttype": "none",
     "svg.hashsalt": "vitrail",  # the same numbers give the same bytes
     "savefig.dpi": 200,
@@ -48,16 +49,16 @@ _NO_DATE: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date"
 
 @dataclass(frozen=True)
 class Page:
-    """One thing that was looked at: its files, and what to see in them."""
+    """One result of an inspection: its files, and what to look for in them."""
 
     what: str
     files: list[Path]
     see: tuple[str, str]
-    """Two lines: what the figure shows, and what to look for."""
+    """Two sentences: what the figure shows, and what to look for."""
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Decorator: draw in the look of all figures, whatever the user's own settings are."""
+    """Decorate a drawing function: it uses the common style and ignores the user's matplotlib settings."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -70,7 +71,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 class Folder:
-    """Where figures and numbers go. Raises UsageError where that cannot be written."""
+    """The folder for figures and numbers. Writing raises UsageError if it fails."""
 
     def __init__(self, path: Path, formats: Sequence[Format] = ("png",)) -> None:
         self.path, self.formats = path, formats
@@ -80,13 +81,13 @@ class Folder:
 
         def save(path: Path) -> None:
             with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name in a script the font lacks
+                warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name with characters that the font lacks
                 figure.savefig(path, metadata=_NO_DATE[path.suffix[1:]])
 
         return [self._write(f"{name}.{format}", save) for format in self.formats]
 
     def arrays(self, name: str, **arrays: Any) -> Path:
-        """Write NAME.npz; names of images and the like are arrays of text."""
+        """Write NAME.npz. Names are arrays of text."""
         return self._write(f"{name}.npz", lambda path: np.savez_compressed(path, **arrays))
 
     def table(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
@@ -111,18 +112,18 @@ class Folder:
 
 
 def short(name: str, most: int = 26) -> str:
-    """A name that fits over a picture: the end of a path."""
+    """Return the end of a path, short enough for the title of a picture."""
     name = name.rstrip("/").rpartition("/")[2]
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most - most // 2) :]}"
 
 
 def wrapped(text: str, inches: float) -> str:
-    """The text in lines that fit a figure or panel so wide."""
+    """Return the text in lines that fit a width in inches."""
     return "\n".join(line for part in text.split("\n") for line in textwrap.wrap(part, max(int(11 * inches), 12)))
 
 
 def mosaic(tiles: np.ndarray, gap: int, fill: float = np.nan) -> np.ndarray:
-    """Put tiles [rows, columns, height, width, ...] side by side with `gap` pixels of `fill` between them."""
+    """Return tiles [rows, columns, height, width, ...] as one picture with `gap` pixels of `fill` between them."""
     rows, columns, height, width = tiles.shape[:4]
     shape = rows * (height + gap) - gap, columns * (width + gap) - gap, *tiles.shape[4:]
     canvas = np.full(shape, fill, dtype=np.float32)
@@ -131,3 +132,22 @@ def mosaic(tiles: np.ndarray, gap: int, fill: float = np.nan) -> np.ndarray:
             top, left = row * (height + gap), column * (width + gap)
             canvas[top : top + height, left : left + width] = tiles[row, column]
     return canvas
+
+
+def picture_panels(figure: Figure, rows: int, columns: int) -> np.ndarray:
+    """Return panels [rows, columns] without axes; the pictures of a row are aligned at their top."""
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set_axis_off()
+        axes.set_anchor("N")
+    return panels  # type: ignore[no-any-return]
+
+
+def colour_scale(
+    figure: Figure, panels: np.ndarray, ends: tuple[str, str], label: str, cmap: str | None = None
+) -> None:
+    """Draw a horizontal colour scale below the panels, with texts for its ends."""
+    look: dict[str, Any] = dict(orientation="horizontal", shrink=0.35, aspect=30, pad=0.02, panchor=False)
+    bar = figure.colorbar(ScalarMappable(cmap=cmap), ax=panels, **look)
+    bar.set_ticks([0, 1], labels=ends)
+    bar.set_label(wrapped(label, figure.get_figwidth()), labelpad=2)

@@ -1,4 +1,4 @@
-"""Figures of what needs no image: filters (Figure 7, left) and position similarity (Figures 7, centre, and 10)."""
+"""Figures of weights: filters (Figure 7, left) and position similarity (Figures 7, centre, and 10)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from matplotlib.figure import Figure
 
 from vitrail.inspection.figures.page import mosaic, styled, wrapped
 from vitrail.inspection.filters import Filters
+from vitrail.inspection.pictures import evenly_spaced
 from vitrail.inspection.positions import COSINE, PositionTiles
 
-ACROSS = 7
-"""Filters in a row: the paper's 28 are four rows of them."""
+FILTERS_PER_ROW = 7
+"""Filters per row. The paper's 28 filters are four rows."""
 MOST_TILES = 14
-"""Tiles along a side that can still be made out; of more positions, evenly spaced ones are shown."""
+"""Maximum number of tiles along a side. If there are more positions, an evenly spaced selection is shown."""
 
 
 @styled
 def draw_filters(found: Mapping[str, Filters]) -> Figure:
-    """Draw the principal components of filters, one panel for each network, by its name.
+    """Draw the principal components of filters, one panel for each network label.
 
-    Each component is scaled by itself around grey, which is 0. Where the channels are three they are shown as
-    colours; otherwise their mean is shown.
+    Each component has its own scale; grey is 0. Three channels are shown as colours, other numbers as their mean.
     """
     figure = Figure(figsize=(4.2 * len(found), 3.4), layout="constrained")
     panels = figure.subplots(1, len(found), squeeze=False)[0]
@@ -39,25 +39,25 @@ def draw_filters(found: Mapping[str, Filters]) -> Figure:
 
 
 def _pictures(components: np.ndarray) -> np.ndarray:
-    """[n, height, width, channels] -> one picture of ACROSS in a row, values from 0 to 1."""
+    """[n, height, width, channels] -> one picture with FILTERS_PER_ROW in a row, values from 0 to 1."""
     count, height, width, channels = components.shape
     if channels != 3:
         components = components.mean(axis=3, keepdims=True)
     largest = np.abs(components).max(axis=(1, 2, 3), keepdims=True)
     scaled = 0.5 + 0.5 * components / np.maximum(largest, np.finfo(np.float32).tiny)
-    rows = -(-count // ACROSS)
-    tiles = np.ones((rows * ACROSS, *scaled.shape[1:]), dtype=np.float32)
+    rows = -(-count // FILTERS_PER_ROW)
+    tiles = np.ones((rows * FILTERS_PER_ROW, *scaled.shape[1:]), dtype=np.float32)
     tiles[:count] = scaled
     enlarged = tiles.repeat(-(-16 // height), axis=1).repeat(-(-16 // width), axis=2)
-    canvas = mosaic(enlarged.reshape(rows, ACROSS, *enlarged.shape[1:]), gap=2, fill=1.0)
+    canvas = mosaic(enlarged.reshape(rows, FILTERS_PER_ROW, *enlarged.shape[1:]), gap=2, fill=1.0)
     return canvas if channels == 3 else canvas[:, :, 0]
 
 
 @styled
 def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
-    """Draw the tiles of one or several networks side by side (Figure 10), by their names.
+    """Draw the tiles of one or more networks, one panel for each label (Figure 10).
 
-    Panels of one quantity share their colours, so they can be compared.
+    Panels of the same quantity share their colours, so they can be compared.
     """
     columns = min(len(found), 3)
     rows = -(-len(found) // columns)
@@ -68,7 +68,7 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
     }
     for axes, (label, one) in zip(panels, found.items(), strict=False):
         low, high = limits[one.quantity]
-        down, across = (_shown(side) for side in one.values.shape[:2])
+        down, across = (evenly_spaced(side, MOST_TILES) for side in one.values.shape[:2])
         tiles = one.values[np.ix_(down, across)]
         gap = max(1, tiles.shape[2] // 7)
         whole = mosaic(tiles, gap)
@@ -94,17 +94,13 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
 
 
 def _limits(panels: list[PositionTiles]) -> tuple[float, float]:
-    """Lowest and highest value; of cosines the highest between different positions, as each is 1 with itself."""
+    """Return lowest and highest value; for cosines, without that of each position with itself, which is 1."""
     values = [one.values.reshape(one.values.shape[0] * one.values.shape[1], -1) for one in panels]
     low = min(float(one.min()) for one in values)
     if panels[0].quantity == COSINE:
         values = [one[~np.eye(len(one), dtype=bool)] for one in values if len(one) > 1]
     high = max((float(one.max()) for one in values), default=1.0)
     return (low, high) if high - low > 1e-3 else (low - 0.5, high + 0.5)
-
-
-def _shown(side: int) -> np.ndarray:
-    return np.unique(np.linspace(0, side - 1, min(side, MOST_TILES)).round().astype(int))
 
 
 def _centres(count: int, step: int, side: int) -> np.ndarray:

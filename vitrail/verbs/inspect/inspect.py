@@ -1,4 +1,4 @@
-"""`vitrail inspect`: what has this network learned, and where does it look?"""
+"""`vitrail inspect`: what a network has learned, and where it looks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from vitrail.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from vitrail.inspection.album import Subject
     from vitrail.inspection.figures.page import Folder, Page
-    from vitrail.verbs.inspect.material import Material
+    from vitrail.inspection.network import InspectedNetwork
+    from vitrail.verbs.inspect.inputs import InspectionInputs
 
 log = logging.getLogger("vitrail")
 
@@ -23,22 +23,22 @@ OF_WEIGHTS = ("filters", "positions")
 OF_PICTURES = ("distance", "rollout", "relevance", "maps", "patches")
 OF_DATA = ("neighbours", "map")
 COMPARED = (*OF_WEIGHTS, "distance")
-"""What is drawn of several networks side by side."""
+"""Figures that can show several networks."""
 SAMPLE = 12
-"""Pictures taken from a data set where none are given."""
+"""Number of pictures taken from a data set if no images are given."""
 
 
 @dataclass
 class Inspection:
-    """What was written, and what could not be."""
+    """The files that were written, and what could not be drawn."""
 
     networks: list[str]
     folder: Path
     pages: list[Page] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    """What was not asked for by name and cannot be had of this network, and why."""
+    """Figures that are not possible for this network -> the reason. Figures requested with --what raise instead."""
     unreadable: dict[str, str] = field(default_factory=dict)
-    """Images that were left out, and why."""
+    """Images that were left out -> the reason."""
 
 
 def inspect(
@@ -85,33 +85,34 @@ def inspect(
         batch_size: Number of images per batch. Memory grows with it.
         device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
     """
-    chosen, formats = _listed(what, What, "cannot inspect"), _listed(format, Format, "no figure is written as")
+    chosen, formats = _checked(what, What, "--what"), _checked(format, Format, "--format")
     if min(count, pictures, batch_size) < 1:
         raise UsageError("count, pictures and batch_size must be above 0")
     from vitrail.inspection.figures.page import Folder
     from vitrail.model.process import prepare_process
     from vitrail.training.resolve import choose_device
-    from vitrail.verbs.inspect.material import Material, labelled, load_subject, told_apart
+    from vitrail.verbs.inspect.inputs import InspectionInputs, load_network, network_labels, split_networks_and_images
 
-    networks, paths = told_apart([model, *images])
-    comparing = len(networks) > 1
+    models, paths = split_networks_and_images([model, *images])
+    comparing = len(models) > 1
     if comparing and (wrong := [name for name in chosen if name not in COMPARED]):
-        raise UsageError(f"{wrong[0]} is about one network; of several are drawn {', '.join(COMPARED)}")
+        raise UsageError(f"--what {wrong[0]} takes one network. With several networks use {', '.join(COMPARED)}.")
     prepare_process()
     place = choose_device(device)
-    labels = labelled(networks)
-    subjects = [load_subject(*pair, image_size, place) for pair in zip(networks, labels, strict=True)]
-    material = Material(networks, subjects, paths, data, split, batch_size)
+    labels = network_labels(models)
+    networks = [load_network(*pair, image_size, place) for pair in zip(models, labels, strict=True)]
+    inputs = InspectionInputs(networks, model, paths, data, split, batch_size)
     folder = Folder(Path(out), formats or ("png",))  # type: ignore[arg-type]
-    result = Inspection(labels, Path(out), unreadable=material.unreadable)
-    for name in chosen or _default(comparing, material):
+    result = Inspection(labels, Path(out), unreadable=inputs.unreadable)
+    selection = _Selection(layer, head, class_name, count, pictures)
+    for name in chosen or _default(comparing, inputs):
         try:
-            result.pages.append(_page(name, material, folder, _Chosen(layer, head, class_name, count, pictures)))
+            result.pages.append(_page(name, inputs, folder, selection))
         except UsageError as error:
             if chosen:
                 raise
             result.skipped[name] = str(error)
-    if paths and (given := len(material.source())) > pictures:
+    if paths and (given := len(inputs.source)) > pictures:
         log.warning("%d of the %d images are drawn, evenly spaced; --pictures draws more", pictures, given)
     for path, reason in result.unreadable.items():
         log.warning("left out %s: %s", path, reason)
@@ -119,8 +120,8 @@ def inspect(
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """The part of a network to look at, how many images to average over, and how many to draw."""
+class _Selection:
+    """The layer, head and class to show, the number of images to average over, and the number to draw."""
 
     layer: int | None
     head: int | None
@@ -129,78 +130,80 @@ class _Chosen:
     pictures: int
 
 
-def _listed(words: tuple[str, ...], choice: Any, complaint: str) -> tuple[str, ...]:
-    """The words, each once. Raises UsageError for one that is not of the `Literal` `choice`."""
+def _checked(words: tuple[str, ...], choice: Any, flag: str) -> tuple[str, ...]:
+    """Return each word once. Raises UsageError for a word that is not in the `Literal` `choice`."""
     valid = get_args(choice)
     for name in words:
         if name not in valid:
-            raise UsageError(f"{complaint} {name!r}.{did_you_mean(name, valid)} Valid: {', '.join(valid)}")
+            raise UsageError(f"{flag} {name!r} is not known.{did_you_mean(name, valid)} Valid: {', '.join(valid)}")
     return tuple(dict.fromkeys(words))
 
 
-def _default(comparing: bool, material: Material) -> tuple[str, ...]:
+def _default(comparing: bool, inputs: InspectionInputs) -> tuple[str, ...]:
     if comparing:
         return COMPARED
-    if material.data is not None:
+    if inputs.data is not None:
         return get_args(What)
-    return (*OF_WEIGHTS, *OF_PICTURES) if material.paths else OF_WEIGHTS
+    return (*OF_WEIGHTS, *OF_PICTURES) if inputs.paths else OF_WEIGHTS
 
 
-def _page(name: str, material: Material, folder: Folder, chosen: _Chosen) -> Page:
-    from vitrail.inspection import album
+def _page(name: str, inputs: InspectionInputs, folder: Folder, selection: _Selection) -> Page:
+    from vitrail.inspection import network_pages
 
-    subjects = material.subjects
-    subject = subjects[0]
+    networks, layer = inputs.networks, selection.layer
     if name == "filters":
-        return album.filters_page(subjects, folder)
+        return network_pages.filters_page(networks, folder)
     if name == "positions":
-        return album.positions_page(subjects, folder, chosen.layer)
+        return network_pages.positions_page(networks, folder, layer)
     if name in OF_DATA:
-        return _data_page(name, material, folder, chosen.pictures)
+        return _data_page(name, inputs, folder, selection.pictures)
     if name == "distance":
-        return album.distance_page(subjects, material.pictures(chosen.count), folder)
-    pictures = material.pictures(chosen.pictures if material.paths else min(SAMPLE, chosen.pictures))[0]
+        return network_pages.distance_page(networks, inputs.pictures(selection.count), folder)
+    network = networks[0]
+    pictures = inputs.pictures(selection.pictures if inputs.paths else min(SAMPLE, selection.pictures))[0]
     if name == "rollout":
-        return album.rollout_page(subject, pictures, folder)
+        return network_pages.rollout_page(network, pictures, folder)
     if name == "relevance":
-        return album.relevance_page(subject, pictures, folder, _class(subject, chosen.class_name))
+        target = _class_number(network, selection.class_name)
+        return network_pages.relevance_page(network, pictures, folder, target)
     if name == "maps":
-        return album.maps_page(subject, pictures, folder, chosen.layer, chosen.head)
-    return album.patches_page(subject, pictures, folder, chosen.layer)
+        return network_pages.maps_page(network, pictures, folder, layer, selection.head)
+    return network_pages.patches_page(network, pictures, folder, layer)
 
 
-def _class(subject: Subject, wanted: str | None) -> int | None:
-    """The number of a class given by name, or by number where no class has that name."""
+def _class_number(network: InspectedNetwork, wanted: str | None) -> int | None:
+    """Return the number of a class given by name, or by number if no class has that name."""
     if wanted is None:
         return None
-    if wanted in subject.class_names:
-        return subject.class_names.index(wanted)
+    if wanted in network.class_names:
+        return network.class_names.index(wanted)
     if wanted.isdecimal():
         return int(wanted)
-    hint = did_you_mean(wanted, subject.class_names)
-    known = "" if subject.class_names else " Its outputs have no names: give a number."
-    raise UsageError(f"{subject.label} knows no class {wanted!r}.{hint}{known}")
+    hint = did_you_mean(wanted, network.class_names)
+    unnamed = "" if network.class_names else " Its classes have no names: give a number."
+    raise UsageError(f"{network.label} has no class {wanted!r}.{hint}{unnamed}")
 
 
-def _data_page(name: str, material: Material, folder: Folder, most: int) -> Page:
-    from vitrail.inspection.album_data import MOST_POINTS, evenly, map_page, neighbours_page, rows_of
-    from vitrail.inspection.pictures import Pictures
+def _data_page(name: str, inputs: InspectionInputs, folder: Folder, most: int) -> Page:
+    from vitrail.inspection.data_pages import MOST_POINTS, map_page, neighbours_page, rows_of
+    from vitrail.inspection.pictures import Pictures, evenly_spaced
 
-    subject, of_data = material.subjects[0], Pictures(material.data_set(), material.subjects[0].transform)
+    network = inputs.networks[0]
+    data = Pictures(inputs.data_set, network.transform)
     if name == "map":
-        return map_page(subject.label, folder, material.embedded(MOST_POINTS), of_data)
-    among = material.embedded()
-    if material.paths:
-        (queries,) = material.pictures(most)
-        features, index = material.features(queries.source)
-        return neighbours_page(subject.label, folder, among, queries, features, index, None)
-    index = among.index[evenly(len(among.index), SAMPLE)]
+        return map_page(network.label, folder, inputs.some_features(MOST_POINTS), data)
+    among = inputs.all_features
+    if inputs.paths:
+        (queries,) = inputs.pictures(most)
+        features, index = inputs.features(queries.source)
+        return neighbours_page(network.label, folder, among, queries, features, index, None)
+    index = among.index[evenly_spaced(len(among.index), SAMPLE)]
     themselves = rows_of(index, among.index)
-    return neighbours_page(subject.label, folder, among, of_data, among.features[themselves], index, themselves)
+    return neighbours_page(network.label, folder, among, data, among.features[themselves], index, themselves)
 
 
 def show(result: Inspection) -> str:
-    """Return what was written and what to see in it, as text."""
+    """Return the written files and what to look for in them, as text."""
     lines = [f"{' and '.join(result.networks)}: written to {result.folder}/"]
     for page in result.pages:
         lines += ["", f"{page.what}: {', '.join(path.name for path in page.files)}", *(f"  {see}" for see in page.see)]

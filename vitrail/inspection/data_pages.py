@@ -1,7 +1,4 @@
-"""Pages about a data set: nearest neighbours of pictures in it, and all of it as a map.
-
-They take features as arrays; where those come from is the caller's business.
-"""
+"""Pages about a data set: the nearest neighbours of pictures, and a map of all images, from given features."""
 
 from __future__ import annotations
 
@@ -16,18 +13,18 @@ from vitrail.errors import UsageError
 from vitrail.inspection.embedding_map import embedding_map, neighbours
 from vitrail.inspection.figures.embedding import THUMBNAIL, draw_map, draw_neighbours, scattered
 from vitrail.inspection.figures.page import Folder, Page, short
-from vitrail.inspection.pictures import Picture, Pictures
+from vitrail.inspection.pictures import Picture, Pictures, evenly_spaced
 
 NEIGHBOURS = 6
 QUERIES = 6
-"""Pictures with their neighbours in a figure; the table has those of all."""
+"""Maximum number of pictures in the figure of neighbours. The table lists all."""
 MOST_POINTS = 2000
-"""Images on a map: above, t-SNE takes minutes and points hide each other."""
+"""Maximum number of images on a map. With more, t-SNE takes minutes and points hide each other."""
 
 
 @dataclass(frozen=True)
-class Embedded:
-    """Images of a data set with their features, one row each."""
+class DataFeatures:
+    """Features of the images of a data set, one row per image."""
 
     source: Listed
     features: np.ndarray
@@ -38,7 +35,7 @@ class Embedded:
     def class_of(self, row: int) -> str:
         """Return the name of an image's class."""
         label = int(self.source.labels[self.index[row]])
-        return self.source.class_names[label] if label >= 0 else "class not known"
+        return self.source.class_names[label] if label >= 0 else "unknown class"
 
     def name(self, row: int) -> str:
         """Return the name of an image."""
@@ -48,7 +45,7 @@ class Embedded:
 def neighbours_page(
     label: str,
     folder: Folder,
-    among: Embedded,
+    among: DataFeatures,
     queries: Pictures,
     features: np.ndarray,
     index: np.ndarray,
@@ -56,12 +53,12 @@ def neighbours_page(
 ) -> Page:
     """Nearest neighbours of pictures in a data set, by the cosine of their features.
 
-    features [Q, width] are those of the images `index` of `queries`; `themselves` [Q] are their own rows in
-    `among`, where they belong to it.
+    features [Q, width] belong to the images `index` of `queries`. If these images are part of `among`, `themselves` [Q]
+    are their own rows in it.
     """
     nearest, alike = neighbours(features, among.features, NEIGHBOURS, themselves=themselves)
     if not nearest.shape[1]:
-        raise UsageError("there are no other images to be neighbours")
+        raise UsageError("there are no other images in the data set, so there are no neighbours")
     names = [queries.name(int(i)) for i in index]
     rows = [
         (name, rank + 1, among.name(int(row)), among.class_of(int(row)), f"{alike[query, rank]:.6g}")
@@ -76,7 +73,7 @@ def neighbours_page(
     for query in range(min(len(names), QUERIES)):
         picture = queries.read(int(index[query]))
         near = [(int(row), reader.read(int(among.index[row]))) for row in nearest[query]]
-        if picture is None:  # it could be read when its features were made
+        if picture is None:  # it was readable when its features were computed
             continue
         shown.append(picture)
         readable = [(place, row, one) for place, (row, one) in enumerate(near) if one is not None]
@@ -85,15 +82,15 @@ def neighbours_page(
     title = f"{label}: the nearest of {len(among.index):,} images, by the cosine of their features"
     files = [*folder.figure("neighbours", draw_neighbours(title, shown, found, notes)), table]
     see = (
-        f"For each picture (left) the {nearest.shape[1]} images of the data that are most alike to the network.",
-        "Neighbours of other classes that share a background or a colour show what the features are about.",
+        f"For each picture (left), the {nearest.shape[1]} images of the data set with the most similar features.",
+        "Neighbours of another class with the same background or colour show what the features depend on.",
     )
     return Page("neighbours", files, see)
 
 
-def map_page(label: str, folder: Folder, images: Embedded, pictures: Pictures, seed: int = 0) -> Page:
-    """A data set as a map of its features; of a large one, MOST_POINTS images evenly spaced."""
-    rows = evenly(len(images.index), MOST_POINTS)
+def map_page(label: str, folder: Folder, images: DataFeatures, pictures: Pictures, seed: int = 0) -> Page:
+    """A data set as a map of its features; of a large one, MOST_POINTS evenly spaced images."""
+    rows = evenly_spaced(len(images.index), MOST_POINTS)
     found = embedding_map(images.features[rows], seed=seed)
     index = images.index[rows]
     labels = images.source.labels[index]
@@ -105,7 +102,7 @@ def map_page(label: str, folder: Folder, images: Embedded, pictures: Pictures, s
             height, width = (max(1, round(side * factor)) for side in picture.shown.shape[:2])
             thumbnails[number] = resize(picture.shown, height, width)
     how = "t-SNE" if found.method == "tsne" else "the first two principal components"
-    title = f"{label}: images laid out by their features ({how})"
+    title = f"{label}: images arranged by their features ({how})"
     files = folder.figure("map", draw_map(title, found, labels, images.source.class_names, thumbnails))
     header = ("image", "class", "x", "y")
     lines = [
@@ -114,21 +111,16 @@ def map_page(label: str, folder: Folder, images: Embedded, pictures: Pictures, s
     ]
     files.append(folder.table("map", header, lines))
     see = (
-        "Each point is an image, near those that are alike to the network; colour and shape are its class.",
-        "Classes that lie apart are told apart; points within another class are worth a look (mislabelled?)."
+        "Each point is an image, close to images with similar features. Colour and shape show its class.",
+        "The network separates classes that lie apart. Check points within another class: they may be mislabelled."
         if found.method == "pca"
-        else "Points within another class are worth a look; sizes of groups and gaps between them mean nothing.",
+        else "Check points within another class: they may be mislabelled. Group sizes and gaps mean nothing.",
     )
     return Page("map", files, see)
 
 
-def evenly(count: int, most: int) -> np.ndarray:
-    """Return at most `most` of the numbers 0 to count - 1, evenly spaced, in order."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
 def rows_of(index: Sequence[int] | np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Return where each of `index` stands in the sorted `among`, int64; -1 where it does not."""
+    """Return the position of each of `index` in the sorted `among`, int64; -1 if it is missing."""
     wanted = np.asarray(index, dtype=np.int64)
     place = np.minimum(np.searchsorted(among, wanted), len(among) - 1)
     return np.where(among[place] == wanted, place, -1)

@@ -1,19 +1,17 @@
-"""From networks and pictures to pages: each function looks at one thing, writes its figure and its numbers.
+"""Pages about networks: each function computes one thing and writes its figure and its numbers.
 
-Numbers of all images are kept, as they are one small map for each; a figure shows the first few.
+The numbers are those of all images; a figure shows only the first few.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from vitrail.data.images.geometry import Op
 from vitrail.errors import UsageError
 from vitrail.inspection.distance import attention_distance
 from vitrail.inspection.figures.attention import draw_distances, draw_heads, draw_overlays
@@ -22,6 +20,7 @@ from vitrail.inspection.figures.page import Folder, Page
 from vitrail.inspection.figures.weights import draw_filters, draw_positions
 from vitrail.inspection.filters import principal_filters
 from vitrail.inspection.maps import HeadMaps, head_maps
+from vitrail.inspection.network import InspectedNetwork
 from vitrail.inspection.patches import component_maps, patch_components
 from vitrail.inspection.pictures import Picture, Pictures, stack
 from vitrail.inspection.positions import COSINE, position_tiles
@@ -30,36 +29,14 @@ from vitrail.inspection.rollout import rollout
 
 log = logging.getLogger("vitrail")
 ON_A_PAGE = 12
-"""Pictures in a figure of overlays; more make more figures."""
+"""Maximum number of pictures in a figure of overlays. More pictures need more figures."""
 AS_ROWS = 6
-"""Pictures in a figure that gives each a row."""
+"""Maximum number of pictures in a figure with one picture per row."""
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A network that is looked into."""
-
-    label: str
-    """How figures call it."""
-    model: Any
-    """A ViT or ResNet in eval mode."""
-    transform: Op
-    """How pictures become its input."""
-    class_names: list[str]
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return next(self.model.parameters()).device
-
-    def class_name(self, number: int) -> str:
-        """Return the name of an output, or its number."""
-        return self.class_names[number] if self.class_names else f"class {number}"
-
-
-def filters_page(subjects: Sequence[Subject], folder: Folder) -> Page:
+def filters_page(networks: Sequence[InspectedNetwork], folder: Folder) -> Page:
     """Principal components of the first layer's filters (Figure 7, left)."""
-    found = {subject.label: principal_filters(subject.model) for subject in subjects}
+    found = {network.label: principal_filters(network.model) for network in networks}
     arrays: dict[str, Any] = {}
     for number, one in enumerate(found.values()):
         mark = f"_{number}" if len(found) > 1 else ""
@@ -67,15 +44,15 @@ def filters_page(subjects: Sequence[Subject], folder: Folder) -> Page:
     files = [*folder.figure("filters", draw_filters(found)), folder.arrays("filters", networks=list(found), **arrays)]
     what = "; ".join(dict.fromkeys(one.about for one in found.values()))
     see = (
-        f"What the filters are mostly made of, the commonest pattern first: {what}.",
-        "Waves, edges and colours are a plausible basis for patches; noise says that little was learned here.",
+        f"The patterns that make up most of the filters, the most frequent first: {what}.",
+        "Waves, edges and colours are a plausible basis for patches. Noise means that the layer learned little.",
     )
     return Page("filters", files, see)
 
 
-def positions_page(subjects: Sequence[Subject], folder: Folder, layer: int | None) -> Page:
-    """Similarity of positions (Figure 7, centre), of several networks side by side (Figure 10)."""
-    found = _of_each(subjects, lambda subject: position_tiles(subject.model, layer or 0))
+def positions_page(networks: Sequence[InspectedNetwork], folder: Folder, layer: int | None) -> Page:
+    """Similarity of positions (Figure 7, centre), for one or more networks (Figure 10)."""
+    found = _of_each(networks, lambda network: position_tiles(network.model, layer or 0))
     arrays = {}
     for number, one in enumerate(found.values()):
         arrays["similarity" + (f"_{number}" if len(found) > 1 else "")] = one.values
@@ -83,20 +60,20 @@ def positions_page(subjects: Sequence[Subject], folder: Folder, layer: int | Non
     files.append(folder.arrays("positions", networks=list(found), **arrays))
     quantities = " and ".join(dict.fromkeys(one.quantity for one in found.values()))
     see = (
-        f"Each tile stands for one position and shows its {quantities} with every position, itself included.",
-        "Where they were learned, bright near the tile's own place, or along its row and column, means that the "
-        "network has found out how patches lie."
+        f"Each tile stands for one position and shows its {quantities} with all positions, including itself.",
+        "If learned positions are similar near the tile's own place, or along its row and column, the network has "
+        "learned how patches are arranged."
         if COSINE in quantities
-        else "Bright near the tile's own place: patches attend to their neighbours before they look at any content.",
+        else "High values near the tile's own place: patches attend to their neighbours, whatever these contain.",
     )
     return Page("positions", files, see)
 
 
-def distance_page(subjects: Sequence[Subject], pictures: Sequence[Pictures], folder: Folder) -> Page:
-    """Mean attention distance (Figures 7, right, and 11), of several networks side by side."""
-    of = {subject.label: one for subject, one in zip(subjects, pictures, strict=True)}
+def distance_page(networks: Sequence[InspectedNetwork], pictures: Sequence[Pictures], folder: Folder) -> Page:
+    """Mean attention distance (Figures 7, right, and 11), for one or more networks."""
+    of = {network.label: one for network, one in zip(networks, pictures, strict=True)}
     found = _of_each(
-        subjects, lambda subject: attention_distance(subject.model, of[subject.label].tensors(subject.device))
+        networks, lambda network: attention_distance(network.model, of[network.label].tensors(network.device))
     )
     rows = [
         (label, layer, branch, axis or "", head, f"{one.mean[row, head]:.6g}", f"{one.spread[row, head]:.6g}")
@@ -111,73 +88,73 @@ def distance_page(subjects: Sequence[Subject], pictures: Sequence[Pictures], fol
     see = (
         f"How far each head looks, in pixels of the input, over {one.images} images: "
         f"{first.min():.1f} to {first.max():.1f} in the first layer, {last.min():.1f} to {last.max():.1f} in the last.",
-        f"Near 0 is local, as a small convolution is; {one.uniform.max():.1f} (dashed) is attention to all alike. "
-        "Well-trained networks have both in their first layers.",
+        f"Near 0 is local, like a small convolution; {one.uniform.max():.1f} (dashed) is equal attention to all. "
+        "Well-trained networks have both kinds of heads in their first layers.",
     )
     return Page("distance", files, see)
 
 
-def _of_each(subjects: Sequence[Subject], look: Callable[[Subject], Any]) -> dict[str, Any]:
-    """What is found in each network, by its name; the reason why one has nothing to show is told."""
+def _of_each(networks: Sequence[InspectedNetwork], look: Callable[[InspectedNetwork], Any]) -> dict[str, Any]:
+    """Return the result of `look` by network label. A network without a result is logged and left out."""
     found, reason = {}, None
-    for subject in subjects:
+    for network in networks:
         try:
-            found[subject.label] = look(subject)
+            found[network.label] = look(network)
         except UsageError as error:
             reason = error
-            if len(subjects) > 1:
-                log.warning("%s: %s", subject.label, error)
+            if len(networks) > 1:
+                log.warning("%s: %s", network.label, error)
     if not found:
         assert reason is not None
         raise reason
     return found
 
 
-def rollout_page(subject: Subject, pictures: Pictures, folder: Folder) -> Page:
+def rollout_page(network: InspectedNetwork, pictures: Pictures, folder: Folder) -> Page:
     """Attention rollout over pictures (Figures 6 and 14)."""
 
     def look(batch: list[Picture]) -> tuple[np.ndarray, list[str]]:
-        shares = rollout(subject.model, stack(batch, subject.device)).cpu().numpy()
+        shares = rollout(network.model, stack(batch, network.device)).cpu().numpy()
         return shares, ["under rollout"] * len(batch)
 
-    title = f"{subject.label}: attention from what the classifier reads to the picture (rollout)"
-    files, _ = _overlays("rollout", title, "share in what the classifier reads", pictures, folder, look)
+    title = f"{network.label}: attention of the classifier's input to the picture (rollout)"
+    files, _ = _overlays("rollout", title, "share in the classifier's input", pictures, folder, look)
     see = (
-        "Where information can reach the output through attention, all layers together; yellow is most.",
-        "A trained network attends to what the picture is of. It is the same for every class: see relevance.",
+        "Where information can come from through attention, over all layers. Yellow is the most.",
+        "A trained network attends to the main object. The map is the same for every class; relevance is not.",
     )
     return Page("rollout", files, see)
 
 
-def relevance_page(subject: Subject, pictures: Pictures, folder: Folder, target: int | None) -> Page:
+def relevance_page(network: InspectedNetwork, pictures: Pictures, folder: Folder, target: int | None) -> Page:
     """Gradient-weighted relevance over pictures."""
     classes: list[int] = []
 
     def look(batch: list[Picture]) -> tuple[np.ndarray, list[str]]:
-        found = relevance(subject.model, stack(batch, subject.device), target)
+        found = relevance(network.model, stack(batch, network.device), target)
         classes.extend(found.classes.tolist())
-        return found.shares.cpu().numpy(), [f"for {subject.class_name(k)}" for k in found.classes.tolist()]
+        return found.shares.cpu().numpy(), [f"for {network.class_name(k)}" for k in found.classes.tolist()]
 
-    title = f"{subject.label}: what speaks for a class (gradient-weighted relevance)"
+    title = f"{network.label}: which parts support a class (gradient-weighted relevance)"
     files, names = _overlays("relevance", title, "relevance", pictures, folder, look)
-    rows = [(name, subject.class_name(k)) for name, k in zip(names, classes, strict=True)]
+    rows = [(name, network.class_name(k)) for name, k in zip(names, classes, strict=True)]
     files.append(folder.table("relevance-classes", ("image", "class"), rows))
-    of = "the class it is taken for" if target is None else repr(subject.class_name(target))
+    of = "the predicted class" if target is None else repr(network.class_name(target))
     see = (
-        f"Which parts of each picture speak for {of}, by attention times its gradient.",
-        "Off the object, or on a mark or border all pictures of a class share, it warns of a shortcut.",
+        f"Which parts of each picture support {of}: attention times its gradient.",
+        "Relevance outside the object, or on a mark that all pictures of a class share, is a sign of a shortcut.",
     )
     return Page("relevance", files, see)
 
 
 Look = Callable[[list[Picture]], tuple[np.ndarray, list[str]]]
-"""Pictures -> maps [pictures, rows, columns] and a note for each."""
+"""Pictures -> maps [pictures, rows, columns] and one note per picture."""
 
 
 def _overlays(
     name: str, title: str, quantity: str, pictures: Pictures, folder: Folder, look: Look
 ) -> tuple[list[Any], list[str]]:
-    """Write figures of ON_A_PAGE pictures as they come and the maps of all; return files and the pictures' names."""
+    """Write figures of ON_A_PAGE pictures each and the maps of all; return files and the names of the pictures."""
     files: list[Any] = []
     waiting: list[tuple[Picture, np.ndarray, str]] = []
     kept: list[np.ndarray] = []
@@ -204,15 +181,17 @@ def _overlays(
     return [*files, folder.arrays(name, image=names, map=np.stack(kept), seen=np.array(parts))], names
 
 
-def maps_page(subject: Subject, pictures: Pictures, folder: Folder, layer: int | None, head: int | None) -> Page:
-    """The maps of one layer, of every head or of one."""
+def maps_page(
+    network: InspectedNetwork, pictures: Pictures, folder: Folder, layer: int | None, head: int | None
+) -> Page:
+    """Attention maps of one layer, of all heads or of one."""
     layer = -1 if layer is None else layer
     shown: list[Picture] = []
     first: list[list[HeadMaps]] = []
     arrays: list[np.ndarray] = []
     names: list[str] = []
     for batch in pictures:
-        found = head_maps(subject.model, stack(batch, subject.device), layer, head)
+        found = head_maps(network.model, stack(batch, network.device), layer, head)
         arrays.append(np.stack([one.shares.cpu().numpy() for one in found], axis=1))
         names += [picture.name for picture in batch]
         if len(shown) < AS_ROWS:
@@ -222,37 +201,37 @@ def maps_page(subject: Subject, pictures: Pictures, folder: Folder, layer: int |
         HeadMaps(one.layer, one.branch, one.axis, torch.cat([batch[place].shares for batch in first]))
         for place, one in enumerate(first[0])
     ]
-    heads = list(range(subject.model.config.heads))
+    heads = list(range(network.model.config.heads))
     heads = heads if head is None else [heads[head]]
-    title = f"{subject.label}: attention of layer {joined[0].layer} from what the classifier reads, head by head"
+    title = f"{network.label}: attention of layer {joined[0].layer} from the classifier's input, by head"
     files = folder.figure("maps", draw_heads(title, shown[:AS_ROWS], joined, heads))
     files.append(folder.arrays("maps", image=names, map=np.concatenate(arrays), layer=joined[0].layer, head=heads))
     see = (
-        f"Where each head of layer {joined[0].layer} looks, on its own; every map has its own scale.",
-        "Heads that look at different things share the work; alike ones could be spared.",
+        f"Where each head of layer {joined[0].layer} looks. Every map has its own scale.",
+        "Heads that look at different things complement each other; heads that look alike may be redundant.",
     )
     return Page("maps", files, see)
 
 
-def patches_page(subject: Subject, pictures: Pictures, folder: Folder, layer: int | None) -> Page:
-    """Principal components of patch tokens over pictures."""
-    found = patch_components(subject.model, pictures.tensors(subject.device), layer=layer)
+def patches_page(network: InspectedNetwork, pictures: Pictures, folder: Folder, layer: int | None) -> Page:
+    """Principal components of patch tokens, as maps over pictures."""
+    found = patch_components(network.model, pictures.tensors(network.device), layer=layer)
     shown: list[Picture] = []
     maps: list[np.ndarray] = []
     names: list[str] = []
     for batch in pictures:
-        maps.append(component_maps(subject.model, stack(batch, subject.device), found))
+        maps.append(component_maps(network.model, stack(batch, network.device), found))
         names += [picture.name for picture in batch]
         shown += batch if len(shown) < AS_ROWS else []
     kept = np.concatenate(maps)
-    where = "the last layer" if layer is None else f"layer {layer % subject.model.config.depth}"
-    title = f"{subject.label}: principal components of the patch tokens of {where}"
+    where = "the last layer" if layer is None else f"layer {layer % network.model.config.depth}"
+    title = f"{network.label}: principal components of the patch tokens of {where}"
     shown = shown[:AS_ROWS]
     files = folder.figure("patches", draw_components(title, shown, list(kept[: len(shown)]), found))
     numbers = {"mean": found.mean, "directions": found.directions, "explained": found.explained}
     files.append(folder.arrays("patches", image=names, map=kept, **numbers))
     see = (
-        f"Along which directions patch tokens of {where} differ most, the same ones for all pictures.",
-        "Parts that get one colour in different pictures are one thing to the network.",
+        f"The directions in which patch tokens of {where} differ most, the same for all pictures.",
+        "The network treats parts with the same colour in different pictures as similar.",
     )
     return Page("patches", files, see)
