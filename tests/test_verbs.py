@@ -285,7 +285,7 @@ def test_resume_finds_the_newest_run(photos: Path, tmp_path: Path) -> None:
 def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run folder"):
         vitrail.train(resume=tmp_path)
-    with pytest.raises(UsageError, match="leave --recipe out"):
+    with pytest.raises(UsageError, match="remove --recipe"):
         vitrail.train(resume=tmp_path, recipe="digits")
 
 
