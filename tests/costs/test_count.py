@@ -45,3 +45,16 @@ def test_every_token_gives_the_models_own_logits() -> None:
     nn.init.normal_(model.head.weight)
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(every_token(model, images), model(images))
+
+
+def test_the_private_names_of_torch_that_counting_needs_exist() -> None:
+    """A version of torch without them needs other ways to count in `costs/count.py` and `costs/memory.py`."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert torch.empty(2, device="cuda").device.type == "cuda"  # on a machine without a GPU, too
+    assert issubclass(FakeTensorMode, TorchDispatchMode) and tree_leaves([1, [2]]) == [1, 2]
+    assert torch.ones(1).untyped_storage()._cdata
+    assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
