@@ -1,4 +1,4 @@
-"""What goes with a program so that somebody else can use it: input, preprocessing, output, classes, origin."""
+"""The description of an exported program, so that others can use it: input, preprocessing, output, classes, origin."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ VERSION = 1
 
 
 def describe(card: Card, to: str, output: str, precision: str, width: int, checksum: str) -> dict[str, Any]:
-    """Return what is written about a program, as JSON values.
+    """Return the description of a program as JSON values.
 
-    `width` is how many numbers come out per image, `checksum` that of the tensors it was made of.
+    `width` is the number of outputs per image. `checksum` is the SHA-256 of the model's tensors.
     """
     how = card.preprocess
     values = card.to_dict()
@@ -48,10 +48,10 @@ def describe(card: Card, to: str, output: str, precision: str, width: int, check
 
 
 def steps(how: Preprocess) -> dict[str, Any]:
-    """Return a preprocessing as two steps with sizes in pixels (height, width).
+    """Return a preprocessing as a resize and a centre crop, with sizes in pixels (height, width).
 
-    "cover": scale, aspect ratio kept, to the smallest picture that covers `size`; "squash": scale to `size`. Then
-    the middle `crop`.
+    Resize "cover" scales to the smallest image that covers `size` and preserves the aspect ratio. Resize "squash"
+    scales to exactly `size`.
     """
     if how.resize == "squash":
         mode, size = "squash", how.image_size
@@ -67,8 +67,12 @@ def steps(how: Preprocess) -> dict[str, Any]:
 
 
 def card_in(about: Mapping[str, Any]) -> Card:
-    """Return the model card in what `describe` wrote. Raises ExportError for anything else."""
+    """Return the model card that is part of a description. Raises ExportError if `describe` did not write it."""
     if about.get("format") != FORMAT or about.get("version") != VERSION:
-        raise ExportError(f"no program of this vitrail: its description is not of format {FORMAT}, version {VERSION}")
+        raise ExportError(
+            f"this program was not exported by this version of vitrail: its description has format "
+            f"{about.get('format')!r}, version {about.get('version')!r}, not {FORMAT!r}, version {VERSION}. Export the "
+            "model again (vitrail export)"
+        )
     own = {name: about[name] for name in ("class_names", "source", "licence", "metrics", "provenance")}
     return Card.from_dict({**about["card"], **own})

@@ -1,4 +1,4 @@
-"""The kinds of program a model can be exported as, and what each needs. Torch-free."""
+"""The kinds of program that a model can be exported to, and the packages that each needs. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ To = Literal["onnx", "openvino", "program"]
 Precision = Literal["float32", "float16", "bf16"]
 Output = Literal["logits", "probabilities", "features"]
 Run = Callable[["np.ndarray"], "np.ndarray"]
-"""uint8 images [batch, channels, height, width] -> float32 [batch, outputs], computed by a program's own runtime"""
+"""uint8 images [batch, channels, height, width] -> float32 [batch, outputs], computed by the program's runtime"""
 INPUT = "images"
-"""What the input of every program is called."""
+"""Name of the input of every program."""
 CARD = "card.json"
-"""The file that says how a program is used, beside it."""
+"""File beside a program that describes how to use it."""
 
 
 class Opened(NamedTuple):
-    """A program that was read back."""
+    """A program that was opened."""
 
     run: Run
     about: dict[str, Any]
-    """What it says of itself: `vitrail.exports.describe`; empty where it says nothing."""
+    """Its description (`vitrail.exports.describe`); empty if it has none."""
 
 
 class Runtime(Protocol):
-    """What the module of a kind has."""
+    """The functions that the module of each kind has."""
 
     def write(self, traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
-        """Write a traced network, and what its card says, to `path`; other files go beside it."""
+        """Write a traced network and its description to `path`, further files beside it."""
         ...
 
     def read(self, path: Path) -> Opened:
-        """Open what was written. Raises ExportError where the runtime refuses it."""
+        """Open the program at `path`. Raises ExportError if the runtime rejects it."""
         ...
 
 
@@ -52,11 +52,11 @@ class Kind:
     file: str
     """Name of its file."""
     packages: tuple[str, ...]
-    """What writing it and reading it back needs; the last one runs it."""
+    """Packages needed to write it and to read it; the last one runs it."""
     precisions: tuple[Precision, ...]
-    """Types its weights can have, where its runtime can do with them on a CPU."""
+    """Types that its weights can have. Its runtime supports them on a CPU."""
     traced: tuple[Precision, ...]
-    """Of these, the ones the network itself is traced in; of the others, only the weights are stored so."""
+    """Precisions in which the network itself is traced. In the other precisions only the weights are stored."""
 
 
 KINDS: dict[str, Kind] = {
@@ -67,9 +67,9 @@ KINDS: dict[str, Kind] = {
 
 
 def runtime(to: str, *, writing: bool = True) -> Runtime:
-    """Return the module of a kind. Raises UsageError, naming the extra, where a package it needs is not installed.
+    """Return the module of a kind. Raises UsageError, naming the extra, if a package it needs is not installed.
 
-    Only the last one is needed where nothing is written.
+    Reading a program needs only the last of its packages.
     """
     for package in KINDS[to].packages if writing else KINDS[to].packages[-1:]:
         try:
@@ -81,7 +81,7 @@ def runtime(to: str, *, writing: bool = True) -> Runtime:
 
 
 def find_program(source: str | Path) -> Path | None:
-    """Return the program that `source`, a file or a folder, is; None where it is something else."""
+    """Return the file of the program at `source`, a file or a folder; None if there is no program."""
     path = Path(source).expanduser()
     files = [path]
     if path.is_dir():
@@ -91,7 +91,7 @@ def find_program(source: str | Path) -> Path | None:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of the innermost message that says something."""
+    """Return the first line of the innermost message that is not empty."""
     texts = [type(error).__name__]
     cause: BaseException | None = error
     while cause is not None:

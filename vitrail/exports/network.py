@@ -1,7 +1,7 @@
-"""The network as it is handed to another runtime: for one image size, with all that does not depend on the image done.
+"""The network as another runtime gets it: a graph for one image size, with everything computed that is fixed.
 
-uint8 images go in; the normalisation is part of the first layer or in front of it, kernels are standardised, norms and
-LayerScale folded into the layers beside them (`vitrail.model.frozen`), and positions are looked up for this size.
+uint8 images go in. The normalisation is part of the first layer or in front of it, kernels are standardised, norms and
+LayerScale are folded into the layers beside them (`vitrail.model.frozen`), and positions are computed for this size.
 """
 
 from __future__ import annotations
@@ -9,13 +9,48 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
 
-from vitrail.exports.kinds import Output
+from vitrail.errors import ExportError
+from vitrail.exports.kinds import INPUT, Output, reason
+from vitrail.model.attention import attention_path
 from vitrail.model.frozen import freeze
 from vitrail.model.posemb import Grid, Positions
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.stems.patch import LinearStem
 from vitrail.model.vit import ViT
+
+EXAMPLES = 2
+"""Number of images to trace with. With a single image torch would fix the batch size to 1."""
+
+
+def trace(model: ViT | ResNet, size: tuple[int, int], output: Output, dtype: torch.dtype) -> ExportedProgram:
+    """Return the program uint8 images [batch, channels, *size] -> `output` of a model, for any batch size.
+
+    `size` is in pixels. Raises UsageError for a size that does not fit the model, and ExportError, with torch's
+    reason, if torch cannot write the network as a graph.
+    """
+    network = Exportable(model, size, output, dtype)
+    example = torch.zeros(EXAMPLES, model.config.channels, *size, dtype=torch.uint8)
+    try:
+        with torch.no_grad(), attention_path("fused"):
+            return export(network, (example,), dynamic_shapes={INPUT: {0: Dim("batch", min=1)}}, strict=False)
+    except Exception as error:  # traced code may raise anything: torch has no common class for it
+        raise ExportError(f"torch.export cannot trace this network: {reason(error)}") from error
+
+
+def outputs_per_image(traced: ExportedProgram) -> int:
+    """Return the number of outputs that a traced program computes for each image."""
+    (result,) = traced.graph.output_node().args[0]  # type: ignore[misc]
+    return int(result.meta["val"].shape[1])
+
+
+def compute(network: ViT | ResNet, images: Tensor, output: Output) -> Tensor:
+    """Return `output` of a network, float32 [batch, classes or features], for uint8 images."""
+    if output == "features":
+        return network.features(images).float()
+    logits = network(images).float()
+    return logits.softmax(dim=1) if output == "probabilities" else logits
 
 
 class Exportable(nn.Module):
@@ -29,7 +64,7 @@ class Exportable(nn.Module):
         self.output = output
         self.network = freeze(model, dtype, portable=True)
         if isinstance(model, ViT) and isinstance(self.network, ViT):
-            if isinstance(model.stem, LinearStem):  # folded in the type it is in, then rounded
+            if isinstance(model.stem, LinearStem):  # folded in its own type, then rounded to dtype
                 self.network.stem = PatchConvolution(model.stem).to(dtype)
             grid = model.grid(torch.empty(model.config.channels, *size, device="meta"))
             fixed = FixedPositions(self.network.positions, grid)
@@ -39,14 +74,11 @@ class Exportable(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
-        if self.output == "features":
-            return self.network.features(images).float()  # type: ignore[operator]
-        logits = self.network(images).float()
-        return logits.softmax(dim=1) if self.output == "probabilities" else logits
+        return compute(self.network, images, self.output)  # type: ignore[arg-type]
 
 
 class PatchConvolution(nn.Module):
-    """A `LinearStem` as the one convolution that it is, with the normalisation of uint8 images folded into it."""
+    """A `LinearStem` as one convolution, with the normalisation of uint8 images folded into its weight and bias."""
 
     folds_pixels = True
 
@@ -63,9 +95,9 @@ class PatchConvolution(nn.Module):
 
 
 class BorderedPool(nn.Module):
-    """`RootPool`, its zeros as a part of the map.
+    """`RootPool` with its border of zeros concatenated to the maps.
 
-    Zeros that are padded in front of a maximum ONNX Runtime (1.31) takes for the maximum's own padding, which is -inf.
+    ONNX Runtime (1.31) mistakes zeros that are padded before a maximum for the maximum's own padding, which is -inf.
     """
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -77,13 +109,13 @@ class BorderedPool(nn.Module):
 
 
 class FixedPositions(nn.Module):
-    """What `Positions` add to the tokens of one grid, computed beforehand."""
+    """The position embeddings that `Positions` adds to the tokens of one grid, computed in advance."""
 
     def __init__(self, positions: Positions, grid: Grid) -> None:
         super().__init__()
         self.at_input, self.copies = positions.at_input, positions.copies
         if positions.config.positions in ("relative", "relative_bias"):
-            self.positions = positions  # the blocks ask it for biases; here its tables are found
+            self.positions = positions  # the blocks compute their biases with it; as a submodule it is traced
         with torch.no_grad():
             for layer in (None,) if self.at_input else range(self.copies):
                 tokens = positions.tokens(layer, grid)

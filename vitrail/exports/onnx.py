@@ -1,4 +1,4 @@
-"""ONNX: written by torch.onnx, read by ONNX Runtime."""
+"""ONNX programs: torch.onnx writes them, ONNX Runtime reads them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
-    """Write `path`, each entry of `about` as JSON in its metadata; weights above 1.5 GB go to a file beside it.
+    """Write `path`, with each entry of `about` as JSON in its metadata. Weights above 1.5 GB go to a file beside it.
 
-    Raises ExportError, naming the operator, where ONNX has none for what the network does.
+    Raises ExportError, naming the operator, if the network has an operator that ONNX does not have.
     """
     try:
-        with _hushed("onnxscript", "onnx_ir", "torch.onnx"):
+        with _errors_only("onnxscript", "onnx_ir", "torch.onnx"):
             program = torch.onnx.export(
                 traced, input_names=[INPUT], output_names=[about["output"]["name"]], dynamo=True, verbose=False
             )
@@ -37,8 +37,8 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _hushed(*names: str) -> Iterator[None]:
-    """Let loggers say errors only: what they warn of, such as constants that stay as they are, is compared anyway."""
+def _errors_only(*names: str) -> Iterator[None]:
+    """Let these loggers log errors only. The parity check finds any difference that they would warn about."""
     before = {name: logging.getLogger(name).level for name in names}
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -50,14 +50,14 @@ def _hushed(*names: str) -> Iterator[None]:
 
 
 def read(path: Path) -> Opened:
-    """Open `path` with ONNX Runtime, on the CPU. Raises ExportError where it refuses the program."""
+    """Open `path` with ONNX Runtime on the CPU. Raises ExportError if ONNX Runtime rejects the program."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; its warnings are about its own choices
+    options.log_severity_level = 3  # errors only: its warnings are about its own optimisations
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no common base
+    except Exception as error:  # its exceptions have no common base class
         raise ExportError(f"ONNX Runtime {onnxruntime.__version__} does not run it: {reason(error)}") from error
 
     def run(images: np.ndarray) -> np.ndarray:
@@ -66,5 +66,5 @@ def read(path: Path) -> Opened:
         except Exception as error:
             raise ExportError(f"ONNX Runtime {onnxruntime.__version__} does not run it: {reason(error)}") from error
 
-    inside = session.get_modelmeta().custom_metadata_map
-    return Opened(run, {key: json.loads(text) for key, text in inside.items()} if "format" in inside else {})
+    metadata = session.get_modelmeta().custom_metadata_map
+    return Opened(run, {key: json.loads(text) for key, text in metadata.items()} if "format" in metadata else {})

@@ -1,4 +1,4 @@
-"""OpenVINO: its intermediate representation, made from ONNX by its own reader, and read by its CPU plugin."""
+"""OpenVINO programs: OpenVINO converts an ONNX program to its intermediate representation and runs it on the CPU."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 SECTION = "vitrail"
-"""Where in the runtime information of a model its card is."""
+"""Section of a model's runtime information that holds its description."""
 
 
 def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     """Write `path` (.xml) and the weights beside it (.bin), with each entry of `about` as JSON.
 
-    Weights are stored in the precision that `about` says, and computed with in float32. Raises ExportError where
-    the network has an operator that ONNX or OpenVINO does not have.
+    Weights are stored in the precision that `about` names and computed with in float32. Raises ExportError if the
+    network has an operator that ONNX or OpenVINO does not have.
     """
-    # not openvino.convert_model, which tells Intel about each conversion
+    # openvino.convert_model would report each conversion to Intel
     import openvino
 
     with TemporaryDirectory(dir=path.parent) as folder:
@@ -42,13 +42,13 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> Opened:
-    """Open `path` on the CPU, in float32. Raises ExportError where it is refused."""
+    """Open `path` on the CPU in float32. Raises ExportError if OpenVINO rejects it."""
     import openvino
 
     core = openvino.Core()
     try:
         model = core.read_model(path)
-        # left to itself it computes in bfloat16 where the processor can
+        # without this hint OpenVINO computes in bfloat16 if the processor supports it
         compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     except RuntimeError as error:
         raise ExportError(f"OpenVINO {openvino.__version__} does not run it: {reason(error)}") from error

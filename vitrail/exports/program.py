@@ -1,4 +1,4 @@
-"""PyTorch's own exported program, which needs no source code of ours to be run: `torch.export.load(path)`."""
+"""PyTorch's exported programs, which run without the source code of vitrail: `torch.export.load(path)`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
-    """Write `path`, with `about` as JSON inside."""
-    traced.example_inputs = None  # would be written as a pickle
-    buffer = io.BytesIO()  # torch's own writer ends the process where a disk is full
+    """Write `path`, with `about` as JSON in it."""
+    traced.example_inputs = None  # torch would write them as a pickle
+    buffer = io.BytesIO()  # torch's file writer ends the process if the disk is full
     torch.export.save(traced, buffer, extra_files={CARD: json.dumps(about, ensure_ascii=False)})
     path.write_bytes(buffer.getbuffer())
 
 
 def read(path: Path) -> Opened:
-    """Open `path`, which must be one's own: torch may run code that it finds in such a file."""
-    inside = {CARD: "{}"}
-    module = torch.export.load(path, extra_files=inside).module()
+    """Open `path`, a file from a trusted origin: torch may run code that it finds in the file."""
+    extra_files = {CARD: "{}"}
+    module = torch.export.load(path, extra_files=extra_files).module()
 
     def run(images: np.ndarray) -> np.ndarray:
         with torch.no_grad():
             return module(torch.from_numpy(images)).numpy()
 
-    return Opened(run, json.loads(inside[CARD]))
+    return Opened(run, json.loads(extra_files[CARD]))

@@ -1,4 +1,4 @@
-"""A model as a program for another runtime: written beside its place, read back by that runtime, compared, let in."""
+"""Export a model to another runtime: write the program, run it in that runtime, compare, then put it in its place."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe
 from vitrail.exports.kinds import CARD, KINDS, Output, Precision, To, runtime
-from vitrail.exports.parity import BATCHES, Parity, compare, made_up, real_images
-from vitrail.exports.trace import trace, width
+from vitrail.exports.network import outputs_per_image, trace
+from vitrail.exports.parity import BATCHES, Parity, compare, synthetic_images, real_images
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
@@ -30,7 +30,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bflo
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from the network."""
+    """The files that were written, and how far the program's outputs are from the network's."""
 
     folder: Path
     to: To
@@ -62,32 +62,33 @@ def export_model(
     images: Sequence[str | Path] = (),
     overwrite: bool = False,
 ) -> Exported:
-    """Write `model`, float32 on the CPU, as a program into `folder`, with a card.json that says how it is used.
+    """Write `model`, float32 on the CPU, as a program into `folder`, with a card.json that describes how to use it.
 
-    The program takes uint8 images [batch, channels, height, width] of the card's size, any number of them. It is
-    read back by its own runtime and compared with the model on `images` (files, folders, patterns), or on made-up
-    ones, before it takes its place: otherwise nothing is left. Files that are there already are replaced only with
-    `overwrite`.
+    The program takes uint8 images [batch, channels, height, width] of the card's size, in batches of any size. Its
+    runtime runs it on `images` (files, folders, patterns), or on synthetic images, and its outputs are compared with
+    the model's. Only if they agree is the program put into `folder`; otherwise nothing remains. Existing files are
+    replaced only with `overwrite`.
 
-    Raises UsageError for an impossible wish or a package that is not installed; ExportError where the network cannot
-    be expressed, the numbers differ, or the folder is taken or cannot be written; DataError for unusable `images`.
+    Raises UsageError for invalid arguments or a package that is not installed; ExportError if the network cannot be
+    expressed, the outputs differ, or the folder is taken or cannot be written; DataError for unusable `images`.
     """
     folder = Path(folder).expanduser()
     card = card_of(model)
     check(card, folder, to, output, precision, overwrite)
-    kind, back = KINDS[to], runtime(to)
-    seen, real = _images(images, card)
+    kind, module = KINDS[to], runtime(to)
+    compared, real = _images(images, card)
     try:
         with beside(folder) as temporary:
             temporary.mkdir()
             dtype = DTYPES[precision if precision in kind.traced else "float32"]
             traced = trace(model, card.preprocess.image_size, output, dtype)
-            about = describe(card, to, output, precision, width(traced), checksum(model.state_dict()))
-            back.write(traced, temporary / kind.file, about)
+            about = describe(card, to, output, precision, outputs_per_image(traced), checksum(model.state_dict()))
+            module.write(traced, temporary / kind.file, about)
             name = kind.packages[-1]
-            ran_by = f"{name} {version(name)}"
-            opened = back.read(temporary / kind.file)
-            parity = compare(opened.run, model, seen, output, precision, runtime=ran_by, real=real)
+            opened = module.read(temporary / kind.file)
+            parity = compare(
+                opened.run, model, compared, output, precision, runtime=f"{name} {version(name)}", real=real
+            )
             if not parity.passed:
                 raise ExportError(
                     f"the {to} program computes something else than the network, so nothing was written to {folder}: "
@@ -101,7 +102,7 @@ def export_model(
 
 
 def check(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:
-    """Refuse what cannot be done before anything is computed. Raises UsageError and ExportError."""
+    """Check all arguments of an export before anything is computed. Raises UsageError and ExportError."""
     for name, value, valid in (
         ("to", to, tuple(KINDS)),
         ("output", output, get_args(Output)),
@@ -111,36 +112,36 @@ def check(card: Card, folder: Path, to: str, output: str, precision: str, overwr
             raise UsageError(f"{name} is {value!r}.{did_you_mean(value, valid)} Valid: {', '.join(valid)}")
     if precision not in KINDS[to].precisions:
         raise UsageError(
-            f"{to} programs cannot be {precision}, because their runtime does not compute with it on a CPU, so that "
-            f"nothing could be compared; valid: {', '.join(KINDS[to].precisions)}"
+            f"{to} programs cannot be {precision}, because their runtime does not support it on a CPU and the outputs "
+            f"could not be compared; valid: {', '.join(KINDS[to].precisions)}"
         )
     if output != "features" and not card.config.classes:
-        raise UsageError(f"this model has no classifier, so it gives no {output}: export it with output features")
+        raise UsageError(f"this model has no classifier, so it has no {output}: export it with output features")
     if folder.suffix in {Path(kind.file).suffix for kind in KINDS.values()}:
         raise UsageError(
-            f"{folder} looks like a file; give a folder, in which the program is {KINDS[to].file}, beside {CARD}"
+            f"{folder} looks like a file; give a folder: the program becomes {KINDS[to].file} in it, beside {CARD}"
         )
     if folder.is_file():
         raise ExportError(f"{folder} is a file: give a folder for the program and its {CARD}")
-    if (folder / WEIGHTS).exists():  # its card is of the same name
-        raise ExportError(f"{folder} holds a model: give the program a folder of its own")
+    if (folder / WEIGHTS).exists():  # its card has the same name as the program's
+        raise ExportError(f"{folder} holds a model: choose another folder for the program")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ExportError(
-            f"{folder} is there already: choose another place, or replace it with overwrite (--overwrite)"
+            f"{folder} is there already: choose another folder, or replace its files with overwrite (--overwrite)"
         )
 
 
 def _images(paths: Sequence[str | Path], card: Card) -> tuple[np.ndarray, int]:
-    """The user's images, and how many; filled up with made-up ones where they are too few for the batches."""
+    """The user's images, completed with synthetic ones up to the first batches' sizes, and the number of the user's."""
     if not paths:
-        return made_up(card), 0
+        return synthetic_images(card), 0
     real = real_images(paths, card)
-    return np.concatenate([real, made_up(card)[: max(sum(BATCHES) - len(real), 0)]]), len(real)
+    return np.concatenate([real, synthetic_images(card)[: max(sum(BATCHES) - len(real), 0)]]), len(real)
 
 
 def _finish(temporary: Path, program: str, about: dict[str, Any], parity: Parity) -> dict[str, int]:
-    """Write the card, and return the size of each file, the program first and the card last."""
-    files = sorted((file for file in temporary.iterdir()), key=lambda file: (file.name != program, file.name))
+    """Write the card and return the size of each file in bytes, the program first and the card last."""
+    files = sorted(temporary.iterdir(), key=lambda file: (file.name != program, file.name))
     sizes = {file.name: file.stat().st_size for file in files}
     listed = {file.name: {"bytes": sizes[file.name], "sha256": _sha256(file)} for file in files}
     text = json.dumps({**about, "files": listed, "parity": asdict(parity)}, indent=1, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""`vitrail export`: a network as a program that runs without vitrail, proven to compute the same."""
+"""`vitrail export`: write a network as a program that runs without vitrail, and check that it computes the same."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def export(
 
 
 def show(result: Exported) -> str:
-    """Return what was written, and its parity, as text."""
+    """Return the files that were written and their parity as text."""
     return str(result)
 
 
 def as_json(result: Exported) -> Any:
-    """Return the same as JSON values."""
+    """Return the files that were written and their parity as JSON values."""
     return asdict(result) | {"folder": str(result.folder)}
