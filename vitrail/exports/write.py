@@ -17,7 +17,7 @@ from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe
 from vitrail.exports.kinds import CARD, KINDS, Output, Precision, To, runtime
 from vitrail.exports.network import outputs_per_image, trace
-from vitrail.exports.parity import BATCHES, Parity, compare, synthetic_images, real_images
+from vitrail.exports.parity import BATCHES, Parity, compare, real_images, synthetic_images
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
