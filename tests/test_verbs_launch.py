@@ -202,7 +202,7 @@ def test_any_name_arrives_as_it_is(words: list[str], cluster: dict[str, str], tm
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "launch what"),
+        ([], "Launch what"),
         (["evaluate", "runs/x"], "cannot launch 'evaluate', only: train, finetune"),
         (["trian", "photos"], "Did you mean 'train'"),
         (["train", "photos", "--epcohs", "3"], "Did you mean '--epochs'"),
@@ -210,12 +210,12 @@ def test_any_name_arrives_as_it_is(words: list[str], cluster: dict[str, str], tm
         (["train", "photos", "--config", "not-there.yaml"], "not-there.yaml"),
         (["train"], "which images"),
         (["finetune", "photos"], "which network"),
-        (["train", "photos", "--out", "x"], "leave --out out"),
-        (["train", "photos", "--resume", "latest"], "leave --resume out"),
-        (["train", "photos", "--nproc", "8"], "leave --nproc out"),
-        (["train", "photos", "--dry-run"], "leave --dry-run out"),
+        (["train", "photos", "--out", "x"], "Remove --out from the launched command"),
+        (["train", "photos", "--resume", "latest"], "Remove --resume from the launched command"),
+        (["train", "photos", "--nproc", "8"], "Remove --nproc from the launched command"),
+        (["train", "photos", "--dry-run"], "Remove --dry-run from the launched command"),
         (["train", "photos", "--batch-size", "12"], r"multiple of the number of processes, 8 \(1 x 8\)"),
-        (["train", "photos", "--data.train", "\udcff"], "no UTF-8"),
+        (["train", "photos", "--data.train", "\udcff"], "not UTF-8"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_is_printed(words: list[str], says: str) -> None:
@@ -234,13 +234,13 @@ def test_a_value_that_is_wrong_is_told_as_by_train(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"time": "a day"}, "no time"),
+        ({"time": "a day"}, "'a day', which Slurm cannot read"),
         ({"nodes": 0}, "nodes is 0"),
-        ({"gpus_per_node": -1}, "gpus_per_node is -1"),
+        ({"gpus_per_node": -1}, "gpus-per-node is -1"),
         ({"partition": "a b"}, "partition is 'a b'"),
         ({"name": "x\n#SBATCH --nodes=99"}, "name is"),
-        ({"option": ("qos=high\n#SBATCH --nodes=99",)}, "no option of sbatch"),
-        ({"option": ("--qos=high",)}, "no option of sbatch"),
+        ({"option": ("qos=high\n#SBATCH --nodes=99",)}, "cannot be written as an option of sbatch"),
+        ({"option": ("--qos=high",)}, "cannot be written as an option of sbatch"),
         ({"mount": ("/data",)}, "--image"),
     ],
 )

@@ -237,7 +237,7 @@ def test_knn_of_features_from_anywhere_is_scikit_learns(numbers: Path) -> None:
     ("argv", "parts"),
     [
         (["fewshot", "--l2", "1", "1024"], ["big_vision-2023, mean and deviation of 3 seeds", "l2 1024", "±", "25"]),
-        (["fewshot", "--protocol", "paper-2020", "--shots", "5"], ["best l2", "as the protocol does with a single"]),
+        (["fewshot", "--protocol", "paper-2020", "--shots", "5"], ["best l2", "as the protocol does for a single"]),
         (["knn"], ["k", "20", "top-5"]),
         (["linear", "--epochs", "5"], ["chosen", "held-out top-1", "top-1", "on the test images"]),
     ],
@@ -277,9 +277,9 @@ def test_lists_of_numbers_are_given_in_one_go_or_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["probe", "fewshot"], "probe what? vitrail probe fewshot MODEL DATA, or --features FEATURES.npz"),
-        (["probe", "knn", "m", "--features", "f.npz"], "give one or the other"),
-        (["probe", "linear", "--features", "f.npz", "--split", "test"], "give one or the other"),
+        (["probe", "fewshot"], "vitrail probe fewshot MODEL DATA, or a file, --features FILE.npz"),
+        (["probe", "knn", "m", "--features", "f.npz"], "Give either features or a model"),
+        (["probe", "linear", "--features", "f.npz", "--split", "test"], "Give either features or a model"),
         (["probe", "knn", "no/such"], "on which images? no/such is no run that knows"),
         (["probe", "fewshot", "--features", "f.npz", "--shots", "0"], "cannot be read as an .npz of features"),
         (["probe", "photos"], "Valid: fewshot, knn, linear"),

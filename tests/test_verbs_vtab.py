@@ -50,7 +50,7 @@ def test_what_is_there_is_told_from_what_is_not(tmp_path: Path, capsys: pytest.C
     ("words", "message"),
     [
         ("--tasks cifar10", "VTAB-1k has no task 'cifar10'. Did you mean 'cifar100'?"),
-        ("--from runs/x", "where are the data?"),
+        ("--from runs/x", "Where are the data?"),
         ("--from runs/x --data d --seeds 0", "seeds is 0"),
         ("--from runs/x --data d --steps 0", "steps is 0"),
     ],
@@ -101,7 +101,7 @@ def test_the_table_stands_beside_the_papers(
         assert [group, "(1)", "55.0", "75.2", "74.3", "74.1"] in lines
     text = "\n".join(" ".join(line) for line in lines)
     assert "not the paper's setting: duration 2 steps, not 2500 steps" in text
-    assert "left out: pets (tfds build pets)" in text and "kitti-distance: seed 0 failed: why" in text
+    assert "skipped: pets (tfds build pets)" in text and "kitti-distance: seed 0 failed: why" in text
 
 
 def test_a_complete_table_has_the_papers_means(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Who am I among the processes of this run: the one place that asks torch.distributed.
+"""The processes of this run: rank, number, and how they exchange values. The one place that asks torch.distributed.
 
-Everything works without an initialised process group: one process is rank 0 of 1.
+Everything works without a process group: a single process is rank 0 of 1.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ T = TypeVar("T")
 
 
 def active() -> bool:
-    """Is a process group running?"""
+    """Return whether a process group is running."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    """Index of this process, 0 <= rank < size()."""
+    """Return the index of this process, 0 <= rank < size()."""
     return dist.get_rank() if active() else 0
 
 
 def size() -> int:
-    """Number of processes in this run."""
+    """Return the number of processes in this run."""
     return dist.get_world_size() if active() else 1
 
 
 def share() -> tuple[int, int]:
-    """Return (number of this process, how many there are) for work that is shared without talking.
+    """Return (index of this process, number of processes) for work that is divided without communication.
 
-    From the process group if there is one, else from what torchrun, a Slurm array or srun has set.
+    They come from the process group, or without one from the variables of torchrun, a Slurm array or srun.
     """
     if active():
         return rank(), size()
@@ -57,12 +57,12 @@ def share() -> tuple[int, int]:
 
 
 def is_main() -> bool:
-    """Is this the process that writes files and logs?"""
+    """Return whether this is the main process, which writes files and logs."""
     return rank() == 0
 
 
 def on_main(function: Callable[P, T]) -> Callable[P, T | None]:
-    """Decorator: run on rank 0 only; the other ranks get None and do not wait."""
+    """Decorate a function to run on rank 0 only; the other ranks return None at once."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -72,33 +72,33 @@ def on_main(function: Callable[P, T]) -> Callable[P, T | None]:
 
 
 def sum_(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum over all processes, in place; the identity for one process."""
+    """Sum a tensor over all processes, in place."""
     if active():
         dist.all_reduce(tensor)
     return tensor
 
 
 def max_(tensor: torch.Tensor) -> torch.Tensor:
-    """The largest over all processes, each element by itself, in place; the identity for one process."""
+    """Take the element-wise maximum of a tensor over all processes, in place."""
     if active():
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor
 
 
 def from_main_(tensor: torch.Tensor) -> torch.Tensor:
-    """Set a tensor to what it is on rank 0, in place; the identity for one process."""
+    """Copy a tensor from rank 0 to all processes, in place."""
     if active():
         dist.broadcast(tensor, 0)
     return tensor
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Is this one of the tensors that are cut over the processes (`vitrail.training.processes.sharding`)?"""
+    """Return whether a tensor is sharded over the processes (`vitrail.training.processes.sharding`)."""
     return hasattr(tensor, "to_local")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that is in this process, without a gradient and in the same memory; else the tensor."""
+    """Return this process's part of a sharded tensor, detached and in the same memory, or any other tensor as it is."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
@@ -113,7 +113,7 @@ def copied_like(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor
 
 
 def any_(flag: bool) -> bool:
-    """True on every process if it is true on one."""
+    """Return True on every process if `flag` is True on any."""
     if not active():
         return flag
     tensor = torch.tensor(int(flag))
@@ -122,7 +122,7 @@ def any_(flag: bool) -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the picklable `value` of every process, in rank order, on every process."""
+    """Return on every process the list of the picklable `value`s of all processes, in rank order."""
     if not active():
         return [value]
     values: list[Any] = [None] * size()
@@ -131,9 +131,9 @@ def gather(value: Any) -> list[Any]:
 
 
 def from_main(what: str, function: Callable[[], T]) -> T:
-    """Return what `function` returns on rank 0, where alone it runs, on every process; what it raises, all raise.
+    """Run `function` on rank 0 only and return its result on every rank; an exception is raised on every rank.
 
-    `what` says what it does, as in `main_alone`.
+    `what` describes the work, as in `main_alone`.
     """
     outcome: tuple[Any, Exception | None] = (None, None)
     with main_alone(what):
@@ -149,17 +149,16 @@ def from_main(what: str, function: Callable[[], T]) -> T:
 
 
 class Pulse:
-    """How the processes of a run know of one another apart from collectives, which all must enter in time.
+    """A heartbeat of the main process: the other processes wait for its long work for as long as it is alive.
 
-    The main process shows that it lives: the others wait for it for as long as that, whatever it is doing alone.
-    `timeout` is in seconds, and that of the collectives. A context.
+    Collectives, in contrast, must be entered within `timeout` seconds. A context, active in all processes of a run.
     """
 
     def __init__(self, store: dist.Store, timeout: float) -> None:
         self.timeout = timeout
         self._slice = min(timeout / 4, 10.0)
         self._store = store
-        self._beats = store.clone()  # a connection of its own: the other one may be waiting
+        self._beats = store.clone()  # a connection of its own, because the other one may be waiting
         self._numbers = itertools.count()
         self._ended = threading.Event()
 
@@ -176,7 +175,7 @@ class Pulse:
         self._ended.set()
 
     def _beat(self) -> None:
-        with suppress(RuntimeError):  # the store ends with the run
+        with suppress(RuntimeError):  # the store closes at the end of the run
             while not self._ended.wait(self._slice):
                 self._beats.add("beats", 1)
 
@@ -205,12 +204,12 @@ class Pulse:
             if now != beats:
                 beats, since = now, time.monotonic()
             elif time.monotonic() - since > self.timeout:
-                raise TrainingError(f"nothing was heard of the main process for {self.timeout:g} s, while {what}")
+                raise TrainingError(f"The main process did not respond for {self.timeout:g} s (--timeout) while {what}")
         if self._store.get(key) != b"done":
-            raise TrainingError(f"the main process failed while {what}: its own message says why")
+            raise TrainingError(f"The main process failed while {what}. See its own message.")
 
     def silent(self) -> list[int]:
-        """Return the ranks that do not wait any more for others: call it where a collective has timed out."""
+        """Return the ranks that do not respond; every process whose collective has timed out calls it."""
         self._store.set(f"waited/{rank()}", "")
         until = time.monotonic() + min(self.timeout / 2, 30.0)
         others = set(range(size()))
@@ -224,16 +223,16 @@ _pulse: Pulse | None = None
 
 
 def pulse() -> Pulse | None:
-    """That of the run this process is part of, if any."""
+    """Return the heartbeat of the run that this process belongs to; None without one."""
     return _pulse
 
 
 @contextmanager
 def main_alone(what: str) -> Iterator[None]:
-    """Context, or decorator, of work that rank 0 does alone, and that may take longer than a collective waits.
+    """Context, or decorator, of work that only rank 0 does and that may take longer than a collective's timeout.
 
-    All enter it; the others leave it when the main process has, however long that takes while it lives. `what` says
-    what it does, as in "writing a checkpoint". Raises TrainingError where it died or failed.
+    All processes enter it. The others wait until the main process leaves it, for as long as that is alive. `what`
+    describes the work, such as "writing a checkpoint". Raises TrainingError if the main process died or failed.
     """
     if _pulse is None:
         yield
@@ -243,6 +242,6 @@ def main_alone(what: str) -> Iterator[None]:
 
 
 def barrier() -> None:
-    """Wait until every process is here."""
+    """Wait until every process has called this."""
     if active():
         dist.barrier()

@@ -81,7 +81,7 @@ def test_a_disk_that_fails_costs_a_warning(tmp_path: Path, capsys: pytest.Captur
     with folder.tolerating("the best model"):
         raise OSError(28, "No space left on device")
     said = capsys.readouterr().err
-    assert said.count("warning") == 1 and "training goes on" in said
+    assert said.count("warning") == 1 and "Training continues" in said
 
 
 def test_events_hold_the_numbers(tmp_path: Path) -> None:

@@ -181,8 +181,8 @@ def test_killed_while_the_thread_writes_the_one_before_is_newest(tmp_path: Path)
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ("failed", "the main process failed while writing"),
-        (None, "nothing was heard of the main process for 0.2 s, while"),
+        ("failed", "The main process failed while writing"),
+        (None, r"The main process did not respond for 0.2 s \(--timeout\) while"),
     ],
 )
 def test_who_waits_for_the_main_process_hears_that_it_failed_or_died(

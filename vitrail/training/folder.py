@@ -1,14 +1,14 @@
-"""The run folder: everything a run leaves behind, in one place, never overwriting another run's.
+"""The run folder: everything that a run writes, in one place. It never overwrites another run.
 
 ```
 runs/<name>-<n>/
-  config.yaml      the run with every decision made; replays it
+  config.yaml      the run with every decision; it repeats the run
   run.json         command, versions, commit, seed, data fingerprint, machine, decisions, result
   classes.json     class names in the order of the outputs
-  split.json       what was held out, where the data had no validation split
+  split.json       the held-out images, if the data have no validation split
   metrics.jsonl    one JSON object per line: training, evaluations, skipped steps
   batch.png        the first augmented batch, as the network saw it
-  evaluation.npz   the best model's answers on the validation images
+  evaluation.npz   the best model's predictions for the validation images
   checkpoints/     to resume from
   model/best, model/last   weights + card
   events.out...    the same curves for TensorBoard
@@ -35,10 +35,10 @@ from vitrail.errors import CheckpointError, UsageError
 
 
 class RunFolder:
-    """Paths and writers of one run. `RunFolder.create` makes a new one, `RunFolder.open` finds an old one.
+    """Paths and writers of one run. `RunFolder.create` makes a new folder, `RunFolder.open` opens an existing one.
 
-    Only the main process writes. Writers replace files atomically; a disk that is full costs a log line and a
-    warning, never the run.
+    Only the main process writes. Files are replaced atomically. A full disk loses a file, with a warning, and never
+    ends the run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,9 +52,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: str | Path, name: str) -> RunFolder:
-        """Make `out`/`name`-<n> with the next free number, the same one for all processes of the run.
+        """Make `out`/`name`-<n> with the next free number, the same for all processes of the run.
 
-        Raises UsageError where that cannot be written.
+        Raises UsageError if the folder cannot be written.
         """
         return cls(world.gather(cls._make(Path(out), name))[0])
 
@@ -62,14 +62,14 @@ class RunFolder:
     @world.on_main
     def _make(out: Path, name: str) -> Path:
         if not name or re.search(r"[/\\\0]", name):
-            raise UsageError(f"a run cannot be named {name!r}: it becomes the name of a folder")
+            raise UsageError(f"a run cannot be named {name!r}, which must be a folder name without slashes")
         try:
             out.mkdir(parents=True, exist_ok=True)
             taken = re.compile(re.escape(name) + r"-(\d+)")
             numbers = [int(match[1]) for entry in os.scandir(out) if (match := taken.fullmatch(entry.name))]
             number = max(numbers, default=0) + 1
             while True:
-                try:  # mkdir is the lock: of two runs that start together, one gets the number
+                try:  # mkdir is atomic: of two runs that start together, only one gets the number
                     (out / f"{name}-{number}").mkdir()
                     break
                 except FileExistsError:
@@ -88,7 +88,7 @@ class RunFolder:
         return cls(path)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in file `name`; {} where it is missing or torn."""
+        """Return the JSON object in file `name`; {} if it is missing or incomplete."""
         try:
             value = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -100,12 +100,12 @@ class RunFolder:
         self.write_text(name, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Replace file `name`, atomically."""
+        """Replace file `name` atomically."""
         self.write_bytes(name, text.encode("utf-8"))
 
     @world.on_main
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Replace file `name`, atomically."""
+        """Replace file `name` atomically."""
         target = self.path / name
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         try:
@@ -117,7 +117,7 @@ class RunFolder:
 
     @world.on_main
     def log(self, kind: str, step: int, **values: Any) -> None:
-        """Append one line to metrics.jsonl, and its numbers to TensorBoard under "<kind>/<name>"."""
+        """Append one line to metrics.jsonl, and its numbers to TensorBoard as "<kind>/<name>"."""
         line = {"kind": kind, "step": step, **values, "time": round(time.time(), 3)}
         try:
             with open(self.metrics, "a", encoding="utf-8") as file:
@@ -136,7 +136,7 @@ class RunFolder:
     @world.main_alone("starting TensorBoard")
     @world.on_main
     def open_board(self, step: int) -> None:
-        """Start TensorBoard events, hiding what an earlier process wrote from `step` on; optional."""
+        """Start TensorBoard events, and hide those that an earlier process wrote from `step` on; optional."""
         try:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -145,12 +145,12 @@ class RunFolder:
             self._lost("TensorBoard events", error)
 
     def rewind(self, step: int) -> None:
-        """Drop the lines of metrics.jsonl that are after `step`: the resumed run writes them again."""
+        """Remove the lines of metrics.jsonl after `step`, because a resumed run writes them again."""
         kept = []
         for text in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []:
             try:
                 line = json.loads(text)
-            except ValueError:  # torn by the kill
+            except ValueError:  # incomplete because of a kill
                 continue
             if line.get("step", 0) <= step:
                 kept.append(text)
@@ -158,26 +158,26 @@ class RunFolder:
 
     @contextmanager
     def tolerating(self, what: str) -> Iterator[None]:
-        """Context in which a full or broken disk loses `what`, with a warning, and not the run."""
+        """Context in which a full or broken disk loses `what`, with a warning, and does not end the run."""
         try:
             yield
         except (OSError, SafetensorError) as error:
             self._lost(what, error)
 
     def close(self) -> None:
-        """Flush what is buffered."""
+        """Write buffered events and close."""
         if self._board is not None:
             self._board.close()
             self._board = None
 
     def _lost(self, what: str, error: Exception) -> None:
         if not self._warned:
-            print(f"warning: could not write {what} in {self.path}: {error}; training goes on", file=sys.stderr)
+            print(f"warning: could not write {what} in {self.path}: {error}. Training continues.", file=sys.stderr)
         self._warned = True
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON knows it: text for paths, null for numbers that are not finite."""
+    """Return `value` as JSON values: text for paths, null for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Where a run comes from: command, versions, commit, machine. What one needs to understand a number later."""
+"""The origin of a run, needed to understand its results later: command, versions, commit and machine."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def provenance() -> dict[str, Any]:
 
 
 def command() -> str:
-    """Return the command line of this process, as a shell takes it."""
+    """Return the command line of this process, quoted for a shell."""
     as_module = sys.argv[0] == str(Path(__file__).resolve().parents[1] / "__main__.py")
     start = [sys.executable, "-m", "vitrail"] if as_module else sys.argv[:1]
     return shlex.join([*start, *sys.argv[1:]])
 
 
 def commit() -> str | None:
-    """Return the git commit of this source tree ("-dirty" appended where files differ); None if it is no clone."""
+    """Return the git commit of this source tree, with "-dirty" if files differ; None if it is not a clone."""
     root = Path(__file__).resolve().parents[2]
     try:
         answer = subprocess.run(

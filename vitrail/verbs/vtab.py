@@ -1,4 +1,4 @@
-"""`vitrail vtab`: one network on the 19 tasks of VTAB-1k, with the paper's one setting, beside its Table 9."""
+"""`vitrail vtab`: fine-tune a network on the 19 tasks of VTAB-1k with the paper's setting, and compare with Table 9."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Listing:
     """The tasks, and where their data are or come from."""
 
     tasks: list[Task]
-    there: dict[str, str]
-    """Task -> its folder."""
-    looked: bool
-    """Was there a folder to look in?"""
+    folders: dict[str, str]
+    """Task -> its folder, for the tasks whose data are there."""
+    searched: bool
+    """Whether a folder was given to search for data."""
 
 
 def vtab(
@@ -82,25 +82,27 @@ def vtab(
     if show_list or weights is None:
         return _listing(chosen, data)
     if data is None:
-        raise UsageError("where are the data? vitrail vtab --from RUN --data DIR (vitrail vtab says where to get them)")
+        raise UsageError(
+            "Where are the data? vitrail vtab --from RUN --data DIR (`vitrail vtab` lists where to get them)"
+        )
     if seeds < 1:
-        raise UsageError(f"seeds is {seeds}: at least one run of each task")
+        raise UsageError(f"--seeds is {seeds}. It must be at least 1.")
     settings: dict[str, Any] = {"device": device, "precision": precision, "workers": workers}
     settings |= {"image_size": image_size, "batch_size": batch_size}
     paper = named(VTAB.recipe)
     asked = Asked(None, None, files(config), None, lr, weights, {k: v for k, v in settings.items() if v is not None})
     run = _of_length(asked.over(paper), steps)
-    from vitrail.transfer.vtab import vtab as over_tasks
+    from vitrail.transfer.vtab import vtab as run_tasks
 
-    return over_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out))
+    return run_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out))
 
 
 def _of_length(run: Run, steps: int | None) -> Run:
-    """Return `run` with so many steps, and a warmup of the same share."""
+    """Return `run` with the duration `steps` and a warmup in the same proportion."""
     if steps is None:
         return run
     if steps < 1:
-        raise UsageError(f"steps is {steps}: a run needs at least one")
+        raise UsageError(f"--steps is {steps}. It must be at least 1.")
     warmup = Percent(100 * VTAB.warmup / VTAB.steps)
     return replace(run, duration=Steps(steps), schedule=replace(run.schedule, warmup=warmup))
 
@@ -108,14 +110,14 @@ def _of_length(run: Run, steps: int | None) -> Run:
 def _listing(tasks: Sequence[Task], data: str | Path | None) -> Listing:
     from vitrail.data.benchmarks.vtab_source import locate
 
-    there: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for task in tasks if data is not None else ():
         try:
             if (place := locate(task, str(data))) is not None:
-                there[task.name] = place.path
+                folders[task.name] = place.path
         except DataError as error:
             log.warning("%s: %s", task.name, error)
-    return Listing([*tasks], there, data is not None)
+    return Listing([*tasks], folders, data is not None)
 
 
 def show(result: VtabTable | Listing) -> Any:
@@ -124,10 +126,10 @@ def show(result: VtabTable | Listing) -> Any:
 
 
 def _shown_list(result: Listing) -> str:
-    """Two lines a task: addresses are too long for a column."""
+    """Return two lines per task, because addresses are too long for a column."""
     lines = []
     for task in result.tasks:
-        where = result.there.get(task.name) or f"{'not there; ' if result.looked else ''}{task.entry.source}"
+        where = result.folders.get(task.name) or f"{'not there; ' if result.searched else ''}{task.entry.source}"
         kind = f"{task.name:20}  {task.group:11}  {task.classes:3} classes  {task.test_images:6,} test images"
         lines += [kind, f"    {where}"]
     return "\n".join(lines)
@@ -141,7 +143,7 @@ def _shown(result: VtabTable) -> Any:
 
     from vitrail.transfer.vtab_means import PUBLISHED, means
 
-    table = Table(box=SIMPLE_HEAD, title="VTAB-1k, top-1 in % (beside it, the paper's Table 9)", title_justify="left")
+    table = Table(box=SIMPLE_HEAD, title="VTAB-1k, top-1 in %, compared with the paper's Table 9", title_justify="left")
     table.add_column("task")
     for column in (Path(result.weights).name, "±", *PUBLISHED):
         table.add_column(column, justify="right")
@@ -155,8 +157,8 @@ def _shown(result: VtabTable) -> Any:
     lines = [f"not the paper's setting: {line}" for line in result.departures]
     lines += [f"{score.task.name}: {note}" for score in result.scores for note in score.notes]
     if len(tasks) < len(next(iter(PUBLISHED.values()))):
-        lines.append("the means are of the tasks above, the published ones too")
-    lines += [f"left out: {task} ({reason})" for task, reason in result.absent.items()]
+        lines.append("All means, also the published ones, are over the tasks above.")
+    lines += [f"skipped: {task} ({reason})" for task, reason in result.absent.items()]
     lines.append(f"table: {result.folder / 'vtab.json'}, means by group: {result.folder / 'vtab.png'}")
     return Group(table, Text("\n".join(lines)))
 
@@ -177,7 +179,7 @@ def as_json(result: VtabTable | Listing) -> Any:
             "classes": task.classes,
             "test_images": task.test_images,
             "regions": task.regions,
-            "place": result.there.get(task.name),
+            "place": result.folders.get(task.name),
             "comes_from": task.entry.source,
         }
         for task in result.tasks

@@ -1,11 +1,11 @@
-"""`vitrail launch`: a script that trains on a cluster, checked here, printed to stdout.
+"""`vitrail launch`: check a training command, and print a script that runs it on a cluster.
 
     vitrail launch slurm --nodes 4 --gpus-per-node 8 -- train s3://bucket/packed --recipe ... > train.sbatch
     vitrail launch sky --nodes 2 --accelerator H100 --bucket my-runs -- train s3://bucket/packed > train.yaml
 
-The command after `--` is read as the command line reads it, so what is wrong with it is told now and not when the job
-starts. Both scripts begin a run and go on with it by the same words: a folder of runs that belongs to the job, and
-`--resume auto`. Torch-free.
+The command after `--` is parsed like a command line, so that mistakes are reported now and not when the job starts.
+Both scripts start and resume a run with the same command: a folder that belongs to the job, and `--resume auto`.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from vitrail.verbs.train import files, train
 
 LAUNCHED: dict[str, Callable[..., Any]] = {"train": train, "finetune": finetune}
 OURS = {
-    "out": "the folder of the runs is the launcher's: vitrail launch ... --out DIR -- train ...",
+    "out": "it is a flag of the launcher: vitrail launch ... --out DIR -- train ...",
     "resume": "the script resumes by itself",
-    "nproc": "the script starts the processes: say how many with --nodes and --gpus-per-node",
-    "print_config": "try it without the launcher",
-    "dry_run": "try it without the launcher",
+    "nproc": "the script starts the processes; set their number with --nodes and --gpus-per-node",
+    "print_config": "use it without the launcher",
+    "dry_run": "use it without the launcher",
 }
-"""Flags that a launched command cannot have, and why."""
+"""Flags that a launched command cannot have, and the reason."""
 WORD = re.compile(r"[\w.,:@%+-]+")
 
 
 @dataclass(frozen=True)
 class Script:
-    """A script that was written, and what it launches."""
+    """A script, and what it launches."""
 
     text: str
     run: Run
-    """As far as it is known without a look at the data."""
+    """The run, as far as it is known without the data."""
     processes: int
 
 
@@ -94,15 +94,15 @@ def slurm(
     tasks = max(gpus_per_node, 1)
     run, words = _checked(command, nodes, tasks)
     if not re.fullmatch(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}", time):
-        raise UsageError(f"{time!r} is no time that Slurm reads: write minutes, 24:00:00 or 2-12 (days-hours)")
+        raise UsageError(f"--time is {time!r}, which Slurm cannot read. Write minutes, 24:00:00 or 2-12 (days-hours).")
     for what, value in (("name", name), ("partition", partition), ("account", account)):
         if value is not None and not WORD.fullmatch(value):
-            raise UsageError(f"{what} is {value!r}; Slurm's names are letters, digits and .,:@%+-_")
+            raise UsageError(f"--{what} is {value!r}. It may contain letters, digits and .,:@%+-_")
     for text in option:
         if not re.fullmatch(r"[a-z][a-z-]*(=[^\s'\"\\#]+)?", text):
-            raise UsageError(f"{text!r} is no option of sbatch as this script can write it: --option qos=high")
+            raise UsageError(f"--option is {text!r}, which cannot be written as an option of sbatch; write qos=high")
     if mount and image is None:
-        raise UsageError("--mount is for a container: give its --image, too")
+        raise UsageError("--mount needs a container. Give its --image.")
     _at_least(1, cpus_per_task=cpus_per_task)
     _at_least(0, gpus_per_node=gpus_per_node, saving=saving, restarts=restarts)
     given = Slurm(
@@ -157,16 +157,18 @@ def sky(
         setup: A line of shell to run first, once on each machine. May be repeated.
     """
     if bucket is None:
-        raise UsageError("where are checkpoints to be when a machine is taken away? --bucket s3://NAME, or a new NAME")
+        raise UsageError("Checkpoints need a bucket, since machines are taken away: --bucket s3://NAME, or a new NAME")
     if not re.fullmatch(r"[a-z0-9]+://\S+|[a-z0-9][a-z0-9._-]{2,62}", bucket):
-        raise UsageError(f"bucket is {bucket!r}; give s3://NAME, gs://NAME, or a name in lower-case letters")
+        raise UsageError(f"--bucket is {bucket!r}. Give s3://NAME, gs://NAME, or a lower-case name.")
     if not WORD.fullmatch(name) or not WORD.fullmatch(accelerator):
-        raise UsageError(f"names are letters, digits and .,:@%+-_: not {name!r}, {accelerator!r}")
+        raise UsageError(f"names may contain letters, digits and .,:@%+-_, unlike {name!r} or {accelerator!r}")
     _at_least(0, gpus_per_node=gpus_per_node)
     tasks = max(gpus_per_node, 1)
     run, words = _checked(command, nodes, tasks)
     if run.shard and nodes > 1:
-        raise UsageError("--shard on several machines writes to a folder that all of them see, which a bucket is not")
+        raise UsageError(
+            "--shard on several machines needs a folder that all of them see, not a bucket. Remove --shard."
+        )
     given = Sky(
         nodes=nodes,
         accelerator=accelerator,
@@ -183,19 +185,19 @@ def sky(
 
 
 def _checked(command: Sequence[str], nodes: int, tasks: int) -> tuple[Run, list[str]]:
-    """Return the run that `command` asks for, and its words. Raises UsageError; data are not looked at."""
+    """Return the run that `command` describes, and its words. Raises UsageError; data are not opened."""
     _at_least(1, nodes=nodes)
     _require_utf8(" ".join(command))
     words = list(command[1:] if command[:1] == ("vitrail",) else command)
     if not words:
-        raise UsageError("launch what? vitrail launch slurm --nodes 2 -- train photos/ --recipe scratch-small")
+        raise UsageError("Launch what? vitrail launch slurm --nodes 2 -- train photos/ --recipe scratch-small")
     verb, *rest = words
     if verb not in LAUNCHED:
         raise UsageError(f"cannot launch {verb!r}, only: {', '.join(LAUNCHED)}.{did_you_mean(verb, LAUNCHED)}")
     _, given = parse(LAUNCHED[verb], rest, f"vitrail {verb}")
     for name, why in OURS.items():
         if name in given:
-            raise UsageError(f"leave --{name.replace('_', '-')} out of what is launched: {why}")
+            raise UsageError(f"Remove --{name.replace('_', '-')} from the launched command: {why}")
     own = {name: given.pop(name, None) for name in ("path", "recipe", "epochs", "lr", "weights")}
     config = files(given.pop("config", ()))
     asked = Asked(**own, config=config, settings={name: given[name] for name in given if name not in GLOBAL})
@@ -204,8 +206,8 @@ def _checked(command: Sequence[str], nodes: int, tasks: int) -> tuple[Run, list[
     processes = nodes * tasks
     if run.batch_size is not None and run.batch_size % processes:
         raise UsageError(
-            f"batch_size is {run.batch_size}; it must be a multiple of the number of processes, {processes} "
-            f"({nodes} x {tasks})"
+            f"batch_size is {run.batch_size}. It must be a multiple of the number of processes, {processes} "
+            f"({nodes} x {tasks})."
         )
     return run, words
 
@@ -213,7 +215,7 @@ def _checked(command: Sequence[str], nodes: int, tasks: int) -> tuple[Run, list[
 def _at_least(least: int, **numbers: int) -> None:
     for name, number in numbers.items():
         if number < least:
-            raise UsageError(f"{name} is {number}; it must be {least} or more")
+            raise UsageError(f"--{name.replace('_', '-')} is {number}. It must be {least} or more.")
 
 
 def _named(name: str, value: str | None) -> tuple[str, ...]:
@@ -226,12 +228,12 @@ def _script(text: str, run: Run, processes: int) -> Script:
 
 
 def _require_utf8(text: str) -> None:
-    """Raise UsageError for a file name that text cannot hold."""
+    """Raise UsageError if `text` contains a file name that is not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         name = os.fsencode(error.object[error.start : error.end])
-        raise UsageError(f"{name!r} in a name is no UTF-8: a script cannot hold it") from error
+        raise UsageError(f"{name!r} in a name is not UTF-8, so a script cannot contain it. Rename the file.") from error
 
 
 def show(result: Script) -> str:
@@ -240,7 +242,7 @@ def show(result: Script) -> str:
 
 
 def as_json(result: Script) -> Any:
-    """Return the script, how many processes it starts, and the command as words."""
+    """Return the script, the number of processes it starts, and the run."""
     from vitrail.config import plain
 
     return {"script": result.text, "processes": result.processes, "run": plain(result.run)}

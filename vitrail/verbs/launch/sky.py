@@ -1,7 +1,7 @@
 """The task that `vitrail launch sky` prints, for SkyPilot's managed jobs. Torch-free.
 
-Machines of a cloud vanish without a signal that could be relied upon, so what counts is the newest checkpoint in the
-bucket. It is mounted with a cache: a plain mount cannot append, and metrics.jsonl grows by appending.
+Machines of a cloud disappear without a reliable signal, so a run continues from the newest checkpoint in the bucket.
+The bucket is mounted with a cache, because a plain mount cannot append, and metrics.jsonl grows by appending.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import yaml
 
 RUNS = "/runs"
-"""Where the bucket is on the machines."""
+"""The folder on the machines at which the bucket is mounted."""
 PATIENCE = 600
-"""Seconds that torchrun gives the processes after a signal to save, in place of its 30."""
+"""Seconds that torchrun gives the processes to save after a signal; its default is 30."""
 
 
 @dataclass(frozen=True)
 class Sky:
-    """What a task asks for."""
+    """The settings of a task."""
 
     nodes: int
     accelerator: str
     gpus: int
-    """Of each machine."""
+    """Number of GPUs per machine."""
     bucket: str
     spot: bool
     name: str
@@ -37,7 +37,7 @@ class Sky:
 
 
 def sky_yaml(task: Sky, command: Sequence[str]) -> str:
-    """Return the task as YAML, for `command`, a verb that trains with its flags."""
+    """Return the task as YAML; `command` is a training verb with its flags."""
     resources: dict[str, Any] = {"accelerators": f"{task.accelerator}:{task.gpus}"} if task.gpus else {}
     resources |= {"use_spot": task.spot, **({} if task.image is None else {"image_id": task.image})}
     where = {"source": task.bucket} if "://" in task.bucket else {"name": task.bucket}
@@ -50,7 +50,7 @@ def sky_yaml(task: Sky, command: Sequence[str]) -> str:
         "setup": _Block("".join(f"{line}\n" for line in [*task.setup, f"pip install {shlex.quote(task.install)}"])),
         "run": _Block(RUN.format(patience=PATIENCE, command=shlex.join(command), runs=RUNS)),
     }
-    note = "# sky jobs launch FILE: a job whose machines are taken away goes on with others, from its last checkpoint\n"
+    note = "# sky jobs launch FILE: if machines are taken away, others continue from the newest checkpoint\n"
     return note + yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
 
 
@@ -59,7 +59,7 @@ class _Block(str):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes such text as it is, line for line."""
+    """Writes a `_Block` line by line, without escapes."""
 
 
 _Dumper.add_representer(_Block, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|"))

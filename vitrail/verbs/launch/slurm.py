@@ -1,8 +1,8 @@
 """The batch script that `vitrail launch slurm` prints. Torch-free.
 
-One process per GPU by srun, without torchrun: its agent turns every signal into exit status 1 and kills what has not
-ended 30 s later, and the script must know whether the training saved. Slurm signals the script (`B:`), which asks
-`scancel` to pass SIGTERM on to the processes: srun itself, given SIGTERM, kills them at once.
+srun starts one process per GPU, without torchrun: torchrun turns every signal into exit status 1 and kills processes
+after 30 s, but the script must know whether the training has saved. Slurm signals the script (`B:`), which uses
+`scancel` to send SIGTERM to the processes: if srun itself receives SIGTERM, it kills them at once.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SAVED = 143
-"""Exit code of a training that SIGTERM ended: 128 + 15."""
+"""Exit code of a training that saved and ended after SIGTERM: 128 + 15."""
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """What a job asks for."""
+    """The settings of a job."""
 
     nodes: int
     tasks: int
-    """Processes of each node."""
+    """Number of processes per node."""
     gpus: int
     cpus: int
-    """Of each process."""
+    """Number of cores per process."""
     time: str
     saving: int
-    """Seconds."""
+    """Seconds before the time limit at which the training saves."""
     name: str
     options: Sequence[str]
     image: str | None
     mounts: Sequence[str]
-    """Folders that its container sees, beside the one that the job was submitted in."""
+    """Folders that the container sees, in addition to the one that the job is submitted from."""
     setup: Sequence[str]
     python: str
     out: str
@@ -40,7 +40,7 @@ class Slurm:
 
 
 def sbatch(job: Slurm, command: Sequence[str]) -> str:
-    """Return the script of `job` for `command`, a verb that trains with its flags."""
+    """Return the script of `job`; `command` is a training verb with its flags."""
     options = [
         f"job-name={job.name}",
         f"nodes={job.nodes}",
@@ -75,8 +75,8 @@ TEMPLATE = """\
 #!/bin/bash
 {options}
 
-# {saving} s before the time is over Slurm sends USR1 to this script. It has the training save and end, and then queues
-# the job again: the same script, in the same folder, goes on. To go on with another job's run: sbatch
+# Slurm sends USR1 to this script {saving} s before the time limit. The script makes the training save and end, and then
+# queues the job again: the same script continues in the same folder. To continue the run of another job: sbatch
 # --export=ALL,RUNS=runs/slurm-123 FILE
 
 out={out}

@@ -1,4 +1,4 @@
-"""`vitrail probe fewshot | knn | linear`: how good are a network's features, with nothing of it trained any more?"""
+"""`vitrail probe fewshot | knn | linear`: measure the features of a frozen network."""
 
 from __future__ import annotations
 
@@ -78,15 +78,16 @@ def fewshot(
         splits = open_splits(str(model), data, split)
         names = list(splits.train.class_names)
         plan = Plan(splits.train.labels, names, protocol, tuple(shots) or SHOTS, seeds, tuple(l2))
-        embedder = Embedder(str(model), prepare=prepare, **_how(image_size, batch_size, workers, device, precision))
+        how = dict(image_size=image_size, batch_size=batch_size, workers=workers, device=device, precision=precision)
+        embedder = Embedder(str(model), prepare=prepare, **how)  # type: ignore[arg-type]
         train, test = embedder(View(splits.train, plan.rows)), embedder(splits.test)
         train = replace(train, index=plan.rows[train.index])
         subject = f"{model} on {splits.name}"
     found = measure(plan, train, test)
     for count, short in found.short.items():
         some = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
-        log.warning("%d classes have fewer than %d training images, all are taken: %s", len(short), count, some)
-    return _probe(subject, found, train, test, _best(found))
+        log.warning("%d classes have fewer than %d training images, all of which are used: %s", len(short), count, some)
+    return _probe(subject, found, train, test, _best_l2(found))
 
 
 def knn(
@@ -125,8 +126,8 @@ def knn(
     from vitrail.evaluation.knn import knn as measure
     from vitrail.training.resolve import choose_device
 
-    how = _how(image_size, batch_size, workers, device, precision)
-    subject, train, test = _both_sides(model, data, features, split, how)
+    how = dict(image_size=image_size, batch_size=batch_size, workers=workers, device=device, precision=precision)
+    subject, train, test = _train_and_test(model, data, features, split, how)
     place = choose_device(device)
     found = measure(train, test, k=tuple(k) or NEIGHBOURS, temperature=temperature, device=place)
     return _probe(subject, found, train, test)
@@ -177,8 +178,8 @@ def linear(
     from vitrail.training.resolve import choose_device
     from vitrail.transfer.linear_probe import LEARNING_RATES, linear_probe
 
-    how = _how(image_size, batch_size, workers, device, precision)
-    subject, train, test = _both_sides(model, data, features, split, how)
+    how = dict(image_size=image_size, batch_size=batch_size, workers=workers, device=device, precision=precision)
+    subject, train, test = _train_and_test(model, data, features, split, how)
     found = linear_probe(
         train,
         test,
@@ -193,33 +194,21 @@ def linear(
 
 
 def _check(verb: str, model: Any, features: Any, *of_images: Any) -> None:
-    """Raise UsageError where whose features are measured is said twice, or not at all."""
+    """Raise UsageError if the features to measure are given twice or not at all."""
     if features is None and model is None:
-        raise UsageError(f"probe what? vitrail probe {verb} MODEL DATA, or --features FEATURES.npz")
+        raise UsageError(f"Probe which features? vitrail probe {verb} MODEL DATA, or a file, --features FILE.npz")
     if features is not None and (model is not None or any(given is not None for given in of_images)):
-        raise UsageError("--features stands in place of a model, images, split and size: give one or the other")
+        raise UsageError("--features replaces model, data, --split and --image-size. Give either features or a model.")
 
 
-def _how(
-    image_size: int | None, batch_size: int, workers: int | None, device: str | None, precision: Precision
-) -> dict[str, Any]:
-    return {
-        "image_size": image_size,
-        "batch_size": batch_size,
-        "workers": workers,
-        "device": device,
-        "precision": precision,
-    }
-
-
-def _both_sides(
+def _train_and_test(
     model: str | Path | None,
     data: str | Path | None,
     features: str | Path | None,
     split: str | None,
     how: dict[str, Any],
 ) -> tuple[str, Features, Features]:
-    """Subject, and all training and test features."""
+    """Return (subject, training features, test features)."""
     if features is not None:
         from vitrail.evaluation.feature_file import load_features
 
@@ -229,8 +218,8 @@ def _both_sides(
     return f"{model} on {splits.name}", embedder(splits.train), embedder(splits.test)
 
 
-def _best(found: FewShot) -> dict[int, float] | None:
-    """The strength of the protocol that chooses one, on this data set alone."""
+def _best_l2(found: FewShot) -> dict[int, float] | None:
+    """Return shots -> the regularisation that paper-2020 chooses on this data set; None for other protocols."""
     from vitrail.evaluation.fewshot import best_l2
 
     if found.protocol != "paper-2020" or len(found.l2) == 1:

@@ -1,4 +1,4 @@
-"""What `vitrail probe` came to: as a value, as tables, as JSON."""
+"""The results of `vitrail probe`: as a value, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from vitrail.evaluation.knn import KNN
     from vitrail.transfer.linear_probe import LinearProbe, Setting
 
-MOST_STRENGTHS = 8
-"""Columns of the table on a terminal; --json has them all."""
+MAX_COLUMNS = 8
+"""Maximum number of regularisation strengths in the table on a terminal; --json has all of them."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a probe of features came to, and whose they are."""
+    """The result of a probe, and whose features it measured."""
 
     subject: str
-    """Network and images, or the file of features."""
+    """The network and its images, or the file of features."""
     classes: int
     width: int
-    """Features of an image."""
+    """Number of features per image."""
     found: FewShot | KNN | LinearProbe
     unreadable: list[tuple[str, str]]
-    """(image, reason); they are in no number."""
+    """(image, reason) of each unreadable image; they are not counted in any result."""
     best_l2: dict[int, float] | None = None
-    """Few-shot, "paper-2020": shots -> the strength with the highest accuracy."""
+    """For few-shot with "paper-2020": shots -> the regularisation with the highest accuracy."""
 
 
 def show(result: Probe) -> Any:
@@ -47,7 +47,7 @@ def show(result: Probe) -> Any:
         seeds = found.top1.shape[2]
         lines = [f"top-1, protocol {found.protocol}" + (f", mean and deviation of {seeds} seeds" if seeds > 1 else "")]
         if result.best_l2 is not None:
-            lines.append("best l2: chosen on these test images, as the protocol does with a single data set")
+            lines.append("best l2 is chosen on these test images, as the protocol does for a single data set")
     elif isinstance(found, KNN):
         table = Table("k", "top-1", "top-5")
         for count, top1 in found.top1.items():
@@ -69,7 +69,7 @@ def _fewshot_table(found: FewShot, best: dict[int, float] | None) -> Any:
     from rich.table import Table
 
     strengths = list(found.l2)
-    if len(strengths) > MOST_STRENGTHS:  # those that matter: the best of each row
+    if len(strengths) > MAX_COLUMNS:  # only the best of each row
         strengths = sorted({found.l2[int(row.argmax())] for row in found.mean} | set((best or {}).values()))
     table = Table("shots", *(f"l2 {strength:g}" for strength in strengths), *(["best l2"] if best else []))
     for i, shots in enumerate(found.shots):
@@ -83,7 +83,7 @@ def _fewshot_table(found: FewShot, best: dict[int, float] | None) -> Any:
 
 
 def as_json(result: Probe) -> Any:
-    """Return the result as JSON values: every number, of few-shot for every seed."""
+    """Return the result as JSON values; few-shot results include every seed."""
     from vitrail.evaluation.fewshot import FewShot
     from vitrail.evaluation.knn import KNN
 
