@@ -1,4 +1,4 @@
-"""What keeping freed memory is worth: training and predicting with `vitrail.allocator`, and with glibc as it comes.
+"""What keeping freed memory is worth: training and predicting with `keep_freed_memory`, and with glibc as it comes.
 
 Each sample is a process of its own, alternating, because glibc's own tuning of itself cannot be had back. Data is
 random, as in benchmarks/train_step.py.
@@ -18,8 +18,8 @@ import torch
 from benchmarks import compare, peers, record
 from benchmarks.compare import Contender, Measurement
 from benchmarks.train_step import CASES, Case, batches, vitrail_step
-from vitrail.allocator import keep_freed_memory
-from vitrail.evaluation.classify import fast_bf16, predictor
+from vitrail.device import fast_bf16, keep_freed_memory
+from vitrail.evaluation.classify import predictor
 
 SIDES = {record.OURS: True, "glibc as it comes": False}
 PREDICTED = 64

@@ -172,11 +172,10 @@ def stock(precision: str = "float32") -> Iterator[None]:
 
 @contextmanager
 def tuned(precision: str = "float32") -> Iterator[None]:
-    """The state ours is measured in: what `vitrail.model.attention.fast_math` sets."""
-    from vitrail.model.attention import fast_math
+    """The state ours is measured in: what `vitrail.device.fast_float32` sets."""
+    from vitrail.device import fast_float32
 
-    with products("none"), autocast(precision):
-        fast_math()
+    with products("none"), autocast(precision), fast_float32():
         yield
 
 

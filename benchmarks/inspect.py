@@ -60,14 +60,14 @@ def peak_bytes() -> int:
 
 def one(options: argparse.Namespace) -> None:
     """Measure one thing in this process and print it as JSON."""
-    from vitrail.model.attention import fast_math
+    from vitrail.device import fast_float32
     from vitrail.model.build import create
 
     record.prepare(options)
-    fast_math()
     model = create(options.model, image_size=options.size).eval()
     before, began = peak_bytes(), time.perf_counter()
-    look(options.what, model, batches(options.images[0], options.batch, options.size))
+    with fast_float32():
+        look(options.what, model, batches(options.images[0], options.batch, options.size))
     seconds = time.perf_counter() - began
     print(json.dumps({"seconds": round(seconds, 3), "peak_mib": round((peak_bytes() - before) / 2**20, 1)}))
 

@@ -26,7 +26,7 @@ from benchmarks.learn import vitrail_verb
 from benchmarks.peers import Architecture
 from benchmarks.train_step import Case
 from vitrail.costs.figure import COLOURS
-from vitrail.evaluation.classify import fast_bf16
+from vitrail.device import fast_bf16
 
 SETTINGS = {
     "flowers12": ("--augment.scale", "0.3", "1.0"),

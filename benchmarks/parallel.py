@@ -28,7 +28,7 @@ from torch import nn
 
 from benchmarks import compare, inference, record
 from benchmarks.compare import Contender, Measurement
-from vitrail.evaluation.classify import fast_bf16
+from vitrail.device import fast_bf16
 from vitrail.model.build import create
 from vitrail.model.frozen import freeze
 from vitrail.model.variants import SIZES

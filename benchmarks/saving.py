@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks import record
 from vitrail.data.settings import Augment
-from vitrail.model.attention import fast_math
+from vitrail.device import fast_float32
 from vitrail.model.build import create
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
@@ -54,9 +54,9 @@ def main() -> None:
     record.save("saving", asked, model=asked.model, images=IMAGES, medians_of=asked.rounds, results=found)
 
 
+@fast_float32()
 def measure(model: str, rounds: int, out: Path) -> dict[str, float]:
     """Return seconds, and the size of a checkpoint."""
-    fast_math()
     objective = SupervisedObjective(create(model, classes=1000), Supervised(), Augment(), 1000, 0)
     optimizer = build_optimizer(objective, Optim())
     average = Averager(objective.model, Average("ema"))

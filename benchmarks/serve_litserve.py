@@ -16,7 +16,6 @@ from benchmarks.serve import BATCH
 from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
 from vitrail.evaluation.classify import predictor
-from vitrail.model.attention import fast_math
 from vitrail.weights.load import load
 
 
@@ -29,7 +28,6 @@ class Classifier(litserve.LitAPI):
 
     def setup(self, device: str) -> None:
         """In the worker."""
-        fast_math()
         network: Any = load(self.folder)
         self.transform, self.ask = eval_transform(network.card.preprocess), predictor(network, "cpu")
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vitrail.device import keep_freed_memory
 from vitrail.errors import UsageError, VitrailError, did_you_mean
 from vitrail.version import __version__
 
@@ -25,6 +26,9 @@ GLOBAL = ("--json", "--quiet", "-q", "--verbose", "-v", "--traceback", "--versio
 
 ALONE = {"--resume": "latest", "--ray": "local"}
 """Flags that may stand without a value, and the value that they then have."""
+
+SERVER_KEEPS = 32 * 2**20
+"""Freed buffers of up to this size, in bytes, are kept by a server; it returns the larger ones of large pictures."""
 
 ONE_RUN = ("train", "finetune")
 """Verbs whose processes under torchrun are one run, of which only the first process prints."""
@@ -211,6 +215,7 @@ def _call(name: str, argv: list[str]) -> Call:
     chosen = {flag: bool(keywords.pop(flag, False)) for flag in ("json", "quiet", "verbose", "traceback")}
     silent = name in ONE_RUN and os.environ.get("RANK", "0") != "0"
     _set_up_log(chosen["quiet"] or silent, chosen["verbose"])
+    keep_freed_memory(SERVER_KEEPS if name == "serve" else None)
     return Call(module, function, arguments, keywords, chosen["json"], silent)
 
 

@@ -26,6 +26,7 @@ from vitrail.evaluation.classify import (
     predictor,
     save_classification,
 )
+from vitrail.model.build import create
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 
@@ -251,3 +252,15 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
         assert found.metrics() == alone.metrics()
         assert found.bad == [("bad0", "empty"), ("bad1", "empty")]
         same(found.confusion, alone.confusion)
+
+
+def test_a_predictor_leaves_the_callers_model_alone() -> None:
+    model = create("Ti/16", classes=3, depth=1, image_size=32).train()
+    before = {name: (id(tensor), tensor.device.type, tensor.dtype) for name, tensor in model.named_parameters()}
+    for place, precision in (("meta", "float32"), ("cpu", "bf16"), ("cpu", "float32")):
+        predict = predictor(model, place, precision)
+        if place == "cpu":
+            predict(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+        after = {name: (id(tensor), tensor.device.type, tensor.dtype) for name, tensor in model.named_parameters()}
+        assert after == before, place
+        assert model.training and all(part.training for part in model.modules())

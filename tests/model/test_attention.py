@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitrail.device import fast_float32
 from vitrail.errors import UsageError
-from vitrail.model.attention import Attention, attend, attention_path, fast_math, uses_explicit
+from vitrail.model.attention import Attention, attend, attention_path, uses_explicit
 from vitrail.model.build import build
 from vitrail.model.layers import LayerNorm, Linear
 from vitrail.model.taps import attention_maps, block_outputs, tap_attention
@@ -124,16 +125,14 @@ def test_frozen_weights_get_no_gradient_and_pass_it_on() -> None:
     assert torch.allclose(x.grad, layer.weight.sum(0).expand(2, 8), atol=1e-5)
 
 
-def test_fast_math_stays_float32() -> None:
+def test_fast_float32_stays_float32() -> None:
     before = torch.backends.mkldnn.matmul.fp32_precision
-    try:
-        fast_math()
+    with fast_float32():
         torch.manual_seed(0)
         a, b = torch.randn(300, 500), torch.randn(500, 200)
         exact = a.double() @ b.double()
         assert ((a @ b - exact).norm() / exact.norm()).item() < 1e-6
-    finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
 @pytest.mark.parametrize("path", ["fused", "explicit"])

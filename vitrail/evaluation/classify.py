@@ -10,6 +10,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.data.benchmarks.answer_key import AnswerKey
+from vitrail.device import fast_bf16, fast_float32
 from vitrail.errors import DataError
 from vitrail.model.frozen import freeze
 
@@ -220,19 +222,23 @@ def predictor(
     (`vitrail.model.frozen`); elsewhere the model itself does, in eval mode, its weights float32 and rounded by
     autocast. Training or not, the model is left as it was.
     """
-    place = torch.device(device) if device is not None else next(model.parameters()).device
+    here = next(model.parameters()).device
+    place = here if device is None else torch.device(device)
+    if place != here:
+        model = deepcopy(model).to(place)  # the caller's model stays where it is
     reduced = precision == "bf16" or (precision == "auto" and fast_bf16(place))
     if place.type == "cpu":
-        frozen = freeze(model.to(place), torch.bfloat16 if reduced else torch.float32)
+        with fast_float32():
+            frozen = freeze(model, torch.bfloat16 if reduced else torch.float32)
         ask: Predict = frozen.features if features else frozen  # type: ignore[assignment]
 
         @torch.inference_mode()
         def answer(images: Tensor) -> Tensor:
             images = images if images.dtype == torch.uint8 else images.to(torch.bfloat16 if reduced else torch.float32)
-            return ask(images.to(place)).float()
+            with fast_float32():
+                return ask(images.to(place)).float()
 
         return answer
-    model = model.to(place)
     run: Predict = model.features if features else model  # type: ignore[assignment]
 
     @torch.inference_mode()
@@ -246,13 +252,6 @@ def predictor(
             model.train(training)
 
     return predict
-
-
-def fast_bf16(device: torch.device) -> bool:
-    """Has the hardware bfloat16 matrix products (AVX512-BF16, AMX, NVIDIA from Ampere on)?"""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
 
 
 def save_classification(path: Path, found: Classification) -> None:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.device import has_amx
 from vitrail.model.layers import Linear, linear
 
 Path = Literal["auto", "fused", "explicit"]
@@ -31,7 +32,7 @@ _path: ContextVar[Path] = ContextVar("attention_path", default="auto")
 LONGEST_EXPLICIT = 1024
 """Above this many tokens the explicit path's maps take more memory than its speed is worth."""
 
-_HAS_AMX = torch.cpu._is_amx_tile_supported()  # asked once: torch.compile cannot look into the question
+_HAS_AMX = has_amx()  # asked once: torch.compile cannot trace the question
 
 
 @contextmanager
@@ -191,14 +192,3 @@ class Attention(nn.Module):
             extra = None if extra is None else extra[:, heads]
         logits = (q @ k.transpose(-1, -2)).float()
         return (logits if extra is None else logits + extra).softmax(-1)
-
-
-def fast_math() -> None:
-    """Send float32 matrix products on x86 CPUs to oneDNN: the same precision at twice the speed of MKL on AMD.
-
-    torch offers this only under the name of reduced precision, which oneDNN takes up on AMX processors alone;
-    there the setting is left as it is. Process-wide; `torch.backends.mkldnn.matmul.fp32_precision = "none"`
-    undoes it.
-    """
-    if torch.backends.mkldnn.is_available() and not _HAS_AMX:
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]

@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_HAS_ONEDNN = torch.backends.mkldnn.is_available()  # asked once: torch.compile cannot look into the question
+from vitrail.device import has_onednn
+
+_HAS_ONEDNN = has_onednn()  # asked once: torch.compile cannot trace the question
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

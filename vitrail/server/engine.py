@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from vitrail.device import available_cores
 from vitrail.errors import UsageError
 from vitrail.server.batching import Batcher
 from vitrail.server.limits import Gate, Limits, Refused
@@ -54,7 +54,7 @@ class Engine:
         self.failure: str | None = None
         self._batcher: Batcher | None = None
         self._warming: asyncio.Task[None] | None = None
-        self._decoders = ThreadPoolExecutor(min(DECODERS, os.cpu_count() or 1), "vitrail-decode")
+        self._decoders = ThreadPoolExecutor(min(DECODERS, available_cores()), "vitrail-decode")
 
     @property
     def ready(self) -> bool:

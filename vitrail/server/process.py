@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from vitrail.allocator import keep_freed_memory
 from vitrail.errors import UsageError
 from vitrail.server.connection import Connection
 from vitrail.server.guard import App
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 5
 """Seconds until an idle connection is closed."""
-LARGEST_KEPT_BUFFER = 32 * 2**20
-"""Freed buffers of at most this size, in bytes, are kept for the next batch. Larger ones are returned."""
 
 
 def take_port(host: str, port: int) -> socket.socket:
@@ -60,7 +57,6 @@ def run(app: App, engine: Engine, listening: socket.socket) -> None:
     uvicorn raises the signal again at the end: after SIGTERM the process ends with exit code 143. After Ctrl-C this
     function returns.
     """
-    keep_freed_memory(LARGEST_KEPT_BUFFER)
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=Connection,

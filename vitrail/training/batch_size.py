@@ -11,15 +11,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor, nn
 
 from vitrail import world
-from vitrail.allocator import give_back_freed_memory
 from vitrail.costs.memory import LiveTensors, kept_bytes
+from vitrail.device import free_memory
 from vitrail.errors import TrainingError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective
@@ -142,24 +140,6 @@ def _statistics_kept(objective: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the bytes that can still be allocated on `device`, within the limits of a container too."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    give_back_freed_memory()  # of an earlier run in this process, which would count as used
-    available = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no such limit ("max"), or no control groups here
-        return available
-    used -= int(facts.get("inactive_file", 0))  # cached files make way
-    return max(min(available, limit - used), 0)
 
 
 def out_of_memory(error: BaseException) -> bool:

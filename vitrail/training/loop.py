@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vitrail import world
 from vitrail.data.sources.open import Splits, open_data
+from vitrail.device import fast_float32
 from vitrail.training.batch_size import explaining_memory
 from vitrail.training.batches import endless
 from vitrail.training.checkpoints.resume import resumed_run
@@ -38,6 +39,7 @@ from vitrail.training.step import TrainingStep
 from vitrail.training.validation.validation import describe
 
 
+@fast_float32()
 def fit(run: Run, *, resume: Path | str | None = None, splits: Splits | None = None) -> Result:
     """Train `run` in a new run folder, or resume it in the folder `resume`. Return the result.
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import torch
 from rich.console import Console
 from rich.live import Live
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from vitrail import world
 from vitrail.costs.energy import EnergyMeter, gpu_powers
+from vitrail.device import memory_in_use
 from vitrail.training.step import Outcome
 
 PLAIN_EVERY = 10.0
@@ -111,7 +111,7 @@ class Progress:
         Joules too, where the machine tells; an evaluation's are among them.
         """
         window, self._logged = self._logged, Window(self._waited)
-        gib = {"memory_gib": round(memory(self.device) / 2**30, 3)}
+        gib = {"memory_gib": round(memory_in_use(self.device) / 2**30, 3)}
         return {**window.means(), "lr": self._lr, **window.rates(self._waited), **gib, **self._energy.numbers()}
 
     def reset(self) -> None:
@@ -128,7 +128,7 @@ class Progress:
         metrics = "".join(f"  {name} {value:.1%}" for name, value in means.items() if name != "loss")
         return (
             f"step {self.step}/{self.total}  loss {means['loss']:.4f}{metrics}  lr {self._lr:.2e}  "
-            f"{speed:.0f} images/s  {clock(left)} left  {memory(self.device) / 2**30:.1f} GiB  "
+            f"{speed:.0f} images/s  {clock(left)} left  {memory_in_use(self.device) / 2**30:.1f} GiB  "
             f"waiting {rates['waiting']:.0%}"
         )
 
@@ -152,13 +152,6 @@ class Progress:
             self._live.update(Text(text), refresh=True)
         else:
             self.say(text)
-
-
-def memory(device: torch.device) -> int:
-    """Return bytes in use: allocated on the device at its peak, or this process's resident memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return int(psutil.Process().memory_info().rss)
 
 
 def clock(seconds: float) -> str:

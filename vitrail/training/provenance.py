@@ -11,8 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
+
+from vitrail.device import accelerators, available_cores, processor, total_memory
 
 PACKAGES = ("vitrail", "torch", "torchvision", "numpy", "pillow", "simplejpeg", "safetensors")
 
@@ -56,22 +57,14 @@ def machine() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "host": platform.node(),
         "system": platform.platform(),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processor": processor(),
+        "cores": available_cores(),
         "threads": torch.get_num_threads(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": round(total_memory() / 2**30, 1),
     }
-    if torch.cuda.is_available():
-        facts["accelerators"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if found := accelerators():
+        facts["accelerators"] = list(found.values())
     return facts
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 def _version(package: str) -> str | None:

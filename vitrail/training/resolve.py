@@ -7,7 +7,6 @@ Each decision is a value in the returned `Run` and a sentence saying why, so tha
 from __future__ import annotations
 
 import io
-import os
 import statistics
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
@@ -22,13 +21,13 @@ from vitrail.data.check import LONG, SMALL
 from vitrail.data.item import Listed
 from vitrail.data.loading.prefetch import Pool, ordered, stuck
 from vitrail.data.settings import Preprocess
+from vitrail.device import available_cores, choose_device, fast_bf16, free_memory
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.classify import fast_bf16
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, Tokenizer
-from vitrail.training.batch_size import default_batch, free_memory
+from vitrail.training.batch_size import default_batch
 from vitrail.training.optim.tune import check_tune
 from vitrail.training.run import Run
 from vitrail.weights.assemble import Changes, skeleton
@@ -242,26 +241,6 @@ def image_sizes(source: Listed, count: int = SNIFFED) -> list[tuple[int, int]]:
     with closing(Pool(1)) as pool:  # so that a read that hangs is noticed
         found = list(ordered(pool, look, rows, ahead=count, hung=lambda index: stuck(source.id(index))))
     return [size for size in found if size is not None]
-
-
-def choose_device(name: str | None) -> torch.device:
-    """Return the device called `name`, or the best there is. Raises UsageError if it is not there."""
-    if name is None:
-        if torch.cuda.is_available():
-            name = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}"
-        else:
-            name = "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return device
-
-
-def available_cores() -> int:
-    """Return the number of processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -> int:

@@ -9,7 +9,6 @@ import torch
 from vitrail.data.loading.loader import Loader
 from vitrail.data.sources.open import Splits
 from vitrail.errors import UsageError
-from vitrail.model.process import prepare_process
 from vitrail.objective.base import Objective
 from vitrail.training.batch_size import cut, image_bytes
 from vitrail.training.batches import evaluation_loader, training_loader
@@ -71,7 +70,6 @@ def set_up(run: Run, splits: Splits, start: str | None = None, *, measure: bool 
     resolved = resolve(run, splits.train, names, start)
 
     # the network, its objective, and the micro-batches that fit in memory
-    prepare_process()
     torch.manual_seed(run.seed)
     model = build_model(resolved)
     tuned = tune(model, run, resolved.decisions)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitrail import world
+from vitrail.device import has_cuda
 from vitrail.objective.base import Batch, Objective
 from vitrail.training.batch_size import out_of_memory
 from vitrail.training.guard import FiniteGuard
@@ -236,7 +237,7 @@ class TrainingStep:
         self.objective.zero_grad(set_to_none=True)
         self._guard.restore()
         gc.collect()
-        if torch.cuda.is_available():
+        if has_cuda():
             torch.cuda.empty_cache()
         self.parts = min(2 * self.parts, self._most)
         self._on_memory(step, self.parts)

@@ -17,8 +17,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitrail.device import available_cores
 from vitrail.training.guard import Interrupted, Signals
-from vitrail.training.resolve import available_cores
 from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome
 
 log = logging.getLogger("vitrail")

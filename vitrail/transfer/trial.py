@@ -30,13 +30,14 @@ from typing import Any, Literal
 
 from vitrail.config import from_yaml, plain, to_yaml
 from vitrail.data.sources.open import Splits
+from vitrail.device import available_cores, choose_device, keep_freed_memory
 from vitrail.errors import CheckpointError, UsageError, VitrailError
 from vitrail.training.checkpoints.checkpoint import latest_valid
 from vitrail.training.checkpoints.state import identity
 from vitrail.training.folder import RunFolder
 from vitrail.training.guard import Diverged, Interrupted
 from vitrail.training.loop import fit
-from vitrail.training.resolve import available_cores, choose_device, resolve
+from vitrail.training.resolve import resolve
 from vitrail.training.run import Run
 
 RUN, LOG, OUTCOME = "run.yaml", "log.txt", "outcome.json"
@@ -222,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cores", type=int, help="number of cores that this process may use")
     arguments = parser.parse_args(argv)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    keep_freed_memory()
     try:
         run_trial(arguments.folder, device=arguments.device, cores=arguments.cores)
     except VitrailError as error:

@@ -90,18 +90,16 @@ def bench(
         raise UsageError("image sizes, batch sizes and seconds must be above 0")
     import torch
 
-    from vitrail.evaluation.classify import fast_bf16
-    from vitrail.model.process import prepare_process
-    from vitrail.training.resolve import choose_device
+    from vitrail.device import choose_device, fast_bf16, fast_float32
 
     place = choose_device(device)
     configs = [(name, config) for name in models for config in _configs(name, image_size or SIZES)]
     chosen: Precision = ("bf16" if fast_bf16(place) else "float32") if precision == "auto" else precision
-    prepare_process()
     modes: tuple[Mode, ...] = ("inference", "training") if mode == "both" else (mode,)
-    measured = [
-        _measure(name, config, one, place, chosen, batch_size, seconds) for name, config in configs for one in modes
-    ]
+    with fast_float32():
+        measured = [
+            _measure(name, config, one, place, chosen, batch_size, seconds) for name, config in configs for one in modes
+        ]
     fitting = "tried" if place.type == "cuda" else "extrapolated from the peaks of two small batches"
     result = Bench(str(place), chosen, torch.get_num_threads(), str(torch.__version__), fitting, measured)
     if out is not None:
@@ -147,7 +145,7 @@ def _measure(
 
 def _largest(trial: Trial, line: Line) -> int:
     from vitrail.costs import measure
-    from vitrail.training.batch_size import free_memory
+    from vitrail.device import free_memory
 
     if trial.device.type == "cuda":
         return measure.search_largest(partial(measure.step_fits, trial))

@@ -130,14 +130,12 @@ def _measured() -> tuple[Device, Precision]:
     import torch
 
     from vitrail.costs.measure import matmul_rate
-    from vitrail.evaluation.classify import fast_bf16
-    from vitrail.model.process import prepare_process
-    from vitrail.training.batch_size import free_memory
+    from vitrail.device import fast_bf16, fast_float32, free_memory
 
     place = torch.device("cpu")
     precision: Precision = "bf16" if fast_bf16(place) else "float32"
-    prepare_process()
-    peak = matmul_rate(place, precision)
+    with fast_float32():
+        peak = matmul_rate(place, precision)
     description = f"this machine, {torch.get_num_threads()} threads, {precision}"
     because = "of the rate of large matrix products, measured just now"
     return Device(MEASURED, description, peak, free_memory(place), CPU_UTILISATION, because), precision

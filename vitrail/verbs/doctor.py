@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitrail.words import binary_size
+
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "avx_vnni", "asimd", "bf16")
 """Processor features that decide which matrix products are fast."""
 VARIABLES = re.compile(r"(OMP|MKL|KMP|CUDA|TORCH|PYTORCH|HF|VITRAIL)_\w+")
@@ -23,11 +25,12 @@ def doctor() -> dict[str, Any]:
 
     The home folder is shown as ~, and the values of secrets are hidden.
     """
-    import psutil
     import torch
 
+    from vitrail import device
+
     needed, optional = _requirements()
-    memory = psutil.virtual_memory()
+    cpu = torch.device("cpu")
     disk = shutil.disk_usage(Path.cwd())
     facts = {
         "vitrail": {name: _version(name) for name in ("vitrail", *needed)},
@@ -39,15 +42,15 @@ def doctor() -> dict[str, Any]:
             "terminal": sys.stderr.isatty(),
         },
         "cpu": {
-            "model": _cpu("model name") or platform.processor() or platform.machine(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "model": device.processor(),
+            "cores": device.available_cores(),
             "threads": torch.get_num_threads(),
-            "has": " ".join(flag for flag in CPU_FLAGS if flag in _cpu("flags|Features").split()),
-            "onednn": torch.backends.mkldnn.is_available(),
+            "has": " ".join(flag for flag in CPU_FLAGS if flag in device.cpu_field("flags", "Features").split()),
+            "onednn": device.has_onednn(),
         },
-        "memory": {"total": _gib(memory.total), "available": _gib(memory.available)},
-        "disk": {"folder": str(Path.cwd()), "free": _gib(disk.free)},
-        "accelerators": _accelerators(torch),
+        "memory": {"total": binary_size(device.total_memory()), "available": binary_size(device.free_memory(cpu))},
+        "disk": {"folder": str(Path.cwd()), "free": binary_size(disk.free)},
+        "accelerators": device.accelerators(),
         "environment": {k: _hide(k, v) for k, v in sorted(os.environ.items()) if VARIABLES.fullmatch(k)},
     }
     return dict(_without_home(facts))
@@ -75,31 +78,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpu(field: str) -> str:
-    """Return the first value of a field of /proc/cpuinfo, or "" on systems without one."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    match = re.search(rf"^(?:{field})\s*: (.*)$", text, re.MULTILINE)
-    return match[1] if match else ""
-
-
-def _accelerators(torch: Any) -> dict[str, str]:
-    found = {}
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            about = torch.cuda.get_device_properties(number)
-            found[f"cuda:{number}"] = f"{about.name}, {_gib(about.total_memory)}, cuda {torch.version.cuda}"
-    if torch.backends.mps.is_available():
-        found["mps"] = platform.processor()
-    return found
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
 
 
 def _hide(name: str, value: str) -> str:

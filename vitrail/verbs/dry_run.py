@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail.device import fast_float32
 from vitrail.training.run import Run
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ SECONDS = 3.0
 """That the second step may take, going by the first."""
 
 
+@fast_float32()
 def check(run: Run, splits: Splits | None = None) -> tuple[dict[str, str], Cost]:
     """Open the data, build the network, train on a few images; return what came of it, and what the run will cost.
 
@@ -136,7 +138,7 @@ def _flops(run: Run, resolved: Resolved, plan: Plan, each: Callable[[tuple[int, 
 def _this_device(resolved: Resolved, reached: float) -> Device:
     """This machine's device as if the rate that was just reached were its peak; nobody knows what it costs."""
     from vitrail.costs.devices import Device
-    from vitrail.training.batch_size import free_memory
+    from vitrail.device import free_memory
 
     memory = free_memory(resolved.device)
     why = "what the second step reached"

@@ -123,12 +123,10 @@ def _classify(
     precision: Literal["auto", "bf16", "float32"],
 ) -> Classification:
     from vitrail.data.loading.loader import Loader
+    from vitrail.device import available_cores, choose_device
     from vitrail.evaluation.classify import classify, predictor
     from vitrail.evaluation.imagenet import choosing
-    from vitrail.model.process import prepare_process
-    from vitrail.training.resolve import available_cores, choose_device
 
-    prepare_process()
     loader = Loader(
         task.source,
         transform=task.transform,

@@ -78,8 +78,8 @@ def predict(
         raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}, or to a folder")
     if merge is not None and not is_bulk(out):
         raise UsageError(f"merge is for a folder of answers (--out), not for {out or 'the terminal'}")
+    from vitrail.device import available_cores
     from vitrail.evaluation.predict import Prediction, Summary, Unreadable, predict_files
-    from vitrail.training.resolve import available_cores
     from vitrail.weights.fingerprint import weights_fingerprint
 
     network, ask = _engine(model, device, precision)
@@ -110,9 +110,8 @@ def predict(
 
 def _engine(model: str | Path, device: str | None, precision: Precision) -> tuple[Any, Predict]:
     """What has the card, and what answers: a network, or a program in its own runtime."""
+    from vitrail.device import choose_device
     from vitrail.evaluation.classify import predictor
-    from vitrail.model.process import prepare_process
-    from vitrail.training.resolve import choose_device
 
     if program := find_program(model):
         if device not in (None, "cpu") or precision != "auto":
@@ -122,7 +121,6 @@ def _engine(model: str | Path, device: str | None, precision: Precision) -> tupl
         engine = Engine(program)
         return engine, engine
     network = load_classifier(model)
-    prepare_process()
     return network, predictor(network, choose_device(device), precision)
 
 

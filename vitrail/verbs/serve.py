@@ -76,6 +76,7 @@ def serve(
             f"the server needs {error.name}, which is not installed: pip install 'vitrail[serve]'"
         ) from error
     from vitrail.data.images.decode import MAX_PIXELS
+    from vitrail.device import fast_float32
     from vitrail.server.guard import Hosts
     from vitrail.server.limits import Limits
 
@@ -85,7 +86,8 @@ def serve(
         engine = Engine(load_served(models, image_size, device, precision), limits)
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         log.info("%s at %s/ (Ctrl-C ends it)", ", ".join(engine.models), url)
-        run(create_app(engine, Hosts(host, allow_host)), engine, listening)
+        with fast_float32():
+            run(create_app(engine, Hosts(host, allow_host)), engine, listening)
         return ServedRequests(url, list(engine.models), engine.metrics.images_answered)
 
 
@@ -93,13 +95,11 @@ def load_served(
     models: tuple[str | Path, ...], image_size: int | None, device: str | None, precision: Any
 ) -> list[Any]:
     """Load the networks under distinct names. Raises WeightsError, UsageError."""
-    from vitrail.model.attention import fast_math
+    from vitrail.device import choose_device
     from vitrail.server.served_model import ServedModel
-    from vitrail.training.resolve import choose_device
     from vitrail.verbs.inspect.inputs import network_labels
     from vitrail.verbs.network.classifier import load_classifier
 
-    fast_math()
     place = choose_device(device)
     names = network_labels(models)
     return [

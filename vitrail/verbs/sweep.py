@@ -128,7 +128,7 @@ def _executor(parallel: int | None, devices: Sequence[str], ray: str | None) -> 
         from vitrail.transfer.trial import here
 
         return here
-    from vitrail.training.resolve import choose_device
+    from vitrail.device import choose_device
     from vitrail.transfer.processes import Processes
 
     for device in devices:

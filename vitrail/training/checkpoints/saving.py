@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitrail import world
+from vitrail.device import free_memory
 from vitrail.errors import CheckpointError, TrainingError
-from vitrail.training.batch_size import free_memory
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.checkpoints.flatten import copied, nbytes
 from vitrail.training.checkpoints.state import TrainingState

@@ -16,6 +16,7 @@ from typing import Any
 
 from vitrail import world
 from vitrail.config import from_yaml
+from vitrail.device import keep_freed_memory
 from vitrail.errors import VitrailError
 from vitrail.training.loop import fit
 from vitrail.training.processes.group import joined, leave, own_note
@@ -26,6 +27,7 @@ def main(config: str, note: str, resume: str) -> int:
     """Train the run in the file `config` and return the exit code; `resume` is a run folder, or "" for a new run."""
     try:
         run = from_yaml(Path(config), Run())
+        keep_freed_memory()
         with joined(run.timeout):
             result = fit(run, resume=resume or None)
             if world.is_main():

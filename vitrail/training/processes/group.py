@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from vitrail import world
 from vitrail.config import to_yaml
+from vitrail.device import available_cores, has_cuda
 from vitrail.errors import TrainingError, UsageError
 from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import Result
@@ -52,9 +53,9 @@ def joined(timeout: float = Run.timeout) -> Iterator[None]:
     if world.active() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
-    if torch.cuda.is_available():
+    if has_cuda():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if has_cuda() else "gloo"
     patience = timedelta(seconds=timeout)
     store, rank, size = next(dist.rendezvous("env://"))
     meeting = dist.PrefixStore("group", store)
@@ -130,7 +131,7 @@ def environment(rank: int, processes: int, port: int) -> dict[str, str]:
     """Return the environment of a process on this machine, with torchrun's variables; `port` is a free port."""
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    threads = {"OMP_NUM_THREADS": str(max(1, available_cores() // processes))}
     return {**threads, **os.environ, **{name: str(value) for name, value in ranks.items()}, **address}
 
 

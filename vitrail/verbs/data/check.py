@@ -75,7 +75,7 @@ def pack(
 
 def cores(asked: int | None) -> int:
     """Return the number of threads asked for, or of the processor's cores."""
-    from vitrail.training.resolve import available_cores
+    from vitrail.device import available_cores
 
     return available_cores() if asked is None else asked
 

@@ -143,12 +143,10 @@ def _confirmed(
     precision: Literal["auto", "bf16", "float32"],
 ) -> Pairs:
     """The pairs that a network takes for the same picture too."""
+    from vitrail.device import choose_device
     from vitrail.evaluation.duplicates import cosines
-    from vitrail.model.process import prepare_process
-    from vitrail.training.resolve import choose_device
     from vitrail.weights.load import load
 
-    prepare_process()
     found = cosines(
         load(model),
         left,

@@ -137,8 +137,8 @@ class InspectionInputs:
         """Return the first network's features of the images `rows` (default: all) of a source, and their numbers."""
         from vitrail.data.item import View
         from vitrail.data.loading.loader import Loader
+        from vitrail.device import available_cores
         from vitrail.evaluation.features import extract
-        from vitrail.training.resolve import available_cores
 
         network = self.networks[0]
         loader = Loader(

@@ -88,16 +88,14 @@ def inspect(
     chosen, formats = _checked(what, What, "--what"), _checked(format, Format, "--format")
     if min(count, pictures, batch_size) < 1:
         raise UsageError("count, pictures and batch_size must be above 0")
+    from vitrail.device import choose_device, fast_float32
     from vitrail.inspection.figures.page import Folder
-    from vitrail.model.process import prepare_process
-    from vitrail.training.resolve import choose_device
     from vitrail.verbs.inspect.inputs import InspectionInputs, load_network, network_labels, split_networks_and_images
 
     models, paths = split_networks_and_images([model, *images])
     comparing = len(models) > 1
     if comparing and (wrong := [name for name in chosen if name not in COMPARED]):
         raise UsageError(f"--what {wrong[0]} takes one network. With several networks use {', '.join(COMPARED)}.")
-    prepare_process()
     place = choose_device(device)
     labels = network_labels(models)
     networks = [load_network(*pair, image_size, place) for pair in zip(models, labels, strict=True)]
@@ -107,7 +105,8 @@ def inspect(
     selection = _Selection(layer, head, class_name, count, pictures)
     for name in chosen or _default(comparing, inputs):
         try:
-            result.pages.append(_page(name, inputs, folder, selection))
+            with fast_float32():
+                result.pages.append(_page(name, inputs, folder, selection))
         except UsageError as error:
             if chosen:
                 raise

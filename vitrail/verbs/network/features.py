@@ -82,14 +82,12 @@ class Embedder:
         import torch
 
         from vitrail.data.images.ops import eval_transform
+        from vitrail.device import available_cores, choose_device
         from vitrail.evaluation.classify import predictor
         from vitrail.evaluation.fewshot_images import FewShotImages
-        from vitrail.model.process import prepare_process
-        from vitrail.training.resolve import available_cores, choose_device
 
         network = load_network(model, image_size)
         preprocess = network.card.preprocess
-        prepare_process()
         self.embed = predictor(network, choose_device(device), precision, features=True)
         size = preprocess.image_size
         self.width = int(self.embed(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape[1])

@@ -71,9 +71,7 @@ def _machine() -> dict[str, Any]:
     """What the machine is, as far as it decides the times."""
     import torch
 
-    from vitrail.evaluation.classify import fast_bf16
-    from vitrail.training.batch_size import free_memory
-    from vitrail.training.resolve import available_cores, choose_device
+    from vitrail.device import available_cores, choose_device, fast_bf16, free_memory
 
     device = choose_device(None)
     return {

@@ -159,9 +159,9 @@ def _about(rehearsal: Rehearsal, steps: int, share: float) -> str:
 
 def probed(asked: Question, weights: str) -> Iterator[Option]:
     """Yield the ways that leave the network as it is, as options, timed. Raises DataError and WeightsError."""
+    from vitrail.device import choose_device
     from vitrail.evaluation.fewshot import SHOTS
     from vitrail.evaluation.fewshot import Plan as Shots
-    from vitrail.training.resolve import choose_device
     from vitrail.transfer.probing import fewshot_seconds, linear_seconds
 
     splits = open_splits(weights, asked.path, None)

@@ -122,9 +122,9 @@ def knn(
         precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
     _check("knn", model, features, split, image_size)
+    from vitrail.device import choose_device
     from vitrail.evaluation.knn import NEIGHBOURS
     from vitrail.evaluation.knn import knn as measure
-    from vitrail.training.resolve import choose_device
 
     how = dict(image_size=image_size, batch_size=batch_size, workers=workers, device=device, precision=precision)
     subject, train, test = _train_and_test(model, data, features, split, how)
@@ -175,7 +175,7 @@ def linear(
         precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
     _check("linear", model, features, split, image_size)
-    from vitrail.training.resolve import choose_device
+    from vitrail.device import choose_device
     from vitrail.transfer.linear_probe import LEARNING_RATES, linear_probe
 
     how = dict(image_size=image_size, batch_size=batch_size, workers=workers, device=device, precision=precision)

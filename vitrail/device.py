@@ -1,0 +1,204 @@
+"""This machine: cores, devices, free memory, fast arithmetic and the C library's allocator. Only this file asks.
+
+torch and psutil are imported when a function needs them, so that the command line can import this file for nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+"""Options of glibc's mallopt, from malloc.h."""
+MMAP_MAX = 65536
+"""glibc's default: the number of buffers that may come from the system one by one and return to it."""
+STRICT_OVERCOMMIT = "2"
+"""Value of vm.overcommit_memory with which the system counts promised memory instead of used memory."""
+
+
+def available_cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    return cpu_field("model name") or platform.processor() or platform.machine()
+
+
+def cpu_field(*names: str) -> str:
+    """Return the first value of one of these fields of /proc/cpuinfo, or "" on systems without one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    fields = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in fields if name.strip() in names), "")
+
+
+def has_cuda() -> bool:
+    """Return whether there is a CUDA (or ROCm) device."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def accelerators() -> dict[str, str]:
+    """Return device name -> model for every accelerator of this machine."""
+    import torch
+
+    count = torch.cuda.device_count() if has_cuda() else 0
+    found = {f"cuda:{number}": torch.cuda.get_device_name(number) for number in range(count)}
+    return found | ({"mps": platform.processor()} if torch.backends.mps.is_available() else {})
+
+
+def choose_device(name: str | None) -> torch.device:
+    """Return the device called `name`, or by default the best one. Raises UsageError if it cannot be used."""
+    import torch
+
+    if name is None:
+        if has_cuda():
+            name = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}"
+        else:
+            name = "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def total_memory() -> int:
+    """Return the bytes of main memory."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that can still be allocated on `device`, within the limits of a container too."""
+    if device.type == "cuda":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    import psutil
+
+    give_back_freed_memory()  # freed memory that an earlier run left in this process would count as used
+    available = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such limit ("max"), or no control groups on this system
+        return available
+    used -= int(facts.get("inactive_file", 0))  # cached files give way
+    return max(min(available, limit - used), 0)
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Return the peak of bytes allocated on a CUDA device, or else the resident memory of this process."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def fast_bf16(device: torch.device) -> bool:
+    """Return whether the hardware has bfloat16 matrix products (AVX512-BF16, AMX, NVIDIA from Ampere on)."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+
+
+@cache
+def has_onednn() -> bool:
+    """Return whether torch was built with oneDNN."""
+    import torch
+
+    return bool(torch.backends.mkldnn.is_available())
+
+
+@cache
+def has_amx() -> bool:
+    """Return whether the processor has AMX, whose tiles multiply bfloat16 matrices."""
+    import torch
+
+    return torch.cpu._is_amx_tile_supported()
+
+
+@contextmanager
+def fast_float32() -> Iterator[None]:
+    """Context in which x86 CPUs compute float32 matrix products with oneDNN. Afterwards the setting is as before.
+
+    The precision is the same, and the speed twice that of MKL on AMD. torch offers oneDNN only under the name of
+    reduced precision ("bf16"), which oneDNN uses on AMX processors alone; there nothing is changed.
+    """
+    import torch
+
+    if not has_onednn() or has_amx():
+        yield
+        return
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def keep_freed_memory(largest: int | None = None) -> None:
+    """Ask glibc to keep freed buffers of up to `largest` bytes (32 MiB at most; default: of any size) for reuse.
+
+    A step or a batch frees what the next one needs again. Memory that returns to the system comes back page by page,
+    with a fault for each. Keeping it makes training and prediction on CPUs faster at about the same peak
+    (benchmarks/allocator.py). The setting is process-wide and cannot be read back, so only a process of our own calls
+    this: the command line and the processes it starts. Nothing is kept where addresses are limited (`ulimit -v`), since
+    kept memory is missing there for compiled code and threads. Other C libraries ignore the call.
+    """
+    if (set_option := _glibc("mallopt")) is None or _addresses_are_limited():
+        return
+    if largest is not None:
+        set_option(M_MMAP_THRESHOLD, largest)
+    set_option(M_MMAP_MAX, 0 if largest is None else MMAP_MAX)
+    set_option(M_TRIM_THRESHOLD, 2**31 - 1 if largest is None else 2**30)
+
+
+def give_back_freed_memory() -> None:
+    """Return all kept memory to the system, once, so that free memory can be counted."""
+    if (trim := _glibc("malloc_trim")) is not None:
+        trim(0)
+
+
+def _glibc(name: str) -> Callable[..., int] | None:
+    try:
+        return getattr(ctypes.CDLL(None), name)  # type: ignore[no-any-return]
+    except (OSError, TypeError, AttributeError):
+        return None
+
+
+def _addresses_are_limited() -> bool:
+    from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit  # systems with glibc have this module
+
+    overcommit = Path("/proc/sys/vm/overcommit_memory")
+    strict = overcommit.exists() and overcommit.read_text().strip() == STRICT_OVERCOMMIT
+    return strict or any(getrlimit(kind)[0] != RLIM_INFINITY for kind in (RLIMIT_AS, RLIMIT_DATA))
