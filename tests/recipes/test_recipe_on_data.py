@@ -61,9 +61,9 @@ def test_on_their_own_data_recipes_are_as_published(name: str, images: int) -> N
 
 
 def test_a_warmup_longer_than_the_run_becomes_a_tenth_of_it() -> None:
-    run, told = fitted(recipe("paper/vit-b16-imagenet"), Facts(images=3_000, side=500))
+    run, change = fitted(recipe("paper/vit-b16-imagenet"), Facts(images=3_000, side=500))
     assert run.schedule.warmup == Percent(10)
-    assert told == "warmup: 10 % of the run, as it has 300 steps here, not 10000 steps"
+    assert change == "warmup: 10 % of the run, as it has 300 steps here, not 10000 steps"
 
 
 def test_a_share_is_left_alone() -> None:

@@ -7,8 +7,8 @@ stochastic depth both 0 or both 0.1, no hidden layer before the classifier. Sour
 in the name of the weights that google-research/vision_transformer recommends (ImageNet-21k) or publishes
 (ImageNet); the losses are big_vision's.
 
-Not expressible: their RandAugment carries out every operation it draws, here each is carried out half of the time;
-it has a cut-out among its operations, and its colour operations only strengthen.
+Differences that cannot be expressed: AugReg's RandAugment applies every operation that it draws, here each is applied
+half of the time; its operations include cut-out, and its colour operations only strengthen.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from vitrail.training.run import Model, Optim, Run, Schedule
 
 STRENGTHS: dict[str, tuple[tuple[int, float] | None, float]] = {
     "none": (None, 0.0),
-    "light1": ((2, 0.0), 0.0),  # of magnitude 0, which is not nothing: autocontrast, equalize, invert
+    "light1": ((2, 0.0), 0.0),  # magnitude 0 still applies autocontrast, equalize and invert
     "light2": ((2, 10.0), 0.2),
     "medium1": ((2, 15.0), 0.2),
     "medium2": ((2, 15.0), 0.5),
     "strong1": ((2, 20.0), 0.5),
     "strong2": ((2, 20.0), 0.8),
 }
-"""Augmentation: RandAugment as (operations, magnitude), and mixup's alpha."""
+"""Strength of augmentation: RandAugment as (operations, magnitude), and mixup's alpha."""
 
 EPOCHS = 300
 
@@ -48,7 +48,7 @@ class Row:
     drop: float
     """Dropout and stochastic depth."""
     top1: float | None = None
-    """Percent on ImageNet after fine-tuning at 384 pixels (README of google-research/vision_transformer)."""
+    """Accuracy in percent on ImageNet after fine-tuning at 384 pixels (README of vision_transformer)."""
 
 
 TABLE = (
@@ -94,7 +94,7 @@ def _regularised(row: Row) -> str:
 
 def _recipes() -> Iterator[Recipe]:
     for row in TABLE:
-        reached = "the weights are published, a number for them is not in our sources."
+        reached = "the weights are published; our sources have no accuracy for them."
         if row.top1 is not None:
             reached = f"{row.top1:.2f} % on ImageNet after fine-tuning at 384 pixels (their README)."
         yield published(
@@ -117,8 +117,8 @@ def _recipes() -> Iterator[Recipe]:
                 "--optim.weight-decay 0.03."
             ),
             module=__name__,
-            cost=f"{EPOCHS} passes over the images at {PRE_TRAINING} pixels.",
-            expected="the less data and the larger the network, the stronger the augmentation that is best.",
+            cost=f"{EPOCHS} epochs at {PRE_TRAINING} pixels.",
+            expected="less data and larger networks need stronger augmentation.",
         )
 
 

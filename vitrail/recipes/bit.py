@@ -25,7 +25,7 @@ from vitrail.training.run import Optim, Run, Schedule
 BATCH = 4096
 RATE = 0.03 * BATCH / 256
 DECAY = 1e-3
-"""Of the learning rate."""
+"""Weight decay as a multiple of the learning rate."""
 JFT = "jft300m"
 
 DROPS = {
@@ -33,7 +33,7 @@ DROPS = {
     "imagenet21k": tuple(100 * epoch / 90 for epoch in (30, 60, 80)),
     JFT: tuple(100 * epoch / 40 for epoch in (10, 23, 30, 37)),
 }
-"""Where the rate falls to a tenth, in percent of the run."""
+"""Points at which the learning rate falls to a tenth, in percent of the run."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ def _recipes() -> Iterator[Recipe]:
         hyperrule(images=50_000, side=224),
         "BiT-HyperRule: fine-tuning whose length, resolution and mixup follow from the data set.",
         notes=(
-            "500 steps for fewer than 20,000 images, 10,000 for fewer than 500,000, else 20,000; mixup from 20,000 "
-            "images on; 128 pixels for images smaller than 96 x 96, else 480. The settings are those for 50,000 "
-            "photographs until the command has looked at the data. Where a crop or a mirror image would have "
-            "another label: --augment.crop center --augment.no-flip."
+            "500 steps for fewer than 20,000 images, 10,000 for fewer than 500,000, else 20,000; mixup for 20,000 "
+            "images or more; 128 pixels for images smaller than 96 x 96, else 480. The settings shown are those for "
+            "50,000 photographs. If a crop or a mirror image would have another label, use --augment.crop center "
+            "--augment.no-flip."
         ),
         verb="finetune",
         by_data=hyperrule,

@@ -85,5 +85,5 @@ def fitted(run: Run, facts: Facts) -> tuple[Run, str]:
     if total < 1 or warmup <= LONGEST_WARMUP / 100 * total:
         return run, ""
     schedule = replace(run.schedule, warmup=Percent(USUAL_WARMUP))
-    told = f"warmup: {USUAL_WARMUP:g} % of the run, as it has {total:,} steps here, not {run.schedule.warmup}"
-    return replace(run, schedule=schedule), told
+    change = f"warmup: {USUAL_WARMUP:g} % of the run, as it has {total:,} steps here, not {run.schedule.warmup}"
+    return replace(run, schedule=schedule), change

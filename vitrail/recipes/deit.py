@@ -4,9 +4,9 @@ The values are the defaults of its `main.py` and the commands of its `README_dei
 batch of 1024, weight decay 0.05, 5 epochs of warmup, cosine to 1e-5, label smoothing, RandAugment, random erasing,
 mixup or CutMix, three copies of each image, stochastic depth 0.1.
 
-Not expressible: they set the rate once an epoch, begin the warmup at 1e-6 and the cosine at epoch 0 (here every
-step, from 0, and after the warmup); pixels are normalised with ImageNet's mean and deviation there, with 0.5 here;
-weights start truncated-normal there. Distillation is not here.
+Differences that cannot be expressed: DeiT sets the learning rate once an epoch, starts the warmup at 1e-6 and the
+cosine at epoch 0 (here: every step, at 0, and after the warmup). It normalises pixels with ImageNet's mean and
+deviation (here: 0.5), and initialises weights truncated-normal. Distillation is not implemented.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CROP = Augment(crop="inception", scale=(0.08, 1.0))
 
 
 def bicubic(side: int, crop: float) -> Preprocess:
-    """Return the preprocessing of DeiT and what follows it: resized by the short side, then cropped to `side`."""
+    """Return the preprocessing of DeiT and its successors: resize the short side, then crop to `side`."""
     return Preprocess((side, side), crop=crop, interpolation="bicubic")
 
 
@@ -48,7 +48,7 @@ def base(model: str) -> Run:
 
 
 def at_384() -> Run:
-    """Return DeiT's fine-tuning at 384 pixels: 30 epochs at a constant rate, with the classifier that it has."""
+    """Return DeiT's fine-tuning at 384 pixels: 30 epochs at a constant rate, with the pretrained classifier."""
     run = base("B/16")
     return replace(
         run,

@@ -1,13 +1,14 @@
 """DeiT-III (Touvron et al. 2022, "Revenge of the ViT"): the commands of its `README_revenge.md`, one recipe each.
 
-ImageNet from scratch: LAMB, binary cross-entropy in which every mixed class counts fully, 3-Augment, three copies
-of each image, LayerScale, stochastic depth of one rate for all blocks, small images first and then fine-tuning
-at 224. ImageNet-21k: cross-entropy with smoothing, CutMix alone, a simple random crop; then ImageNet.
+ImageNet from scratch: LAMB, binary cross-entropy in which every mixed class counts fully, 3-Augment, three copies of
+each image, LayerScale, stochastic depth of one rate for all blocks, small images first and then fine-tuning at 224.
+ImageNet-21k: cross-entropy with smoothing, CutMix alone, a simple random crop; then ImageNet.
 
-Not expressible: the rate is set once an epoch there, begins at 1e-6 and follows a cosine that counts the warmup in
-(here every step, from 0, after it); the simple random crop pads by 4 mirrored pixels first; pixels are normalised
-with ImageNet's mean and deviation; a side that the patch of 14 does not divide loses its last pixels there (160
-and 128: here 154 and 126, the same number of tokens). LAMB clips at norm 1, as apex's does by itself.
+Differences that cannot be expressed: DeiT-III sets the learning rate once an epoch, starts at 1e-6 and includes the
+warmup in the cosine (here: every step, from 0, after the warmup). Its simple random crop first pads by 4 mirrored
+pixels. It normalises pixels with ImageNet's mean and deviation. If the patch size 14 does not divide the side, it
+drops the last pixels (160 and 128; here 154 and 126, with the same number of tokens). LAMB clips at norm 1, as apex's
+does by default.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ SMOOTHED = Supervised(loss="softmax", smoothing=0.1)
 THREE = replace(CROP, three_augment=True, color_jitter=0.3)
 """3-Augment with its colour jitter."""
 SIMPLE = Augment(crop="random", three_augment=True, color_jitter=0.3, cutmix=1.0)
-"""The same after a simple random crop, for ImageNet-21k and what comes after it."""
+"""3-Augment after a simple random crop, for ImageNet-21k and the fine-tuning after it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A network, and what differs by network."""
+    """A network and the settings that differ by network."""
 
     name: str
     model: str
     side: int
-    """Pixels while learning ImageNet from scratch."""
+    """Image side in pixels while training on ImageNet from scratch."""
     lr: float
     drop_path: float
     top1: float
-    """Percent on ImageNet at 224 pixels, trained on ImageNet alone."""
+    """Accuracy in percent on ImageNet at 224 pixels, trained on ImageNet alone."""
     tuned: tuple[int, float]
-    """Fine-tuning after that: (pixels, stochastic depth)."""
+    """Image side and stochastic depth of the fine-tuning after it."""
     side_21k: int
     epochs_21k: int
     drops_21k: tuple[float, float]
     """Stochastic depth on ImageNet-21k, and on ImageNet afterwards."""
     top1_21k: float
-    """Percent on ImageNet at 224 pixels, after ImageNet-21k."""
+    """Accuracy in percent on ImageNet at 224 pixels, after ImageNet-21k."""
 
 
 ROWS = (
@@ -63,7 +64,7 @@ ROWS = (
 
 
 def _run(model: str, side: int, drop_path: float, epochs: int, lr: float, decay: float, lamb: bool) -> Run:
-    """What all of DeiT-III's runs have in common."""
+    """Return the settings that all runs of DeiT-III share."""
     return Run(
         model=model,
         vit=Model(drop_path=drop_path, drop_path_shape="constant"),
@@ -79,7 +80,7 @@ def _run(model: str, side: int, drop_path: float, epochs: int, lr: float, decay:
 
 
 def _from_scratch(run: Run) -> Run:
-    """With the network's own: LayerScale, and a class token without a position."""
+    """Return `run` with the changes to the network: LayerScale, and a class token without a position embedding."""
     return replace(run, vit=replace(run.vit, layer_scale=LAYER_SCALE, cls_position=False))
 
 
@@ -91,7 +92,7 @@ def imagenet(row: Row) -> Run:
 
 
 def tuned(row: Row) -> Run:
-    """Return the fine-tuning at the final resolution that follows `imagenet`, with the classifier it learned."""
+    """Return the fine-tuning at the final resolution that follows `imagenet`, with the pretrained classifier."""
     side, drop_path = row.tuned
     run = _run(row.model, side, drop_path, 20, 1e-5, 0.1, lamb=False)
     augment = replace(CROP, randaugment=(2, 9.0), mixup=0.8, cutmix=1.0)

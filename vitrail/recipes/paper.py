@@ -1,12 +1,13 @@
 """Pre-training as in the ViT paper: every row of Table 3.
 
 The table gives epochs, learning rate, decay, weight decay and dropout; its caption the batch of 4096, 10,000 steps
-of warmup, 224 pixels, and clipping at norm 1 for ImageNet. What it leaves open is from its authors' code and
+of warmup, 224 pixels, and clipping at norm 1 for ImageNet. Settings that the paper omits are from its authors' code and
 answers (google-research/vision_transformer, issues 2, 34 and 124; big_vision): sigmoid loss and its head bias, a
 tanh layer as wide as the network before the classifier, linear decay to 1e-5, clipping at 1 on ImageNet-21k too,
-Inception crop and mirroring. The text optimises label smoothing, too, on the smaller sets, and prints no value.
+Inception crop and mirroring. The text also mentions tuned label smoothing on the smaller sets, without a value.
 
-Not expressible: their first moments are bfloat16, here float32; GELU is the exact one, theirs its tanh form.
+Differences that cannot be expressed: the authors' first moments are bfloat16, here float32; their GELU is the tanh
+form, here the exact one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ JFT = "jft300m"
 
 @dataclass(frozen=True)
 class Regularisation:
-    """What Table 3 has the same for every network on one data set."""
+    """Settings of Table 3 that all networks on one data set share."""
 
     decay: Literal["linear", "cosine"]
     weight_decay: float
@@ -51,12 +52,12 @@ class Row(Pretrained):
 
     lr: float
     top1: float | None
-    """Percent on ImageNet after fine-tuning at 384: Table 6 for JFT-300M, Table 5 for the others."""
+    """Accuracy in percent on ImageNet after fine-tuning at 384 pixels: Table 6 for JFT-300M, else Table 5."""
     exaflops: int | None = None
-    """Of pre-training: Table 6."""
+    """Compute of pre-training (Table 6)."""
 
 
-# where the table has two lengths, the plain name is the longer one: the network of Table 2
+# if the table has two lengths, the plain name is the longer run, whose network is in Table 2
 TABLE_3 = (
     Row("paper/vit-b16-jft", "B/16", JFT, 7, 8e-4, 84.15, 224),
     Row("paper/vit-b32-jft", "B/32", JFT, 7, 8e-4, 80.73, 55),
@@ -88,7 +89,7 @@ TABLE_3 = (
 
 
 def pre_training(row: Row) -> Run:
-    """Return the run of a row: Adam with decoupled decay on kernels, as all networks of the paper, ResNets too."""
+    """Return the run of a row: Adam with decoupled weight decay on kernels, as for all networks of the paper."""
     of = REGULARISATION[row.data]
     network = variant(row.model)
     preset = inception()

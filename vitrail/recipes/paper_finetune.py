@@ -7,10 +7,11 @@ norm 1, 384 pixels; the text SGD with momentum 0.9, a zero layer in place of the
 the text keeps 0.06 for ResNets and hybrids. The warmup is the authors' code's, as are the two ways to prepare images
 (`vitrail.recipes.preprocessing`): vit-jax's under the plain name, big-vision's under `...-big-vision`.
 
-The final numbers of the paper are of a second run on all training images: `--data.holdout 0`, with the learning
-rate found. Patches of 14 need a side they divide: 378 or 392, where the paper has 384.
+The final accuracies of the paper are from a second run on all training images: `--data.holdout 0`, with the learning
+rate found. A patch size of 14 needs a side that it divides: 378 or 392 where the paper has 384.
 
-Not expressible: their momentum is bfloat16, here float32; vit-jax resizes without antialiasing.
+Differences that cannot be expressed: the authors' momentum is bfloat16, here float32; vit-jax resizes without
+antialiasing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vitrail.training.run import Average, Optim, Run, Schedule
 
 BATCH = 512
 POLYAK = Average(kind="ema", decay=0.9999)
-"""Section 4.1: "Polyak averaging", with a factor: an exponential average."""
+"""The "Polyak averaging" of section 4.1, which has a factor and so is an exponential average."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,18 @@ class Row:
     title: str
     steps: int
     warmup: int
-    """That of vit_jax and big_vision."""
+    """Steps of warmup in vit_jax and big_vision."""
     grid: tuple[float, ...]
     """Learning rates that the paper tries."""
     holdout: float
-    """Share of the training images that it chooses by."""
+    """Share of the training images that is held out to choose the learning rate."""
     expected: str
     crop: Literal["inception", "random"] = "inception"
-    """big_vision's training images."""
+    """Crop of the training images in big_vision."""
 
     @property
     def lr(self) -> float:
-        """The learning rate before one is chosen: vit_jax's 0.03, or the only one there is."""
+        """The default learning rate: vit_jax's 0.03, or the only one of the grid."""
         return self.grid[0] if len(self.grid) == 1 else 0.03
 
 
@@ -71,8 +72,8 @@ CIFAR_10 = Row(
 PETS = Row("paper/finetune-pets", "Oxford-IIIT Pets", 500, 100, GRID, 0.1, _table_2("97.56", "97.32", "94.67"))
 FLOWERS = Row("paper/finetune-flowers", "Oxford Flowers-102", 500, 100, GRID, 0.1, _table_2("99.68", "99.74", "99.61"))
 VTAB = Row("paper/finetune-vtab", "VTAB (19 tasks)", 2_500, 500, (0.01,), 0.2, _table_2("77.63", "76.28", "72.72"))
-"""800 images to train on, 200 to choose by; prepared as BiT's, at 384 for every task. The size before the crop and
-the warmup are not published: 448 and 500 steps here, as for the other data sets."""
+"""800 images for training, 200 for the choice, prepared as by BiT, at 384 pixels for every task. The size before the
+crop and the warmup are not published; they are 448 pixels and 500 steps here, as for the other data sets."""
 
 TABLE_4 = (IMAGENET, CIFAR_100, CIFAR_10, PETS, FLOWERS, VTAB)
 
@@ -100,7 +101,7 @@ def finetune() -> Run:
 
 
 def fine_tuning(row: Row, preset: Preset) -> Run:
-    """Return the run of a row with a way to prepare images; the weights to start from come with `--from`."""
+    """Return the run of a row with a preparation of images; `--from` names the weights."""
     return Run(
         data=Data(holdout=row.holdout),
         image_size=preset.preprocess.image_size[0],
@@ -123,7 +124,7 @@ def _recipe(row: Row, name: str, run: Run, of: str, expected: str) -> Recipe:
         name,
         run,
         f"Fine-tuning on {row.title} at {side} pixels, as in the ViT paper ({of}).",
-        notes=f"{tried}, on {100 * (1 - row.holdout):.0f} % of the training images, the rest deciding.",
+        notes=f"{tried}, trained on {100 * (1 - row.holdout):.0f} % of the training images and chosen on the rest.",
         verb="finetune",
         module=__name__,
         cost=f"{row.steps:,} steps of {BATCH} images of {side} x {side} pixels.",

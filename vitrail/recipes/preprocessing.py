@@ -1,10 +1,10 @@
-"""How the papers' authors prepare images, as named values: for training an `Augment`, for evaluation a `Preprocess`.
+"""The image preparation of the papers' authors: an `Augment` for training and a `Preprocess` for evaluation.
 
-Two of them are presets for fine-tuning, `vit-jax` and `big-vision`, which give different numbers for the same
-weights: the first squashes a test image to the network's size, the second keeps its shape and drops its border.
+The two presets for fine-tuning, `vit-jax` and `big-vision`, give different accuracies for the same weights: the first
+squashes a test image to the network's size, the second keeps its aspect ratio and crops its border.
 
-Not expressible: vit_jax resizes without antialiasing, here resizing always antialiases. Training images of
-big_vision's `decode_jpeg_and_inception_crop` are cut out while decoding, which makes the same crops.
+A difference that cannot be expressed: vit_jax resizes without antialiasing, here resizing always antialiases.
+big_vision's `decode_jpeg_and_inception_crop` crops training images while decoding, which gives the same crops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FINE_TUNING = 384
 
 @dataclass(frozen=True)
 class Preset:
-    """What is done to training images, and to all others."""
+    """The preparation of training images and of all other images."""
 
     augment: Augment
     preprocess: Preprocess
@@ -54,8 +54,8 @@ def big_vision(side: int = FINE_TUNING, crop: Literal["inception", "random"] = "
 def bit(side: int, resized: int) -> Preset:
     """Return BiT's fine-tuning: squash to `resized`, crop `side` anywhere, mirror; a test image is squashed to `side`.
 
-    Where a crop or a mirror image would have another label (which way up, how far left), BiT leaves them out:
-    `--augment.crop center`, `--augment.no-flip`.
+    If a crop or a mirror image would have another label (orientation, position), BiT does neither: use
+    `--augment.crop center --augment.no-flip`.
     """
     return Preset(Augment(crop="random"), Preprocess((side, side), resize="squash", crop=side / resized))
 

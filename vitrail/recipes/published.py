@@ -87,7 +87,7 @@ def published(
     parts = [what, "", *_wrapped(notes), *([""] if notes else [])]
     parts += [f"Command: `vitrail {verb} DIR{weights} --recipe {name}`"]
     parts += _wrapped(f"Cost: {cost}") + _wrapped(f"Expected: {expected}")
-    parts += [f"Sources, and what cannot be expressed here: {module.replace('.', '/')}.py"]
+    parts += [f"Sources, and differences that cannot be expressed: {module.replace('.', '/')}.py"]
     make.__doc__ = "\n".join(parts)
     return Recipe(name, make, verb, by_data=by_data)
 
@@ -100,4 +100,4 @@ def passes(epochs: float, data: str) -> str:
     """Return the length of a run in words: its epochs, and the number of images of a data set of the catalogue."""
     images = CATALOG[data].splits["train"]
     size = f"{images / 1e6:.0f}" if images >= 1e8 else f"{images / 1e6:.3g}"
-    return f"{epochs:g} passes over {size} million images"
+    return f"{epochs:g} epochs of {size} million images"

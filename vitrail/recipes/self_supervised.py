@@ -61,8 +61,8 @@ def masked_patch() -> Run:
 def mae() -> Run:
     """Masked autoencoder with B/16 on ImageNet (He et al. 2022, table 8).
 
-    Command: `vitrail train DIR --recipe mae`; the recipe mae-finetune goes on from it
-    Cost: 800 passes over 1.28 million images, each half a supervised one: 8.9 billion multiplications for 17.6.
+    Command: `vitrail train DIR --recipe mae`; then fine-tune with mae-finetune
+    Cost: 800 epochs of 1.28 million images, each half a supervised one: 8.9 billion multiplications for 17.6.
     Expected: 83.6 % on ImageNet after 1600 such passes and fine-tuning (published).
     """
     return Run(
@@ -83,12 +83,12 @@ def mae() -> Run:
 
 
 def mae_finetune() -> Run:
-    """Fine-tuning of an MAE on ImageNet (its repository's FINETUNE.md), with the rates of its layers for B/16.
+    """Fine-tuning of an MAE on ImageNet (its repository's FINETUNE.md), with layer-wise learning rates for B/16.
 
-    They fall by 0.65 from layer to layer, where table 9 of the paper has 0.75 and twice the rate for all sizes.
+    They fall by a factor of 0.65 per layer; Table 9 of the paper has 0.75 and twice the rate for all sizes.
 
     Command: `vitrail finetune DIR --recipe mae-finetune --from RUN`
-    Cost: 100 passes over 1.28 million images.
+    Cost: 100 epochs of 1.28 million images.
     Expected: 83.6 %, the mean of four runs (published); its authors took the mean of the patches.
     """
     return Run(
@@ -109,10 +109,10 @@ def mae_finetune() -> Run:
 
 
 def tokenizer() -> Run:
-    """The tokenizer that BEiT needs, learned on the same images: 8192 visual tokens, one for each 16 x 16 patch.
+    """The tokenizer that BEiT needs, trained on the same images: 8192 visual tokens, one for each 16 x 16 patch.
 
     Command: `vitrail train DIR --recipe tokenizer`
-    Cost: 20 passes over the images.
+    Cost: 20 epochs.
     """
     return Run(
         name="tokenizer",
@@ -134,7 +134,7 @@ def beit() -> Run:
     """BEiT with B/16 (Bao et al. 2022): LayerScale 0.1, one table of relative positions for all layers.
 
     Command: `vitrail train DIR --recipe beit --objective.tokenizer RUN`, where RUN is one of the recipe tokenizer
-    Cost: 800 passes over 1.28 million images.
+    Cost: 800 epochs of 1.28 million images.
     Expected: the hMLP stem (--vit.stem hmlp) gains 0.3 to 0.4 points after fine-tuning (follow-up, section 5).
     """
     return Run(
@@ -155,10 +155,10 @@ def beit() -> Run:
 
 
 def beit_finetune() -> Run:
-    """Fine-tuning of a BEiT on ImageNet (its repository's command for B/16), with its layers' rates.
+    """Fine-tuning of a BEiT on ImageNet (its repository's command for B/16), with layer-wise learning rates.
 
     Command: `vitrail finetune DIR --recipe beit-finetune --from RUN`
-    Cost: 100 passes over 1.28 million images.
+    Cost: 100 epochs of 1.28 million images.
     """
     return replace(
         mae_finetune(),
@@ -169,10 +169,10 @@ def beit_finetune() -> Run:
 
 
 def dino() -> Run:
-    """DINO with S/16 on ImageNet (Caron et al. 2021): two global and eight local crops, a teacher made of averages.
+    """DINO with S/16 on ImageNet (Caron et al. 2021): two global and eight local crops, and an averaged teacher.
 
-    Command: `vitrail train DIR --recipe dino`; --knn 20 shows on the way what the features are worth
-    Cost: 100 passes over 1.28 million images, each about four supervised ones.
+    Command: `vitrail train DIR --recipe dino`; --knn 20 measures the features during training
+    Cost: 100 epochs of 1.28 million images, each about four supervised ones.
     Expected: kNN 69.3 % on ImageNet in 100 passes with the teacher's temperature at 0.04 throughout (published).
     """
     return Run(

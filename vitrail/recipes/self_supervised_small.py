@@ -1,6 +1,6 @@
-"""Pre-training without labels on a few thousand to 100,000 small images, in minutes on a CPU, and what comes after it.
+"""Pre-training without labels on a few thousand to 100,000 small images, in minutes on a CPU, and its fine-tuning.
 
-One narrow network with patches of 4 pixels for all, so that what is learned can be compared
+All recipes train the same narrow network with patches of 4 pixels, so that their features can be compared
 (`python -m benchmarks.self_supervised`).
 """
 
@@ -18,8 +18,8 @@ from vitrail.training.run import Model, Optim, Run, Schedule
 def masked_patch_small() -> Run:
     """Masked patch prediction on a few thousand to 100,000 images: a narrow network, patches of 4 pixels.
 
-    Command: `vitrail train DIR --recipe masked-patch-small`; the recipe finetune-small goes on from it
-    Cost: 100 passes over the images, or the minutes given with --time-limit.
+    Command: `vitrail train DIR --recipe masked-patch-small`; then fine-tune with finetune-small
+    Cost: 100 epochs, or the minutes given with --time-limit.
     """
     return Run(
         name="masked-patch-small",
@@ -39,8 +39,8 @@ def masked_patch_small() -> Run:
 def mae_small() -> Run:
     """Masked autoencoder on a few thousand to 100,000 images, with a decoder as narrow as the network.
 
-    Command: `vitrail train DIR --recipe mae-small`; the recipe finetune-small goes on from it
-    Cost: 200 passes over the images, or the minutes given with --time-limit.
+    Command: `vitrail train DIR --recipe mae-small`; then fine-tune with finetune-small
+    Cost: 200 epochs, or the minutes given with --time-limit.
     """
     return replace(
         masked_patch_small(),
@@ -56,7 +56,7 @@ def tokenizer_small() -> Run:
     """A tokenizer for the recipe beit-small: 512 visual tokens, one for each 4 x 4 pixels.
 
     Command: `vitrail train DIR --recipe tokenizer-small`
-    Cost: 20 passes over the images, or the minutes given with --time-limit.
+    Cost: 20 epochs, or the minutes given with --time-limit.
     """
     return replace(
         masked_patch_small(),
@@ -71,8 +71,8 @@ def tokenizer_small() -> Run:
 def beit_small() -> Run:
     """BEiT on a few thousand to 100,000 small images, with a tokenizer of the recipe tokenizer-small.
 
-    Command: `vitrail train DIR --recipe beit-small --objective.tokenizer RUN`; finetune-small goes on from it
-    Cost: 100 passes over the images, or the minutes given with --time-limit.
+    Command: `vitrail train DIR --recipe beit-small --objective.tokenizer RUN`; then fine-tune with finetune-small
+    Cost: 100 epochs, or the minutes given with --time-limit.
     """
     return replace(
         masked_patch_small(),
@@ -83,16 +83,16 @@ def beit_small() -> Run:
 
 
 def dino_small() -> Run:
-    """DINO on a few thousand to 100,000 small images: a narrow network, few crops that grow, a teacher that is fast.
+    """DINO on a few thousand to 100,000 small images: a narrow network, few crops, and a fast teacher.
 
-    Answers are balanced by Sinkhorn-Knopp over the batch, as in DINOv2, and both temperatures are lower than DINO's:
-    in so few steps, DINO's running mean leaves the answers in few outputs. There are few outputs, half of the paper's
-    changes of colour and no blur; global crops have half the side of the images, which is four times as fast, and local
-    ones are nearly as large. For runs of many hours, --objective.global-size 1 --objective.jitter 1
-    --objective.blur 0.5 --objective.local-crops 8 are nearer to the paper.
+    Sinkhorn-Knopp balances the teacher's outputs over the batch, as in DINOv2, and both temperatures are lower than
+    DINO's: in a short run, DINO's running mean would leave all images in a few outputs. The projection has few outputs.
+    The colour jitter is half of the paper's, and there is no blur. Global crops have half the side of the images, which
+    is four times as fast, and local crops are nearly as large. For runs of many hours, --objective.global-size 1
+    --objective.jitter 1 --objective.blur 0.5 --objective.local-crops 8 are closer to the paper.
 
-    Command: `vitrail train DIR --recipe dino-small --knn 20`; the recipe finetune-small goes on from it
-    Cost: 100 passes over the images, or the minutes given with --time-limit.
+    Command: `vitrail train DIR --recipe dino-small --knn 20`; then fine-tune with finetune-small
+    Cost: 100 epochs, or the minutes given with --time-limit.
     """
     return replace(
         masked_patch_small(),
@@ -119,13 +119,13 @@ def dino_small() -> Run:
 
 
 def finetune_small() -> Run:
-    """Fine-tuning after these: AdamW at rates that fall by 0.75 from layer to layer, as MAE's.
+    """Fine-tuning after these recipes: AdamW with layer-wise learning rates that fall by a factor of 0.75, as for MAE.
 
-    Chosen after mae-small on images held out of CIFAR-100: in one pass (386 steps) one rate for all layers reaches
-    18.4 % (1e-3) or 19.5 % (4e-3), this 26.7 %.
+    The rates were chosen after mae-small on images held out of CIFAR-100: in one epoch (386 steps), one rate for all
+    layers reaches 18.4 % (1e-3) or 19.5 % (4e-3), this recipe 26.7 %.
 
     Command: `vitrail finetune DIR --recipe finetune-small --from RUN`
-    Cost: 20 passes over the images, or the minutes given with --time-limit.
+    Cost: 20 epochs, or the minutes given with --time-limit.
     """
     return Run(
         name="finetune-small",

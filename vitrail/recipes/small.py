@@ -1,7 +1,8 @@
-"""Training from scratch on little data: narrow networks, short sequences, light augmentation.
+"""Training from scratch on small data sets: narrow networks, short sequences, light augmentation.
 
-The paper's networks need millions of images (section 4.3). With thousands, fewer parameters, patches that
-keep the sequence short and augmentation that keeps the object in view learn more in the same time.
+The paper's networks need millions of images (section 4.3). With thousands, a
+network learns more in the same time if it has fewer parameters, patches that keep the sequence short, and augmentation
+that keeps the object in view.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vitrail.training.run import Model, Optim, Progressive, Run, Schedule
 
 
 def smoke() -> Run:
-    """Twenty steps of a tiny ViT on the embedded digits: is this installation sound?
+    """Twenty steps of a tiny ViT on the embedded digits, to test an installation.
 
     Command: `vitrail train --recipe smoke`
     Cost: seconds on one core.
@@ -40,16 +41,16 @@ def digits() -> Run:
 
     Command: `vitrail train --recipe digits` (and `vitrail demo`)
     Cost: about a minute on two cores.
-    Expected: at least 97 % of the test digits right.
+    Expected: at least 97 % top-1 on the test digits.
     """
     return Run(
         name="digits",
         data=Data(path="digits"),
         model="Ti/4",
         vit=Model(width=96, depth=4, heads=3, mlp_dim=192),
-        image_size=16,  # twice their size, so that crops can move and stretch them by parts of a pixel
+        image_size=16,  # twice their size, so that crops can shift and stretch them by fractions of a pixel
         objective=Supervised(smoothing=0.1),
-        augment=Augment(scale=(0.75, 1.0), flip=False),  # a mirrored digit is another one, or none
+        augment=Augment(scale=(0.75, 1.0), flip=False),  # a mirrored digit is a different digit or none
         optim=Optim(lr=2e-3),
         schedule=Schedule(warmup=Percent(10)),
         duration=Epochs(80),
@@ -60,13 +61,14 @@ def digits() -> Run:
 
 
 def scratch_small() -> Run:
-    """From scratch on a few thousand to 100,000 small images (CIFAR and its kin, up to about 96 pixels).
+    """From scratch on a few thousand to 100,000 small images, such as CIFAR (up to about 96 pixels).
 
-    A convolutional stem and patches of 4 pixels, in a network narrow enough for many passes; the first images
-    have a quarter of the side, a sixteenth of the tokens. Chosen on images held out of CIFAR-100's training set.
+    A convolutional stem and patches of 4 pixels, in a network narrow enough for many epochs. The first images have a
+    quarter of the side, and so a sixteenth of the tokens. Settings were chosen on images held out of CIFAR-100's
+    training set.
 
     Command: `vitrail train DIR --recipe scratch-small`
-    Cost: 30 passes over the images, or the minutes given with --time-limit.
+    Cost: 30 epochs, or the minutes given with --time-limit.
     Expected: CIFAR-100 in 10 minutes on two cores: 47.2 % of the test images, three seeds (benchmarks.learn).
     """
     return Run(
@@ -86,10 +88,10 @@ def scratch_small() -> Run:
 def scratch_photos() -> Run:
     """From scratch on photographs, shrunk to 96 pixels: 144 tokens of 8x8.
 
-    Where there are weights to start from, `vitrail finetune` is better.
+    If pretrained weights are available, `vitrail finetune` is better.
 
     Command: `vitrail train DIR --recipe scratch-photos`
-    Cost: 60 passes over the images, or the minutes given with --time-limit.
+    Cost: 60 epochs, or the minutes given with --time-limit.
     """
     return replace(
         scratch_small(),

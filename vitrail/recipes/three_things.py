@@ -2,16 +2,16 @@
 
 A2 of "ResNet strikes back" (Wightman et al. 2021): LAMB, batch 2048, weight decay 0.02, 5 epochs of warmup, cosine
 to 1e-6, binary cross-entropy in which every mixed class counts fully, RandAugment of magnitude 7, mixup 0.1,
-CutMix 1, three copies of each image, images evaluated at 236 and cropped to 224. The follow-up changes the learning
-rate and the stochastic depth per network, and adds LayerScale, with which it trains for 400 epochs in place of 300.
+CutMix 1, three copies of each image, evaluation images resized to 236 and cropped to 224. The follow-up sets
+learning rate and stochastic depth per network, and adds LayerScale, with which it trains for 400 epochs, not 300.
 
-Deeper and parallel networks, those of section 3, take the same; their rates and their stochastic depth are not printed,
-and so are those of their width in Table 1.
+The deeper and parallel networks of section 3 use the same procedure. Their learning rates and stochastic depths are
+not published, so those of Table 1 for the same width are used.
 
-Not expressible: pixels are normalised with ImageNet's mean and deviation there; weights start truncated-normal. Not
-printed, and so taken from the authors' code (facebookresearch/deit, `models_v2.py`): LayerScale from 1e-4, one
-rate of stochastic depth for all blocks, no position for the class token, threshold 0 on mixed targets. LAMB clips
-at norm 1, as timm's and apex's do by themselves.
+Differences that cannot be expressed: the authors normalise pixels with ImageNet's mean and deviation, and initialise
+weights truncated-normal. Settings that the paper omits are from the authors' code (facebookresearch/deit,
+`models_v2.py`): LayerScale starts at 1e-4, all blocks have one rate of stochastic depth, the class token has no
+position embedding, and mixed targets have threshold 0. LAMB clips at norm 1, as timm's and apex's do by default.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SECTION_3 = (
     *("S36x1", "S18x2", "S12x3", "S9x4", "S60x1", "S30x2", "S20x3"),
     *("Ti24x1", "Ti12x2", "B24x1", "B12x2", "L24x1", "L12x2"),
 )
-"""Networks whose blocks stand in a row or side by side: layers x branches."""
+"""Sequential and parallel networks, as layers x branches."""
 
 
 def baseline(row: Row, layer_scale: bool = False) -> Run:
@@ -77,8 +77,8 @@ def baseline(row: Row, layer_scale: bool = False) -> Run:
     )
 
 
-def side_by_side(network: str) -> Run:
-    """Return the run of a network of section 3, such as "S18x2", with the numbers of its width."""
+def regrouped(network: str) -> Run:
+    """Return the run of a network of section 3, such as "S18x2", with the settings of Table 1 for its width."""
     width = network.rstrip("x0123456789")
     row = next(row for row in TABLE_1 if row.model == f"{width}/16")
     return replace(baseline(row), model=f"{network}/16")
@@ -103,7 +103,7 @@ def _recipes() -> Iterator[Recipe]:
         name = f"three-things/vit-{network.lower()}-300"
         yield published(
             name,
-            side_by_side(network),
+            regrouped(network),
             f"ViT-{network}/16 on ImageNet for {EPOCHS} epochs, as in the follow-up (section 3).",
             module=__name__,
             cost=f"{passes(EPOCHS, 'imagenet')} at 224 pixels.",

@@ -132,8 +132,8 @@ def from_recipe(asked: Asked) -> tuple[Run, str]:
         why += f" for {facts.images:,} images of about {facts.side} pixels"
     if run.schedule.warmup != base.schedule.warmup:  # the user has set it
         return run, why
-    run, told = fitted(run, facts)
-    return run, f"{why}; {told}" if told else why
+    run, change = fitted(run, facts)
+    return run, f"{why}; {change}" if change else why
 
 
 def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path] | None:
