@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import ctypes
+import importlib
 import json
 import os
 import re
@@ -61,11 +62,11 @@ def impatient(seconds: float) -> None:
     prefetch.Pool.close.__defaults__ = (0.1,)
 
 
-def stalling(seconds: float, victim: str, when: str) -> None:
-    """A file becomes a pipe that nobody writes into, after the call of `when`: whoever reads it waits for ever."""
-
+def stalling(seconds: float, victim: str, module: str, when: str) -> None:
+    """After the call of `module.when`, a file becomes a pipe without a writer: reading it never ends."""
+    place = importlib.import_module(module)
     impatient(seconds)
-    original = getattr(loop, when)
+    original = getattr(place, when)
 
     def function(*arguments: Any, **options: Any) -> Any:
         found = original(*arguments, **options)
@@ -73,15 +74,21 @@ def stalling(seconds: float, victim: str, when: str) -> None:
         os.mkfifo(victim)
         return found
 
-    setattr(loop, when, function)
+    setattr(place, when, function)
 
 
-@pytest.mark.parametrize(("when", "said"), [("open_data", "reading red/3.png"), ("endless", "reading image red/3.png")])
-def test_18_a_read_that_hangs_is_named_in_training(tmp_path: Path, when: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "when", "said"),
+    [
+        ("vitrail.data.sources.open", "open_data", "reading red/3.png"),
+        ("vitrail.training.loop", "endless", "reading image red/3.png"),
+    ],
+)
+def test_18_a_read_that_hangs_is_named_in_training(tmp_path: Path, module: str, when: str, said: str) -> None:
     """Before the first step, when sizes are looked at, and by the loader's threads."""
     photos = draw(tmp_path / "photos")
     flags = ("--workers", "2", "--data.holdout", "0", "--cache", "no")
-    given = (0.5, str(photos / "red" / "3.png"), when)
+    given = (0.5, str(photos / "red" / "3.png"), module, when)
     command = train(photos, tmp_path, *flags, steps=9, before=stalling, given=given)
     assert command.process.exitcode == 1
     assert said in command.err and "has taken more than 0.5 s" in command.err
