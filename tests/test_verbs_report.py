@@ -37,7 +37,8 @@ def test_the_report_of_one_run_is_written_again(runs: list[Path], capsys: pytest
     assert cli.main(["report", str(runs[0])]) == 0
     assert capsys.readouterr().out == f"report: {page}\n"
     text = Page(page.read_text(encoding="utf-8")).text
-    for heading in ("How far attention reaches", "What it knows of positions", "What it cost", "Do it again"):
+    headings = ("How far attention reaches", "What it knows about positions", "What it cost", "How to repeat the run")
+    for heading in headings:
         assert heading in text, heading
     assert "FLOPs of training" in text and "Not in this report" not in text
 
@@ -85,7 +86,7 @@ def test_the_keyword_is_the_flag(runs: list[Path], tmp_path: Path) -> None:
         (["{empty}"], 1, "is not a run folder"),
         (["{run}", "{empty}"], 1, "is not a run folder"),
         (["{run}", "{run}"], 2, "given twice"),
-        (["{run}", "--out", "{empty}"], 2, "is a folder"),
+        (["{run}", "--out", "{empty}"], 2, "is a folder. Give the file to write"),
         (["{run}", "--out", "{file}/a.html"], 2, "cannot write"),
     ],
 )

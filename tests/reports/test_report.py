@@ -56,15 +56,15 @@ def test_the_report_says_what_happened(digits: Path, page: Page) -> None:
     assert re.search(r"gets \d\d\.\d % of 143 validation images right \(95 % confidence: \d", text)
     for heading in (
         "How training went",
-        "Which classes are told apart",
+        "Which classes are confused",
         "How sure it is",
         "Worst mistakes",
         "Most uncertain",
         "How far attention reaches",
-        "What it knows of positions",
+        "What it knows about positions",
         "What the network saw",
         "What it cost",
-        "Do it again",
+        "How to repeat the run",
         "Where it ran",
     ):
         assert heading in text, heading
@@ -152,7 +152,7 @@ def test_what_is_missing_or_broken_becomes_a_note(digits: Path, name: str, conte
     finally:
         file.write_bytes(before)
     assert note in page.text.split("Not in this report")[1]
-    assert "Do it again" in page.text
+    assert "How to repeat the run" in page.text
 
 
 def test_images_that_are_gone_or_changed_are_not_shown(tmp_path: Path) -> None:

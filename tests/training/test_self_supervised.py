@@ -177,7 +177,7 @@ def test_the_report_shows_what_it_sees(whole: Path) -> None:
         width, height = picture.size
     assert width > 4 * 100 and height > 8 * 100  # 4 columns of 8 images
     page = write_report(whole).read_text()
-    assert "What it sees" in page and "validation loss" in page and "not evaluated" not in page
+    assert "What it predicts" in page and "validation loss" in page and "not evaluated" not in page
     best = json.loads((whole / "run.json").read_text())["result"]["best"]
     losses = [line["loss"] for line in lines(whole, "validation")]
     assert best["loss"] == (losses[-1] if best["step"] == 4 and "entropy" in best else min(losses))

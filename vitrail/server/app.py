@@ -106,7 +106,7 @@ def _add_posts(app: FastAPI, engine: Engine) -> None:
         row: Annotated[int | None, Query(ge=0, description="Row of a patch, from 0; needs column")] = None,
         column: Annotated[int | None, Query(ge=0, description="Column of a patch, from 0; needs row")] = None,
     ) -> Any:
-        """Show where the network looks in one image."""
+        """Return where the network looks in one image."""
         began, served = time.perf_counter(), engine.model(model)
         if (row is None) != (column is None):
             raise Refused(422, "query", "a patch needs a row and a column: give both or neither")
@@ -157,12 +157,12 @@ def _add_gets(app: FastAPI, engine: Engine) -> None:
 
     @app.get("/livez", response_class=PlainTextResponse)
     async def livez() -> str:
-        """Answer 200 as long as the process does."""
+        """Respond with 200 while the process runs."""
         return "alive\n"
 
     @app.get("/readyz", response_class=PlainTextResponse)
     async def readyz(response: Response) -> str:
-        """Answer 200 where images are taken, 503 before and after that."""
+        """Respond with 200 while the server accepts images, else with 503."""
         if engine.ready:
             return "ready\n"
         response.status_code = 503

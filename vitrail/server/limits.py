@@ -44,7 +44,7 @@ class Limits:
     receive: float = 15.0
     """Seconds for a body to arrive."""
     deadline: float = 30.0
-    """Seconds for an answer."""
+    """Maximum seconds until the result."""
     drain: int = 20
     """Seconds to finish open requests after SIGTERM."""
 

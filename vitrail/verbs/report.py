@@ -1,4 +1,4 @@
-"""`vitrail report`: the page of one run, written again, or several runs beside each other."""
+"""`vitrail report`: write the page of one run again, or a page that compares several runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ COMPARED = "comparison.html"
 
 
 @dataclass(frozen=True)
-class Reported:
-    """Where the page is, and what was compared; None of one run."""
+class WrittenReport:
+    """The path of the page, and the comparison; None for one run."""
 
     path: Path
     comparison: Comparison | None = None
 
 
-def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) -> Reported:
+def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) -> WrittenReport:
     """Write the report of one run again, or one page that compares several runs.
 
     The comparison shows settings that differ, curves over each other, accuracy with McNemar's test on the images that
@@ -37,27 +37,27 @@ def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) ->
     """
     target = None if out is None else Path(out)
     if target is not None and target.is_dir():
-        raise UsageError(f"--out {out} is a folder: give the file to write, such as {target / COMPARED}")
+        raise UsageError(f"--out {out} is a folder. Give the file to write, such as {target / COMPARED}.")
     folders = [Path(folder) for folder in (run, *runs)]
     if len(folders) == 1:
         from vitrail.reports.page import write_report
 
-        return Reported(write_report(folders[0], target))
+        return WrittenReport(write_report(folders[0], target))
     from vitrail.reports.comparison_page import write_comparison
 
     target = target or Path(COMPARED)
-    return Reported(target, write_comparison(folders, target))
+    return WrittenReport(target, write_comparison(folders, target))
 
 
-def show(result: Reported) -> str:
-    """Return what was compared and where the page is, as text."""
+def show(result: WrittenReport) -> str:
+    """Return the path of the page and the comparison as text for a terminal."""
     lines = [f"report: {result.path}"]
     found = result.comparison
     if found is None:
         return lines[0]
     for label, record in zip(found.labels, found.runs, strict=True):
-        answers = record.evaluation
-        lines.append(f"{label}: " + ("not evaluated" if answers is None else f"top-1 {answers.top1:.2%}"))
+        evaluation = record.evaluation
+        lines.append(f"{label}: " + ("not evaluated" if evaluation is None else f"top-1 {evaluation.top1:.2%}"))
     for one in found.against:
         low, high = one.pair.interval
         lines.append(
@@ -68,7 +68,7 @@ def show(result: Reported) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
 
 
-def as_json(result: Reported) -> Any:
+def as_json(result: WrittenReport) -> Any:
     """Return the result as JSON values."""
     value: dict[str, Any] = {"path": str(result.path)}
     found = result.comparison
@@ -76,8 +76,8 @@ def as_json(result: Reported) -> Any:
         return value
     value["runs"] = []
     for label, record, cost in zip(found.labels, found.runs, found.costs, strict=True):
-        answers = record.evaluation
-        accuracy = None if answers is None else {**answers.metrics(), "right": int(answers.correct.sum())}
+        evaluation = record.evaluation
+        accuracy = None if evaluation is None else {**evaluation.metrics(), "right": int(evaluation.correct.sum())}
         spent = {"flops": cost.flops, "seconds": cost.seconds, "joules": cost.joules, "steps": cost.steps}
         value["runs"].append({"run": label, "folder": str(record.folder), "validation": accuracy, "cost": spent})
     value["settings"] = {name: dict(zip(found.labels, values, strict=True)) for name, values in found.settings.items()}
