@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.device import fast_float32
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features
 
@@ -77,6 +78,7 @@ def knn(
     return KNN(temperature, top1, top5, len(labels), len(truth))
 
 
+@fast_float32()
 def neighbours(
     train: np.ndarray, test: np.ndarray, k: int, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[Tensor, Tensor]]:

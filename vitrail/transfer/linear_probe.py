@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.loading.stream import stream
+from vitrail.device import fast_float32
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features
 from vitrail.training.optim.schedule import learning_rate
@@ -155,6 +156,7 @@ def held_out(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @torch.no_grad()
+@fast_float32()
 def train_stack(
     features: np.ndarray,
     labels: np.ndarray,
@@ -219,6 +221,7 @@ def _statistics(features: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.
 
 
 @torch.no_grad()
+@fast_float32()
 def measure(
     stack: Stack, features: np.ndarray, labels: np.ndarray, rows: np.ndarray
 ) -> list[tuple[float, float, float]]:

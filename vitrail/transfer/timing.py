@@ -26,6 +26,7 @@ from vitrail.costs.measure import now
 from vitrail.data.item import View
 from vitrail.data.loading.loader import Batch
 from vitrail.data.sources.open import Splits
+from vitrail.device import fast_float32
 from vitrail.evaluation.classify import predictor
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE
@@ -178,6 +179,7 @@ class Rehearsal:
         assert run.batch_size and run.accumulate
         return math.ceil(run.batch_size / run.accumulate)
 
+    @fast_float32()
     def speeds(self, seconds: float, answers: tuple[float, float] | None = None) -> Speeds:
         """Time steps, evaluation and writing in about `seconds`; `answers` are `Speeds.answer` and `ready` if known."""
         growths = GROWTHS if self.setup.run.progressive.start < 1 else GROWTHS[-1:]
