@@ -23,7 +23,7 @@ from vitrail.training.run import Run
 from vitrail.training.setup import Setup
 from vitrail.training.spikes import Spikes
 from vitrail.training.step import Done
-from vitrail.training.validation.picture import batch_picture
+from vitrail.training.validation.pictures import batch_picture
 
 
 @world.main_alone("looking at data and machine")

@@ -22,7 +22,6 @@ from vitrail.training.plan import Plan
 from vitrail.training.processes.parallel import Parallel, distribute
 from vitrail.training.resolve import Resolved, build_model, resolve
 from vitrail.training.run import Run
-from vitrail.training.validation.self_supervised import build_validation
 from vitrail.training.validation.validation import Validation
 
 
@@ -93,6 +92,7 @@ def set_up(run: Run, splits: Splits, start: str | None = None, *, measure: bool 
     average = Averager(model if run.supervised else objective, run.average, start=plan.average_start)
     about = identity(run, resolved.config, names, splits.fingerprint) | objective.identity()
     card = resolved.card(names)
+    seen, swapped = network.seen(average)
     return Setup(
         run=run,
         splits=splits,
@@ -107,5 +107,5 @@ def set_up(run: Run, splits: Splits, start: str | None = None, *, measure: bool 
         sized=Sizes(run.progressive, resolved.config),
         average=average,
         state=TrainingState(objective, optimizer, average, about, base=tuned.base),
-        validation=build_validation(*network.seen(average), held_out, card, run, tuned.base, splits.train),
+        validation=Validation(seen.kept, swapped, held_out, card, run, tuned.base, splits.train, seen),
     )

@@ -1,0 +1,190 @@
+"""What is measured on held-out images: the objective's own loss, and probes of the features.
+
+The masks and crops of validation images are those of one step that training never reaches. So every evaluation, in any
+number of processes, sets the network the same task, and losses can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from vitrail import world
+from vitrail.data.item import Listed, View
+from vitrail.data.split import subset
+from vitrail.errors import UsageError
+from vitrail.evaluation.classify import Predict
+from vitrail.evaluation.features import collect
+from vitrail.evaluation.fewshot import Plan, fewshot
+from vitrail.evaluation.knn import knn
+from vitrail.objective.base import Prepared
+from vitrail.objective.beit.tokenizer import ImageTokenizer
+from vitrail.objective.masks import VALIDATION
+from vitrail.objective.seen import SelfSupervised
+from vitrail.training.batches import evaluation_loader
+from vitrail.training.folder import RunFolder
+from vitrail.training.run import Run
+from vitrail.training.validation.pictures import SHOWN_ROWS, columns_picture
+from vitrail.training.validation.rounds import Rounds
+from vitrail.weights.base import Base
+from vitrail.weights.card import Card
+from vitrail.weights.store import save_model
+
+SEEN = "seen.png"
+"""Input, mask, prediction and target of some validation images, at the newest evaluation."""
+MOST = 20_000
+"""Largest number of training images for kNN, in proportion to the classes: memory and time do not grow beyond."""
+
+
+class Measure(Protocol):
+    """How a network is measured on validation images, and by what the best model is chosen."""
+
+    def __call__(self, images: Rounds) -> dict[str, float]:
+        """Return the numbers of the network on these images, all processes together."""
+
+    def rank(self, numbers: dict[str, float]) -> tuple[float, ...]:
+        """Return what the best model is chosen by, larger is better; `numbers` are those of an evaluation and its step."""
+
+    def write_newest(self, folder: RunFolder) -> None:
+        """Write what illustrates the newest evaluation into the run folder. Only the main process calls it."""
+
+    def write_best(self, folder: RunFolder) -> None:
+        """Write the answers of the best model into the run folder. Only the main process calls it."""
+
+    def save(self, place: Path, card: Card, base: Base | None) -> None:
+        """Write the network into a model folder."""
+
+
+class ObjectiveLoss:
+    """Measure for learning without labels: the objective's loss, its metrics and "count". The lowest loss is the best.
+
+    If the losses of two moments cannot be compared (`chosen_by_loss`), the newest model is the best. The network is
+    saved without the parts that only predict.
+    """
+
+    def __init__(self, objective: SelfSupervised, run: Run) -> None:
+        self._objective = objective
+        self._autocast = run.precision == "bf16"
+        self._picture: bytes | None = None
+
+    def __call__(self, images: Rounds) -> dict[str, float]:
+        """See `Measure`; also draws the first images."""
+        training = self._objective.training
+        self._objective.eval()
+        try:
+            sums = self._sums(images)
+        finally:
+            self._objective.train(training)
+        totals: dict[str, float] = {}
+        for part in world.gather(sums):  # a process without an image knows no metric
+            for name, value in part.items():
+                totals[name] = totals.get(name, 0.0) + value
+        count = totals.pop("count")
+        return {**{name: value / max(count, 1.0) for name, value in totals.items()}, "count": count}
+
+    def rank(self, numbers: dict[str, float]) -> tuple[float, ...]:
+        """See `Measure`."""
+        if not numbers:
+            return ()
+        return (-numbers["loss"],) if self._objective.chosen_by_loss else (numbers["step"],)
+
+    def write_newest(self, folder: RunFolder) -> None:
+        """See `Measure`."""
+        if self._picture is not None:
+            folder.write_bytes(SEEN, self._picture)
+
+    def write_best(self, folder: RunFolder) -> None:
+        """See `Measure`; there are no answers."""
+
+    def save(self, place: Path, card: Card, base: Base | None) -> None:
+        """See `Measure`; a tokenizer has a file of its own."""
+        network = self._objective.kept
+        if isinstance(network, ImageTokenizer):
+            network.save(place)
+        else:
+            save_model(place, network, card, base)
+
+    @torch.no_grad()
+    def _sums(self, images: Rounds) -> dict[str, float]:
+        device = next(self._objective.parameters()).device
+        sums: dict[str, float] = {"count": 0.0, "loss": 0.0}
+        for number, batch in enumerate(images.epoch(0)):
+            prepared = self._objective.prepare(batch, step=VALIDATION)
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._autocast):
+                loss, count, metrics = self._objective(prepared, step=VALIDATION)
+            for name, value in {"count": count, "loss": loss, **metrics}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            if number == 0 and world.is_main():
+                self._picture = columns_picture(self._objective.show(_first(prepared, SHOWN_ROWS)))
+        return sums
+
+
+def _first(prepared: Prepared, count: int) -> Prepared:
+    names = ("images", "labels", "index", "targets")
+    return replace(prepared, **{name: getattr(prepared, name)[:count] for name in names})
+
+
+class FewShotProbe:
+    """Few-shot accuracy on the validation images, with shots from the training images (protocol "big_vision-2023").
+
+    The shots are chosen once, so every evaluation uses the same ones; they are prepared as validation images are.
+    Raises UsageError for impossible numbers of shots, DataError for a class without training images.
+    """
+
+    kind = "fewshot"
+    """Kind of its lines in metrics.jsonl."""
+
+    def __init__(self, run: Run, train: Listed) -> None:
+        assert run.fewshot is not None
+        self.plan = Plan(train.labels, list(train.class_names), shots=run.fewshot)
+        self.loader = evaluation_loader(run, View(train, self.plan.rows))
+
+    def __call__(self, embed: Predict, validation: Rounds, check: Callable[[], None]) -> dict[str, float]:
+        """Return {"5-shot": mean over seeds, "5-shot std": standard deviation, ...}; `embed` maps images to features.
+
+        Random numbers come from the protocol's own generators only. Raises DataError for non-finite features.
+        """
+        names = self.plan.class_names
+        shots = collect(embed, Rounds(self.loader, check), names)
+        shots = replace(shots, index=self.plan.rows[shots.index])
+        found = fewshot(self.plan, shots, collect(embed, validation, names))
+        numbers: dict[str, float] = {}
+        for row, count in enumerate(found.shots):
+            numbers |= {f"{count}-shot": float(found.mean[row, 0]), f"{count}-shot std": float(found.std[row, 0])}
+        return numbers
+
+
+class KNNProbe:
+    """Accuracy on the validation images by the `run.knn` nearest training images (`vitrail.evaluation.knn`).
+
+    The training images are chosen once, so every evaluation uses the same ones; they are prepared as validation images
+    are. Raises UsageError if no training image has a label, or if `run.knn` is below 1.
+    """
+
+    kind = "knn"
+    """Kind of its lines in metrics.jsonl."""
+
+    def __init__(self, run: Run, train: Listed) -> None:
+        assert run.knn is not None
+        labelled = np.flatnonzero(train.labels >= 0)
+        if run.knn < 1 or len(labelled) < run.knn:
+            raise UsageError(
+                f"knn is {run.knn}; it is a number of neighbours, at least 1, among training images that have labels, "
+                f"{len(labelled)} of them"
+            )
+        known = View(train, labelled)
+        rows = subset(known, min(MOST, len(known)), run.seed)
+        self.neighbours = min(run.knn, len(rows))
+        self.class_names = list(train.class_names)
+        self.loader = evaluation_loader(run, View(known, rows))
+
+    def __call__(self, embed: Predict, validation: Rounds, check: Callable[[], None]) -> dict[str, float]:
+        """Return {"knn": top-1}; `embed` maps images to features. Raises DataError for non-finite features."""
+        train = collect(embed, Rounds(self.loader, check), self.class_names)
+        found = knn(train, collect(embed, validation, self.class_names), k=(self.neighbours,))
+        return {"knn": found.top1[self.neighbours]}

@@ -1,0 +1,81 @@
+"""Pictures for the run folder: the first augmented batch, and what an objective without labels sees."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from vitrail.objective.seen import Columns
+
+SHOWN = 32
+"""Largest number of images of a batch."""
+SHOWN_ROWS = 8
+"""Largest number of rows in a picture with columns."""
+COLUMNS = 8
+SMALLEST = 112
+"""Pixels. Smaller images are enlarged, with visible pixels."""
+CAPTION = 16
+"""Height of a caption in pixels."""
+
+
+def batch_picture(images: Tensor, captions: list[str]) -> bytes:
+    """Return a PNG: a grid of up to 32 of `images`, uint8 [batch, channels, height, width], each with a caption.
+
+    It is the quickest way to notice that the data are wrong.
+    """
+    shown = _arrays(images[:SHOWN])
+    if shown.shape[-1] != 3:  # other channels have no colours: show the first as gray
+        shown = np.repeat(shown[..., :1], 3, axis=-1)
+    scale, (width, height) = _tile(shown)
+    columns = min(COLUMNS, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    sheet = Image.new("RGB", (columns * (width + 4), rows * (height + CAPTION + 4)), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    for i, (image, caption) in enumerate(zip(shown, captions, strict=False)):
+        left, top = i % columns * (width + 4), i // columns * (height + CAPTION + 4)
+        while caption and draw.textlength(caption, font) > width:
+            caption = caption[:-1]
+        draw.text((left + 2, top + 1), caption, "black", font)
+        sheet.paste(_enlarged(image, scale), (left + 2, top + CAPTION))
+    return _png(sheet)
+
+
+def columns_picture(seen: Columns) -> bytes:
+    """Return a PNG with a row for each image and a title over each column."""
+    columns = [_arrays(pictures[:SHOWN_ROWS]) for pictures in seen.columns()]
+    scale, (width, height) = _tile(columns[0])
+    sheet = Image.new("RGB", (len(columns) * (width + 4), len(columns[0]) * (height + 4) + CAPTION), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    for column, (title, pictures) in enumerate(zip(seen.titles, columns, strict=True)):
+        draw.text((column * (width + 4) + 2, 1), title, "black", font)
+        for row, picture in enumerate(pictures):
+            place = (column * (width + 4) + 2, row * (height + 4) + CAPTION + 2)
+            sheet.paste(_enlarged(picture, scale), place)
+    return _png(sheet)
+
+
+def _arrays(images: Tensor) -> np.ndarray:
+    """Return uint8 [batch, height, width, channels]."""
+    return images.cpu().numpy().transpose(0, 2, 3, 1)  # type: ignore[no-any-return]
+
+
+def _tile(images: np.ndarray) -> tuple[int, tuple[int, int]]:
+    """Return by how much images are enlarged, and their width and height then."""
+    _, height, width, _ = images.shape
+    scale = max(1, math.ceil(SMALLEST / min(height, width)))
+    return scale, (width * scale, height * scale)
+
+
+def _enlarged(image: np.ndarray, scale: int) -> Image.Image:
+    height, width, _ = image.shape
+    return Image.fromarray(image).resize((width * scale, height * scale), Image.Resampling.NEAREST)
+
+
+def _png(sheet: Image.Image) -> bytes:
+    file = io.BytesIO()
+    sheet.save(file, "PNG")
+    return file.getvalue()
