@@ -48,7 +48,7 @@ class Measure(Protocol):
         """Return the numbers of the network on these images, all processes together."""
 
     def rank(self, numbers: dict[str, float]) -> tuple[float, ...]:
-        """Return what the best model is chosen by, larger is better; `numbers` are those of an evaluation and its step."""
+        """Return what the best model is chosen by, larger is better, from the numbers of an evaluation and its step."""
 
     def write_newest(self, folder: RunFolder) -> None:
         """Write what illustrates the newest evaluation into the run folder. Only the main process calls it."""

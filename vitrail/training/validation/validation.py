@@ -51,7 +51,7 @@ SHARES = {
 
 
 class Accuracy:
-    """Measure for learning from labels: top-1, top-5 and loss. The best model has the highest top-1; loss breaks ties."""
+    """Measure for learning from labels: top-1, top-5, loss. The best model has the highest top-1; loss breaks ties."""
 
     def __init__(self, model: nn.Module, run: Run, class_names: list[str]) -> None:
         self._model, self._run, self._class_names = model, run, class_names
