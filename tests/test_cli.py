@@ -25,6 +25,7 @@ from vitrail.recipes.registry import recipe
 from vitrail.training.run import Optim, Run
 from vitrail.verbs import doctor as doctor_module
 from vitrail.verbs.flags.parse import flag_texts, parse
+from vitrail.verbs.inspect.inspect import inspect as inspect_images
 from vitrail.verbs.train import train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -316,6 +317,24 @@ def test_none_is_a_word_where_it_means_something() -> None:
         "data.test": "none",
         "average.kind": "none",
     }
+
+
+def test_a_class_may_be_called_none() -> None:
+    assert parse(inspect_images, ["model", "--class", "none"], "inspect") == (["model"], {"class_name": "none"})
+    assert parse(inspect_images, ["model", "--class", "null"], "inspect") == (["model"], {"class_name": None})
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--mask-after-stem", True),
+        ("--no-mask-after-stem", False),
+        ("--objective.mask-after-stem", True),
+        ("--objective.no-mask-after-stem", False),
+    ],
+)
+def test_a_switch_by_any_of_its_names(flag: str, value: bool) -> None:
+    assert parse(train, [flag], "train")[1] == {"objective": {"mask_after_stem": value}}
 
 
 def help_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

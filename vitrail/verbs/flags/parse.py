@@ -43,7 +43,7 @@ ALIASES = {
     "verbose": ("-v",),
     "quiet": ("-q",),
 }
-"""Second names: `from` and `class` would be the better keywords, and are reserved words of Python."""
+"""Second names of flags. `from` and `class` would be better names, but are reserved words of Python."""
 SUBJECT = (Data, "path")
 """The one setting that is not a flag, because it is the subject."""
 
@@ -63,11 +63,11 @@ GLOBAL = tuple(inspect.signature(everywhere).parameters)
 
 
 def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments and keywords to call `function` with; the settings of a section come as a dict.
+    """Return the arguments and keywords for a call of `function`; the settings of a section are a dict.
 
-    Only what was given is among them, the keywords of `everywhere` included. If a verb takes any number of subjects,
-    everything after "--" is a subject. Prints help and exits with 0 for --help; prints what is wrong with a value and
-    exits with 2. Raises UsageError with the nearest flag for an unknown flag.
+    They hold only what stands in `argv`, the flags of `everywhere` included. If a verb takes any number of subjects,
+    everything after "--" is a subject. For --help, tyro prints help and exits with 0; for a wrong value, it prints the
+    error and exits with 2. Raises UsageError with the nearest flag for an unknown flag.
     """
     parameters = inspect.signature(function).parameters.values()
     many = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
@@ -124,9 +124,16 @@ def _given(
         elif Positional in get_args(flag.type):
             if value is not flag.default:
                 given[name] = value
-        elif typed & {_flag(prefix + name), _flag(f"{prefix}no_{name}"), *ALIASES.get(name, ())}:
+        elif typed & _spellings(prefix, name):
             given[name] = value
     return given
+
+
+def _spellings(prefix: str, name: str) -> set[str]:
+    """Return the words that set a flag: its name, its aliases, and for a switch their opposites."""
+    aliases = ALIASES.get(name, ())
+    opposites = {_flag(f"{prefix}no_{name}"), *(f"--no-{alias.lstrip('-')}" for alias in aliases)}
+    return {_flag(prefix + name), *aliases, *opposites}
 
 
 def _flag(word: str) -> str:
