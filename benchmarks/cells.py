@@ -1,4 +1,4 @@
-"""A long measurement in cells that survives being stopped: each finished cell is a line of a log."""
+"""A long measurement that survives interruptions: it is cut into cells, and each finished cell is a line of a log."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Cell = dict[str, Any]
 
 
 class Cells:
-    """Cells that are done, and a budget of minutes for those that are not.
+    """The finished cells of a log, and a budget of minutes for the others.
 
-    A cell is known by its key, every setting its result depends on, so that a log made with other settings is never
-    taken for this one's. A cell in progress is finished; none is started once the budget is spent.
+    The key of a cell holds every setting that its result depends on, so that results of other settings are never
+    reused. Once the budget is spent, the cell in progress is finished and no other is started.
     """
 
     def __init__(self, log: Path | None, minutes: float | None = None) -> None:
@@ -31,13 +31,14 @@ class Cells:
             self.done[_name(row["key"])] = row["result"]
 
     def find(self, **key: Any) -> Cell | None:
-        """The result of a cell that is done; None of another."""
+        """Return the result of a finished cell; None for any other."""
         return self.done.get(_name(key))
 
     def train(self, compute: Callable[[Path], Cell], **key: Any) -> Cell | None:
-        """As `get`, of runs in a folder, `vitrail ... --resume=auto`: it goes once they have made the cell.
+        """Do the same as `get` for a cell that trains in a folder, with `vitrail ... --resume=auto`.
 
-        Where that is interrupted, the same cell of the same log gets it again.
+        The folder is removed when the cell is finished. After an interruption, the same cell of the same log gets the
+        same folder.
         """
         name = hashlib.sha256(f"{self.log and self.log.resolve()} {_name(key)}".encode()).hexdigest()[:16]
         place = Path(tempfile.gettempdir()) / f"vitrail-cell-{name}"
@@ -51,7 +52,7 @@ class Cells:
         return self.get(computed, **key)
 
     def get(self, compute: Callable[[], Cell], **key: Any) -> Cell | None:
-        """The result of a cell: from the log, or computed and logged; None where no time is left."""
+        """Return the result of a cell, from the log or computed and logged; None if the budget is spent."""
         if (name := _name(key)) in self.done:
             return self.done[name]
         if self.deadline is not None and time.monotonic() > self.deadline:
@@ -67,7 +68,7 @@ class Cells:
 
 
 def _name(key: Cell) -> str:
-    """One name for 2 and 2.0: a default and the same value typed."""
+    """Return a name in which 2 and 2.0 are equal: a default value and the same value typed."""
     same = {
         name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in key.items()
     }

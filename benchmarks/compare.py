@@ -1,8 +1,7 @@
 """The rules of every comparison: alternate, take medians, look at the ceiling, distrust a busy machine.
 
-A `Contender` is something to call. `race` calls all of them in turn, round after round, in an order that
-rotates; `Measurement.ratio` compares two of them round by round, so that what slows the machine down for a
-while slows both sides down.
+A `Contender` is something to call. `race` calls all contenders in turn, round after round, in an order that rotates.
+`Measurement.ratio` compares two of them round by round, so that a slow phase of the machine slows down both sides.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import psutil
 import torch
 
 QUIET = 0.05
-"""Share of the machine that other processes may take during a sample before it is taken again."""
+"""Share of the machine that other processes may use during a sample; above it, the sample is repeated."""
 RETRIES = 3
-"""How often a disturbed sample is taken again before it is kept, flagged."""
+"""Number of times that a disturbed sample is repeated before it is kept and flagged."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Measurement:
     rates: list[float] = field(default_factory=list)
     """Images per second."""
     foreign: list[float] = field(default_factory=list)
-    """Share of the machine's CPU time that other processes took."""
+    """Share of the machine's CPU time that other processes used."""
 
     @property
     def median(self) -> float:
@@ -56,28 +55,28 @@ class Measurement:
 
     @property
     def disturbed(self) -> int:
-        """Rounds in which other processes took more than `QUIET` of the machine, retries included."""
+        """Number of rounds in which other processes used more than `QUIET` of the machine, in spite of retries."""
         return sum(share > QUIET for share in self.foreign)
 
     def ratio(self, peer: Measurement) -> Ratio:
-        """How many times as fast as the peer, round by round."""
+        """Return the ratio of this speed to the peer's, round by round."""
         return Ratio([ours / theirs for ours, theirs in zip(self.rates, peer.rates, strict=True)])
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ours over theirs, one per round."""
+    """Our speed over theirs, one value per round."""
 
     rounds: list[float]
 
     def summary(self) -> dict[str, float]:
-        """Median, lowest and highest round."""
+        """Return the median, the lowest and the highest round."""
         values = (statistics.median(self.rounds), min(self.rounds), max(self.rounds))
         return dict(zip(("median", "low", "high"), (round(v, 3) for v in values), strict=True))
 
 
 def race(contenders: list[Contender], *, rounds: int = 5, seconds: float = 3.0) -> list[Measurement]:
-    """Measure all contenders, alternating; at least `seconds` and two calls per sample."""
+    """Measure all contenders in alternation; a sample takes at least `seconds` and two calls."""
     measured = {c.name: Measurement(c.name) for c in contenders}
     if len(measured) != len(contenders):
         raise ValueError("two contenders have the same name")
@@ -95,7 +94,7 @@ def race(contenders: list[Contender], *, rounds: int = 5, seconds: float = 3.0) 
 
 
 def _quiet_sample(contender: Contender, seconds: float) -> tuple[float, float]:
-    """A sample without foreign load, or the least disturbed of a few: (images/s, foreign share)."""
+    """Return (images/s, foreign share) of a sample without foreign load, or of the least disturbed of a few."""
     samples = []
     for _ in range(1 + RETRIES):
         samples.append(_sample(contender, seconds))
@@ -123,8 +122,10 @@ def _sample(contender: Contender, seconds: float) -> tuple[float, float]:
 
 @contextmanager
 def foreign_load() -> Iterator[list[float]]:
-    """Measure the share of the machine that other processes take within the block; time stolen by the
-    hypervisor counts as theirs."""
+    """Context whose value becomes [share of the machine that other processes used in it].
+
+    Time stolen by the hypervisor counts as theirs.
+    """
     result = [0.0]
     wall, busy, own = time.perf_counter(), _busy_seconds(), _own_seconds()
     yield result
@@ -140,7 +141,7 @@ def _busy_seconds() -> float:
 
 
 def _own_seconds() -> float:
-    """CPU seconds of this process, its live children and the children it has waited for."""
+    """Return the CPU seconds of this process, its live children and the children it has waited for."""
     me = psutil.Process()
     times = me.cpu_times()
     total = times.user + times.system + times.children_user + times.children_system
@@ -153,7 +154,7 @@ def _own_seconds() -> float:
 
 @contextmanager
 def products(kind: str) -> Iterator[None]:
-    """Set how float32 products are computed on the CPU ("none" is torch's default), and put it back."""
+    """Context that sets how float32 products are computed on the CPU; "none" is torch's default."""
     matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = matmul.fp32_precision
     matmul.fp32_precision = kind
@@ -165,14 +166,14 @@ def products(kind: str) -> Iterator[None]:
 
 @contextmanager
 def stock(precision: str = "float32") -> Iterator[None]:
-    """The state a peer is measured in: torch's defaults, with bfloat16 autocast where asked for."""
+    """Context in which a peer is measured: torch's defaults, with bfloat16 autocast for "bf16"."""
     with products("none"), autocast(precision):
         yield
 
 
 @contextmanager
 def tuned(precision: str = "float32") -> Iterator[None]:
-    """The state ours is measured in: what `vitrail.device.fast_float32` sets."""
+    """Context in which ours is measured, with what `vitrail.device.fast_float32` sets."""
     from vitrail.device import fast_float32
 
     with products("none"), autocast(precision), fast_float32():
@@ -180,12 +181,12 @@ def tuned(precision: str = "float32") -> Iterator[None]:
 
 
 def autocast(precision: str) -> AbstractContextManager[object]:
-    """bfloat16 autocast on the CPU for "bf16", nothing for "float32"."""
+    """Return bfloat16 autocast on the CPU for "bf16", an empty context for "float32"."""
     return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def ceiling(size: int = 2048, *, repeats: int = 5) -> dict[str, float]:
-    """GFLOP/s of the fastest matrix product that torch gets: float32 by both routes, and bfloat16."""
+    """Return the GFLOP/s of torch's fastest matrix products: float32 by both routes, and bfloat16."""
     cases = {
         "float32, torch's default": (torch.float32, stock),
         "float32": (torch.float32, tuned),

@@ -1,4 +1,4 @@
-"""What a measurement is written down with: the machine, the versions, the ceiling, the command."""
+"""The record of a measurement: the machine, the versions, the ceiling, the command."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ PACKAGES = (
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """The flags every benchmark has."""
+    """Return a parser with the flags that every benchmark has."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="prove that it runs; the figures mean nothing")
-    parser.add_argument("--rounds", type=int, default=7, help="alternating rounds (at least 5 to be kept)")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads on both sides")
+    parser.add_argument("--quick", action="store_true", help="only check that it runs; the figures mean nothing")
+    parser.add_argument("--rounds", type=int, default=7, help="alternating rounds (at least 5 for figures to keep)")
+    parser.add_argument("--threads", type=int, default=None, help="number of torch threads on both sides")
     return parser
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """One thread setting for all sides, and short rounds where only a proof is wanted."""
+    """Set the same number of threads for all sides, and few rounds for a quick run."""
     torch.set_num_threads(options.threads or psutil.cpu_count(logical=False) or os.cpu_count() or 1)
     torch.manual_seed(0)
     if options.quick:
@@ -49,7 +49,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, its flags that matter, memory, threads and versions."""
+    """Return the processor, its relevant flags, the memory, threads and versions."""
     model, flags = platform.processor(), set()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -80,9 +80,9 @@ def _version(package: str) -> str | None:
 
 
 def rows(measured: list[Measurement], *, ours: str = OURS, flops: float = 0, peak: float = 0) -> list[dict[str, Any]]:
-    """One row per contender: images/s, share of the ceiling, and how many times as fast ours is.
+    """Return one row per contender: images/s, share of the ceiling, and the ratio of our speed to its speed.
 
-    `flops` per image, `peak` in GFLOP/s: 0 leaves the share out.
+    `flops` is per image, `peak` in GFLOP/s; 0 leaves out the share.
     """
     by_name = {m.name: m for m in measured}
     result = []
@@ -104,7 +104,7 @@ def rows(measured: list[Measurement], *, ours: str = OURS, flops: float = 0, pea
 
 
 def save(name: str, options: argparse.Namespace, **content: Any) -> Path | None:
-    """Write results/NAME.json; a quick run writes nothing, because its figures mean nothing."""
+    """Write results/NAME.json and return its path; a quick run writes nothing, because its figures mean nothing."""
     document = {
         "benchmark": name,
         "command": f"python -m benchmarks.{name}" + "".join(f" {a}" for a in sys.argv[1:]),
@@ -115,7 +115,7 @@ def save(name: str, options: argparse.Namespace, **content: Any) -> Path | None:
     }
     if options.quick:
         print("quick run: nothing written", file=sys.stderr)
-        json.dumps(document)  # but it could have been
+        json.dumps(document)  # raises where writing would
         return None
     path = RESULTS / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def _commit() -> str:
 
 
 def show(title: str, results: list[dict[str, Any]]) -> None:
-    """Print the rows as a table: rates with their spread, ratio with its spread."""
+    """Print the rows as a table: rates and ratios with their spreads."""
     table = Table(title=title, title_justify="left")
     for column in ("", "images/s", "spread", "of ceiling", "ours / this", "spread", "disturbed"):
         table.add_column(column, justify="left" if not column else "right")
