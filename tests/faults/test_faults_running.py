@@ -238,7 +238,7 @@ PHASES = {
     "opening the data": ("vitrail.training.setup", "resolve", 1),
     "the first step": ("vitrail.training.step", "seed_step", 1),
     "an evaluation": ("vitrail.training.validation.validation", "classify", 1),
-    "a save": ("vitrail.training.checkpoints.checkpoint", "write_file", 1),
+    "a save": ("vitrail.training.checkpoints.checkpoint", "write_durably", 1),
     "the test at the end": ("vitrail.training.validation.validation", "load", 3),
     "the report": ("vitrail.reports.page", "write_report", 1),
 }

@@ -6,7 +6,6 @@ each file in its order. It goes when answers.csv is there.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -15,6 +14,7 @@ from typing import Any
 
 from vitrail.errors import UsageError
 from vitrail.evaluation.predict import Prediction, Row, Unreadable, as_text
+from vitrail.files import lock
 
 
 class Journal:
@@ -31,7 +31,7 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = file = open(self.path, "a+b")  # noqa: SIM115 - open, and so locked, until `close`
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file, wait=False)
             file.seek(0)
             whole = len(head) if file.readline(len(head)) == head else 0
             for line, path in zip(file if whole else (), files, strict=False):

@@ -18,10 +18,10 @@ from vitrail.exports.describe import describe
 from vitrail.exports.kinds import CARD, KINDS, Output, Precision, To, runtime
 from vitrail.exports.network import outputs_per_image, trace
 from vitrail.exports.parity import BATCHES, Parity, compare, real_images, synthetic_images
+from vitrail.files import beside, take_place
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
-from vitrail.weights.replacing import beside, take_place
 from vitrail.weights.save import card_of
 from vitrail.weights.store import WEIGHTS, checksum
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import signal
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.errors import TrainingError, UsageError, VitrailError
+from vitrail.files import lock
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -116,7 +116,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         return
     with open(folder / ".lock", "a+", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file, wait=False)
         except BlockingIOError as error:
             file.seek(0)
             owner = file.read().strip() or "unknown"

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
 import os
@@ -32,6 +31,7 @@ from vitrail.config import from_yaml, plain, to_yaml
 from vitrail.data.sources.open import Splits
 from vitrail.device import available_cores, choose_device, keep_freed_memory
 from vitrail.errors import CheckpointError, UsageError, VitrailError
+from vitrail.files import lock
 from vitrail.training.checkpoints.checkpoint import latest_valid
 from vitrail.training.checkpoints.state import identity
 from vitrail.training.folder import RunFolder
@@ -186,7 +186,7 @@ def _locked(folder: Path) -> Iterator[None]:
     That may be a process of another sweep in the same folder, or of a killed sweep, which is saving.
     """
     with open(folder / ".lock", "a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file, wait=True)
         yield
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vitrail.errors import UsageError, WeightsError, did_you_mean
+from vitrail.files import beside, take_place
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import SUFFIXES
@@ -23,7 +24,6 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, format_named
 from vitrail.weights.load import load
 from vitrail.weights.reference import TOLERANCE, fixed_images, outputs, reference, relative_error
-from vitrail.weights.replacing import beside, take_place
 from vitrail.weights.store import save_model
 
 OURS = "vitrail"

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
+from vitrail.files import replacing
 from vitrail.weights.card import Card
 from vitrail.weights.mapping import Entry
-from vitrail.weights.replacing import replacing
 
 
 def origin_of(card: Card, name: str) -> dict[str, Any]:

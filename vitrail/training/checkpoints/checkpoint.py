@@ -37,7 +37,7 @@ from torch.distributed import ProcessGroup
 
 from vitrail import world
 from vitrail.errors import CheckpointError, UsageError
-from vitrail.training.checkpoints.durable import Written, sync_folder, write_file
+from vitrail.files import Written, sync, write_durably
 from vitrail.training.checkpoints.flatten import flatten, restore, safetensors_pieces
 
 SCHEMA = 1
@@ -89,8 +89,8 @@ def save(
             others = {name: t for name, t in tensors.items() if not name.startswith("model/")}
             place = draft.begin(sum(tensor.nbytes + 200 for tensor in tensors.values()))
             files = {
-                MODEL: write_file(place / MODEL, safetensors_pieces(weights)),
-                STATE: write_file(place / STATE, safetensors_pieces(others)),
+                MODEL: write_durably(place / MODEL, safetensors_pieces(weights)),
+                STATE: write_durably(place / STATE, safetensors_pieces(others)),
             }
             draft.finish(files)
     except BaseException as error:
@@ -125,11 +125,11 @@ class _Draft:
 
     def finish(self, files: Mapping[str, Written]) -> None:
         """Write structure and manifest beside the durable `files`, publish the checkpoint and remove older ones."""
-        files = {**files, STRUCTURE: write_file(self.temporary / STRUCTURE, [self.text])}
+        files = {**files, STRUCTURE: write_durably(self.temporary / STRUCTURE, [self.text])}
         manifest: dict[str, Any] = {"schema": SCHEMA, "step": self.step, "torch": torch.__version__, "files": files}
         manifest["sha256"] = _seal(manifest)
-        write_file(self.temporary / MANIFEST, [json.dumps(manifest, indent=1).encode()])
-        sync_folder(self.temporary)
+        write_durably(self.temporary / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+        sync(self.temporary)
         _publish(self.temporary, self.final)
         _purge(self.folder, self.final, self.keep)
 
@@ -242,7 +242,7 @@ def _publish(temporary: Path, final: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
         os.rename(final, replaced)
     os.rename(temporary, final)
-    sync_folder(final.parent)
+    sync(final.parent)
 
 
 def _purge(folder: Path, newest: Path, keep: int) -> None:

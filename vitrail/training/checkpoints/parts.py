@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from vitrail.training.checkpoints.durable import Written, write_file
+from vitrail.files import Written, write_durably
 from vitrail.training.checkpoints.flatten import safetensors_pieces
 
 PIECES, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
@@ -111,7 +111,7 @@ class _Writer(dcp.HuggingFaceStorageWriter):
             tensors[item.index.fqn] = tensor.detach()
             offsets[item.index.fqn] = {OFFSETS: list(item.tensor_data.chunk.offsets)}
         path: Path = plan.storage_data
-        written = path.name, write_file(path, safetensors_pieces(tensors, {PIECES: json.dumps(offsets)}))
+        written = path.name, write_durably(path, safetensors_pieces(tensors, {PIECES: json.dumps(offsets)}))
         results: Future[list[WriteResult]] = Future()
         results.set_result([WriteResult(item.index, _size(item), written) for item in plan.items])
         return results

@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
+from vitrail.files import replacing
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
-from vitrail.weights.replacing import replacing
 from vitrail.weights.timm.bit import bit_entries
 from vitrail.weights.timm.names import Naming, entries, qkv_biases
 from vitrail.weights.timm.read_config import BARE, read_hub
