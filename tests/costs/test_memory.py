@@ -17,7 +17,7 @@ from vitrail.model.attention import attention_path
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 
-SMALL: dict[str, Any] = dict(width=192, depth=3, heads=3, mlp_dim=768, patch=16, image_size=(160, 224), classes=10)
+SMALL: dict[str, Any] = dict(width=96, depth=3, heads=3, mlp_dim=384, patch=16, image_size=(64, 96), classes=10)
 
 
 def options() -> list[ViTConfig | ResNetConfig]:
@@ -43,7 +43,7 @@ def options() -> list[ViTConfig | ResNetConfig]:
         configs.append(ViTConfig(**SMALL, stem=stem, stem_norm=norm))
     for units, patch in (((), 32), ((2, 2, 4), 16), ((1, 2, 1, 1), 32)):
         configs.append(ViTConfig(**{**SMALL, "patch": patch}, stem="resnet", stem_units=units))
-    for axial, size in itertools.product((False, True), ((160, 224), (97, 130))):
+    for axial, size in itertools.product((False, True), ((64, 96), (97, 130))):
         configs.append(ResNetConfig(units=(2, 1, 2, 1), width=64, image_size=size, classes=10, axial=axial))
     return configs
 
