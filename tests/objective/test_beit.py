@@ -65,7 +65,7 @@ def test_logits_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     model = load(tmp_path, classes=0)
     ours = BEiTObjective(model, BEiT(smallest_block=2), seed=3, tokenizer=tokenizer()).eval()
-    assert "of the weights started from" in ours.load_mask(theirs.state_dict())[0]
+    assert "of the pretrained weights" in ours.load_mask(theirs.state_dict())[0]
     ours.predict.load_state_dict(theirs.lm_head.state_dict())
     prepared = ours.prepare(batch(), step=0)
     masked = torch.zeros(4, 16, dtype=torch.bool).scatter(1, prepared.targets, True)
@@ -115,7 +115,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="no tokenizer at"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.safetensors").write_bytes(b"no")
-    with pytest.raises(WeightsError, match="no tokenizer of vitrail's"):
+    with pytest.raises(WeightsError, match="is not a tokenizer of vitrail"):
         load_tokenizer(tmp_path)
 
 
@@ -155,4 +155,4 @@ def test_a_tokenizer_learns_to_paint_plain_images() -> None:
     assert float(loss.detach()) / count < 0.25 * 8 / 9
     assert 3 / 12 < float(metrics["use"]) / count <= 1
     seen = found.show(found.prepare(plain, step=-1))
-    assert [picture.shape for picture in seen.columns()] == [plain.images.shape] * 4
+    assert [picture.shape for picture in seen.values()] == [plain.images.shape] * 4

@@ -269,7 +269,7 @@ def test_networks_of_every_kind_can_learn_so() -> None:
     loss, count, _ = ours(batch(3), step=0)
     loss.backward()
     assert count == 3 and bool(loss.isfinite())
-    assert len(ours.eval().show(ours.prepare(batch(3), step=0)).columns()) == 6
+    assert len(ours.eval().show(ours.prepare(batch(3), step=0))) == 6
     for changes in (dict(pool="gap"), dict(positions="sincos"), dict(positions="relative_bias"), dict(pool="map")):
         loss, _, _ = make(**changes)(batch(2), step=0)
         assert bool(loss.isfinite())
@@ -278,9 +278,9 @@ def test_networks_of_every_kind_can_learn_so() -> None:
 def test_the_pictures_are_what_the_networks_see() -> None:
     ours = make().eval()
     prepared = ours.prepare(batch(3), step=0)
-    seen = ours.show(prepared)
-    pictures = dict(zip(seen.titles, seen.columns(), strict=True))
-    assert seen.titles[0] == "input" and seen.titles[-2:] == ["prediction", "target"]
+    pictures = ours.show(prepared)
+    titles = list(pictures)
+    assert titles[0] == "input" and titles[-2:] == ["prediction", "target"]
     assert {tuple(picture.shape) for picture in pictures.values()} == {(3, 3, 128, 128)}
     assert all(picture.dtype == torch.uint8 for picture in pictures.values())
     near, _ = ours.pictures(prepared)

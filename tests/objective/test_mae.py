@@ -44,7 +44,7 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
         model = load(folder)
         ours = MAEObjective(model, MAE(**{**vars(LIGHT), "normalise": normalised}), seed=0).eval()  # type: ignore[arg-type]
         said = ours.load_decoder(theirs.state_dict())
-        assert "tensors of the weights" in said[0]
+        assert "tensors of the pretrained weights" in said[0]
         prepared = ours.prepare(batch(), step=0)
         noise = torch.ones(4, 16).scatter(1, prepared.targets, 0.0)  # the kept ones sort first
         pixels = normalise(prepared.images, model.pixel_scale, model.pixel_shift)
@@ -126,9 +126,9 @@ def test_a_perfect_prediction_paints_the_image() -> None:
     ours = MAEObjective(vit(), LIGHT, seed=0).eval()
     prepared = ours.prepare(batch(), step=0)
     seen = ours.show(prepared)
-    assert torch.equal(seen.target, prepared.images)
+    assert torch.equal(seen["target"], prepared.images)
     ours.outputs = lambda p: (_perfect(ours, p), None)  # type: ignore[method-assign]
-    error = (ours.show(prepared).prediction.int() - prepared.images.int()).abs().max()
+    error = (ours.show(prepared)["prediction"].int() - prepared.images.int()).abs().max()
     assert error <= 1  # rounding
 
 
@@ -144,7 +144,7 @@ def test_decoders_of_another_shape_are_refused() -> None:
     ours, other = (
         MAEObjective(vit(), config, 0) for config in (LIGHT, MAE(decoder_width=8, decoder_depth=2, decoder_heads=2))
     )
-    assert ours.load_decoder({}) == ["decoder: fresh, since the weights started from have none"]
+    assert ours.load_decoder({}) == ["decoder: initialised randomly, because the pretrained weights have none"]
     theirs = {"decoder_embed.weight": other.decoder.embed.weight}
     with pytest.raises(WeightsError, match="lacks"):
         ours.load_decoder(theirs)

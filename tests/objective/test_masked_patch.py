@@ -113,13 +113,13 @@ def test_what_it_shows(target: str) -> None:
     seen = found.show(prepared)
     hidden = torch.zeros(4, 16, dtype=torch.bool).scatter(1, prepared.targets[:, 0], True)
     pixels = hidden.view(4, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3).expand(-1, 3, -1, -1)
-    assert set(seen.masked[pixels].tolist()) == {104, 216}
-    for picture in seen.columns():
+    assert set(seen["mask"][pixels].tolist()) == {104, 216}
+    for picture in seen.values():
         assert picture.dtype == torch.uint8
         assert torch.equal(picture[~pixels], prepared.images[~pixels])
     if target != "pixels":
         across = 4 if target == "small" else 1
-        ours, theirs = (mean_colours(each, 8, across)[hidden] for each in (seen.target, prepared.images))
+        ours, theirs = (mean_colours(each, 8, across)[hidden] for each in (seen["target"], prepared.images))
         assert torch.equal(ours, theirs)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.objective.base import Prepared
 from vitrail.objective.dino.objective import DINOObjective
-from vitrail.objective.dino.sinkhorn import balanced
+from vitrail.objective.dino.sinkhorn import balancing_centre
 from vitrail.training.step import backward
 
 
@@ -28,7 +28,7 @@ def divided(answers: Tensor, temperature: float, turns: int = 3) -> np.ndarray:
 
 
 def targets(answers: Tensor, temperature: float, parts: int = 1, turns: int = 3) -> Tensor:
-    centre = balanced(answers.tensor_split(parts), temperature, turns)
+    centre = balancing_centre(answers.tensor_split(parts), temperature, turns)
     return ((answers - centre) / temperature).softmax(-1)
 
 

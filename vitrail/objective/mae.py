@@ -1,8 +1,8 @@
-"""Masked autoencoder (He et al. 2022): the encoder sees a quarter of the patches, a light decoder paints the others.
+"""Masked autoencoder (He et al. 2022): the encoder sees a quarter of the patches, a light decoder predicts the others.
 
-Masked patches never enter the encoder's layers, so a step costs little more than a quarter of them, and the
-decoder. The target is the patch as the network sees it, normalised; by default with its own mean and deviation
-taken out, and the loss is the mean squared error over masked patches.
+Masked patches never enter the encoder's layers, so the encoder costs little more than a quarter of its full cost. The
+target is the normalised patch, by default with its own mean and standard deviation removed. The loss is the mean
+squared error over masked patches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vitrail.model.vit import ViT
 from vitrail.objective.base import Prepared
 from vitrail.objective.decoder import Decoder
 from vitrail.objective.masks import check_share, visible
-from vitrail.objective.seen import Seen, SelfSupervised, hatched, to_pixels, where_hidden
+from vitrail.objective.self_supervised import SelfSupervised, hatched, to_pixels, where_hidden
 from vitrail.objective.settings import MAE
 from vitrail.objective.stems import at, encoded, flags, into_stem, need_maskable
 
@@ -29,12 +29,12 @@ EPSILON = 1e-6
 
 
 def patch_pixels(images: Tensor, patch: int) -> Tensor:
-    """[batch, channels, height, width] -> [batch, patches, patch * patch * channels], in row, column, channel."""
+    """[batch, channels, height, width] -> [batch, patches, patch * patch * channels], ordered row, column, channel."""
     return rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=patch, q=patch)
 
 
 def patch_statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [..., 1] of each patch's values [..., n]; the variance is the unbiased one."""
+    """Return mean and standard deviation [..., 1] of each patch's values [..., n], from the unbiased variance."""
     return pixels.mean(-1, keepdim=True), (pixels.var(-1, keepdim=True) + EPSILON).sqrt()
 
 
@@ -55,7 +55,7 @@ class MAEObjective(SelfSupervised):
         self.decoder = Decoder(model.config, config)
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
-        """Draw what is visible: `targets` becomes int64 [batch, visible], raster numbers."""
+        """Draw the visible patches: `targets` becomes int64 [batch, visible], raster numbers."""
         rows, columns = self.model.grid(prepared.images)
         keep = visible(self.seed, step, prepared.index.tolist(), rows * columns, self.config.ratio)
         return replace(prepared, targets=torch.from_numpy(keep).to(prepared.images.device))
@@ -70,22 +70,21 @@ class MAEObjective(SelfSupervised):
         return (at(predicted, places).float() - wanted).square().mean((1, 2)).sum(), len(prepared), {}
 
     def outputs(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
-        """Predictions for all patches [batch, patches, values], and which are masked, int64 [batch, masked]."""
+        """Return predictions for all patches [batch, patches, values] and the masked patches, int64 [batch, masked]."""
         images, keep = prepared.images, prepared.targets
         grid = self.model.grid(images)
         count = grid[0] * grid[1]
         masked = ~flags(keep, count)
-        places = masked.int().argsort(stable=True, descending=True)[
-            :, : count - keep.shape[1]
-        ]  # nothing waits for a GPU
+        order = masked.int().argsort(stable=True, descending=True)  # nonzero() would wait for the GPU
+        places = order[:, : count - keep.shape[1]]
         shown = into_stem(self.model, images, masked, after_stem=self.config.mask_after_stem)
         tokens = self.model.place(self.model.patches(shown), grid)
         latent = encoded(self.model, tokens, grid, keep)
         return self.decoder(latent, keep, grid), places
 
     @torch.no_grad()
-    def show(self, prepared: Prepared) -> Seen:
-        """See `vitrail.objective.seen`: a normalised prediction is drawn with its patch's own mean and deviation."""
+    def show(self, prepared: Prepared) -> dict[str, Tensor]:
+        """See `SelfSupervised`. A normalised prediction is drawn with the mean and deviation of its own patch."""
         images, patch = prepared.images, self.model.config.patch
         rows, columns = self.model.grid(images)
         hidden = ~flags(prepared.targets, rows * columns)
@@ -95,20 +94,25 @@ class MAEObjective(SelfSupervised):
             mean, deviation = patch_statistics(patch_pixels(self._normalised(images), patch))
             predicted = predicted * deviation + mean
         picture = rearrange(predicted, "b (h w) (p q c) -> b c (h p) (w q)", h=rows, p=patch, q=patch)
-        answer = to_pixels((picture - self.model.pixel_shift) / self.model.pixel_scale + 128)
-        return Seen(images, hatched(images, hidden, patch), where_hidden(images, hidden, answer, patch), images)
+        predicted = to_pixels((picture - self.model.pixel_shift) / self.model.pixel_scale + 128)
+        return {
+            "input": images,
+            "mask": hatched(images, hidden, patch),
+            "prediction": where_hidden(images, hidden, predicted, patch),
+            "target": images,
+        }
 
     def load_decoder(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Take the decoder from the tensors of a published MAE, named as in MAE's code or transformers'.
+        """Load the decoder from the tensors of a published MAE, with the names of MAE's code or of transformers.
 
-        Returns what was taken over, and why not the rest, as sentences; nothing is taken if there is no decoder.
-        Raises WeightsError for a decoder of another shape; its positions are fixed, and not read.
+        Returns sentences that say which tensors were loaded; none are if there is no decoder. The fixed position
+        embeddings are not read. Raises WeightsError for a decoder of another shape.
         """
-        # transformers 5 writes what was read as decoder_layers.0 as decoder_encoder.layer.0
+        # transformers 5 reads decoder_layers.0 but writes it as decoder_encoder.layer.0
         tensors = {name.replace("decoder_encoder.layer.", "decoder_layers."): tensors[name] for name in tensors}
         found = {ours: read(tensors) for ours, read in _decoder_names(len(self.decoder.blocks), tensors).items()}
         if not found:
-            return ["decoder: fresh, since the weights started from have none"]
+            return ["decoder: initialised randomly, because the pretrained weights have none"]
         own = self.decoder.state_dict()
         for name, tensor in found.items():
             if tensor.shape != own[name].shape:
@@ -117,7 +121,7 @@ class MAEObjective(SelfSupervised):
                     f"{tuple(own[name].shape)}: set objective.decoder_width, decoder_depth and decoder_heads to theirs"
                 )
         self.decoder.load_state_dict(found)
-        return [f"decoder: {len(found)} tensors of the weights started from"]
+        return [f"decoder: {len(found)} tensors of the pretrained weights"]
 
     def _normalised(self, images: Tensor) -> Tensor:
         if images.dtype != torch.uint8:
@@ -126,7 +130,7 @@ class MAEObjective(SelfSupervised):
 
 
 class _Read:
-    """Reads one of our tensors from theirs."""
+    """Read one tensor of our decoder from one or several of theirs."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -134,13 +138,16 @@ class _Read:
     def __call__(self, tensors: Mapping[str, Tensor]) -> Tensor:
         missing = [name for name in self.names if name not in tensors]
         if missing:
-            raise WeightsError(f"the decoder of the weights lacks {missing[0]!r}, or has fewer layers than asked for")
+            raise WeightsError(
+                f"the decoder of the weights lacks {missing[0]!r}. If it has fewer layers than "
+                "objective.decoder_depth, set that to its depth"
+            )
         tensor = torch.cat([tensors[name] for name in self.names])
         return tensor.flatten() if self.names[0].endswith("mask_token") else tensor
 
 
 def _decoder_names(depth: int, tensors: Mapping[str, Tensor]) -> dict[str, _Read]:
-    """Our name -> how to read it; {} where the tensors hold no decoder."""
+    """Return our name -> its reader; {} if the tensors hold no decoder."""
     if "decoder_embed.weight" in tensors:  # MAE's own code
         ends, first, layer = {"mask": "mask_token"}, "", "decoder_blocks.{}"
         parts = {"norm": "norm1", "out": "attn.proj", "norm2": "norm2", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}

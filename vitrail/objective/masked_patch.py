@@ -16,20 +16,25 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError
 from vitrail.model.layers import Linear
 from vitrail.model.vit import ViT
-from vitrail.objective.answers import judged
 from vitrail.objective.base import Prepared
 from vitrail.objective.colours import COLOURS, mean_colours, need_pixels, painted
 from vitrail.objective.masks import check_share, corruption
-from vitrail.objective.seen import Seen, SelfSupervised, hatched, to_pixels, where_hidden
+from vitrail.objective.self_supervised import (
+    SelfSupervised,
+    classification_losses,
+    hatched,
+    to_pixels,
+    where_hidden,
+)
 from vitrail.objective.settings import MaskedPatch
 from vitrail.objective.stems import at, encoded, flags, need_maskable
 
 ACROSS = {"colour": 1, "small": 4}
-"""Cells along a side of the patch, of each of which the colour is predicted."""
+"""Target -> number of cells along a side of the patch. The colour of each cell is predicted."""
 
 
 def predictions(config: MaskedPatch, patch: int) -> int:
-    """Return how many values are predicted of a patch of patch x patch pixels."""
+    """Return the number of outputs for a patch of patch x patch pixels."""
     across = ACROSS.get(config.target)
     return 3 * patch**2 if across is None else COLOURS * across**2
 
@@ -43,7 +48,8 @@ def pixel_targets(images: Tensor, patch: int) -> Tensor:
 class MaskedPatchObjective(SelfSupervised):
     """See the module. The loss of an image is the mean over its corrupted patches, and over a patch's predictions.
 
-    Metrics: "colour", the share of right colours. Raises UsageError for a network in which patches cannot be masked.
+    Metrics: "colour", the share of correctly predicted colours. Raises UsageError for a network in which patches
+    cannot be masked.
     """
 
     model: ViT
@@ -61,7 +67,7 @@ class MaskedPatchObjective(SelfSupervised):
         self.seed = seed
         patch, width = model.config.patch, model.config.width
         across = ACROSS.get(config.target)
-        if across is not None:  # refuses a patch that cannot be cut, before any training
+        if across is not None:  # raises before any training if the patch cannot be cut
             mean_colours(torch.zeros(1, 3, patch, patch, dtype=torch.uint8), patch, across)
         self.across = across
         self.mask = nn.Parameter(torch.empty(width))
@@ -71,8 +77,8 @@ class MaskedPatchObjective(SelfSupervised):
         nn.init.zeros_(self.predict.bias)
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
-        """Draw what is corrupted: `targets` becomes int64 [batch, 2, corrupted] (`masks.corruption`)."""
-        need_pixels(prepared.images, "what masked-patch predicts")
+        """Draw the corrupted patches: `targets` becomes int64 [batch, 2, corrupted] (`masks.corruption`)."""
+        need_pixels(prepared.images, "the target of masked-patch")
         rows, columns = self.model.grid(prepared.images)
         drawn = corruption(self.seed, step, prepared.index.tolist(), rows * columns, self.config)
         return replace(prepared, targets=torch.from_numpy(drawn).to(prepared.images.device))
@@ -85,11 +91,12 @@ class MaskedPatchObjective(SelfSupervised):
             wanted = at(pixel_targets(prepared.images, patch), places)
             return (outputs - wanted).square().mean((1, 2)).sum(), len(prepared), {}
         wanted = at(mean_colours(prepared.images, patch, self.across), places)
-        losses, right = judged(rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS), wanted)
-        return losses.sum(), len(prepared), {"colour": right.sum()}
+        logits = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS)
+        losses, correct = classification_losses(logits, wanted)
+        return losses.sum(), len(prepared), {"colour": correct.sum()}
 
     def outputs(self, prepared: Prepared) -> Tensor:
-        """Predictions at the corrupted places [batch, corrupted, outputs], in float32."""
+        """Return the predictions for the corrupted patches, float32 [batch, corrupted, outputs]."""
         places, shown = prepared.targets.unbind(1)
         grid = self.model.grid(prepared.images)
         patches = self.model.patches(prepared.images)
@@ -101,8 +108,8 @@ class MaskedPatchObjective(SelfSupervised):
         return self.predict(at(found, places)).float()
 
     @torch.no_grad()
-    def show(self, prepared: Prepared) -> Seen:
-        """See `vitrail.objective.seen`: hatched is what [mask] stands for; colours are drawn as they are quantised."""
+    def show(self, prepared: Prepared) -> dict[str, Tensor]:
+        """See `SelfSupervised`. A hatch marks [mask] embeddings; colours are drawn in their quantised values."""
         images, patch = prepared.images, self.model.config.patch
         grid = self.model.grid(images)
         places, shown = prepared.targets.unbind(1)
@@ -116,12 +123,13 @@ class MaskedPatchObjective(SelfSupervised):
         if self.across is None:
             flat = torch.zeros(len(images), count, outputs.shape[-1], device=outputs.device)
             flat = flat.scatter(1, places[..., None].expand_as(outputs), (outputs + 1) * 127.5)
-            answer = to_pixels(rearrange(flat, "b (h w) (p q c) -> b c (h p) (w q)", h=grid[0], p=patch, q=patch))
-            return Seen(images, masked, where_hidden(images, hidden, answer, patch), images)
-        target = mean_colours(images, patch, self.across)
-        guess = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS).argmax(-1)
-        guesses = target.scatter(1, places[..., None].expand_as(guess), guess)
-        answer, truth = (
-            where_hidden(images, hidden, painted(colours, grid, patch), patch) for colours in (guesses, target)
-        )
-        return Seen(images, masked, answer, truth)
+            predicted = to_pixels(rearrange(flat, "b (h w) (p q c) -> b c (h p) (w q)", h=grid[0], p=patch, q=patch))
+            target = images
+        else:
+            colours = mean_colours(images, patch, self.across)
+            guess = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS).argmax(-1)
+            guesses = colours.scatter(1, places[..., None].expand_as(guess), guess)
+            predicted = painted(guesses, grid, patch)
+            target = where_hidden(images, hidden, painted(colours, grid, patch), patch)
+        prediction = where_hidden(images, hidden, predicted, patch)
+        return {"input": images, "mask": masked, "prediction": prediction, "target": target}

@@ -1,8 +1,8 @@
-"""BEiT (Bao et al. 2022): behind blocks of masked patches, predict the visual tokens that a tokenizer gives them.
+"""BEiT (Bao et al. 2022): predict the visual tokens of blocks of masked patches. A tokenizer gives the visual tokens.
 
-Masked patch embeddings become a learned [mask] embedding, before the positions; the encoder sees all places; a
-linear classifier on the masked ones predicts the code. The network of the recipe has LayerScale and relative
-positions, as BEiT's; the tokenizer is trained here, on the user's images, as the follow-up's is on
+A learned [mask] embedding replaces the masked patch embeddings before the position embeddings are added. The encoder
+processes all patches, and a linear classifier predicts the code of each masked one. The recipe's network has LayerScale
+and relative positions, as BEiT's has. The tokenizer is trained on the user's images, as the follow-up's is on
 ImageNet-1k (section 5).
 """
 
@@ -18,23 +18,22 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError
 from vitrail.model.layers import Linear
 from vitrail.model.vit import ViT
-from vitrail.objective.answers import judged
 from vitrail.objective.base import Prepared
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.masks import blocks, check_share
-from vitrail.objective.seen import Seen, SelfSupervised, hatched, where_hidden
+from vitrail.objective.self_supervised import SelfSupervised, classification_losses, hatched, where_hidden
 from vitrail.objective.settings import BEiT
 from vitrail.objective.stems import at, encoded, flags, into_stem, need_maskable
 
 MASK_NAMES = ("mask_token", "beit.embeddings.mask_token", "embeddings.mask_token")
-"""Of the [mask] embedding in BEiT's own files, and in transformers'."""
+"""Names of the [mask] embedding in BEiT's own files and in those of transformers."""
 
 
 class BEiTObjective(SelfSupervised):
     """See the module. The loss of an image is the mean cross-entropy over its masked patches.
 
-    Metrics: "code", the share of right codes. The tokenizer is frozen and no part of the state. Raises UsageError for
-    a network in which patches cannot be masked, or whose patch is not the tokenizer's.
+    Metrics: "code", the share of correctly predicted codes. The tokenizer is frozen and not part of the state. Raises
+    UsageError for a network in which patches cannot be masked, or with another patch size than the tokenizer.
     """
 
     model: ViT
@@ -68,14 +67,14 @@ class BEiTObjective(SelfSupervised):
         return self._tokenizer[0].to(self.mask.device)
 
     def identity(self) -> dict[str, str]:
-        """The tokenizer's contents: another one has other tokens."""
+        """Return the tokenizer's SHA-256: a resumed run must predict the tokens of the same tokenizer."""
         digest = hashlib.sha256()
         for tensor in self._tokenizer[0].state_dict().values():
             digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return {"tokenizer": digest.hexdigest()}
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
-        """Draw what is masked: `targets` becomes int64 [batch, masked], raster numbers."""
+        """Draw the masked patches: `targets` becomes int64 [batch, masked], raster numbers."""
         grid = self.model.grid(prepared.images)
         masked = blocks(self.seed, step, prepared.index.tolist(), grid, self.config)
         places = torch.from_numpy(masked).nonzero()[:, 1].view(len(masked), -1)
@@ -84,11 +83,11 @@ class BEiTObjective(SelfSupervised):
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
         wanted = self._codes(prepared.images).gather(1, prepared.targets)
-        losses, right = judged(self.outputs(prepared), wanted)
-        return losses.sum(), len(prepared), {"code": right.sum()}
+        losses, correct = classification_losses(self.outputs(prepared), wanted)
+        return losses.sum(), len(prepared), {"code": correct.sum()}
 
     def outputs(self, prepared: Prepared) -> Tensor:
-        """Logits of the codes at the masked places [batch, masked, codes], in float32."""
+        """Return the logits of the codes of the masked patches, float32 [batch, masked, codes]."""
         images, places = prepared.images, prepared.targets
         grid = self.model.grid(images)
         masked = flags(places, grid[0] * grid[1])
@@ -98,31 +97,33 @@ class BEiTObjective(SelfSupervised):
         return self.predict(at(found, places)).float()
 
     @torch.no_grad()
-    def show(self, prepared: Prepared) -> Seen:
-        """See `vitrail.objective.seen`: codes are drawn as the tokenizer paints them."""
+    def show(self, prepared: Prepared) -> dict[str, Tensor]:
+        """See `SelfSupervised`. Codes are drawn as the tokenizer decodes them."""
         images, patch = prepared.images, self.model.config.patch
         grid = self.model.grid(images)
         hidden = flags(prepared.targets, grid[0] * grid[1])
         target = self._codes(images)
         guess = target.scatter(1, prepared.targets, self.outputs(prepared).argmax(-1))
-        answer, truth = (
-            where_hidden(images, hidden, self.tokenizer.pictures(codes, grid), patch) for codes in (guess, target)
-        )
-        return Seen(images, hatched(images, hidden, patch), answer, truth)
+        return {
+            "input": images,
+            "mask": hatched(images, hidden, patch),
+            "prediction": where_hidden(images, hidden, self.tokenizer.pictures(guess, grid), patch),
+            "target": where_hidden(images, hidden, self.tokenizer.pictures(target, grid), patch),
+        }
 
     def load_mask(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Take the [mask] embedding from the tensors of a published BEiT; returns what was done, as sentences.
+        """Load the [mask] embedding from the tensors of a published BEiT. Returns sentences that say what was loaded.
 
-        Its classifier predicts the codes of another tokenizer, DALL-E's, and has no place here.
+        The classifier is not loaded: it predicts the codes of another tokenizer, DALL-E's.
         """
         for name in MASK_NAMES:
             if name in tensors and tensors[name].numel() == self.mask.numel():
                 with torch.no_grad():
                     self.mask.copy_(tensors[name].flatten())
-                return [f"[mask] embedding: {name} of the weights started from", "classifier of codes: fresh"]
-        return ["[mask] embedding and classifier of codes: fresh, since the weights started from have none"]
+                return [f"[mask] embedding: {name} of the pretrained weights", "classifier of codes: initialised"]
+        return ["[mask] embedding and classifier of codes: initialised, because the pretrained weights have none"]
 
     def _codes(self, images: Tensor) -> Tensor:
-        # codes decide what is right: they are the same in any precision of training
+        # codes are the targets: they must not depend on the precision of training
         with torch.autocast(images.device.type, enabled=False):
             return self.tokenizer.codes(images)

@@ -1,9 +1,9 @@
-"""A tokenizer of images: one of `codes` visual tokens for each patch, learned on the user's own images.
+"""A tokenizer of images: it gives each patch one of `codes` visual tokens. It is trained on the user's own images.
 
-Convolutions down to the grid of patches give a vector for each, and the nearest code of a codebook takes its place (van
-den Oord et al. 2017, as in BEiT v2); convolutions up from there paint the image. Gradients pass the codes by: what they
-say of a code, the vector is told. BEiT takes its tokenizer from DALL-E, which draws codes by a Gumbel softmax; trained
-for minutes instead of weeks, that leaves most codes unused, and little to predict.
+An encoder of convolutions computes a vector for each patch. The nearest code of a codebook replaces it (van den Oord et
+al. 2017, as in BEiT v2). A decoder of convolutions predicts the image from the codes. The encoder gets the gradients of
+the codes (straight-through). BEiT takes its tokenizer from DALL-E, which samples codes by a Gumbel
+softmax; trained for minutes instead of weeks, that leaves most codes unused and little to predict.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vitrail.model.stems.convolutional import hmlp_stages
 from vitrail.objective.base import Prepared
 from vitrail.objective.beit.codebook import Codebook
 from vitrail.objective.colours import need_pixels
-from vitrail.objective.seen import Seen, SelfSupervised, to_pixels
+from vitrail.objective.self_supervised import SelfSupervised, to_pixels
 from vitrail.objective.settings import Tokenizer
 
 FILE = "tokenizer.safetensors"
@@ -48,7 +48,7 @@ class _Residual(nn.Module):
 class ImageTokenizer(nn.Module):
     """uint8 images [batch, 3, height, width] <-> codes, int64 [batch, patches], in raster order.
 
-    The convolutions shrink and grow by the prime factors of the patch, 4 first where it has one, so any patch goes.
+    The strides of the convolutions are the prime factors of the patch size, or 4 first if it divides the patch size.
     """
 
     def __init__(self, config: Tokenizer, patch: int) -> None:
@@ -76,31 +76,31 @@ class ImageTokenizer(nn.Module):
         self.decoder = nn.Sequential(nn.Conv2d(config.features, width, 1), *residuals, *up)
 
     def find(self, images: Tensor) -> Tensor:
-        """What is compared with the codes, [batch, rows, columns, features], of mean 0 and variance 1 each."""
+        """Return the encoder's vectors [batch, rows, columns, features], each of mean 0 and variance 1."""
         if images.shape[-2] % self.patch or images.shape[-1] % self.patch:
             raise UsageError(
                 f"this tokenizer gives each patch of {self.patch} pixels a token: images of {images.shape[-2]} x "
                 f"{images.shape[-1]} pixels are not whole patches"
             )
         found = self.encoder(scaled(images)).movedim(1, -1)
-        return F.layer_norm(found, found.shape[-1:])  # else one of them, brightness, drowns all others
+        return F.layer_norm(found, found.shape[-1:])  # otherwise one feature, brightness, dominates all others
 
     @torch.no_grad()
     def codes(self, images: Tensor) -> Tensor:
-        """The tokens of images, int64 [batch, patches]."""
+        """Return the tokens of images, int64 [batch, patches]."""
         return self.codebook.nearest(self.find(images)).flatten(1)
 
     @torch.no_grad()
     def pictures(self, codes: Tensor, grid: tuple[int, int]) -> Tensor:
-        """uint8 images [batch, 3, height, width] of tokens [batch, patches]."""
+        """Return uint8 images [batch, 3, height, width] for tokens [batch, patches]."""
         return unscaled(self.paint(self.codebook.vectors[codes.unflatten(1, grid)]))
 
     def paint(self, vectors: Tensor) -> Tensor:
-        """Pixels in -1..1 [batch, 3, height, width] from vectors [batch, rows, columns, features]."""
+        """Return pixels in -1..1 [batch, 3, height, width] for vectors [batch, rows, columns, features]."""
         return self.decoder(vectors.movedim(-1, 1)).float()
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.safetensors` into `folder`, replacing what is there at once."""
+        """Write `tokenizer.safetensors` into `folder`, and replace an older file atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         partial = folder / f".{FILE}"
@@ -123,12 +123,12 @@ def unscaled(values: Tensor) -> Tensor:
 def load_tokenizer(source: str | Path) -> ImageTokenizer:
     """Return the tokenizer in a file, a model folder or a run folder, in evaluation mode and frozen.
 
-    Raises UsageError where none is named, WeightsError where there is none or it cannot be read.
+    Raises UsageError if `source` is empty, WeightsError if there is no tokenizer or it cannot be read.
     """
     if not str(source):
         raise UsageError(
             "objective beit needs a tokenizer: train one on these images first (vitrail train DIR --recipe tokenizer), "
-            "and give its run folder as objective.tokenizer"
+            "then set objective.tokenizer to its run folder"
         )
     file = next(_candidates(Path(source)), None)
     if file is None:
@@ -140,7 +140,7 @@ def load_tokenizer(source: str | Path) -> ImageTokenizer:
             tokenizer = ImageTokenizer(Tokenizer(**values), patch)
             tokenizer.load_state_dict({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise WeightsError(f"{file} is no tokenizer of vitrail's: {error}") from error
+        raise WeightsError(f"{file} is not a tokenizer of vitrail: {error}") from error
     return tokenizer.eval().requires_grad_(False)
 
 
@@ -153,9 +153,9 @@ def _candidates(source: Path) -> Iterator[Path]:
 
 
 class TokenizerObjective(SelfSupervised):
-    """Train a tokenizer. Its loss is the mean squared error of pixels in -1..1, and `commitment` times that of codes.
+    """Train a tokenizer. The loss is the mean squared error of pixels in -1..1 plus `commitment` times that of codes.
 
-    In evaluation the loss is the error of the pixels alone. Metrics: "use", how evenly codes are used
+    In evaluation the loss is the error of the pixels alone. Metrics: "use", the evenness of the codes' use
     (`Codebook.use`).
     """
 
@@ -165,10 +165,10 @@ class TokenizerObjective(SelfSupervised):
         super().__init__(model)
         self.config = model.config
         self._tally: Tensor | None = None
-        """Of this step so far."""
+        """Sums over the micro-batches of this step so far (`Codebook.tally`)."""
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
-        """Nothing is random; a step begins, or begins again."""
+        """Start, or restart, a step; nothing is random here."""
         self._tally = None
         return prepared
 
@@ -187,17 +187,17 @@ class TokenizerObjective(SelfSupervised):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Move the codes to the means of what they stood for."""
+        """Move each code towards the mean of the vectors that it replaced."""
         if self._tally is not None:
             self.model.codebook.move(world.sum_(self._tally))
             self._tally = None
 
     @torch.no_grad()
-    def show(self, prepared: Prepared) -> Seen:
-        """See `vitrail.objective.seen`: nothing is hidden; the mask shows the tokens as shades, one for each code."""
+    def show(self, prepared: Prepared) -> dict[str, Tensor]:
+        """See `SelfSupervised`. No patch is hidden; in place of the mask each token is drawn as a shade of grey."""
         images = prepared.images
         codes = self.model.codebook.nearest(self.model.find(images))
         shades = (codes * 255 // (self.config.codes - 1)).to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
         shades = shades.repeat_interleave(self.model.patch, -2).repeat_interleave(self.model.patch, -1)
         pictures = unscaled(self.model.paint(self.model.codebook.vectors[codes]))
-        return Seen(images, shades, pictures, images, ("input", "tokens", "prediction", "target"))
+        return {"input": images, "tokens": shades, "prediction": pictures, "target": images}

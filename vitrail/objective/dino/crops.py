@@ -1,12 +1,11 @@
-"""Multi-crop: several crops of each image of a batch, resampled on its device, all of them at once.
+"""Multi-crop: cut several crops from each image of a batch and resample all of them at once on the device.
 
-What is drawn for an example is a function of (seed, step, image) and small: boxes and changes of colour, in one row
-for each crop. The pixels follow from it without chance, and are made where and when a micro-batch needs them. So a
-batch may be cut in any way, its images cross to the device once however many crops there are, and no thread of the
-loader does a crop's work.
+The random numbers of an example are a function of (seed, step, image): one row with the box and the colour changes of
+each crop. The crops are computed from them when a micro-batch needs them. So the result does not depend on how a batch
+is cut, each image is copied to the device once, and the loader's threads have no work with crops.
 
-Boxes are drawn as `vitrail.data.images.geometry.InceptionCrop` draws them, but are not rounded to pixels; resampling is
-Pillow's, antialiased, for a box with fractions.
+Boxes are drawn as in `vitrail.data.images.geometry.InceptionCrop`, but not rounded to pixels. Resampling is Pillow's
+antialiased resize of a box with fractional borders.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ CROPS = 27
 """Purpose of the stream drawn from here (the others are in `vitrail.data.loading.stream` and its users)."""
 Size = tuple[int, int]
 GLOBAL = 2
-"""Global crops; they come first."""
+"""Number of global crops. They come before the local ones."""
 RATIO = (3 / 4, 4 / 3)
-"""Width over height of a crop in the image, before it becomes a square."""
+"""Smallest and largest aspect ratio (width over height) of a crop in the image, before it is resized."""
 ATTEMPTS = 10
 TOP, LEFT, HEIGHT, WIDTH, FLIP, BRIGHTNESS, CONTRAST, SATURATION, HUE, GREY, BLUR, SOLARISE, ORDER = range(13)
-"""Columns of what is drawn. The box is in shares of the image's sides; 1 changes nothing in the first three factors of
-colour and 0 nothing in what follows them; BLUR is in pixels; ORDER numbers the 24 orders of the factors, and is one for
-a step."""
+"""Columns of a row of `draw_crops`. The box is in shares of the image's sides. BRIGHTNESS, CONTRAST and SATURATION are
+factors (1: no change), HUE is in turns, BLUR is a standard deviation in pixels, FLIP, GREY and SOLARISE are 0 or 1.
+ORDER numbers the 24 orders of the four colour changes and is the same for all crops of a step."""
 FACTORS = (0.4, 0.4, 0.2, 0.1)
 """Largest change of brightness, contrast, saturation (factors 1 - c to 1 + c) and hue (turns, -c to c): BYOL's."""
 CHANGED, GREYED, SOLARISED = 0.8, 0.2, 0.2
-"""Shares of the crops whose colours are changed, that lose them, and (second crop only) that are solarised."""
+"""Shares of the crops with changed colours, without colours, and (second global crop only) with solarisation."""
 BLURRED = (1.0, 0.1, 0.5)
-"""Of the first global crop, the second, and local ones."""
+"""Share of blurred crops among first global crops, second global crops, and local crops."""
 SHARPEST = 0.1
 """Smallest standard deviation of a blur in pixels."""
 
 
 def crop_sizes(images: Size, network: Size, patch: int, config: DINO) -> tuple[Size, Size]:
-    """Return height and width in pixels of global crops, and of local ones, each in whole patches.
+    """Return (height, width) in pixels of the global and of the local crops, both multiples of the patch.
 
-    Global crops have their share of the size of the network's input, or of the images where these are smaller.
+    The size of global crops is a share of the network's input size, or of the images' size if that is smaller.
     """
     whole = [min(pair) // patch * patch for pair in zip(images, network, strict=True)]
     large = [max(round(side * config.global_size / patch), 1) * patch for side in whole]
@@ -57,7 +56,7 @@ def crop_sizes(images: Size, network: Size, patch: int, config: DINO) -> tuple[S
 def draw_crops(
     seed: int, step: int, index: Sequence[int], size: tuple[int, int], config: DINO, *, flip: bool
 ) -> np.ndarray:
-    """Return float32 [batch, 2 + local crops, columns]: what is done to make each crop of images of `size`."""
+    """Return the random numbers of all crops of images of `size`, float32 [batch, 2 + local crops, columns]."""
     count = GLOBAL + config.local_crops
     chances = [stream(seed, step, int(example), CROPS).random((count, 2 * ATTEMPTS + 12)) for example in index]
     drawn = np.stack(chances) if chances else np.empty((0, count, 2 * ATTEMPTS + 12))
@@ -80,7 +79,10 @@ def draw_crops(
 
 
 def _boxes(attempts: np.ndarray, place: np.ndarray, size: tuple[int, int], scales: np.ndarray) -> np.ndarray:
-    """Chances [batch, crops, attempts, 2] and [2, batch, crops] -> [batch, crops, 4]: top, left, height, width."""
+    """Return boxes [batch, crops, 4] (top, left, height, width) from uniform random numbers in 0..1.
+
+    attempts [batch, crops, attempts, 2] are area and aspect ratio; place [2, batch, crops] is the position.
+    """
     rows, columns = size
     low, high = (math.log(ratio) for ratio in RATIO)
     area = rows * columns * (scales[:, :1] + (scales[:, 1:] - scales[:, :1]) * attempts[..., 0])
@@ -88,7 +90,7 @@ def _boxes(attempts: np.ndarray, place: np.ndarray, size: tuple[int, int], scale
     height, width = np.sqrt(area / ratio) / rows, np.sqrt(area * ratio) / columns  # shares of the sides
     fits = (height <= 1) & (width <= 1)
     first = fits.argmax(-1)[..., None]
-    # where none fits, the largest part of a permitted shape
+    # if no attempt fits, take the largest box of a permitted shape
     shape = min(max(columns / rows, RATIO[0]), RATIO[1])
     some = fits.any(-1)
     height = np.where(some, np.take_along_axis(height, first, -1)[..., 0], min(1.0, columns / shape / rows))
@@ -98,9 +100,9 @@ def _boxes(attempts: np.ndarray, place: np.ndarray, size: tuple[int, int], scale
 
 
 def cut(images: Tensor, drawn: Tensor, size: tuple[int, int], *, cubic: bool) -> Tensor:
-    """Return crops float32 [batch, crops, channels, *size] of images [batch, channels, H, W], as drawn for them.
+    """Return the crops `drawn` of images [batch, channels, H, W], float32 [batch, crops, channels, *size] in 0..255.
 
-    Values are not rounded, and a cubic may leave 0..255: they are cut to it.
+    Values are not rounded. They are clamped, because cubic interpolation may overshoot.
     """
     batch, channels, rows, columns = images.shape
     down = _weights(drawn[..., TOP] * rows, drawn[..., HEIGHT] * rows, rows, size[0], cubic)
@@ -115,7 +117,7 @@ def cut(images: Tensor, drawn: Tensor, size: tuple[int, int], *, cubic: bool) ->
 
 
 def _weights(start: Tensor, length: Tensor, pixels: int, places: int, cubic: bool) -> Tensor:
-    """start, length [batch, crops] in pixels -> [batch, crops, places, pixels]: what each pixel adds to each place."""
+    """start, length [batch, crops] in pixels -> [batch, crops, places, pixels]: resampling weights."""
     scale = (length / places)[..., None, None]
     numbers = torch.arange(max(pixels, places), device=start.device, dtype=torch.float32) + 0.5
     centres = start[..., None, None] + numbers[:places, None] * scale

@@ -29,11 +29,11 @@ from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Prepared
 from vitrail.objective.colours import need_pixels
 from vitrail.objective.dino.crops import GLOBAL, crop_sizes, cut, draw_crops
-from vitrail.objective.dino.pictures import CropsSeen, attended, outlined, side_by_side, strongest
+from vitrail.objective.dino.pictures import attended, outlined, side_by_side, strongest
 from vitrail.objective.dino.projection import Projection
 from vitrail.objective.dino.recolour import recolour
-from vitrail.objective.dino.sinkhorn import balanced
-from vitrail.objective.seen import SelfSupervised, to_pixels
+from vitrail.objective.dino.sinkhorn import balancing_centre
+from vitrail.objective.self_supervised import SelfSupervised, to_pixels
 from vitrail.objective.settings import DINO
 
 
@@ -126,7 +126,7 @@ class DINOObjective(SelfSupervised):
         rows = known.tensor_split(len(pieces))
         for piece, answers in zip(pieces, rows, strict=True):
             answers.copy_(self._taught(self._normalised(self._pictures(piece, near=True))))
-        centre = balanced([answers.flatten(0, 1) for answers in rows], self.temperature)
+        centre = balancing_centre([answers.flatten(0, 1) for answers in rows], self.temperature)
         for answers in rows:
             answers.copy_(self._sharpened(answers, centre))
         self._total, self._counted = centre, 1  # the same in all processes: so is its mean
@@ -186,23 +186,25 @@ class DINOObjective(SelfSupervised):
             kept.copy_(running)
 
     @torch.no_grad()
-    def show(self, prepared: Prepared) -> CropsSeen:
-        """See `vitrail.objective.seen`: the teacher's answer to the first crop, and the student's to all others."""
+    def show(self, prepared: Prepared) -> dict[str, Tensor]:
+        """See `SelfSupervised`. The target is the teacher's output for the first crop, the prediction the mean of the
+        student's for all other crops.
+        """
         near, far = (to_pixels(crops) for crops in self.pictures(prepared))
         shown = self.crops(prepared)
         target = self._sharpened(self._taught(shown[0][:, :1]), self.centre)[:, 0]
         guess = (self._learned(*shown) / self.config.student_temperature).softmax(-1)[:, 1:].mean(1)
         whole = outlined(prepared.images, prepared.targets)
         size = (whole.shape[-2], whole.shape[-1])
-        titles = ["input", "global crop 1", "global crop 2"]
-        columns = [whole, *(side_by_side(near[:, number : number + 1], size) for number in range(GLOBAL))]
+        pictures = {"input": whole}
+        for number in range(GLOBAL):
+            pictures[f"global crop {number + 1}"] = side_by_side(near[:, number : number + 1], size)
         if self.config.local_crops:
-            titles.append("local crops")
-            columns.append(side_by_side(far, size))
+            pictures["local crops"] = side_by_side(far, size)
         if isinstance(self.teacher, ViT) and self.teacher.config.block != "axial":
-            titles.append("teacher's attention")
-            columns.append(attended(self.teacher, shown[0][:, 0], near[:, 0], size))
-        return CropsSeen([*columns, *strongest(target, guess, size)], [*titles, "prediction", "target"])
+            pictures["teacher's attention"] = attended(self.teacher, shown[0][:, 0], near[:, 0], size)
+        pictures["prediction"], pictures["target"] = strongest(target, guess, size)
+        return pictures
 
     @torch.no_grad()
     def _taught(self, near: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""Pictures of what DINO sees: where its crops are, the crops, where the teacher looks, and what both answer."""
+"""Pictures of DINO's training: the boxes of the crops, the crops, the teacher's attention, and both outputs."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,35 +11,24 @@ from torch import Tensor
 from vitrail.model.taps import attention_maps
 from vitrail.model.vit import ViT
 from vitrail.objective.dino.crops import GLOBAL, HEIGHT, LEFT, TOP, WIDTH
-from vitrail.objective.seen import Columns, to_pixels
+from vitrail.objective.self_supervised import to_pixels
 
 SMALLEST = 112
-"""Pixels of a picture's shorter side, at least: enlarged, so that outlines and local crops can be told apart."""
+"""Minimum length of a picture's shorter side in pixels. Smaller images are enlarged, so that outlines stay visible."""
 LARGE = ((255, 140, 0), (255, 220, 0))
 """Outlines of the global crops."""
 SMALL = (0, 210, 255)
+"""Outlines of the local crops."""
 TEACHER, STUDENT = (30, 90, 160), (200, 90, 30)
-"""Bars."""
+"""Colours of the bars."""
 BARS = 12
-"""Outputs that are drawn: those that the teacher answers most strongly."""
+"""Number of outputs to draw: the teacher's largest."""
 DIM = 0.2
-"""Of its brightness, what is left of a picture where nobody looks."""
-
-
-@dataclass(frozen=True)
-class CropsSeen(Columns):
-    """Pictures of each image, uint8 [batch, 3, height, width] each, and what to call them."""
-
-    pictures: list[Tensor]
-    titles: list[str]
-
-    def columns(self) -> list[Tensor]:
-        """See `Columns`."""
-        return self.pictures
+"""Brightness of a picture, as a share of its own, where the attention is 0."""
 
 
 def outlined(images: Tensor, drawn: Tensor) -> Tensor:
-    """Return uint8 `images`, enlarged, with an outline for each crop that is drawn [batch, crops, columns]."""
+    """Return uint8 `images`, enlarged, with an outline for each crop in `drawn` [batch, crops, columns]."""
     times = math.ceil(SMALLEST / min(images.shape[-2:]))
     large = images.repeat_interleave(times, -2).repeat_interleave(times, -1)
     height, width = large.shape[-2:]
@@ -58,7 +46,7 @@ def outlined(images: Tensor, drawn: Tensor) -> Tensor:
 
 
 def side_by_side(crops: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 [batch, crops, 3, h, w] -> [batch, 3, *size]: all crops of an image in rows, as large as there is room."""
+    """uint8 [batch, crops, 3, h, w] -> [batch, 3, *size]: all crops of an image on a square grid."""
     across = math.ceil(math.sqrt(crops.shape[1]))
     sheet = torch.full((len(crops), 3, *size), 255, dtype=torch.uint8, device=crops.device)
     height, width = size[0] // across, size[1] // across
@@ -72,9 +60,10 @@ def side_by_side(crops: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def attended(teacher: ViT, shown: Tensor, pictures: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return uint8 `pictures` of `size`, bright where the last layer looks when the network is `shown` them.
+    """Return uint8 `pictures` of `size`, bright where the last layer attends to. `shown` are the normalised pictures.
 
-    The mean over heads of the class token's attention to the patches; without one, of that of all patches.
+    The attention is the class token's to the patches, or without a class token the mean over all patches. It is
+    averaged over the heads.
     """
     maps = attention_maps(teacher, shown, layers=[-1])[0].maps.mean(1)
     front = teacher.config.prefix
@@ -86,9 +75,10 @@ def attended(teacher: ViT, shown: Tensor, pictures: Tensor, size: tuple[int, int
 
 
 def strongest(target: Tensor, guess: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Probabilities [batch, outputs] of student and teacher -> (prediction, target) as bars, uint8 [batch, 3, *size].
+    """Return (prediction, target) as bar charts, uint8 [batch, 3, *size].
 
-    For the outputs to which the teacher gives most, most first, all bars of an image on one scale.
+    target, guess: probabilities [batch, outputs] of the teacher and the student. The bars are the teacher's largest
+    outputs in descending order. All bars of an image have the same scale.
     """
     top = target.topk(min(BARS, target.shape[1]), dim=1)
     theirs, ours = top.values, guess.gather(1, top.indices)
@@ -97,14 +87,14 @@ def strongest(target: Tensor, guess: Tensor, size: tuple[int, int]) -> tuple[Ten
 
 
 def resized(pictures: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 [batch, 3, h, w] -> [batch, 3, *size]: pixels stay visible where it grows, and are averaged else."""
+    """uint8 [batch, 3, h, w] -> [batch, 3, *size]: nearest pixels to enlarge, antialiased to shrink."""
     grows = size[0] >= pictures.shape[-2]
     how = {"mode": "nearest"} if grows else {"mode": "bilinear", "antialias": True}
     return to_pixels(F.interpolate(pictures.float(), size=size, **how))  # type: ignore[arg-type]
 
 
 def _bars(shares: Tensor, colour: tuple[int, int, int], size: tuple[int, int]) -> Tensor:
-    """[batch, bars] in 0..1 -> uint8 [batch, 3, *size], from the bottom up."""
+    """[batch, bars] in 0..1 -> bars that rise from the bottom, uint8 [batch, 3, *size]."""
     height, width = size
     places = torch.arange(width, device=shares.device) * shares.shape[1]
     bar = (places // width).clamp(max=shares.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""The projection that DINO's loss is computed behind (Caron et al. 2021, section 3.1 and appendix C)."""
+"""DINO's projection head: features -> the outputs of the loss (Caron et al. 2021, section 3.1 and appendix C)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from vitrail.model.layers import Linear, linear
 from vitrail.objective.settings import DINO
 
 EPSILON = 1e-12
-"""Shortest length that a vector is divided by."""
+"""Minimum length by which a vector is divided."""
 
 
 class WeightNormed(nn.Module):
-    """A dense layer without bias whose rows are `gain` times the direction of `weight` (Salimans & Kingma 2016).
+    """A dense layer without bias. Its rows are `gain` times the direction of `weight` (Salimans & Kingma 2016).
 
-    weight [outputs, inputs]; gain [outputs] starts at 1 and learns only where `learns_gain`.
+    weight [outputs, inputs]; gain [outputs] starts at 1 and is trained only with `learns_gain`.
     """
 
     def __init__(self, inputs: int, outputs: int, *, learns_gain: bool) -> None:
@@ -24,19 +24,19 @@ class WeightNormed(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.gain = nn.Parameter(torch.ones(outputs), requires_grad=learns_gain)
         self.frozen = False
-        """Does it get no gradient, so that the optimiser leaves it alone?"""
+        """If True, the weight gets no gradient and the optimiser does not change it."""
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def forward(self, features: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]"""
-        # cosines are divided by a temperature of 0.04: the third digit, which bfloat16 does not have, counts
+        # cosines are divided by a temperature of 0.04, so their third digit matters, which bfloat16 does not have
         with torch.autocast(features.device.type, enabled=False):
             weight = F.normalize(self.weight, dim=1, eps=EPSILON) * self.gain[:, None]
             return linear(features, weight.detach() if self.frozen else weight)
 
 
 class Projection(nn.Module):
-    """Features -> answers: three dense layers with GELU between them, length 1, then a weight-normed layer."""
+    """Features -> outputs: three dense layers with GELU between them, L2 normalisation, then a weight-normed layer."""
 
     def __init__(self, inputs: int, config: DINO) -> None:
         super().__init__()

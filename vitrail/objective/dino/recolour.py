@@ -1,7 +1,7 @@
-"""Changes of colour, blur and solarisation of many pictures at once, each with strengths of its own.
+"""Change the colours of many pictures at once, blur and solarise them, each picture with its own strengths.
 
-Pictures are float [n, 3, height, width] in 0..255, strengths float [n]. The definitions are Pillow's and torchvision's
-for colours; everything is continuous in the pixels, so rounding elsewhere is never amplified.
+Pictures are float [n, 3, height, width] in 0..255, strengths float [n]. Colours change as in Pillow and torchvision.
+All functions are continuous in the pixels, so they never amplify rounding errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ORDERS = tuple(permutations(range(4)))
 
 
 def recolour(pictures: Tensor, drawn: Tensor) -> Tensor:
-    """Return pictures [n, 3, height, width] changed as drawn [n, columns] says (`vitrail.objective.dino.crops`)."""
+    """Return pictures [n, 3, height, width] with the changes in `drawn` [n, columns] (`objective.dino.crops`)."""
     if not len(pictures):
         return pictures
     changes = (brightness, contrast, saturation, hue)
@@ -38,22 +38,22 @@ def grey(pictures: Tensor) -> Tensor:
 
 
 def brightness(pictures: Tensor, factor: Tensor) -> Tensor:
-    """Between black (factor 0), the picture (1) and beyond."""
+    """Blend black (factor 0) and the picture (factor 1); larger factors extrapolate."""
     return (pictures * _each(factor)).clamp(0, 255)
 
 
 def contrast(pictures: Tensor, factor: Tensor) -> Tensor:
-    """Between the picture's mean grey (factor 0), the picture (1) and beyond."""
+    """Blend the picture's mean grey (factor 0) and the picture (factor 1); larger factors extrapolate."""
     return _blend(pictures, grey(pictures).mean((2, 3), keepdim=True), factor)
 
 
 def saturation(pictures: Tensor, factor: Tensor) -> Tensor:
-    """Between the grey picture (factor 0), the picture (1) and beyond."""
+    """Blend the grey picture (factor 0) and the picture (factor 1); larger factors extrapolate."""
     return _blend(pictures, grey(pictures), factor)
 
 
 def hue(pictures: Tensor, turns: Tensor) -> Tensor:
-    """Turn the hue of HSV by so many whole turns."""
+    """Rotate the hue (of HSV) by this number of turns."""
     value, lowest = pictures.amax(1), pictures.amin(1)
     chroma = value - lowest
     red, green, blue = pictures.unbind(1)
@@ -70,18 +70,18 @@ def hue(pictures: Tensor, turns: Tensor) -> Tensor:
 
 
 def blur(pictures: Tensor, deviation: Tensor) -> Tensor:
-    """Gaussian blur of this standard deviation in pixels; 0 leaves a picture as it is. Edges weigh what is there."""
+    """Blur by a Gaussian of this standard deviation in pixels; 0 changes nothing. Edges weigh only existing pixels."""
     down, right = (_gaussian(deviation, side) for side in pictures.shape[2:])
     return down[:, None] @ pictures @ right[:, None].transpose(-1, -2)
 
 
 def solarise(pictures: Tensor, share: Tensor) -> Tensor:
-    """Invert what is brighter than the middle, where share is 1."""
+    """Invert the values above 127.5 of the pictures with share 1; a share of 0 changes nothing."""
     return torch.lerp(pictures, torch.minimum(pictures, 255 - pictures), _each(share))
 
 
 def _gaussian(deviation: Tensor, side: int) -> Tensor:
-    """[n, side, side]: what each pixel of a line adds to each."""
+    """Return the blur's weights [n, side, side] along one axis: output pixel, input pixel."""
     places = torch.arange(side, device=deviation.device, dtype=torch.float32)
     apart = (places[:, None] - places).square()
     weights = torch.exp(-apart / (2 * deviation.clamp(min=1e-3)[:, None, None].square()))

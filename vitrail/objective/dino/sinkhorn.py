@@ -1,13 +1,13 @@
 """Sinkhorn-Knopp: every output gets an equal share of the images (Caron et al. 2020, SwAV, section 3 and appendix).
 
-Q = exp(answers / temperature), a row for each crop of the whole step, is scaled by turns: every column is divided by
-its sum, then every row by its. DINOv2 (Oquab et al. 2023, section 4) takes the rows after three turns for DINO's
-targets. As scaled columns are answers from which something has been taken away,
+Q = exp(outputs / temperature) has a row for each crop of the whole step. Its columns and rows are scaled alternately:
+each column is divided by its sum, then each row by its sum. DINOv2 (Oquab et al. 2023, section 4) uses the rows after
+three rounds as DINO's targets. Scaling a column is the same as subtracting a number from its outputs,
 
-    Q[i, j] / column[j] = exp((answers[i, j] - temperature * log column[j]) / temperature),
+    Q[i, j] / column[j] = exp((outputs[i, j] - temperature * log column[j]) / temperature),
 
-and as scaled rows are a softmax, all of it comes to one vector, a centre: targets are
-softmax((answers - centre) / temperature). Factors that all of Q shares, such as SwAV's 1 / outputs, cancel in a row.
+and scaling the rows is a softmax. So the result is given by one vector, the centre: the targets are
+softmax((outputs - centre) / temperature). Common factors of Q, such as SwAV's 1 / number of outputs, cancel in a row.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torch import Tensor
 
 from vitrail import world
 
-TURNS = 3
+ROUNDS = 3
 
 
-def balanced(answers: Sequence[Tensor], temperature: float, turns: int = TURNS) -> Tensor:
-    """Return the centre [outputs] that makes the outputs' shares equal, for the rows of all processes together.
+def balancing_centre(outputs: Sequence[Tensor], temperature: float, rounds: int = ROUNDS) -> Tensor:
+    """Return the centre [outputs] that gives all outputs equal shares, over the rows of all processes together.
 
-    answers: [rows, outputs] each, what a process has in pieces, at least one row; scratch space is that of a piece. All
-    processes must call it. Nothing overflows: the largest answer of a column is taken away first. A column then has an
-    element of 1, and after its scaling one of at least 1 / rows, of which a row's scaling leaves at least
-    1 / (rows outputs): no later sum is less.
+    outputs: this process's rows in parts [rows, outputs], at least one row. Temporary memory is that of one part. All
+    processes must call the function. Nothing overflows or vanishes: the largest value of each column is subtracted
+    first, so each column has an element of 1. Scaling the column leaves at least 1 / rows of it, and scaling the row at
+    least 1 / (rows * outputs), so every later sum is at least that.
     """
-    centre = world.max_(torch.stack([part.amax(0) for part in answers]).amax(0))
-    for turn in range(turns):
+    centre = world.max_(torch.stack([part.amax(0) for part in outputs]).amax(0))
+    for number in range(rounds):
         shares = torch.zeros_like(centre)
-        for part in answers:
+        for part in outputs:
             logits = (part - centre) / temperature
-            shares += (logits.softmax(1) if turn else logits.exp()).sum(0)
+            shares += (logits.softmax(1) if number else logits.exp()).sum(0)
         centre = centre + temperature * world.sum_(shares).log()
     return centre

@@ -25,7 +25,7 @@ from vitrail.evaluation.knn import knn
 from vitrail.objective.base import Prepared
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.masks import VALIDATION
-from vitrail.objective.seen import SelfSupervised
+from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run

@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from vitrail.objective.seen import Columns
 
 SHOWN = 32
 """Largest number of images of a batch."""
@@ -44,13 +43,13 @@ def batch_picture(images: Tensor, captions: list[str]) -> bytes:
     return _png(sheet)
 
 
-def columns_picture(seen: Columns) -> bytes:
+def columns_picture(shown: dict[str, Tensor]) -> bytes:
     """Return a PNG with a row for each image and a title over each column."""
-    columns = [_arrays(pictures[:SHOWN_ROWS]) for pictures in seen.columns()]
+    columns = [_arrays(pictures[:SHOWN_ROWS]) for pictures in shown.values()]
     scale, (width, height) = _tile(columns[0])
     sheet = Image.new("RGB", (len(columns) * (width + 4), len(columns[0]) * (height + 4) + CAPTION), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
-    for column, (title, pictures) in enumerate(zip(seen.titles, columns, strict=True)):
+    for column, (title, pictures) in enumerate(zip(shown, columns, strict=True)):
         draw.text((column * (width + 4) + 2, 1), title, "black", font)
         for row, picture in enumerate(pictures):
             place = (column * (width + 4) + 2, row * (height + 4) + CAPTION + 2)

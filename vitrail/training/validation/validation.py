@@ -26,7 +26,7 @@ from vitrail.evaluation.classify import (
 )
 from vitrail.model.build import build
 from vitrail.objective.base import Objective
-from vitrail.objective.seen import SelfSupervised
+from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.folder import RunFolder
