@@ -1,8 +1,8 @@
-"""What is learned: an `Objective` turns a batch into a loss, and owns the model and whatever else it trains.
+"""An `Objective` computes the loss of a batch. It owns the model and everything else that is trained.
 
-The training loop knows this and nothing more. An objective returns *sums*, with the count they are of: the loop
-divides by the count of all processes and micro-batches together, so that one process, many, and accumulation
-give the same gradient.
+The training loop knows only this interface. An objective returns *sums* over examples and the number of examples. The
+loop divides by the number of all processes and micro-batches together, so that one process, several processes and
+gradient accumulation give the same gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vitrail.config import Duration
 
 
 class Batch(Protocol):
-    """What an objective reads of a batch (`vitrail.data.loading.loader.Batch` is one)."""
+    """The part of a batch that an objective reads (see `vitrail.data.loading.loader.Batch`)."""
 
     @property
     def images(self) -> Tensor:
@@ -30,27 +30,27 @@ class Batch(Protocol):
 
     @property
     def index(self) -> Tensor:
-        """int64 [batch]: which images of the source these are."""
+        """int64 [batch]: the index of each image in its source."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch on the model's device with the randomness of its step drawn, ready to be cut into micro-batches."""
+    """A batch on the model's device with the random numbers of its step. It can be cut into micro-batches."""
 
     images: Tensor
     labels: Tensor
     """int64 [batch]: the class of each image before any mixing."""
     index: Tensor
     targets: Tensor
-    """What is to be predicted: for `Supervised`, int64 [batch] or float [batch, classes]."""
+    """The targets of the prediction; for `Supervised`, int64 [batch] or float [batch, classes]."""
     known: Tensor | None = None
-    """[batch, ...], what `Objective.before_step` found for each image, where it found anything."""
+    """[batch, ...]: what `Objective.before_step` computed for each image, if anything."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def split(self, parts: int) -> list[Prepared]:
-        """Cut into at most `parts` micro-batches of nearly equal size, none of them empty."""
+        """Return at most `parts` micro-batches of nearly equal size, none of them empty."""
         parts = min(parts, len(self))
         columns = [self.images, self.labels, self.index, self.targets, *([] if self.known is None else [self.known])]
         cut = [tensor.tensor_split(parts) for tensor in columns]
@@ -59,18 +59,18 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Moment:
-    """How far a run is, for what changes on the way; by default at its beginning."""
+    """The progress of a run, for settings that change during training; by default its start."""
 
     done: float = 0.0
-    """0 to 1; with a time limit by the clock, else steps done over steps planned."""
+    """0 to 1: the share of the time limit if there is one, otherwise the share of the planned steps."""
     total: int = 1
-    """Optimiser steps planned."""
+    """Number of planned optimiser steps."""
     per_epoch: int = 1
-    """Optimiser steps in a pass over the images."""
+    """Number of optimiser steps in an epoch."""
     batch_size: int = 1
 
     def past(self, duration: Duration) -> float:
-        """Return the share of the first `duration` of the run that is over, 0 to 1; of none at all, 1."""
+        """Return which share of the first `duration` of the run is over, 0 to 1; 1 for an empty duration."""
         steps = duration.steps(per_epoch=self.per_epoch, batch_size=self.batch_size, total=self.total)
         return min(self.done * self.total / steps, 1.0) if steps else 1.0
 
@@ -78,27 +78,27 @@ class Moment:
 class Objective(nn.Module, ABC):
     """A loss over a model. `objective(batch, step=step) -> (loss_sum, count, metrics)`.
 
-    loss_sum: scalar Tensor, the sum over examples; count: the number of examples it is a sum over; metrics:
-    name -> scalar Tensor, sums over the same examples.
+    loss_sum: scalar Tensor, the sum over examples; count: the number of examples; metrics: name -> scalar Tensor, sums
+    over the same examples.
     """
 
     moment = Moment()
-    """Now; see `at`."""
+    """The current progress; set by `at`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, batch: Batch | Prepared, *, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
-        """See the class; `step` is the optimiser step, of which all randomness here is a function."""
+        """See the class. `step` is the optimiser step; all random numbers are a function of it."""
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch, step=step)
         return self.loss(prepared)
 
     def prepare(self, batch: Batch, *, step: int) -> Prepared:
-        """Move a batch to the device and draw its randomness, for the whole batch at once.
+        """Move a batch to the device and draw its random numbers, for the whole batch at once.
 
-        Noise is a function of (seed, step, place in the batch) and drawn before the batch is cut, so that it
-        does not depend on how many micro-batches there are.
+        They are a function of (seed, step, place in the batch) and drawn before the batch is cut, so that they do not
+        depend on the number of micro-batches.
         """
         device = next(self.parameters()).device
         images = batch.images.to(device, non_blocking=True)
@@ -108,40 +108,40 @@ class Objective(nn.Module, ABC):
             return self.draw(prepared, step)
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
-        """Return the batch with the noise of this step applied; nothing is random by default."""
+        """Return the batch with the random changes of this step applied. By default nothing is random."""
         return prepared
 
     @property
     def known_bytes(self) -> int:
-        """Bytes of `Prepared.known` of an image, which memory holds for the whole batch; none by default."""
+        """Bytes of `Prepared.known` per image. Memory holds them for the whole batch. 0 by default."""
         return 0
 
     @property
     def kept(self) -> nn.Module:
-        """The network that is evaluated and saved; the one that learns by default."""
+        """The network that is evaluated and saved; by default the one that is trained."""
         return self.model
 
     def at(self, moment: Moment) -> None:
-        """Be told how far the run is: before every step, and before an evaluation."""
+        """Set the progress of the run. Called before every step and before every evaluation."""
         self.moment = moment
 
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
-        """Return the batch with what depends on all images of a training step as `known`; nothing by default.
+        """Return the batch with `known` set to values that depend on all images of a training step. Default: no change.
 
-        In every process alike, without gradients, and in the precision of the loss; `parts` is the number of
-        micro-batches that the batch will be cut into, so as not to take more memory than they do. A batch that is
-        evaluated does not come here.
+        Called in every process, without gradients and in the precision of the loss; not called in an evaluation.
+        `parts` is the number of micro-batches that the batch will be cut into: compute in as many parts to need no more
+        memory than they do.
         """
         return prepared
 
     def after_step(self) -> None:
-        """Be told that the optimiser has moved the weights; nothing by default.
+        """Update what follows the weights after an optimiser step. Default: nothing.
 
-        In every process alike, and not after a step that was skipped because its loss was not finite.
+        Called in every process, but not after a step that was skipped because its loss was not finite.
         """
 
     def identity(self) -> dict[str, str]:
-        """What a resumed run must share with this one beyond its settings; nothing by default."""
+        """Return values that must be equal in a resumed run, besides its settings. Default: none."""
         return {}
 
     @abstractmethod

@@ -1,9 +1,9 @@
-"""Patches as colours of 3 bits a channel (paper, B.1.2), and back.
+"""Convert patches to colours of 3 bits per channel (paper, B.1.2), and back.
 
-The quantisation, which the paper leaves open: the mean m of a channel over the pixels, 0 to 255, becomes the level
-floor(m / 32), 0 to 7; the colour is 64 red + 8 green + blue, 0 to 511. It is computed in whole numbers from uint8
-pixels, before any normalisation, so it is the same on every device. A level stands for the middle of its 32 values:
-16, 48, ..., 240.
+The paper does not define the quantisation. Here the mean m of a channel over the pixels, 0 to 255, becomes the level
+floor(m / 32), 0 to 7, and the colour is 64 red + 8 green + blue, 0 to 511. It is computed in integers from uint8 pixels
+before normalisation, so it is the same on every device. A level represents the middle of its 32 values: 16, 48, ...,
+240.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def mean_colours(images: Tensor, patch: int, across: int = 1) -> Tensor:
     """Return the colours, int64 [batch, patches, across^2], of each patch cut into across x across cells.
 
     images: uint8 [batch, 3, height, width]; patches and cells are in raster order. `across` 4 is the paper's "4x4
-    downsized version". Raises UsageError where cells are not whole pixels.
+    downsized version". Raises UsageError if the cells are not whole pixels.
     """
     need_pixels(images, "a mean colour")
     if patch % across:
@@ -47,13 +47,13 @@ def mean_colours(images: Tensor, patch: int, across: int = 1) -> Tensor:
 
 
 def colour_values(colours: Tensor) -> Tensor:
-    """Return uint8 [..., 3] for colours [...]: red, green and blue in the middle of their levels."""
+    """Return red, green and blue, uint8 [..., 3], of colours [...]: the middle of each level."""
     levels = torch.stack([colours // LEVELS**2, colours // LEVELS % LEVELS, colours % LEVELS], dim=-1)
     return (levels * STEP + STEP // 2).to(torch.uint8)
 
 
 def painted(colours: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
-    """Return uint8 images [batch, 3, height, width] whose cells have these colours [batch, patches, cells]."""
+    """Return uint8 images [batch, 3, height, width] with the colours [batch, patches, cells]."""
     across = round(colours.shape[-1] ** 0.5)
     values = colour_values(colours)
     small = rearrange(values, "b (h w) (y x) c -> b c (h y) (w x)", h=grid[0], y=across)

@@ -1,4 +1,4 @@
-"""The light decoder of a masked autoencoder: encoded visible patches -> the pixels of all (He et al. 2022)."""
+"""The light decoder of a masked autoencoder: encoded visible patches -> pixels of all patches (He et al. 2022)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vitrail.objective.settings import MAE
 
 
 def decoder_config(encoder: ViTConfig, config: MAE) -> ViTConfig:
-    """Return the decoder as a config: no tokens or positions of its own, no stochastic depth."""
+    """Return the decoder's config: no class token, no positions, no stochastic depth."""
     if config.decoder_width % 4 or config.decoder_width % config.decoder_heads or config.decoder_depth < 1:
         raise UsageError(
             f"objective.decoder_width is {config.decoder_width}, decoder_heads {config.decoder_heads}, decoder_depth "
-            f"{config.decoder_depth}: the width must be divisible by 4 and by the heads, with at least one layer"
+            f"{config.decoder_depth}: the width must be divisible by 4 and by the heads, and the depth at least 1"
         )
     return ViTConfig(
         width=config.decoder_width,
@@ -77,8 +77,8 @@ class Decoder(nn.Module):
 def mae_positions(grid: Grid, width: int) -> Tensor:
     """Return MAE's fixed positions [rows * columns, width]: sines and cosines of the column, then of the row.
 
-    The frequencies are 10000^(-i / (width / 4)), i from 0; `vitrail.model.posemb.sincos_2d` has MoCo v3's and
-    big_vision's, which divide by one less.
+    The frequencies are 10000^(-i / (width / 4)) for i from 0. `vitrail.model.posemb.sincos_2d` has those of MoCo v3 and
+    big_vision, which divide by width / 4 - 1.
     """
     frequencies = 10_000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
     y, x = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")

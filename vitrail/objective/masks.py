@@ -1,8 +1,7 @@
-"""Which patches are hidden: functions of (seed, step, example) and nothing else.
+"""Draw the patches to hide, as a function of (seed, step, example) only.
 
-An example is an image of the source, by its index there. So its mask is the same in one process and in several,
-in any place of a batch, however the batch is cut, and after a resume. Copies of an image in one batch (repeated
-augmentation) share a mask.
+An example is the index of an image in its source. So its mask does not depend on the number of processes, its place in
+the batch, how the batch is cut, or a resume. Copies of an image in one batch (repeated augmentation) share a mask.
 """
 
 from __future__ import annotations
@@ -17,36 +16,37 @@ from vitrail.errors import UsageError
 from vitrail.objective.settings import BEiT, MaskedPatch
 
 CORRUPT, VISIBLE, BLOCKS = 24, 25, 26
-"""Purposes of the streams drawn from here (the others are in `vitrail.data.loading.stream` and its users)."""
+"""Purposes of the random streams used here (the others are in `vitrail.data.loading.stream` and its users)."""
 VALIDATION = -1
-"""The step whose masks validation images get, at every evaluation the same."""
+"""The step number for validation images, so that every evaluation has the same masks."""
 
 ATTEMPTS = 10
-"""To place a block, before the rest is masked patch by patch."""
+"""Failed attempts to place a block before the rest is masked patch by patch."""
 
 
 def check_share(name: str, value: float) -> None:
-    """Raise UsageError unless `value` of the setting `name` can be a share of patches to hide."""
+    """Raise UsageError unless `value` of the setting `name` is a share of the patches, above 0 and below 1."""
     if not 0 < value < 1:
         raise UsageError(f"objective.{name} is {value}; it is a share of the patches, above 0 and below 1")
 
 
 def hidden_count(patches: int, share: float) -> int:
-    """Return how many of `patches` are hidden: the share, rounded, but at least one patch on either side.
+    """Return the number of `patches` to hide: the share, rounded, but at least one hidden and one visible patch.
 
     Raises UsageError for an image of a single patch.
     """
     if patches < 2:
-        raise UsageError("an image of one patch has nothing to predict it from: use a smaller patch or larger images")
+        raise UsageError(
+            "an image of one patch leaves no visible patch to predict from: use a smaller patch or larger images"
+        )
     return min(max(round(share * patches), 1), patches - 1)
 
 
 def corruption(seed: int, step: int, index: Sequence[int], patches: int, config: MaskedPatch) -> np.ndarray:
-    """Return int64 [batch, 2, corrupted]: which patches are corrupted, in raster order, and what takes their place.
+    """Return int64 [batch, 2, corrupted]: the corrupted patches in raster order, and what replaces each.
 
-    The second row is a patch's own number where it is kept, another's where that is shown instead, and `patches`
-    for the [mask] embedding. How many are corrupted is the same for every image; what happens to each of them is
-    drawn on its own.
+    The second row is the patch's own number (unchanged), another patch's number, or `patches` for the [mask] embedding.
+    The number of corrupted patches is the same for every image. The replacement of each is drawn independently.
     """
     count = hidden_count(patches, config.corrupt)
 
@@ -69,9 +69,10 @@ def visible(seed: int, step: int, index: Sequence[int], patches: int, ratio: flo
 def blocks(seed: int, step: int, index: Sequence[int], grid: tuple[int, int], config: BEiT) -> np.ndarray:
     """Return bool [batch, rows * columns]: True where masked, in rectangles (BEiT, algorithm 1).
 
-    A rectangle has an area uniform between the smallest block and what is left to mask, and the logarithm of its
-    aspect uniform. One that would mask too much, or nothing new, is drawn again; when `ATTEMPTS` in a row fail,
-    single patches make up the number, which is therefore the same for every image (in BEiT's code it may fall short).
+    The area of a rectangle is uniform between the smallest block and the number of patches left to mask, and the
+    logarithm of its aspect ratio is uniform. A rectangle that would mask too many or no new patches is drawn again.
+    After `ATTEMPTS` failures single patches are masked, so the number is the same for every image (in BEiT's code it
+    may be smaller).
     """
     count = hidden_count(grid[0] * grid[1], config.ratio)
     return _each(lambda rng: _blocks(rng, grid, count, config), seed, step, index, BLOCKS)

@@ -1,9 +1,8 @@
-"""Masking and the stem: where no pixel of one patch reaches another's token, masking before it is masking after it.
+"""Masking and the stem: masking after the stem equals masking before it if no pixel reaches another patch's token.
 
-That holds for the linear and the hMLP stem (follow-up, section 5). Only hMLP's BatchNorm, in training, takes its
-statistics from all patches; so there, unless it is asked for otherwise, masked patches are erased from the image
-first. In the other stems 3x3 convolutions carry masked pixels into the visible tokens, and erasing puts an edge
-there instead.
+That holds for the linear and the hMLP stem (follow-up, section 5). But in training hMLP's BatchNorm computes its
+statistics from all patches, so masked patches are erased from the image first, unless the setting says otherwise. In
+the other stems 3x3 convolutions mix masked pixels into visible tokens, and erasing would create edges instead.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ERASED = 128
 
 
 def need_maskable(model: nn.Module, kind: str, *, after_stem: bool) -> ViT:
-    """Return `model` if patches can be masked in it. Raises UsageError, with the reason, where they cannot."""
+    """Return `model` if its patches can be masked; otherwise raise UsageError with the reason."""
     if not isinstance(model, ViT):
         raise UsageError(
             f"objective {kind} masks patches, so it needs a Vision Transformer, not {type(model).__name__}"
@@ -39,34 +38,34 @@ def need_maskable(model: nn.Module, kind: str, *, after_stem: bool) -> ViT:
 
 
 def pixels_of(patches: Tensor, images: Tensor, patch: int) -> Tensor:
-    """bool [batch, patches] -> bool [batch, 1, height, width]: the pixels of these patches of `images`."""
+    """bool [batch, patches] -> bool [batch, 1, height, width]: True at the pixels of these patches of `images`."""
     batch, _, height, width = images.shape
     grid = patches.view(batch, 1, height // patch, width // patch)
     return grid.repeat_interleave(patch, -2).repeat_interleave(patch, -1)
 
 
 def erase(images: Tensor, masked: Tensor, patch: int) -> Tensor:
-    """Return images [batch, channels, height, width] with the patches where `masked` [batch, patches] grey."""
+    """Return images [batch, channels, height, width] in which the patches `masked` [batch, patches] are grey."""
     return images.masked_fill(pixels_of(masked, images, patch), ERASED if images.dtype == torch.uint8 else 0)
 
 
 def into_stem(model: ViT, images: Tensor, masked: Tensor, *, after_stem: bool) -> Tensor:
-    """Return what the stem is shown of `images` when the patches at `masked` are to be hidden."""
+    """Return the stem's input for `images` in which the patches `masked` are hidden."""
     shares = model.config.stem == "hmlp" and model.config.stem_norm == "batch"
     return erase(images, masked, model.config.patch) if shares and not after_stem else images
 
 
 def encoded(model: ViT, tokens: Tensor, grid: Grid, keep: Tensor | None = None) -> Tensor:
-    """Return the encoder's output for all tokens, normalised also where the config normalises only after pooling."""
+    """Return the encoder's output for all tokens, normalised even if the config normalises only after pooling."""
     tokens = model.encode(tokens, grid, keep)
     return tokens if model.config.final_norm == "tokens" else model.norm(tokens)
 
 
 def flags(places: Tensor, patches: int) -> Tensor:
-    """Raster numbers [batch, n] -> bool [batch, patches]: True at these places."""
+    """Raster numbers [batch, n] -> bool [batch, patches]: True at these patches."""
     return torch.zeros(len(places), patches, dtype=torch.bool, device=places.device).scatter(1, places, True)
 
 
 def at(tokens: Tensor, places: Tensor) -> Tensor:
-    """[batch, patches, features] -> [batch, n, features]: those at `places` [batch, n]."""
+    """[batch, patches, features] -> [batch, n, features]: the tokens at `places` [batch, n]."""
     return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))

@@ -1,4 +1,4 @@
-"""Learning from labels: softmax cross-entropy, sigmoid cross-entropy, BCE, with smoothing and soft targets."""
+"""Learning from labels: softmax, sigmoid or binary cross-entropy, with label smoothing and soft targets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vitrail.objective.settings import Supervised
 def soft_targets(targets: Tensor, classes: int, config: Supervised) -> Tensor:
     """Return float32 targets [batch, classes]: one-hot or mixed, thresholded (bce), then smoothed.
 
-    Smoothing spreads `smoothing` evenly over all classes, the right one included: (1 - s) t + s / classes.
-    The threshold comes first: after smoothing every class would be above 0.
+    Smoothing spreads `smoothing` evenly over all classes, including the target: (1 - s) t + s / classes.
+    The threshold is applied first, because after smoothing every class would be above 0.
     """
     soft = targets.float() if targets.ndim == 2 else F.one_hot(targets, classes).float()
     if config.loss == "bce" and config.bce_threshold is not None:
@@ -36,10 +36,10 @@ def supervised_loss(logits: Tensor, targets: Tensor, config: Supervised) -> Tens
 
     * softmax: -sum_k t_k log softmax(z)_k
     * sigmoid: sum_k -t_k log s(z_k) - (1 - t_k) log(1 - s(z_k))   (paper, B.1, after BiT)
-    * bce: the mean over classes of the same   (ResNet strikes back, A2; DeiT-III)
+    * bce: the mean over classes of these terms   (ResNet strikes back, A2; DeiT-III)
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if config.loss == "softmax" and targets.ndim == 1:  # the fast path: same value, no one-hot matrix
+    if config.loss == "softmax" and targets.ndim == 1:  # the fast path: the same value without a one-hot matrix
         return F.cross_entropy(logits, targets, label_smoothing=config.smoothing, reduction="none")
     soft = soft_targets(targets, logits.shape[1], config).to(logits.dtype)
     if config.loss == "softmax":
@@ -49,10 +49,10 @@ def supervised_loss(logits: Tensor, targets: Tensor, config: Supervised) -> Tens
 
 
 class SupervisedObjective(Objective):
-    """Predict the label of an image. Metrics: "top1", right answers (of the label before mixing).
+    """Predict the label of an image. Metrics: "top1", correct predictions of the label before mixing.
 
-    `classes` is the number of outputs of `model`; `augment` says what to mix; `seed` makes the mixing a function
-    of (seed, step, place in the batch). Raises UsageError where the settings contradict each other.
+    `classes` is the number of outputs of `model`; `augment` holds the settings of mixing, which is a function of
+    (seed, step, place in the batch). Raises UsageError if the settings contradict each other.
     """
 
     def __init__(self, model: nn.Module, config: Supervised, augment: Augment, classes: int, seed: int) -> None:

@@ -1,8 +1,8 @@
-"""Vectors -> the nearest of a set of codes, which are means of what they stand for (van den Oord et al. 2017, A.1).
+"""A codebook replaces each vector by its nearest code, the mean of its vectors (van den Oord et al. 2017, A.1).
 
-The codes learn by no gradient: each moves to the moving average of the vectors it is nearest to. One that stands for
-hardly any is put beside one that stands for many, so that both halve its share; this is a function of the averages
-alone, and so the same in all processes.
+Codes get no gradients: each moves to the moving average of the vectors that it is nearest to. A code with hardly any
+vectors moves next to a code with many, and they share these. This depends only on the averages, so it is the same in
+all processes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 UNUSED = 0.05
-"""A code is unused that stands for less than this share of what an average one stands for."""
+"""A code is unused if it has less than this share of the vectors that the average code has."""
 
 
 class Codebook(nn.Module):
-    """`vectors` [codes, features] and `counts` [codes]: moving averages of how many vectors each stands for."""
+    """`vectors` [codes, features] and `counts` [codes]: moving averages of the number of vectors per code."""
 
     vectors: Tensor
     counts: Tensor
@@ -37,36 +37,36 @@ class Codebook(nn.Module):
 
     @property
     def use(self) -> Tensor:
-        """The perplexity of the codes as a share of their number: 1 where all stand for equally many."""
+        """The perplexity of the codes divided by their number: 1 if all codes have equally many vectors."""
         shares = self.counts / self.counts.sum().clamp(min=torch.finfo(self.counts.dtype).tiny)
         return torch.special.entr(shares).sum().exp() / len(shares)
 
     @torch.no_grad()
     def tally(self, found: Tensor, codes: Tensor) -> Tensor:
-        """Return what `move` is to know, [codes, features + 2]: sums of vectors, numbers, sums of squared distances.
+        """Return the input of `move` [codes, features + 2]: sum of vectors, number, sum of squared distances per code.
 
-        found: [..., features]; codes: their nearest. Tallies of the parts of a batch add up to that of the batch.
+        found: [..., features]; codes: the nearest code of each. The tallies of micro-batches can be added.
         """
         rows = found.float().flatten(0, -2)
         far = (rows - self.vectors[codes.flatten()]).square().sum(1, keepdim=True)
-        told = torch.cat([rows, torch.ones_like(far), far], 1)
-        told = told if told.device.type == "mps" else told.double()  # which has none
-        return told.new_zeros(len(self.vectors), told.shape[1]).index_add_(0, codes.flatten(), told)
+        rows = torch.cat([rows, torch.ones_like(far), far], 1)
+        rows = rows if rows.device.type == "mps" else rows.double()  # mps has no float64
+        return rows.new_zeros(len(self.vectors), rows.shape[1]).index_add_(0, codes.flatten(), rows)
 
     @torch.no_grad()
     def move(self, tally: Tensor) -> None:
-        """Move every code towards the mean of what it stood for in a step; `tally` is of all of that step."""
+        """Move every code towards the mean of its vectors in a step; `tally` is the tally of the whole step."""
         sums, numbers, far = tally.split([self.vectors.shape[1], 1, 1], dim=1)
         decay = self.decay if self.updates else 0.0
         total = decay * self.counts[:, None] * self.vectors + (1 - decay) * sums.to(self.vectors.dtype)
         self.counts.lerp_(numbers[:, 0].to(self.counts.dtype), 1 - decay)
-        seen = self.counts > torch.finfo(self.counts.dtype).tiny
-        self.vectors[seen] = total[seen] / self.counts[seen, None]
+        used = self.counts > torch.finfo(self.counts.dtype).tiny
+        self.vectors[used] = total[used] / self.counts[used, None]
         self._revive(float((far.sum() / (numbers.sum() * self.vectors.shape[1])).sqrt()))
         self.updates += 1
 
     def _revive(self, spread: float) -> None:
-        """Put each unused code beside a much used one, at a distance of about `spread` in every feature."""
+        """Move each unused code next to a much used one, at a distance of about `spread` in every feature."""
         order = self.counts.argsort(stable=True)
         unused = int((self.counts < UNUSED * self.counts.mean()).sum())
         if not unused:

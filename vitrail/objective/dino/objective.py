@@ -1,15 +1,13 @@
-"""DINO (Caron et al. 2021): a student answers for any crop of an image what its teacher answers for a large one.
+"""DINO (Caron et al. 2021): for any crop of an image, a student predicts its teacher's output for a large crop.
 
-The teacher is the student's moving average. Its answers, to the two global crops, are centred, which keeps one output
-from winning everywhere, and sharpened by a low temperature, which keeps the outputs from becoming all alike. The
-student's answers to all crops are compared with them by cross-entropy, except to the very crop the teacher saw. The
-teacher is what is evaluated and kept.
+The teacher is the moving average of the student. Its outputs for the two global crops are centred, so that no output
+dominates, and sharpened by a low temperature, so that the outputs do not become uniform. The loss is the cross-entropy
+between them and the student's outputs for all other crops. The teacher is evaluated and saved.
 
-The centre is a running mean of the answers or, by Sinkhorn-Knopp, found anew for the answers of each step
-(`objective.dino.sinkhorn`). No centre depends on how a batch was cut. What needs a whole optimiser step waits for it
-(`after_step`): the mean takes in the answers of all processes and micro-batches together, and the teacher follows the
-student. Sinkhorn-Knopp needs all answers before the first loss (`before_step`): there the teacher sees the whole
-batch, and its targets travel with the micro-batches.
+The centre is a running mean of the outputs or, with Sinkhorn-Knopp, computed for each step (`objective.dino.sinkhorn`).
+It does not depend on how a batch is cut into micro-batches: `after_step` updates the mean with the outputs of all
+processes and micro-batches together, then the teacher. Sinkhorn-Knopp needs all outputs before the first loss, so
+`before_step` runs the teacher on the whole batch, and the micro-batches carry its targets.
 """
 
 from __future__ import annotations
@@ -40,19 +38,19 @@ from vitrail.objective.settings import DINO
 class DINOObjective(SelfSupervised):
     """See the module. The loss of an image is the mean over its pairs of a global crop and another crop.
 
-    Metrics: "agreement", the share of these pairs for which teacher and student answer most strongly the same;
-    "entropy" of the teacher's answers, 0 to 1, as a share of the largest there could be. A collapse shows as an
-    entropy near 1, where answers say nothing, or as an agreement of 1 with a loss as low as the entropy.
+    Metrics: "agreement", the share of these pairs for which teacher and student have the same largest output;
+    "entropy", that of the teacher's outputs as a share of the maximum, 0 to 1. A collapse shows as an entropy near 1
+    (uniform outputs), or as an agreement of 1 with a loss as low as the entropy.
 
-    With Sinkhorn-Knopp a batch that has not been to `before_step`, as in an evaluation, is centred by the running mean
-    of the centres found in training: so its loss does not depend on which images are evaluated together.
+    With Sinkhorn-Knopp an evaluation uses the running mean of the centres of training, because `before_step` is not
+    called. So its loss does not depend on which images are evaluated together.
 
-    `flip` mirrors half of the crops; `cubic` resamples by cubics, else linearly. Raises UsageError for settings out of
-    range.
+    `flip` mirrors half of the crops; `cubic` resamples by cubic instead of linear interpolation. Raises UsageError for
+    settings out of range.
     """
 
     model: ViT | ResNet
-    chosen_by_loss = False  # temperature, centre and teacher move: losses of two moments say little of each other
+    chosen_by_loss = False  # temperature, centre and teacher change, so losses of different steps are not comparable
 
     def __init__(self, model: nn.Module, config: DINO, seed: int, *, flip: bool = True, cubic: bool = True) -> None:
         super().__init__(model)
@@ -73,35 +71,35 @@ class DINOObjective(SelfSupervised):
         self.scale: Tensor
         self.shift: Tensor
         self._total: Tensor | None = None
-        """Sum over this step of what the centre moves towards the mean of."""
+        """Sum of the teacher's outputs over this step; the centre moves towards their mean."""
         self._counted = 0
 
     @property
     def kept(self) -> nn.Module:
-        """The teacher's network."""
+        """Return the teacher's network."""
         return self.teacher
 
     def train(self, mode: bool = True) -> DINOObjective:
-        """As usual for the student; the teacher drops nothing, and takes running statistics from the student."""
+        """Set the mode of the student. The teacher stays in evaluation mode."""
         super().train(mode)
         self.teacher.eval()
         self.teacher_head.eval()
         return self
 
     def at(self, moment: Moment) -> None:
-        """See `Objective`; the last layer learns from here on, or not yet."""
+        """See `Objective`. Freezes the last layer at the start of training."""
         super().at(moment)
         self.head.last.frozen = moment.past(self.config.freeze_last_layer) < 1
 
     @property
     def temperature(self) -> float:
-        """The teacher's, now: linear over the warmup."""
+        """The teacher's current temperature: it changes linearly during the warm-up."""
         first, last = self.config.teacher_temperature
         return first + (last - first) * self.moment.past(self.config.temperature_warmup)
 
     @property
     def momentum(self) -> float:
-        """The teacher's, now: half a cosine to 1."""
+        """The teacher's current momentum: it grows to 1 along half a cosine."""
         return 1 - (1 - self.config.teacher_momentum) * (1 + math.cos(math.pi * self.moment.done)) / 2
 
     @property
@@ -111,14 +109,14 @@ class DINOObjective(SelfSupervised):
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Draw the crops: `targets` becomes float32 [batch, crops, columns] (`crops.draw_crops`)."""
-        need_pixels(prepared.images, "a crop's change of colours")
-        self._total, self._counted = None, 0  # a step begins, or begins again
+        need_pixels(prepared.images, "the colour change of a crop")
+        self._total, self._counted = None, 0  # a step starts, or starts again
         height, width = prepared.images.shape[-2:]
         drawn = draw_crops(self.seed, step, prepared.index.tolist(), (height, width), self.config, flip=self.flip)
         return replace(prepared, targets=torch.from_numpy(drawn).to(prepared.images.device))
 
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
-        """Sinkhorn-Knopp: `known` becomes the targets, float32 [batch, 2, outputs], of the answers of all processes."""
+        """With Sinkhorn-Knopp set `known` to the targets, float32 [batch, 2, outputs], balanced over all processes."""
         if self.config.centring != "sinkhorn":
             return prepared
         known = prepared.images.new_empty(len(prepared), GLOBAL, self.config.outputs, dtype=torch.float32)
@@ -129,7 +127,7 @@ class DINOObjective(SelfSupervised):
         centre = balancing_centre([answers.flatten(0, 1) for answers in rows], self.temperature)
         for answers in rows:
             answers.copy_(self._sharpened(answers, centre))
-        self._total, self._counted = centre, 1  # the same in all processes: so is its mean
+        self._total, self._counted = centre, 1  # equal in all processes, and so is its mean
         return replace(prepared, known=known)
 
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
@@ -145,19 +143,19 @@ class DINOObjective(SelfSupervised):
 
     @torch.no_grad()
     def crops(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
-        """Return what the networks are shown, normalised: global crops [batch, 2, 3, ..] and local ones."""
+        """Return the networks' inputs: normalised global crops [batch, 2, 3, height, width] and local crops."""
         near, far = (self._normalised(crops) for crops in self.pictures(prepared))
         return near, far
 
     def pictures(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
-        """Return the crops as pixels, float32 in 0..255: [batch, 2, 3, height, width], and the local ones' shape.
+        """Return the global and the local crops as pixels, float32 [batch, crops, 3, height, width] in 0..255.
 
-        Their sizes are `crops.crop_sizes`.
+        Their sizes are given by `crops.crop_sizes`.
         """
         return self._pictures(prepared, near=True), self._pictures(prepared, near=False)
 
     def _pictures(self, prepared: Prepared, *, near: bool) -> Tensor:
-        """The global crops, or else the local ones; see `pictures`."""
+        """Return the global crops (`near`) or the local ones; see `pictures`."""
         patch = self.model.config.patch if isinstance(self.model, ViT) else 1
         height, width = prepared.images.shape[-2:]
         large, small = crop_sizes((height, width), self.model.config.image_size, patch, self.config)
@@ -170,7 +168,7 @@ class DINOObjective(SelfSupervised):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Move the centre towards that of this step's answers, and the teacher towards the student."""
+        """Move the centre towards the mean of this step's outputs, and the teacher towards the student."""
         if self._total is None:
             return
         count = self._total.new_tensor([self._counted])
@@ -178,7 +176,9 @@ class DINOObjective(SelfSupervised):
         self.centre.lerp_((total / number).to(self.centre.dtype), 1 - self.config.centre_momentum)
         self._total, self._counted = None, 0
         theirs, ours = (
-            [world.local(parameter) for part in parts for parameter in part.parameters()]  # or this process's share
+            [
+                world.local(parameter) for part in parts for parameter in part.parameters()
+            ]  # with sharding, this process's part
             for parts in ((self.teacher, self.teacher_head), (self.model, self.head))
         )
         torch._foreach_lerp_(theirs, ours, 1 - self.momentum)
@@ -208,11 +208,11 @@ class DINOObjective(SelfSupervised):
 
     @torch.no_grad()
     def _taught(self, near: Tensor) -> Tensor:
-        """The teacher's answers [batch, crops, outputs] to crops [batch, crops, 3, height, width], in float32."""
+        """Return the teacher's outputs, float32 [batch, crops, outputs], for crops [batch, crops, 3, height, width]."""
         return self.teacher_head(self.teacher.features(near.flatten(0, 1))).unflatten(0, near.shape[:2])
 
     def _target(self, near: Tensor) -> Tensor:
-        """Targets [batch, crops, outputs] by the running centre, which is told of these answers while training."""
+        """Return targets [batch, crops, outputs] by the running centre. In training, add to this step's sum."""
         answers = self._taught(near)
         if self.training and self.config.centring == "mean":
             total = answers.sum((0, 1), dtype=torch.float32 if answers.device.type == "mps" else torch.float64)
@@ -224,7 +224,7 @@ class DINOObjective(SelfSupervised):
         return ((answers - centre) / self.temperature).softmax(-1)
 
     def _learned(self, near: Tensor, far: Tensor) -> Tensor:
-        """The student's answers [batch, crops, outputs], in float32; crops of one size go through it together."""
+        """Return the student's outputs, float32 [batch, crops, outputs]. Crops of the same size are one batch."""
         sizes = [crops for crops in (near, far) if crops.shape[1]]
         features = [self.model.features(crops.flatten(0, 1)) for crops in sizes]
         answers = self.head(torch.cat(features)).split([len(part) for part in features])
@@ -232,7 +232,7 @@ class DINOObjective(SelfSupervised):
 
 
 def _metrics(target: Tensor, logs: Tensor, pairs: Tensor) -> dict[str, Tensor]:
-    """Sums over examples; target [batch, 2, outputs] are probabilities, logs [batch, crops, outputs] logarithms."""
+    """Return sums over examples for probabilities target [batch, 2, outputs] and logs [batch, crops, outputs]."""
     same = target.argmax(-1)[:, :, None] == logs.argmax(-1)[:, None]
     entropy = torch.special.entr(target).sum(-1).mean(1) / math.log(target.shape[-1])
     return {"agreement": same[:, pairs].float().mean(1).sum(), "entropy": entropy.sum()}

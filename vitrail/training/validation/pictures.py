@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-
 SHOWN = 32
 """Largest number of images of a batch."""
 SHOWN_ROWS = 8
