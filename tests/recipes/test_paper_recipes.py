@@ -16,7 +16,7 @@ from vitrail.data.settings import Augment, Preprocess
 from vitrail.model.variants import SIZES
 from vitrail.recipes.paper import PAPER
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE, TABLE_4
-from vitrail.recipes.preprocessing import PRESETS
+from vitrail.recipes.preprocessing import big_vision, vit_jax
 from vitrail.recipes.registry import find, recipe
 from vitrail.training.optim.schedule import learning_rate
 
@@ -186,8 +186,7 @@ def test_the_warmups_are_those_of_the_authors_code() -> None:
 
 
 def test_the_two_presets_prepare_images_as_their_authors_do() -> None:
-    assert list(PRESETS) == ["vit-jax", "big-vision"]
-    jax, vision = PRESETS["vit-jax"](384), PRESETS["big-vision"](384)
+    jax, vision = vit_jax(384), big_vision(384)
     assert train_transform(jax.augment, jax.preprocess).ops[0] == InceptionCrop((384, 384), (0.05, 1.0))
     assert train_transform(vision.augment, vision.preprocess).ops[0] == InceptionCrop((384, 384), (0.05, 1.0))
     assert eval_transform(jax.preprocess) == Squash((384, 384))

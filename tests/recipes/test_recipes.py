@@ -14,9 +14,10 @@ import pytest
 from vitrail import cli
 from vitrail.config import from_yaml, to_yaml
 from vitrail.data.settings import Data
+from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant
-from vitrail.recipes.by_data import Facts, choose, look
+from vitrail.recipes.by_data import Facts, choose, facts_of
 from vitrail.recipes.registry import RECIPES, find, recipe
 from vitrail.training.run import Run
 from vitrail.verbs.flags.parse import parse
@@ -97,7 +98,7 @@ def test_the_choice_for_photographs_says_what_would_be_better() -> None:
 
 
 def test_a_look_at_the_digits() -> None:
-    facts = look(Data(path="digits"))
+    facts = facts_of(open_data(Data(path="digits")).train)
     assert facts.side == 8
     assert 1000 < facts.images < 1797
 

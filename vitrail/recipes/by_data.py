@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vitrail.config import Percent
-from vitrail.data.settings import Data
 from vitrail.training.run import Run
 
 if TYPE_CHECKING:
@@ -36,13 +35,6 @@ class Facts:
     """In the training split."""
     side: int
     """Median of the shorter side, in pixels, of a sample."""
-
-
-def look(data: Data, seed: int = 0, *, labels: bool = True) -> Facts:
-    """Open the data and return the facts about them. Raises DataError where there are no images."""
-    from vitrail.data.sources.open import open_data
-
-    return facts_of(open_data(data, seed=seed, labels=labels).train)
 
 
 def facts_of(train: Listed) -> Facts:

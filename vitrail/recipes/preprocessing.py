@@ -1,6 +1,6 @@
 """The image preparation of the papers' authors: an `Augment` for training and a `Preprocess` for evaluation.
 
-The two presets for fine-tuning, `vit-jax` and `big-vision`, give different accuracies for the same weights: the first
+The two presets for fine-tuning, `vit_jax` and `big_vision`, give different accuracies for the same weights: the first
 squashes a test image to the network's size, the second keeps its aspect ratio and crops its border.
 
 A difference that cannot be expressed: vit_jax resizes without antialiasing, here resizing always antialiases.
@@ -9,7 +9,6 @@ big_vision's `decode_jpeg_and_inception_crop` crops training images while decodi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,7 +57,3 @@ def bit(side: int, resized: int) -> Preset:
     `--augment.crop center --augment.no-flip`.
     """
     return Preset(Augment(crop="random"), Preprocess((side, side), resize="squash", crop=side / resized))
-
-
-PRESETS: dict[str, Callable[[int], Preset]] = {"vit-jax": vit_jax, "big-vision": big_vision}
-"""The two presets for fine-tuning by name."""

@@ -73,7 +73,7 @@ def published(
     verb: Literal["train", "finetune"] = "train",
     by_data: Callable[[int, int], Run] | None = None,
 ) -> Recipe:
-    """Return the recipe `name` that makes `run` anew each time, with a description of these parts.
+    """Return the recipe `name` for copies of `run`, with a description of these parts.
 
     `what` is one line; `module` is the module of the recipe, whose docstring names sources and differences. The run
     folder's name is the recipe's, with "-" for "/".

@@ -38,7 +38,7 @@ def masked_patch() -> Run:
     """Masked patch prediction with B/16 as in the ViT paper's appendix B.1.2.
 
     Command: `vitrail train DIR --recipe masked-patch`
-    Cost: 1,000,000 steps of 4096 images (about 14 passes over JFT-300M); 100,000 steps are nearly as good.
+    Cost: 1,000,000 steps of 4096 images (about 14 epochs of JFT-300M); 100,000 steps are nearly as good.
     Expected: 79.9 % on ImageNet, 2 points over training from scratch (section 4.6).
     """
     preset = inception(PRE_TRAINING)
@@ -63,7 +63,7 @@ def mae() -> Run:
 
     Command: `vitrail train DIR --recipe mae`; then fine-tune with mae-finetune
     Cost: 800 epochs of 1.28 million images, each half a supervised one: 8.9 billion multiplications for 17.6.
-    Expected: 83.6 % on ImageNet after 1600 such passes and fine-tuning (published).
+    Expected: 83.6 % on ImageNet after 1600 such epochs and fine-tuning (published).
     """
     return Run(
         name="mae",
@@ -173,7 +173,7 @@ def dino() -> Run:
 
     Command: `vitrail train DIR --recipe dino`; --knn 20 measures the features during training
     Cost: 100 epochs of 1.28 million images, each about four supervised ones.
-    Expected: kNN 69.3 % on ImageNet in 100 passes with the teacher's temperature at 0.04 throughout (published).
+    Expected: kNN 69.3 % on ImageNet in 100 epochs with a constant teacher temperature of 0.04 (published).
     """
     return Run(
         name="dino",

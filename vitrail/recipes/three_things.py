@@ -107,7 +107,7 @@ def _recipes() -> Iterator[Recipe]:
             f"ViT-{network}/16 on ImageNet for {EPOCHS} epochs, as in the follow-up (section 3).",
             module=__name__,
             cost=f"{passes(EPOCHS, 'imagenet')} at 224 pixels.",
-            expected="a point in Figures 1 to 3 of the follow-up, whose value is not printed; two branches are best.",
+            expected="a point in Figures 1 to 3 of the follow-up, without a printed value; two branches are best.",
         )
 
 
