@@ -1,4 +1,4 @@
-"""How many images fit in memory at once, found before training; the batch itself stays what was asked for.
+"""How many images fit in memory at once, found before training. The batch size itself does not change.
 
 The memory of a training step is weights, gradients and optimiser state, plus what the forward pass keeps for the
 backward pass, which grows with the number of images. The second is measured on a few images, so nothing has to
@@ -26,27 +26,27 @@ from vitrail.training.processes.sharding import sharded
 from vitrail.training.run import Run
 
 LARGEST = 512
-"""Images per step where nothing was asked for."""
+"""Largest default number of images per step."""
 STEPS_PER_EPOCH = 20
 """A small data set gets a smaller batch rather than fewer steps than this per epoch."""
 SMALLEST = 16
 SHARE = 0.8
-"""Of the memory that is free; the rest is for the caches and for other programs."""
+"""Share of the free memory that a step may use; the rest is for caches and other programs."""
 OVERHEAD = 1.6
 """Gradients of activations and scratch space, as a factor on the activations kept (peak measured: 1.2 to 1.4)."""
 INPUT_SHARE = 1 / 8
-"""Of what a block keeps, the part that is its input (measured: 0.07 in float32, 0.11 in bfloat16)."""
+"""Share of its input in the activations that a block keeps (measured: 0.07 in float32, 0.11 in bfloat16)."""
 LEAST_SHARE = 0.5
-"""What activation checkpointing leaves on a CPU, at least: the C library's heap keeps the holes between what was
-freed (peak measured for S/16 in bfloat16: 0.8 of the activations, where 0.3 are in use)."""
+"""Smallest share of the activations that activation checkpointing leaves on a CPU: the heap of the C library keeps
+freed memory (peak measured for S/16 in bfloat16: 0.8 of the activations, where 0.3 are in use)."""
 CPU_WORDS = ("DefaultCPUAllocator", "could not create a primitive", "could not create a memory", "std::bad_alloc")
-"""How torch says on a CPU that an allocation failed: its own, oneDNN's, C++'s."""
+"""Parts of torch's messages about failed allocations on a CPU: its own, oneDNN's, C++'s."""
 STATE_BYTES = 20
-"""Per trainable value: float32 gradient, two moments, averaged weights, and one passing copy of the weights."""
+"""Bytes per trainable value: float32 gradient, two moments, averaged weights, and one temporary copy."""
 COPIES_ON_A_DEVICE = 3
-"""Of the whole batch of images, which is not cut before it is mixed: as it came, mixed, and what is mixed in."""
+"""Copies of the whole batch in device memory: as loaded, mixed, and the images that are mixed in."""
 COPIES_AT_THE_LOADER = COPIES_ON_A_DEVICE + 3
-"""Where the network is in the memory that batches are decoded into: three of them wait."""
+"""Copies of the whole batch on a CPU, where three decoded batches wait in the same memory."""
 
 
 def default_batch(images: int) -> int:
@@ -118,7 +118,7 @@ def activation_bytes(objective: nn.Module, loss: Callable[[int], Tensor]) -> flo
 def passing_bytes(objective: nn.Module, loss: Callable[[int], Tensor], images: int = 2) -> float:
     """Return the bytes per image that a forward pass has in use at most, what it keeps and its images included.
 
-    From the difference of two batches, the smaller one of so many `images`; leaves the objective as it was.
+    Computed from the difference of two batches, of `images` and twice as many. The objective does not change.
     """
 
     def peak(number: int) -> int:

@@ -19,7 +19,7 @@ from vitrail.training.run import Run
 
 
 def training_loader(run: Run, source: Listed) -> Loader:
-    """Return this process's augmented share of `source`; `run` has every decision made."""
+    """Return a loader of this process's share of `source`, augmented. `run` has every decision made."""
     assert run.batch_size is not None
     shown = _shown(run)
     return Loader(
@@ -33,7 +33,7 @@ def training_loader(run: Run, source: Listed) -> Loader:
 
 
 def _shown(run: Run) -> Preprocess:
-    """How training images are prepared: as the others, but those that crops are cut from are whole, and larger."""
+    """Return how training images are prepared: like the others, but whole and larger if crops are cut from them."""
     assert run.preprocess is not None
     if not isinstance(run.objective, DINO):
         return run.preprocess
@@ -48,7 +48,7 @@ def micro_batch(run: Run) -> int:
 
 
 def evaluation_loader(run: Run, source: Listed) -> Loader:
-    """Return this process's share of `source` as it is, each image once."""
+    """Return a loader of this process's share of `source` without augmentation, each image once."""
     assert run.preprocess is not None and run.batch_size is not None
     return Loader(
         source,
@@ -65,8 +65,8 @@ def endless(
 ) -> Iterator[Batch]:
     """Yield the batches of a run from step number `step` on, epoch after epoch.
 
-    `tell(image, reason)` hears of each unreadable image once. Raises DataError when their share of the images
-    passes `max_bad`, or all of a class are unreadable.
+    `tell(image, reason)` is called once for each unreadable image. Raises DataError if their share of the images
+    exceeds `max_bad`, or if all images of a class are unreadable.
     """
     told = 0
     while True:
@@ -94,7 +94,7 @@ def _refuse_if_many(loader: Loader, max_bad: float) -> None:
 
 
 def _refuse_if_a_class_is_gone(loader: Loader, newly: list[int]) -> None:
-    """Raise DataError where the newly unreadable images were the last ones of a class that this process has."""
+    """Raise DataError if no image of a class is readable in this process any more."""
     if not isinstance(loader.source, Listed):
         return
     labels = loader.source.labels

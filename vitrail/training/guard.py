@@ -1,4 +1,4 @@
-"""What keeps a run safe: signals as a flag, one writer per folder, and no step that is not finite."""
+"""Protection of a run: signals set a flag, a folder has one writer, and non-finite updates are skipped."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Interrupted(VitrailError):
 
 
 class Diverged(TrainingError):
-    """Losses, gradients or weights are not finite: the same run would come to the same end."""
+    """Losses, gradients or weights are not finite. The same run would fail again."""
 
 
 class Stop(Exception):
-    """Raised by `Signals.check` where a loop is not the training loop's own; `signum` says which signal came."""
+    """Raised by `Signals.check` to end an evaluation after a signal, whose number is `signum`."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -56,9 +56,9 @@ class Stop(Exception):
 class Signals:
     """Context in which SIGTERM, SIGINT and SIGHUP only set a flag.
 
-    Nothing is saved inside a handler: it would run between any two bytecodes, in the middle of a save too. The
-    loop asks `requested()` once per step. A second Ctrl-C raises KeyboardInterrupt at once. Outside the main
-    thread Python delivers no signals, and this does nothing.
+    Nothing is saved inside a handler, because a handler can interrupt a save. The training step shares the `flags` of
+    all processes and the loop reads `agreed`. A second Ctrl-C raises KeyboardInterrupt at once. Outside the main thread
+    Python delivers no signals, and this context does nothing.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,10 @@ class Signals:
         self.received = self.received or number
 
     def requested(self) -> int | None:
-        """Return the signal that any process of the run received, on every process alike; None if none did."""
+        """Ask all processes, and return the signal that any of them received, on every process; None if none did.
+
+        All processes must call it together.
+        """
         if not world.any_(self.received is not None):
             return None
         return max(number or 0 for number in world.gather(self.received))
@@ -100,14 +103,14 @@ class Signals:
         return self._agreed if world.active() else self.received
 
     def check(self) -> None:
-        """Raise `Stop` if a signal has come, on every process alike."""
+        """Raise `Stop` on every process if any process received a signal. All processes must call it together."""
         if (signum := self.requested()) is not None:
             raise Stop(signum)
 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold the run folder for this process; the kernel lets go of it however the process ends.
+    """Lock the run folder for this process. The kernel releases the lock however the process ends.
 
     Raises UsageError if another process is writing there. The lock is on `<folder>/.lock`.
     """
@@ -130,11 +133,10 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 class FiniteGuard:
-    """Decides for each step whether its update may touch the weights.
+    """Counts steps that are not finite, and restores the running statistics (BatchNorm) that they changed.
 
-    A step whose loss or gradient norm is not finite is skipped: neither weights nor optimiser state see it, and
-    the running statistics that its forward pass has already moved (BatchNorm) are put back. After `limit` such
-    steps in a row `skip` raises TrainingError.
+    A step with a non-finite loss or gradient norm changes neither weights nor optimiser state. After `limit`
+    consecutive steps of this kind `skip` raises Diverged.
     """
 
     def __init__(self, module: nn.Module, limit: int) -> None:
@@ -149,7 +151,7 @@ class FiniteGuard:
         self._before: list[Tensor] = []
 
     def before_step(self) -> None:
-        """Remember what a forward pass changes."""
+        """Copy the statistics that a forward pass changes."""
         self._before = [buffer.clone() for buffer in self._statistics]
 
     def restore(self, unless: Tensor | None = None) -> None:
@@ -158,7 +160,7 @@ class FiniteGuard:
             buffer.copy_(before if unless is None else torch.where(unless, buffer, before))
 
     def finite(self, loss: float, norm: float) -> bool:
-        """May this step's update be applied? `loss` and `norm` are those of all processes together."""
+        """Return whether loss and gradient norm, over all processes, are finite."""
         if math.isfinite(loss) and math.isfinite(norm):
             self.in_a_row = 0
             return True
@@ -180,7 +182,7 @@ class FiniteGuard:
 
 
 def shorten(names: list[str], limit: int = 8) -> str:
-    """Write the first few names, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 

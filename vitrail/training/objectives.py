@@ -1,4 +1,4 @@
-"""From a run's settings to its objective: learning from labels, or one of those that need none."""
+"""Build the objective of a run from its settings, with or without labels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from vitrail.training.resolve import Resolved
 def build_objective(resolved: Resolved, model: nn.Module, classes: int) -> Objective:
     """Return the objective of a resolved run, which owns `model` as `build_model` gave it; `classes` are the data's.
 
-    What the weights started from hold besides the network goes on training, too; `resolved.decisions` says so.
+    If the starting weights hold parts of the objective besides the network, these are loaded too, and noted in
+    `resolved.decisions`.
     Raises UsageError where settings contradict each other or the model, and what `load_objective_weights` raises.
     """
     objective = _fresh(resolved, model, classes)
-    if resolved.start == resolved.run.weights:  # else the run goes on, and its checkpoint holds all of it
+    if resolved.start == resolved.run.weights:  # else the run is resumed, and its checkpoint holds everything
         resolved.decisions.update(load_objective_weights(resolved.run, objective))
     return objective
 

@@ -1,4 +1,4 @@
-"""Durations in optimiser steps, converted once, and the questions the loop asks about a step."""
+"""Durations converted to optimiser steps once, and what the loop asks about a step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from vitrail.training.optim.schedule import learning_rate
 from vitrail.training.run import Run, Schedule
 
 LINES = 2000
-"""Training lines in metrics.jsonl, at most: more than a plot can show."""
+"""Largest number of training lines in metrics.jsonl. A plot cannot show more."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """When what happens. All but `per_epoch`, `batch_size` and `limit` in optimiser steps.
+    """When each event of a run happens, in optimiser steps; `limit` is in seconds, `batch_size` in images.
 
-    With a time limit the whole schedule, warmup included, is compressed: how far the run is, is the larger of
-    steps done / steps planned and time spent / time allowed. Such a run ends on time with its learning rate at
-    the end of the schedule, but depends on the speed of the machine: repeating it does not give the same bits.
+    A time limit compresses the whole schedule, warmup included: the progress of the run is the larger of steps done /
+    steps planned and time spent / time allowed. Such a run ends on time, with its learning rate at the end of the
+    schedule. It depends on the speed of the machine, so repeating it does not give the same bits.
     """
 
     total: int
@@ -32,9 +32,9 @@ class Plan:
     checkpoint_every: int
     average_start: int
     grown: int
-    """Images have their full size from here on."""
+    """Step from which images have their full size."""
     limit: float | None
-    """Seconds of training (evaluations on the way included, the last one not)."""
+    """Seconds of training, including all evaluations but the last."""
     peak: float
     schedule: Schedule
     decay: tuple[float, float]
@@ -75,7 +75,7 @@ class Plan:
         return min(max(step / self.total, by_time), 1.0)
 
     def learning_rate(self, step: int, elapsed: float) -> float:
-        """Return the learning rate of update `step`, counted from 0."""
+        """Return the learning rate of step `step`, counted from 0."""
         at = float(step) if self.limit is None else self.done(step, elapsed) * self.total
         return learning_rate(
             at,
@@ -89,12 +89,12 @@ class Plan:
         )
 
     def weight_decay(self, step: int, elapsed: float) -> float:
-        """Return the weight decay of update `step`: from the first to the last along half a cosine."""
+        """Return the weight decay of step `step`, which follows half a cosine from first to last."""
         first, last = self.decay
         return last + (first - last) * (1 + math.cos(math.pi * self.done(step, elapsed))) / 2
 
     def moment(self, step: int, elapsed: float) -> Moment:
-        """Return how far the run is, as objectives are told."""
+        """Return the progress of the run for the objective."""
         return Moment(self.done(step, elapsed), self.total, self.per_epoch, self.batch_size)
 
     def growth(self, step: int, elapsed: float) -> float:
@@ -102,7 +102,7 @@ class Plan:
         return min(self.done(step, elapsed) * self.total / self.grown, 1.0)
 
     def left(self, elapsed: float) -> float | None:
-        """Return the seconds a time limit leaves; None without one."""
+        """Return the seconds left until the time limit; None without a limit."""
         return None if self.limit is None else max(self.limit - elapsed, 0.0)
 
     def over(self, step: int, elapsed: float) -> str:
@@ -112,14 +112,14 @@ class Plan:
         return "time limit" if self.limit is not None and elapsed >= self.limit else ""
 
     def evaluates(self, step: int) -> bool:
-        """Is there an evaluation after `step` steps?"""
+        """Return whether the run is evaluated after `step` steps."""
         return step > 0 and step % self.evaluate_every == 0
 
     def saves(self, step: int) -> bool:
-        """Is there a checkpoint after `step` steps?"""
+        """Return whether a checkpoint is saved after `step` steps."""
         return step > 0 and step % self.checkpoint_every == 0
 
     def logs(self, step: int) -> bool:
-        """Is there a line in metrics.jsonl after `step` steps?"""
+        """Return whether metrics.jsonl gets a line after `step` steps."""
         every = -(-self.total // LINES)
         return step % every == 0 or step == self.total or self.evaluates(step)

@@ -1,4 +1,4 @@
-"""What a run folder says about its run: written at the start, at each resume and at the end."""
+"""What is written to a run folder: at the start, for each step, at each resume and at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vitrail.training.validation.pictures import batch_picture
 @world.main_alone("looking at data and machine")
 @world.on_main
 def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits: Splits, tuned: Tuned) -> list[str]:
-    """Write config.yaml, run.json, classes.json and split.json; return what there is to say about the data."""
+    """Write config.yaml, run.json, classes.json and split.json. Return the notes about the data."""
     warned = set(splits.report.warnings)
     notes = [f"warning: {line}" if line in warned else line for line in splits.report.lines()]
     notes += [f"warning: {line}" for line in _leaks(splits)]
@@ -76,9 +76,9 @@ def _leaks(splits: Splits) -> Iterator[str]:
 @world.main_alone("looking at data and machine")
 @world.on_main
 def record_resume(folder: RunFolder, run: Run, step: int, tuned: Tuned) -> list[str]:
-    """Note in run.json where and how the run goes on; drop what was logged after `step`; write its new config.yaml.
+    """Note the resume in run.json, drop what was logged after `step`, and write the new config.yaml.
 
-    Returns how the batch is cut now, and how it was where that has changed.
+    Returns a note with the number of micro-batches, and the number before if it has changed.
     """
     before = from_yaml(folder.path / "config.yaml", run).accumulate
     facts = folder.read_json("run.json")
@@ -97,7 +97,7 @@ def record_resume(folder: RunFolder, run: Run, step: int, tuned: Tuned) -> list[
 
 @world.on_main
 def record_memory(folder: RunFolder, run: Run, say: Callable[[str], None], step: int, parts: int) -> None:
-    """Tell that a batch is cut into `parts` from `step` on, as memory ran out, for resumed runs to know."""
+    """Report and record that batches are cut into `parts` from `step` on, because memory ran out."""
     say(
         f"warning: out of memory at step {step}: going on with accumulate: {parts}, the same batch of "
         f"{run.batch_size} images in smaller pieces"
@@ -166,13 +166,13 @@ def record_batch(folder: RunFolder, batch: Prepared, class_names: list[str]) -> 
 def record_unreadable(
     folder: RunFolder, status: RunStatus, say: Callable[[str], None], image: str, reason: str
 ) -> None:
-    """Tell of a training image that another one takes the place of, and log it."""
+    """Report and log an unreadable training image, which another image replaces."""
     say(f"left out, unreadable: {image} ({reason})")
     folder.log("unreadable", status.step, image=image, reason=reason)
 
 
 def recorded_result(folder: RunFolder) -> Result | None:
-    """Return the result of a run that is over; None while it is not."""
+    """Return the result of a finished run; None if it is not finished."""
     values: dict[str, Any] | None = folder.read_json("run.json").get("result")
     if not values:
         return None
@@ -188,7 +188,7 @@ def recorded_result(folder: RunFolder) -> Result | None:
 
 
 def _partial(folder: RunFolder, tuned: Tuned) -> dict[str, Any]:
-    """What learns, and where the rest is; {} where everything learns."""
+    """Return what is tuned and where the frozen part is; {} if everything is tuned."""
     if tuned.base is None:
         return {}
     what = {"what": tuned.tune, "parameters": tuned.parameters, "of": tuned.of}

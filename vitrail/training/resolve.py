@@ -1,6 +1,6 @@
-"""From the run as asked for to the run as done: every None decided from the data, the weights and the machine.
+"""Decide every setting that a run leaves open, from the data, the weights and the machine.
 
-Each decision is a value in the returned `Run` and a sentence saying why, so that nothing is guessed silently and
+Each decision is a value in the returned `Run` and a sentence with the reason. So nothing is guessed silently, and
 `config.yaml` replays the run.
 """
 
@@ -35,18 +35,17 @@ from vitrail.weights.card import Card
 from vitrail.weights.load import load, read_card
 
 SNIFFED = 64
-"""Training images whose size is looked at."""
+"""Largest number of training images whose size is read."""
 USUAL_SIDE = 224
 LARGEST_CACHED = 256
 """Pixels of the longer side up to which an image counts as small."""
 COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch")
-"""Overrides of `Run.vit` that can be combined with weights from elsewhere: they change no tensor, or, as the patch,
-only resample some."""
+"""Fields of `Run.vit` that can be combined with existing weights: they change no tensor; the patch resamples some."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run without open questions, except the number of micro-batches, which needs the model."""
+    """A run with every decision made, except the number of micro-batches, which needs the model."""
 
     run: Run
     config: ViTConfig | ResNetConfig
@@ -187,7 +186,7 @@ def _check_objective(run: Run) -> None:
 
 
 def _kept_head(start: str | None, class_names: list[str]) -> str:
-    """Say that the classifier is kept. Raises UsageError where it is not one for these classes."""
+    """Return the decision to keep the classifier. Raises UsageError if it is for other classes."""
     if start is None:
         raise UsageError("keep_head keeps the classifier of the weights started from: say which (--from WEIGHTS)")
     card = read_card(start)
@@ -233,7 +232,7 @@ def image_sizes(source: Listed, count: int = SNIFFED) -> list[tuple[int, int]]:
                 with Image.open(io.BytesIO(image)) as opened:
                     return opened.height, opened.width
             return image.shape[0], image.shape[1]
-        except Exception:  # unreadable images are the loader's to report; here they only have no say
+        except Exception:  # the loader reports unreadable images; here they are ignored
             return None
 
     count = min(count, len(source))
@@ -244,7 +243,7 @@ def image_sizes(source: Listed, count: int = SNIFFED) -> list[tuple[int, int]]:
 
 
 def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -> int:
-    """Side of the square input for images like these: theirs where they are small, else 224; whole patches."""
+    """Return the side of the square input: that of the images if they are small, else 224; whole patches."""
     shorter = int(statistics.median(min(size) for size in sizes)) if sizes else USUAL_SIDE
     side = patch * (max(USUAL_SIDE // patch, 1) if shorter >= USUAL_SIDE else -(-shorter // patch))
     decisions["image_size"] = f"{side} px: the images' shorter side is {shorter} px (median), the patch {patch} px"
@@ -260,7 +259,7 @@ def _preprocess(image_size: tuple[int, int], sizes: list[tuple[int, int]], decis
 
 
 def _batch_size(run: Run, images: int, decisions: dict[str, str]) -> int:
-    """Images per optimiser step over all processes."""
+    """Return the number of images per optimiser step over all processes."""
     world_size = world.size()
     if images < world_size:
         raise DataError(f"{images} training images are too few for {world_size} processes")
@@ -277,7 +276,7 @@ def _batch_size(run: Run, images: int, decisions: dict[str, str]) -> int:
 
 
 def _cache(train: Listed, sizes: list[tuple[int, int]], decisions: dict[str, str]) -> Literal["yes", "no"]:
-    """Keep decoded images if they are small and take at most a quarter of the free memory."""
+    """Return whether to cache decoded images: if they are small and take at most a quarter of the free memory."""
     if not sizes:
         return "no"
     each = statistics.mean(3 * height * width for height, width in sizes)

@@ -1,4 +1,4 @@
-"""Losses that jump: noticed and named, with the images that made them, and not acted upon."""
+"""Detection of loss spikes. They are reported with their images; training does not change."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import statistics
 from collections import deque
 
 LOOKED_BACK = 50
-"""Steps with whose median a loss is compared."""
+"""Number of previous steps with whose median a loss is compared."""
 FEWEST = 20
-"""Steps before there is a median worth comparing with."""
+"""Smallest number of previous steps for a comparison."""
 TIMES = 10.0
-"""How many times the median makes a spike."""
+"""A loss of more than this many medians is a spike."""
 
 
 class Spikes:
-    """Compares each loss with the median of those before it."""
+    """Compares each loss with the median of previous losses."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=LOOKED_BACK)
 
     def times(self, loss: float) -> float | None:
-        """Return how many times the median `loss` is where that is a spike, else None; `loss` then counts, too."""
+        """Return `loss` divided by the median if it is a spike, else None. Finite losses enter later medians."""
         usual = statistics.median(self._losses) if len(self._losses) >= FEWEST else math.inf
         if math.isfinite(loss):
             self._losses.append(loss)

@@ -1,4 +1,4 @@
-"""Which way of learning suits these images, these weights and this machine: a rule in the open, and its answer.
+"""The rule that recommends a way of learning for images, weights and a machine.
 
 The rule is the table `RULES`, read from the top: it goes by how many images there are of each class, how many there
 are in all, and whether there are weights to start from. What it names is recommended unless it does not fit into the
@@ -15,7 +15,7 @@ from vitrail.errors import UsageError
 
 Name = Literal["few-shot", "linear probe", "attention-only", "full fine-tuning", "from scratch"]
 CHEAPER: tuple[Name, ...] = ("full fine-tuning", "attention-only", "linear probe", "few-shot")
-"""What takes the place of what is too slow or too large, in this order."""
+"""Ways from expensive to cheap: a cheaper one replaces one that is too slow or too large."""
 
 FEW = 10
 """Images per class up to which nothing is tuned. A judgement: of ten, a tenth held out leaves one to choose by. The
@@ -32,20 +32,20 @@ PRE_TRAINING = 14_000_000
 two sets on which the paper's large networks learn from scratch what convolutions bring along (section 4.3). That
 weights lose their use exactly here is a judgement."""
 LEAST_SHARE = 0.5
-"""Of its steps: a schedule that a time limit cuts to less is not recommended. A judgement."""
+"""Smallest share of its steps: a way that a time limit cuts to less is not recommended. A judgement."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What the rule goes by."""
+    """What the rule depends on."""
 
     images: int
     """In the training split."""
     classes: int
     weights: bool
-    """Are there any to start from?"""
+    """Whether there are weights to start from."""
     enlarged: bool = False
-    """Are the classes those of the weights, and the images to be larger than the weights are used to?"""
+    """Whether the classes are those of the weights and the images larger than the weights were trained on."""
 
     @property
     def each(self) -> float:
@@ -114,7 +114,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class Option:
-    """One way of learning, and what it will take here."""
+    """One way of learning, with the time and memory it takes here."""
 
     name: Name
     command: str
@@ -122,29 +122,29 @@ class Option:
     seconds: float
     """From pressing return to the prompt."""
     memory_bytes: int
-    """At the peak, without what Python and torch take by themselves."""
+    """Peak memory, without that of Python and torch themselves."""
     images_per_second: float
-    """Of learning, loading them included."""
+    """Speed of training, loading included."""
     steps: int
-    """Of the optimiser; 0 where the network stays as it is."""
+    """Number of optimiser steps; 0 if the network stays frozen."""
     why: str = ""
-    """What is to be known about it."""
+    """A note about this way."""
     recommended: bool = False
     share: float = 1.0
-    """Of its steps that a time limit leaves."""
+    """Share of its steps that a time limit leaves."""
     parts: dict[str, float] = field(default_factory=dict)
     """Where the seconds go."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The options, what was seen of data and machine, and what is recommended."""
+    """The options, the recommended one among them, and the facts about data and machine."""
 
     options: list[Option]
     why: str
     """The recommendation in two sentences."""
     source: str
-    """Where the rule that it follows comes from."""
+    """Source of the rule."""
     data: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
 

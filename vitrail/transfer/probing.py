@@ -1,4 +1,4 @@
-"""What the probes take besides asking the network: their own arithmetic, timed on random features, and memory."""
+"""Time and memory of probes apart from the network: their arithmetic, timed on random features."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vitrail.transfer.linear_probe import HOLDOUT, LEARNING_RATES, train_stack
 EPOCHS, MINIBATCH = 100, 256
 """Of `vitrail.transfer.linear_probe.linear_probe`, where nothing else is asked for."""
 PART = 1024
-"""Images that are timed, at most."""
+"""Largest number of images that are timed."""
 COPIES = 5
-"""Of a batch of images: what waits at the loader, what is asked about, and what it becomes."""
+"""Copies of a batch of images in memory: waiting at the loader, on the device, and converted."""
 
 
 def fewshot_seconds(shots: Sequence[int], seeds: int, strengths: int, *, classes: int, width: int, test: int) -> float:
@@ -43,7 +43,7 @@ def fewshot_seconds(shots: Sequence[int], seeds: int, strengths: int, *, classes
 
 
 def linear_seconds(images: int, *, classes: int, width: int, device: torch.device) -> float:
-    """Return how long the linear probe takes: all learning rates on what is not held out, then the best on all."""
+    """Return the seconds of a linear probe: all learning rates on the images not held out, then the best on all."""
     features, labels = _features(min(images, PART), width, classes)
     rows = np.arange(len(labels))
 
@@ -71,6 +71,6 @@ def answering_bytes(config: ViTConfig | ResNetConfig, image_size: int | None, ba
 
 
 def _features(images: int, width: int, classes: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Random features [images, width], and the classes in turn."""
+    """Return random features [images, width] and labels that cycle through the classes."""
     features = np.random.default_rng(0).standard_normal((images, width), dtype=np.float32)
     return features, np.arange(images, dtype=np.int64) % classes

@@ -1,4 +1,4 @@
-"""`--dry-run`: everything that can go wrong before the second step, tried without leaving a trace; and the cost."""
+"""`--dry-run`: try everything that can fail before the second step, without writing anything, and estimate the cost."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from vitrail.training.setup import Setup
 
 COPIES = 10
-"""A run folder holds about so many times the weights: checkpoints with optimiser state, best and last model."""
+"""Size of a run folder as a multiple of the weights: checkpoints with optimiser state, best and last model."""
 SAMPLED = 1000
-"""Steps at which the size of the images is looked at."""
+"""Number of steps at which the image size is computed."""
 FIRST = 8
-"""Images of the first step, which is slow: memory is allocated, kernels are chosen."""
+"""Number of images in the first step, which is slow: it allocates memory and chooses kernels."""
 SECONDS = 3.0
-"""That the second step may take, going by the first."""
+"""Seconds that the second step may take, as the first step predicts it."""
 
 
 @fast_float32()
 def check(run: Run, splits: Splits | None = None) -> tuple[dict[str, str], Cost]:
-    """Open the data, build the network, train on a few images; return what came of it, and what the run will cost.
+    """Open the data, build the network, train on a few images; return the findings and the cost of the run.
 
-    Raises what training itself would raise. Writes nothing.
+    splits: The data of the run, if they are open already. Raises the same errors as training. Writes nothing.
     """
     from vitrail.data.sources.open import open_data
     from vitrail.training.setup import set_up
@@ -123,7 +123,7 @@ def _cost(run: Run, resolved: Resolved, plan: Plan, rate: float, objective: Obje
 
 
 def _flops(run: Run, resolved: Resolved, plan: Plan, each: Callable[[tuple[int, int]], int]) -> float:
-    """Of the whole run, an image of a size taking `each`; images may grow on the way."""
+    """Return the FLOPs of the whole run; `each` returns those of an image of a size. Images may grow during the run."""
     from collections import Counter
 
     from vitrail.training.optim.progressive import Sizes
@@ -136,7 +136,7 @@ def _flops(run: Run, resolved: Resolved, plan: Plan, each: Callable[[tuple[int, 
 
 
 def _this_device(resolved: Resolved, reached: float) -> Device:
-    """This machine's device as if the rate that was just reached were its peak; nobody knows what it costs."""
+    """Return this machine's device, with the rate just reached as its peak. Its price is unknown."""
     from vitrail.costs.devices import Device
     from vitrail.device import free_memory
 

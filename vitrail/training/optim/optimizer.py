@@ -23,7 +23,7 @@ _TABLES = (nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batc
 
 
 def is_kernel(module: nn.Module, name: str) -> bool:
-    """Does weight decay fall on the parameter `name` that `module` itself owns?
+    """Return whether weight decay acts on the parameter `name` that `module` itself owns.
 
     A kernel is the matrix or convolution that a layer multiplies its input with: what the original code calls
     `kernel` and torch calls `weight` (`in_proj_weight` and its kin in nn.MultiheadAttention). Biases, the

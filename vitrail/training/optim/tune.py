@@ -1,4 +1,4 @@
-"""What of a trained network learns anew: everything, its attentions, its MLPs, or its classifier alone.
+"""Which part of a pretrained network is tuned: everything, its attention layers, its MLPs, or its classifier alone.
 
 The follow-up paper, section 4 ("Fine-tuning attention is all you need"), tunes the weights of the MHSA layers, a
 third of a ViT: 10 % less memory and 10 % less time than tuning everything, and only that third has to be stored. What
@@ -49,19 +49,19 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Tuned:
-    """What of a network learns, and where the rest is from."""
+    """Which part of a network is tuned, and where the frozen part comes from."""
 
     tune: Tune
     parameters: int
-    """Values that learn."""
+    """Number of tuned values."""
     of: int
-    """Values that there are."""
+    """Number of all values."""
     base: Base | None = None
-    """None where everything learns: there is no rest."""
+    """None if everything is tuned."""
 
 
 def check_tune(run: Run, config: ViTConfig | ResNetConfig) -> None:
-    """Raise UsageError where `run.tune` names a part that is not there."""
+    """Raise UsageError if `run.tune` names a part that the network does not have."""
     if run.tune == "all":
         return
     if run.weights is None:
@@ -107,7 +107,7 @@ def freeze_rest(model: nn.Module, tune: Tune) -> None:
 
 
 def _learning(model: nn.Module, tune: Tune) -> Iterator[nn.Module]:
-    """The modules below the classifier all of whose parameters learn."""
+    """Yield the modules below the classifier whose parameters are all tuned."""
     for module in model.modules():
         if tune == "attention" and isinstance(module, Attention | Relative | RelativeBias):
             yield module

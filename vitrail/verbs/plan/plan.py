@@ -1,4 +1,4 @@
-"""`vitrail plan`: which way of learning suits these images on this machine, what each will take, and the command."""
+"""`vitrail plan`: recommend a way of learning for these images on this machine, with time, memory and command."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from vitrail.transfer.plan import Plan
 
 NOTES = 5
-"""Of what was found in the data, on a terminal; `vitrail data check` has all."""
+"""Largest number of notes about the data on a terminal. `vitrail data check` shows all."""
 BUSY = 0.5
-"""Load per core from which on what is timed is the machine's business with others."""
+"""Load per core from which other programs disturb the timing."""
 
 
 def plan(
@@ -68,7 +68,7 @@ def plan(
 
 
 def _machine() -> dict[str, Any]:
-    """What the machine is, as far as it decides the times."""
+    """Return the facts about the machine that the times depend on."""
     import torch
 
     from vitrail.device import available_cores, choose_device, fast_bf16, free_memory
@@ -86,7 +86,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _data(asked: Question) -> dict[str, Any]:
-    """What the images are, as far as it decides what to do with them."""
+    """Return the facts about the images that the recommendation depends on."""
     import numpy as np
 
     from vitrail.training.resolve import image_sizes

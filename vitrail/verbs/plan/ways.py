@@ -1,4 +1,4 @@
-"""Each way of learning as an option of `vitrail plan`: its command, and what that command will take here."""
+"""Each way of learning as an option of `vitrail plan`: its command, with the time and memory it takes here."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ UNITS: dict[Name, float] = {
     "full fine-tuning": 3,
     "from scratch": 3,
 }
-"""How the time for timing is divided."""
+"""Relative share of each way in the time for timing."""
 AT_ONCE = 64
-"""Images that a probe asks for at once."""
+"""Number of images in a batch of a probe."""
 SAMPLE = 4
 """Number of images that warm up a probe."""
 LARGEST = 256
@@ -42,7 +42,7 @@ LARGEST = 256
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be planned."""
+    """What the user asked `vitrail plan` for, and the opened data."""
 
     path: str
     weights: str | None
@@ -105,7 +105,7 @@ def trained(asked: Question) -> Iterator[Option]:
 
 
 def _option(name: Name, asked: Question, rehearsal: Rehearsal, speeds: Speeds, words: list[str]) -> Option:
-    """What was timed as an option; where it takes longer than it may, with a time limit that makes it fit."""
+    """Return the timed way as an option; if it takes longer than the limit, with a --time-limit that makes it fit."""
     from vitrail.data.item import role_of
     from vitrail.transfer.plan import Option
     from vitrail.transfer.timing import training_seconds
@@ -141,7 +141,7 @@ def _option(name: Name, asked: Question, rehearsal: Rehearsal, speeds: Speeds, w
 
 
 def _about(rehearsal: Rehearsal, steps: int, share: float) -> str:
-    """What is trained, in a line."""
+    """Return a line about what is trained."""
     setup = rehearsal.setup
     run, plan = setup.run, setup.plan
     of = "" if share == 1 else f" of {plan.total:,} ({share:.0%})"
@@ -195,7 +195,7 @@ def probed(asked: Question, weights: str) -> Iterator[Option]:
 
 @dataclass(frozen=True)
 class Asking:
-    """A probe, as far as its time goes."""
+    """What decides the time of a probe."""
 
     name: Name
     verb: str
@@ -209,7 +209,7 @@ class Asking:
 
 
 def _probe(asked: Question, probe: Asking, source: Listed, weights: str) -> Option:
-    """Time the network on some images of `source`, and then the probe's arithmetic."""
+    """Return the probe as an option: time the network on some images of `source`, then the arithmetic of the probe."""
     from vitrail.transfer.plan import Option
     from vitrail.transfer.probing import answering_bytes
     from vitrail.transfer.timing import PROBE
@@ -253,6 +253,6 @@ def _asking(embedder: Embedder, source: Listed, seconds: float) -> tuple[float, 
 
 
 def enlarged(asked: Question, card: Card) -> bool:
-    """Are these the classes that the weights know, to be learned from larger images?"""
+    """Return whether the classes are those of the weights, and the images larger than those of the weights."""
     larger = asked.image_size is not None and asked.image_size > max(card.config.image_size)
     return larger and list(card.class_names) == asked.splits.class_names
