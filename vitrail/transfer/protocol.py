@@ -14,7 +14,6 @@ from vitrail.config import Percent, Steps
 from vitrail.data.item import Listed, role_of
 from vitrail.data.roles import NONE
 from vitrail.data.settings import Data
-from vitrail.data.sources.open import open_data
 from vitrail.errors import UsageError
 from vitrail.training.run import Run
 
@@ -87,6 +86,8 @@ def arrange(data: Data, share: float | None, seed: int) -> DevSplit:
     Raises UsageError for a share outside 0..1 or if settings would be chosen on the test split; DataError like
     `open_data`.
     """
+    from vitrail.data.sources.open import open_data  # which imports torch: `finetune --help` must not
+
     if share is not None and not 0 < share < 1:
         raise UsageError(f"--dev is {share:g}. The share of the training images to choose by must be between 0 and 1.")
     opened = open_data(replace(data, holdout=0.0), seed=seed)
