@@ -15,7 +15,7 @@ from vitrail.model.build import build
 from vitrail.model.taps import attention_maps
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.model.wide import compute_together
+from vitrail.model.wide import WideBlock, compute_together
 
 TINY = dict(
     width=32, depth=2, heads=2, mlp_dim=48, patch=8, image_size=32, classes=5, block="parallel", branches=2
@@ -146,3 +146,11 @@ def test_a_copy_computes_with_its_own_weights() -> None:
         for parameter in other.parameters():
             parameter.zero_()
     assert other(images).eq(0).all() and torch.equal(together(images), before) and before.abs().max() > 0
+
+
+def test_blocks_are_replaced_not_patched() -> None:
+    apart, together = pair()
+    compute_together(together)  # a second call changes nothing
+    assert [type(block) for block in together.blocks] == [WideBlock, WideBlock]
+    assert not any("forward" in vars(module) for module in together.modules())
+    assert [name for name, _ in together.named_modules()] == [name for name, _ in apart.named_modules()]

@@ -226,7 +226,10 @@ def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
     assert newest is not None
     ours = load_file(newest / "model.safetensors")
     assert torch.equal(ours["decoder.predict.weight"], theirs.decoder.decoder_pred.weight)
-    assert "tensors of the weights" in json.loads((folder / "run.json").read_text())["decisions"]["pre-training"]
+    assert (
+        "tensors of the pretrained weights"
+        in json.loads((folder / "run.json").read_text())["decisions"]["pre-training"]
+    )
 
 
 @pytest.mark.parametrize("name", ["masked-patch", "mae", "beit", "dino"])
