@@ -88,7 +88,7 @@ def test_images_without_a_class_neither_vote_nor_count() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (dict(k=[51]), "with 50 training images it goes from 1 to 50"),
+        (dict(k=[51]), "with 50 training images it must be from 1 to 50"),
         (dict(k=[0]), "from 1 to 50"),
         (dict(k=[]), "from 1 to 50"),
         (dict(k=[5], temperature=0.0), "the temperature is 0; it must be above 0"),

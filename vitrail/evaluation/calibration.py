@@ -1,7 +1,7 @@
-"""Does a network know how sure it may be? Calibration error, Brier score, and the numbers of a reliability diagram.
+"""Calibration of a classifier: calibration error, Brier score, and the numbers of a reliability diagram.
 
-Of all answers given with a confidence of 80 %, 80 % should be right. "On Calibration of Modern Neural Networks"
-(Guo et al., 2017, section 2): answers are sorted by the confidence of the best class into bins of equal width,
+Of all predictions with a confidence of 80 %, 80 % should be correct. "On Calibration of Modern Neural Networks"
+(Guo et al., 2017, section 2): predictions are sorted by the confidence of the best class into bins of equal width,
 (0, 1/M], (1/M, 2/M], ..., with M = 15, and each bin's accuracy is compared with its mean confidence.
 """
 
@@ -22,9 +22,9 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Calibration:
-    """How confidence and accuracy of answers agree, over the images whose class is known.
+    """Agreement of confidence and accuracy, over the images with a known class.
 
-    NaN where an answer is not finite, as in the loss, and in `brier` where an evaluation does not say.
+    Values are NaN if a prediction is not finite, as the loss is; `brier` is NaN if the evaluation did not compute it.
     """
 
     ece: float
@@ -34,13 +34,13 @@ class Calibration:
     brier: float
     """Mean squared distance of all probabilities from 1 for the true class and 0 for the others, 0 to 2."""
     accuracy: float
-    """Share of images whose best class is right."""
+    """Share of images whose best class is correct."""
     confidence: float
-    """Mean probability of the best class: above `accuracy` is too sure, below it too timid."""
+    """Mean probability of the best class; above `accuracy` the network is overconfident, below it underconfident."""
     edges: np.ndarray
-    """float64 [bins + 1], from 0 to 1; a bin holds its upper edge and not its lower one."""
+    """float64 [bins + 1], from 0 to 1; a bin includes its upper edge but not its lower one."""
     bin_count: np.ndarray
-    """int64 [bins]: images in each."""
+    """int64 [bins]: number of images in each bin."""
     bin_accuracy: np.ndarray
     """float64 [bins]; NaN in an empty bin."""
     bin_confidence: np.ndarray
@@ -48,7 +48,7 @@ class Calibration:
 
     @property
     def count(self) -> int:
-        """Images in all bins."""
+        """Return the number of images in all bins."""
         return int(self.bin_count.sum())
 
     def rows(self) -> Iterator[dict[str, float]]:
@@ -59,7 +59,7 @@ class Calibration:
 
 
 def calibration(found: Classification, bins: int = BINS) -> Calibration:
-    """Return how well calibrated the answers are, from the best class's probability in each row.
+    """Return the calibration of the predictions, from the probability of each image's best class.
 
     Raises UsageError for fewer than one bin.
     """
@@ -68,7 +68,7 @@ def calibration(found: Classification, bins: int = BINS) -> Calibration:
     known = found.known
     sure, right = found.probability[known, 0], found.correct[known]
     edges = np.linspace(0, 1, bins + 1)
-    # edges are compared in the precision of the confidences, where 3/15 and a probability of 0.2 are the same
+    # compared in the precision of the confidences, in which 3/15 and a probability of 0.2 are equal
     places = np.searchsorted(edges.astype(sure.dtype), sure, side="left") - 1
     places = places.clip(0, bins - 1)
     counts = np.bincount(places, minlength=bins)

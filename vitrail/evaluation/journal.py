@@ -1,7 +1,7 @@
-"""Predictions as they come, kept beside the file they are for: a call that was killed is gone on from.
+"""Journal of finished predictions, so that an interrupted call continues where it stopped.
 
-`.answers.csv.part` beside answers.csv is JSON lines: the key of the call (which network, what of it), then a row for
-each file in its order. It goes when answers.csv is there.
+`.answers.csv.part` beside answers.csv is JSON lines: first the key of the call (its network and settings), then a row
+for each file in order. It is deleted when answers.csv is complete.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from vitrail.files import lock
 
 
 class Journal:
-    """The rows that earlier calls for `out` have left, as far as `key` and `files` are the same; and their sequel.
+    """The finished rows of earlier calls for `out` with the same `key`, up to the first file that differs.
 
-    `files` are the files asked for, in order. `kept` is how many of them need no prediction. Raises UsageError where
-    it cannot be written.
+    `files` are the files to predict, in order. `kept` is the number of files that are already predicted. Raises
+    UsageError if the journal cannot be written.
     """
 
     def __init__(self, out: Path, key: Any, files: Iterable[Path]) -> None:
@@ -40,17 +40,17 @@ class Journal:
                     break
                 whole += len(line)
                 self.kept += 1
-            file.truncate(whole)  # what was torn by the kill, or is of another call
+            file.truncate(whole)  # removes an incomplete last row, or the rows of another call
             if not whole:
                 file.write(head)
             file.flush()
         except BlockingIOError as error:
-            raise UsageError(f"another process is writing {out}: wait for it, or give another file") from error
+            raise UsageError(f"another process is writing {out}: wait for it, or choose another file") from error
         except OSError as error:
             raise UsageError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def rows(self, predict: Callable[[int], Iterable[Row]]) -> Iterator[Row]:
-        """Yield the rows that are kept, then those of `predict(kept)`, each once it is kept as well."""
+        """Yield the finished rows, then those of `predict(kept)`, each after it is written to the journal."""
         with open(self.path, "rb") as file:
             for line in islice(file, 1, None):
                 row = _read(line)
@@ -62,13 +62,13 @@ class Journal:
                 yield row
 
     def close(self) -> None:
-        """Remove it: everything is where it belongs."""
+        """Delete the journal, because all rows are in their final file."""
         self.path.unlink(missing_ok=True)
         self._file.close()
 
 
 def _read(line: bytes) -> Row | None:
-    """A row of the file; None for one that was torn."""
+    """Return a row of the journal; None if the line is incomplete."""
     try:
         path, first, second = json.loads(line)
     except (ValueError, TypeError):

@@ -1,7 +1,7 @@
-"""k nearest neighbours by cosine similarity, voting with weight exp(similarity / temperature) (Wu et al. 2018; DINO).
+"""k nearest neighbours by cosine similarity; votes have weight exp(similarity / temperature) (Wu et al. 2018; DINO).
 
-Similarities are computed block by block and only the best so far are kept, so memory depends neither on the number
-of training images nor on that of test images.
+Similarities are computed in blocks and only the largest are stored, so memory does not depend on the number of training
+or test images.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vitrail.evaluation.features import Features
 
 TEST_ROWS = 1024
 TRAIN_ROWS = 16384
-"""Rows of a block of similarities: 64 MiB."""
+"""Rows and columns of a block of similarities, 64 MiB."""
 NEIGHBOURS = (20,)
-"""Of DINO's 10, 20, 100 and 200 the one that usually is best."""
+"""The value that is usually best among DINO's 10, 20, 100 and 200."""
 TEMPERATURE = 0.07
 
 
@@ -32,9 +32,9 @@ class KNN:
 
     temperature: float
     top1: dict[int, float]
-    """k -> share of test images whose class has most votes."""
+    """k -> share of test images whose class has the most votes."""
     top5: dict[int, float]
-    """k -> share of test images whose class has votes, and is among the five with most."""
+    """k -> share of test images whose class has votes and is among the five classes with the most."""
     train_images: int
     test_images: int
 
@@ -57,7 +57,7 @@ def knn(
     source, labels = train.known("training")
     asked, truth = test.known("test")
     if not k or min(k) < 1 or max(k) > len(labels):
-        raise UsageError(f"k is {list(k)}; with {len(labels)} training images it goes from 1 to {len(labels)}")
+        raise UsageError(f"k is {list(k)}; with {len(labels)} training images it must be from 1 to {len(labels)}")
     if not temperature > 0:
         raise UsageError(f"the temperature is {temperature:g}; it must be above 0")
     classes = len(train.class_names)
@@ -82,9 +82,9 @@ def knn(
 def neighbours(
     train: np.ndarray, test: np.ndarray, k: int, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, for blocks of `test` rows in order, cosine similarity [b, k] and row in `train` [b, k] of the nearest.
+    """Yield cosine similarities [b, k] and rows in `train` [b, k] of the nearest neighbours of blocks of `test` rows.
 
-    The nearest come first. Both are [n, width]; a row of zeros is equally far from everything.
+    The nearest neighbour comes first. train, test: [n, width]; a row of zeros has similarity 0 to every row.
     """
     for begin in range(0, len(test), TEST_ROWS):
         asked = _unit(test[begin : begin + TEST_ROWS], device)
@@ -104,6 +104,6 @@ def _unit(rows: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def _votes(similarity: Tensor, label: Tensor, temperature: float, classes: int) -> Tensor:
-    """Sum of the neighbours' votes [b, classes]; the nearest one's is 1, whatever the temperature."""
+    """Return the sum of the neighbours' votes [b, classes]; the nearest neighbour's vote is always 1."""
     weight = ((similarity - similarity[:, :1]) / temperature).exp()
     return weight.new_zeros(len(label), classes).scatter_add_(1, label, weight)
