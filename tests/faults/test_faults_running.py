@@ -394,11 +394,12 @@ def short_of_memory(megabytes: int) -> None:
     """This process may take so much address space as it has in the first step, and so much more."""
     from vitrail.training import step as stepping
 
-    original = stepping.seed_step
+    original, waiting = stepping.seed_step, [0]
     resource.setrlimit(resource.RLIMIT_AS, (2**50, resource.RLIM_INFINITY))  # there is a limit from the start
 
     def seed_step(seed: int, step: int, rank: int) -> None:
-        if step == 0:
+        if step in waiting:  # once: the step is repeated in smaller pieces
+            waiting.remove(step)
             here = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
             resource.setrlimit(resource.RLIMIT_AS, (here + megabytes * 2**20,) * 2)
         original(seed, step, rank)
