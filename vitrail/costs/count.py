@@ -83,7 +83,7 @@ def _macs(config: Config) -> int:
         return one + (config.depth - 1) * (two - one)
     number = 2 if isinstance(config, ResNetConfig) else 1  # GroupNorm refuses a single pixel of a single image
     with torch.device("meta"):
-        model, images = build(config).eval(), _images(config, number, "meta")
+        model, images = build(config).eval().to("meta"), _images(config, number, "meta")
     return counted_macs(lambda: every_token(model, images)) // number
 
 

@@ -51,8 +51,10 @@ def init_weights(model: nn.Module) -> None:
     and the last norm of a hybrid's bottleneck starts at zero. AxialResNet's projections are lecun_normal and
     its relative positions normal with variance 1 / features of a head, as in Axial-DeepLab's code.
     lecun_normal is a normal truncated at two standard deviations with variance 1/fan_in; xavier_uniform takes
-    fan_in + fan_out of one projection.
+    fan_in + fan_out of one projection. On the meta device, where tensors have no values, nothing is done.
     """
+    if next(model.parameters()).is_meta:
+        return
     for module in model.modules():
         _init_module(module)
     for module in model.modules():

@@ -109,7 +109,34 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return torch.native_layer_norm(x.to(dtype), x.shape[-1:], weight, bias, eps)[0]
 
 
-class Linear(nn.Linear):
+def device_of_constants() -> str | None:
+    """Return the device for buffers with values that no file holds: the CPU where a network is built on "meta"."""
+    return "cpu" if torch.get_default_device().type == "meta" else None
+
+
+class _NoValuesOnMeta:
+    """A layer of torch's that draws no initial values on the meta device, where tensors have none.
+
+    For its first random number there torch would import 900 modules, which takes seconds and 150 MB.
+    """
+
+    weight: Tensor
+
+    def reset_parameters(self) -> None:
+        """Draw torch's initial values."""
+        if not self.weight.is_meta:
+            super().reset_parameters()  # type: ignore[misc]
+
+
+class PlainLinear(_NoValuesOnMeta, nn.Linear):
+    """`nn.Linear`, computed as torch does."""
+
+
+class Conv2d(_NoValuesOnMeta, nn.Conv2d):
+    """`nn.Conv2d`."""
+
+
+class Linear(_NoValuesOnMeta, nn.Linear):
     """`nn.Linear` through `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:

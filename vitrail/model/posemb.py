@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from vitrail.model.layers import device_of_constants
 from vitrail.model.resize import resize_bias, resize_line, resize_positions
 from vitrail.model.variants import ViTConfig
 
@@ -89,7 +90,9 @@ class SinCos(Positions):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        self.register_buffer("where", torch.empty(0), persistent=False)  # follows the model
+        self.register_buffer(
+            "where", torch.empty(0, device=device_of_constants()), persistent=False
+        )  # follows the model
         self.where: Tensor
         self._tables: dict[tuple[Grid, torch.device, torch.dtype], Tensor] = {}
 

@@ -6,7 +6,7 @@ tensor that is memory-mapped stays so: privately and copy-on-write, so that trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.model.build import build
@@ -81,7 +80,7 @@ def assemble(card: Card, source: Source, report: LoadReport, changes: Changes) -
     config = changes.apply(old)
     model = skeleton(config)
     if changes.classes is not None:
-        with _NoMemory():
+        with torch.device("meta"):
             model.reset_head(changes.classes)
         config = model.config
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -105,43 +104,13 @@ def assemble(card: Card, source: Source, report: LoadReport, changes: Changes) -
     return model.eval()
 
 
-_MADE: frozenset[Any] = frozenset((torch.empty, torch.zeros, torch.ones, torch.full))
-_FILLED: frozenset[Any] = frozenset(
-    (
-        *(Tensor.uniform_, Tensor.normal_, Tensor.zero_, Tensor.fill_),
-        *(Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_),  # of a truncated normal
-    )
-)
-
-
-class _NoMemory(TorchFunctionMode):
-    """Empty and constant tensors without memory, on the meta device; values that are computed stay real.
-
-    `torch.device("meta")` would take the values of buffers too, such as the pixel statistics, which no file has.
-    Initialising what has no memory is skipped: for its first random number without an effect, torch imports 900
-    modules, which takes seconds and 150 MB.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in _MADE and kwargs.get("device") is None:
-            kwargs["device"] = "meta"
-        elif func in _FILLED or getattr(func, "__module__", "") == "torch.nn.init":
-            tensor = args[0] if args else kwargs["tensor"]
-            if tensor.is_meta:
-                return tensor
-        return func(*args, **kwargs)
-
-
 def skeleton(config: Config) -> ViT | ResNet:
     """Return the network of a config whose parameters have no memory yet. Raises WeightsError where none can be."""
     layers = config.depth * config.branches if isinstance(config, ViTConfig) else sum(config.units)
     if layers > DEEPEST:
         raise WeightsError(f"a network of {layers} layers is claimed; up to {DEEPEST} are believed")
     try:
-        with _NoMemory():
+        with torch.device("meta"):
             return build(config)
     except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:  # sizes below 0, and such
         raise WeightsError(f"no network can be built from its config: {error}") from error

@@ -8,6 +8,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
+from vitrail.model.layers import PlainLinear
 from vitrail.model.resnet.stdconv import group_norm
 
 HEADS = 8
@@ -55,7 +56,7 @@ class AxisAttention(nn.Module):
         value = width // HEADS
         self.sizes = [value // 2, value // 2, value]  # features of q, k and v in each head
         self.span = span
-        self.qkv = nn.Linear(width, 2 * width, bias=False)
+        self.qkv = PlainLinear(width, 2 * width, bias=False)
         self.relative = nn.Parameter(torch.empty(sum(self.sizes), 2 * span - 1))
 
     def forward(self, lines: Tensor) -> Tensor:

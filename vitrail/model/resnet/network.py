@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model.init import init_weights
+from vitrail.model.layers import PlainLinear
 from vitrail.model.recompute import recomputable
 from vitrail.model.resnet.axial import RowColumnAttention
 from vitrail.model.resnet.stdconv import StdConv2d, group_norm
@@ -58,7 +59,7 @@ class ResNet(nn.Module):
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         self.norm = group_norm(inputs, config.group_norm_eps)
-        self.head = nn.Linear(inputs, config.classes) if config.classes else None
+        self.head = PlainLinear(inputs, config.classes) if config.classes else None
         init_weights(self)
 
     def spatial(self, width: int, stride: int, size: tuple[int, int]) -> nn.Module:
@@ -88,7 +89,7 @@ class ResNet(nn.Module):
         weight = self.norm.weight
         self.head = None
         if classes:
-            self.head = nn.Linear(weight.numel(), classes, device=weight.device, dtype=weight.dtype)
+            self.head = PlainLinear(weight.numel(), classes, device=weight.device, dtype=weight.dtype)
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
 

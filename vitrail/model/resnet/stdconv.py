@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.model.layers import Conv2d
 from vitrail.model.variants import StdConv
 
 _EPSILON = {"bit": 1e-10, "timm": 1e-8}
 """What is added to the variance."""
 
 
-class StdConv2d(nn.Conv2d):
+class StdConv2d(Conv2d):
     """Square convolution without bias whose kernel is standardised, per output channel, each time it is used.
 
     Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization". The mean

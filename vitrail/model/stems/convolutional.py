@@ -11,6 +11,7 @@ import math
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
+from vitrail.model.layers import Conv2d
 from vitrail.model.stems.hybrid import HybridStem
 from vitrail.model.stems.patch import LinearStem
 from vitrail.model.variants import ViTConfig
@@ -73,7 +74,7 @@ class EarlyConvStem(_Layers):
         for width in _doubling_widths(config):
             layers += [*_halving(inputs, width, config), nn.ReLU()]
             inputs = width
-        super().__init__([*layers, nn.Conv2d(inputs, config.width, 1)])
+        super().__init__([*layers, Conv2d(inputs, config.width, 1)])
 
 
 class HMLPStem(_Layers):
@@ -94,9 +95,9 @@ class HMLPStem(_Layers):
         for kernel in stages:
             width = config.width // 4
             gelu = nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
-            layers += [nn.Conv2d(inputs, width, kernel, kernel), _norm(width, config), gelu]
+            layers += [Conv2d(inputs, width, kernel, kernel), _norm(width, config), gelu]
             inputs = width
-        layers += [nn.Conv2d(inputs, config.width, last, last), _norm(config.width, config)]
+        layers += [Conv2d(inputs, config.width, last, last), _norm(config.width, config)]
         super().__init__(layers)
 
 
@@ -133,7 +134,7 @@ def _norm(features: int, config: ViTConfig) -> nn.Module:
 
 def _halving(inputs: int, outputs: int, config: ViTConfig) -> list[nn.Module]:
     """A 3x3 convolution that halves the map and its norm, which makes a bias superfluous."""
-    return [nn.Conv2d(inputs, outputs, 3, 2, padding=1, bias=False), _norm(outputs, config)]
+    return [Conv2d(inputs, outputs, 3, 2, padding=1, bias=False), _norm(outputs, config)]
 
 
 def _doubling_widths(config: ViTConfig) -> list[int]:

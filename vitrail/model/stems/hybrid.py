@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
+from vitrail.model.layers import Conv2d
 from vitrail.model.resnet.stdconv import StdConv2d, group_norm
 from vitrail.model.variants import ViTConfig
 
@@ -49,7 +50,7 @@ class HybridStem(nn.Module):
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         cell = config.patch // ratio
-        self.proj = nn.Conv2d(features, config.width, cell, cell)
+        self.proj = Conv2d(features, config.width, cell, cell)
 
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""

@@ -6,16 +6,18 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vitrail.model.layers import compute_dtype, linear
+from vitrail.model.layers import compute_dtype, device_of_constants, linear
 from vitrail.model.variants import ViTConfig
 
 
 def pixel_statistics(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
     """Return (scale, shift), each [channels, 1, 1]: `(u - 128) * scale + shift` normalises a uint8 pixel u.
 
-    Pixels are centred on 128 because -128..127 is exact even in bfloat16, and small numbers round less.
+    Pixels are centred on 128 because -128..127 is exact even in bfloat16, and small numbers round less. No file holds
+    these values, so they are real even where a network is built on the meta device.
     """
-    mean_, std_ = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (mean, std))
+    device = device_of_constants()
+    mean_, std_ = (torch.tensor(v, dtype=torch.float64, device=device).view(-1, 1, 1) for v in (mean, std))
     return (1 / (255 * std_)).float(), ((128 / 255 - mean_) / std_).float()
 
 
