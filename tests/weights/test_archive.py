@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from vitrail import files
 from vitrail.errors import WeightsError
-from vitrail.weights import npz
 from vitrail.weights.archive import open_archive
 
 TENSORS = {
@@ -279,7 +279,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, monke
     np.savez_compressed(tmp_path / "w.npz", a=np.zeros(1 << 20, np.float32))
     with open_archive(tmp_path / "w.npz") as archive:  # a few megabytes of zeros are a fresh classifier
         assert not archive["a"].any()
-    monkeypatch.setattr(npz, "LARGE", 1 << 20)
+    monkeypatch.setattr(files, "LARGEST_UNPACKED", 1 << 20)
     with pytest.raises(WeightsError, match=r"claims to unpack to 4,194,\d\d\d: no weights compress like that"):
         open_archive(tmp_path / "w.npz")
 
@@ -319,7 +319,7 @@ def test_what_is_no_array_in_an_npz_is_not_passed_over(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "w.npz")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("notes.txt", "hello")
-    with pytest.raises(WeightsError, match=r"'notes\.txt'.* is no array"):
+    with pytest.raises(WeightsError, match=r"'notes\.txt'.* is not an array"):
         open_archive(path)
 
 

@@ -1,7 +1,7 @@
 """`open_archive`: the tensors of any weight file or folder by name, without reading them before they are asked for.
 
 The kind of a file is known by its first bytes, not by its name. Nothing in a file is executed, and nothing it
-claims is believed before it is compared with what is there: see `npz.py` and `torchfile.py`; safetensors checks
+claims is believed before it is compared with what is there: see `Npz` and `torchfile.py`; safetensors checks
 its own header.
 
 Tensors of .safetensors and .pth files are memory-mapped, privately and copy-on-write: they may be written to,
@@ -11,7 +11,6 @@ must be replaced (as everything here does), not overwritten in place.
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -20,11 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.errors import WeightsError, did_you_mean
-from vitrail.weights.npz import Npz
+from vitrail.files import Npz, read_json_object
 from vitrail.weights.torchfile import read_torch
 
 Kind = Literal["npz", "safetensors", "torch"]
@@ -161,10 +161,7 @@ def _open_file(path: Path) -> Archive:
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 40:
         return _open_safetensors(path)
     if head.startswith(b"PK") and _is_npz(path):
-        npz = Npz(path)
-        archive = Archive(path, "npz", {name: member.shape for name, member in npz.members.items()}, npz.read)
-        archive.stack.callback(npz.close)
-        return archive
+        return _open_npz(path)
     if head.startswith((b"PK", b"\x80")):
         tensors, notes = read_torch(path)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -173,6 +170,18 @@ def _open_file(path: Path) -> Archive:
         f"{path} cannot be read: truncated, damaged or of another kind (its first bytes, {head!r}, are those of no "
         "safetensors, .npz or PyTorch file)"
     )
+
+
+def _open_npz(path: Path) -> Archive:
+    npz = Npz(path, WeightsError)
+
+    def read(name: str) -> Tensor:
+        tensor = torch.from_numpy(npz.read(name))
+        return tensor.view(torch.bfloat16) if npz.is_bfloat16(name) else tensor
+
+    archive = Archive(path, "npz", {name: header.shape for name, header in npz.headers.items()}, read)
+    archive.stack.callback(npz.close)
+    return archive
 
 
 def _is_npz(path: Path) -> bool:
@@ -241,13 +250,5 @@ def _open_index(index: Path) -> Archive:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A JSON object beside the weights; {} where there is none."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise WeightsError(f"{path} should hold a JSON object, not a {type(content).__name__}")
-    return content
+    """Return a JSON object next to the weights, {} if there is no such file."""
+    return read_json_object(path, WeightsError) if path.is_file() else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
+from vitrail.files import read_json_object
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
@@ -80,7 +80,7 @@ def _has_config(folder: Path, origin: str) -> bool:
     """Is there a config.json that this library understands?"""
     file = folder / "config.json"
     key = "architecture" if origin == "timm" else "model_type"
-    return file.is_file() and key in json.loads(file.read_text(encoding="utf-8"))
+    return file.is_file() and key in read_json_object(file, WeightsError)
 
 
 def _in_timm(folder: Path, model: ViT | ResNet, images: Tensor) -> Layers:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.errors import WeightsError
+from vitrail.files import Npz
 from vitrail.weights.archive import Archive
-from vitrail.weights.npz import Npz
 from vitrail.weights.writing import refuse_folder
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16)}
@@ -29,12 +30,9 @@ def found_dtypes(archive: Archive, names: Iterable[str]) -> dict[str, Any]:
 def _dtypes(archive: Archive, names: Iterable[str]) -> dict[str, str]:
     if archive.kind != "npz":  # memory-mapped: nothing is read
         return {name: str(archive[name].dtype).removeprefix("torch.") for name in names}
-    npz = Npz(archive.path)  # the headers alone
-    try:
-        kinds = {name: npz.members[name].dtype for name in names}
-    finally:
-        npz.close()
-    return {name: "bfloat16" if kind == np.dtype("V2") else kind.name for name, kind in kinds.items()}
+    npz = Npz(archive.path, WeightsError)  # reads only the headers
+    npz.close()
+    return {name: "bfloat16" if npz.is_bfloat16(name) else npz.headers[name].dtype.name for name in names}
 
 
 def write_npz(path: Path, tensors: Mapping[str, Tensor], origin: Mapping[str, Any]) -> None:
