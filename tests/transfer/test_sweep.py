@@ -28,7 +28,7 @@ from vitrail.transfer.grid import Sweep, Trials
 from vitrail.transfer.protocol import arrange, dev_share
 from vitrail.transfer.sweep import TrialResult, choose, spread, sweep
 from vitrail.transfer.trial import OUTCOME, Outcome, Trial, here
-from vitrail.weights.fingerprint import weights_fingerprint
+from vitrail.weights.load import weights_fingerprint
 
 
 def tiny(data: str = "digits", **changes: Any) -> Run:

@@ -28,7 +28,6 @@ from vitrail.model.build import build
 from vitrail.model.resize import resize_positions
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.weights import load as load_module
-from vitrail.weights import npz
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected, fill, skeleton
 from vitrail.weights.card import Card
@@ -181,8 +180,8 @@ def test_an_array_of_all_layers_is_read_once(
         arrays[name] = np.stack([arrays.pop(f"toy/blocks.{index}.{name}") for index in (0, 1)])
     np.savez(tmp_path / "w.npz", **arrays)
     read: list[str] = []
-    original = npz.Npz.read
-    monkeypatch.setattr(npz.Npz, "read", lambda self, name: read.append(name) or original(self, name))
+    original = files.Npz.read
+    monkeypatch.setattr(files.Npz, "read", lambda self, name: read.append(name) or original(self, name))
     loaded = load(tmp_path / "w.npz")
     assert sorted(read) == sorted(arrays)
     for name, tensor in loaded.state_dict().items():

@@ -14,8 +14,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
-from vitrail.weights.architecture import architecture
-from vitrail.weights.card import Card
+from vitrail.weights.card import Card, architecture
 from vitrail.weights.hub.publish import prepare, push, readme
 from vitrail.weights.load import load
 

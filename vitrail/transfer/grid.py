@@ -17,7 +17,7 @@ from vitrail.errors import UsageError
 from vitrail.training.run import Run
 from vitrail.transfer.protocol import DevSplit, arrange
 from vitrail.transfer.trial import Trial, trial_key
-from vitrail.weights.fingerprint import weights_fingerprint
+from vitrail.weights.load import weights_fingerprint
 
 SEEDS = (0, 1, 2)
 """Table 2: "averaged over three fine-tuning runs"."""

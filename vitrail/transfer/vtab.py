@@ -27,7 +27,7 @@ from vitrail.training.run import Run
 from vitrail.transfer.sweep import Spread
 from vitrail.transfer.trial import Outcome, Trial, finished, run_trial, trial_key
 from vitrail.transfer.vtab_means import PUBLISHED, draw, means
-from vitrail.weights.fingerprint import weights_fingerprint
+from vitrail.weights.load import weights_fingerprint
 
 log = logging.getLogger("vitrail")
 TABLE, FIGURE = "vtab.json", "vtab.png"

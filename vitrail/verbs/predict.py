@@ -80,7 +80,7 @@ def predict(
         raise UsageError(f"merge is for a folder of answers (--out), not for {out or 'the terminal'}")
     from vitrail.device import available_cores
     from vitrail.evaluation.predict import Prediction, Summary, Unreadable, predict_files
-    from vitrail.weights.fingerprint import weights_fingerprint
+    from vitrail.weights.load import weights_fingerprint
 
     network, ask = _engine(model, device, precision)
     threads = available_cores() // 2 if workers is None else workers

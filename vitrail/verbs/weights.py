@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitrail.errors import UsageError, WeightsError
 
 if TYPE_CHECKING:
+    from vitrail.weights.assemble import LoadReport
     from vitrail.weights.card import Card
-    from vitrail.weights.report import LoadReport
     from vitrail.weights.save import Saved
     from vitrail.weights.verify import Verification
 
@@ -98,7 +98,7 @@ def info(source: str | Path, *, tensors: bool = False) -> Info:
         source: A run, a model folder, a weight file of any known library, or a name on the hub.
         tensors: List every tensor, too, with its shape and a summary of its values.
     """
-    from vitrail.weights.architecture import architecture, parameters
+    from vitrail.weights.card import architecture, parameters
     from vitrail.weights.load import load
 
     model: Any = load(source)

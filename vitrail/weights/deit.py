@@ -28,11 +28,9 @@ from vitrail.model.stems.convolutional import hmlp_stages
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.formats import Found
-from vitrail.weights.mapping import Entry, same, same_pair
-from vitrail.weights.shapes import rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.formats import Found, foreign_tensors, refuse_folder, state_of, write_tensors
+from vitrail.weights.mapping import Entry, rows, same, same_pair, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.read_config import is_timms
-from vitrail.weights.writing import foreign_tensors, refuse_folder, state_of, write_tensors
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

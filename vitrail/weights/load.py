@@ -6,6 +6,7 @@ is not, or the file is refused. What happened is in `model.load_report`.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -20,14 +21,13 @@ from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ResizeMode
 from vitrail.model.vit import ViT
 from vitrail.weights import store
-from vitrail.weights.archive import Archive, open_archive
-from vitrail.weights.assemble import HEAD, Changes, admit, assemble, expected
+from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES, Archive, open_archive
+from vitrail.weights.assemble import HEAD, Changes, LoadReport, admit, assemble, expected
 from vitrail.weights.base import Base
 from vitrail.weights.card import Card
 from vitrail.weights.formats import Format, Found, recognise
-from vitrail.weights.hub.licence import licence_beside
+from vitrail.weights.hub.download import licence_beside
 from vitrail.weights.mapping import Entry
-from vitrail.weights.report import LoadReport
 from vitrail.weights.store import checksum, find_model, is_ours, load_model
 
 
@@ -224,3 +224,30 @@ def _converted(archive: Archive, entry: Entry, parts: list[Tensor], like: Tensor
             f"{archive.path}: {shapes} does not fit the model's {entry.ours!r}, which is {tuple(like.shape)}{problem}"
         )
     return tensor
+
+
+def weights_fingerprint(source: Path | str) -> str:
+    """Return a hash of the weights that `load(source)` would read, and of the JSON beside them; 16 hex digits.
+
+    The place does not matter: a copy has the same one. Raises WeightsError where there is nothing, or it cannot be
+    read.
+    """
+    path = local(source)
+    total = hashlib.blake2b(digest_size=8)
+    try:
+        for file in _files(path):
+            total.update(f"{file.suffix}\0".encode())
+            with file.open("rb") as stream:
+                total.update(hashlib.file_digest(stream, "sha256").digest())
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from error
+    return total.hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    if is_ours(path):
+        return [find_model(path)]
+    if path.is_file() and path.name not in (*SINGLE, *INDEX):  # nothing beside it is looked at
+        return [path]
+    folder = path if path.is_dir() else path.parent
+    return sorted(file for file in folder.iterdir() if file.suffix in (*SUFFIXES, ".json") and file.is_file())

@@ -26,10 +26,9 @@ from vitrail.files import replacing
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ResizeMode
 from vitrail.model.vit import ViT
-from vitrail.weights.assemble import Changes, admit, assemble, check_finite, expected
+from vitrail.weights.assemble import Changes, LoadReport, admit, assemble, check_finite, expected
 from vitrail.weights.base import Base
 from vitrail.weights.card import Card
-from vitrail.weights.report import LoadReport
 
 WEIGHTS = "model.safetensors"
 CARD = "card.json"

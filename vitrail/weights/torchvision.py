@@ -22,10 +22,8 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.formats import Found
-from vitrail.weights.mapping import Entry, same, same_pair
-from vitrail.weights.shapes import rows, shape_of, square_side, stem_sizes, usual_heads
-from vitrail.weights.writing import foreign_tensors, origin_of, refuse_folder, state_of, write_tensors
+from vitrail.weights.formats import Found, foreign_tensors, origin_of, refuse_folder, state_of, write_tensors
+from vitrail.weights.mapping import Entry, rows, same, same_pair, shape_of, square_side, stem_sizes, usual_heads
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 POSITIONS = "encoder.pos_embedding"

@@ -48,7 +48,7 @@ def open_job(verb: str, model: str | Path, paths: tuple[str | Path, ...], out: s
     from vitrail.data.sources.open import find
     from vitrail.data.split import fingerprint
     from vitrail.evaluation.bulk import Job
-    from vitrail.weights.fingerprint import weights_fingerprint
+    from vitrail.weights.load import weights_fingerprint
 
     folder = refuse_within(out, str(paths[0]))
     splits = find(str(paths[0])).splits

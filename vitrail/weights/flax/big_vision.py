@@ -1,6 +1,6 @@
 """big_vision's .npz: its Vision Transformers, alone or as the image tower of SigLIP and its kin.
 
-The names are those of `flax_encoder` in the linen count, and
+The names are those of `encoder.py` in the linen count, and
 
 | theirs | shape | ours |
 |---|---|---|
@@ -33,11 +33,9 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.flax import encoder as flax
-from vitrail.weights.flax.limits import expressible
-from vitrail.weights.flax.write import found_dtypes, write_npz
-from vitrail.weights.formats import Found
+from vitrail.weights.flax.write import expressible, found_dtypes, write_npz
+from vitrail.weights.formats import Found, foreign_tensors, origin_of, state_of
 from vitrail.weights.mapping import Entry, dense, same, scale_bias
-from vitrail.weights.writing import foreign_tensors, origin_of, state_of
 
 POSITIONS = "pos_embedding"
 OLD_POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -79,7 +77,7 @@ class BigVision:
         """Write the model under the names it came with; a model from elsewhere gets `params/` and a layer each.
 
         Raises WeightsError for what the format has no place for, and for what its readers would compute otherwise:
-        see `flax_limits`.
+        see `flax/write.py`.
         """
         config = expressible(model, self.name, stems=("linear",), pools=("cls", "gap", "map"))
         if config.positions not in ("1d", "sincos"):

@@ -32,9 +32,8 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.flax.encoder import shape_of
 from vitrail.weights.flax.write import found_dtypes, write_npz
-from vitrail.weights.formats import Found
+from vitrail.weights.formats import Found, foreign_tensors, origin_of, state_of
 from vitrail.weights.mapping import Entry, conv_kernel, same, scale_bias
-from vitrail.weights.writing import foreign_tensors, origin_of, state_of
 
 ROOT = "resnet/root_block/standardized_conv2d/kernel"
 HEAD = "resnet/head/conv2d"

@@ -1,6 +1,6 @@
 """Google's .npz: Vision Transformers and hybrids of google-research/vision_transformer, AugReg's included.
 
-The names are those of `flax_encoder` and, for hybrids, of `google_hybrid`, in the old or the linen count, and
+The names are those of `encoder.py` and, for hybrids, of `hybrid.py`, in the old or the linen count, and
 
 | theirs | shape | ours |
 |---|---|---|
@@ -26,11 +26,9 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.flax import encoder as flax
 from vitrail.weights.flax import hybrid
-from vitrail.weights.flax.limits import check_grid, expressible
-from vitrail.weights.flax.write import found_dtypes, write_npz
-from vitrail.weights.formats import Found
+from vitrail.weights.flax.write import check_grid, expressible, found_dtypes, write_npz
+from vitrail.weights.formats import Found, foreign_tensors, origin_of, state_of
 from vitrail.weights.mapping import Entry, same
-from vitrail.weights.writing import foreign_tensors, origin_of, state_of
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 
@@ -70,7 +68,7 @@ class Google:
         """Write the model under the names it came with; a model from elsewhere gets the released files' old names.
 
         Raises WeightsError for what the format has no place for, and for what its readers would compute otherwise:
-        see `flax_limits`.
+        see `flax/write.py`.
         """
         config = expressible(model, self.name, stems=("linear", "resnet"), pools=("cls", "gap"))
         if config.positions != "1d":

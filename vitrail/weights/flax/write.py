@@ -1,4 +1,11 @@
-"""Writing .npz: a model's tensors under a format's names, in the types they were found in."""
+"""Writing flax .npz files: rejecting models that the formats cannot express, and the arrays in their found types.
+
+A flax file holds arrays and nothing else. Whatever names and shapes do not say is fixed by the program that reads
+the file: it computes the tanh approximation of GELU, and LayerNorm with an epsilon of 1e-6. Another model could be
+written without an error, but would compute something else (with the exact GELU, logits change by about 2e-4), so it
+is rejected here. To accept that change, build the model with the approximation. `vitrail.weights.save` reports what
+the file cannot hold besides the network: normalisation of pixels, resampling of positions.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
 from vitrail.files import Npz
+from vitrail.model.variants import ViTConfig
+from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
-from vitrail.weights.writing import refuse_folder
+from vitrail.weights.flax.encoder import grid_of
+from vitrail.weights.formats import refuse_folder
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16)}
 DTYPES["bfloat16"] = torch.bfloat16
@@ -60,3 +70,68 @@ def _array(tensor: Tensor, found: str | None) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view("V2")
     return tensor.numpy()
+
+
+def expressible(model: nn.Module, name: str, *, stems: tuple[str, ...], pools: tuple[str, ...]) -> ViTConfig:
+    """Return the config of a model that the format `name` can hold. Raises WeightsError with the reason."""
+    if not isinstance(model, ViT):
+        raise WeightsError(
+            f"format {name!r} holds Vision Transformers, not a {type(model).__name__}; a ResNetV2 goes into 'bit'"
+        )
+    config = model.config
+    for wrong, what in _without_place(config, stems, pools):
+        if wrong:
+            raise WeightsError(f"format {name!r} has no place for {what}; save as 'vitrail', which has")
+    for wrong, what in _unsaid(config):
+        if wrong:
+            raise WeightsError(f"format {name!r} cannot say {what}")
+    return config
+
+
+def _without_place(config: ViTConfig, stems: tuple[str, ...], pools: tuple[str, ...]) -> list[tuple[bool, str]]:
+    """(is it so?, what there is no array for)"""
+    return [
+        (config.stem not in stems, f"a {config.stem!r} stem (it knows {', '.join(stems)})"),
+        (config.block != "sequential", f"{config.block} blocks"),
+        (config.mlp != "gelu", f"a {config.mlp} MLP"),
+        (config.layer_scale is not None, "LayerScale"),
+        (config.place != "input", f"positions at {config.place!r} instead of the input"),
+        (config.registers > 0, "registers"),
+        (config.distilled, "a distillation token"),
+        (config.pool not in pools, f"pool {config.pool!r} (it knows {', '.join(pools)})"),
+        (config.has_class_token != (config.pool == "cls"), f"a class token that pool {config.pool!r} does not read"),
+        (config.final_norm != "tokens", "a norm after the pooling"),
+    ]
+
+
+def _unsaid(config: ViTConfig) -> list[tuple[bool, str]]:
+    """(is it so?, what the file cannot say and its readers take otherwise)"""
+    hybrid = config.stem == "resnet"
+    standardised = (config.std_conv, config.group_norm_eps) != ("hybrid", 1e-6)
+    return [
+        (
+            config.gelu != "tanh",
+            "which GELU a model has, and every program that reads it computes the tanh approximation: this model's "
+            "exact GELU would come out as another one, with logits off by about 2e-4. Save as 'timm', 'hf' or "
+            "'vitrail', or build the model with gelu='tanh' if that change is wanted",
+        ),
+        (
+            config.norm_eps != 1e-6,
+            f"the epsilon of LayerNorm, and its readers take 1e-6; this model has {config.norm_eps}",
+        ),
+        (
+            hybrid and standardised,
+            "how a hybrid standardises its kernels, and its readers take (w - mean) / (std + 1e-5) and a GroupNorm "
+            f"epsilon of 1e-6; this model has the form {config.std_conv!r} and {config.group_norm_eps}",
+        ),
+    ]
+
+
+def check_grid(config: ViTConfig, name: str) -> None:
+    """Raise WeightsError where a reader would take the number of positions for another grid."""
+    rows, columns = config.grid
+    if (assumed := grid_of(rows * columns)) != config.grid:
+        raise WeightsError(
+            f"format {name!r} keeps the number of positions and not their rows: a grid of {rows} x {columns} would be "
+            f"read as {assumed[0]} x {assumed[1]}; save as 'vitrail', or load the model with a square image_size first"
+        )

@@ -12,10 +12,8 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.hf.family import HALF, Family, Statistics
-from vitrail.weights.hf.layout import Layout
-from vitrail.weights.mapping import Entry, joined
-from vitrail.weights.shapes import rows, square_side
+from vitrail.weights.hf.family import HALF, Family, Layout, Statistics
+from vitrail.weights.mapping import Entry, joined, rows, square_side
 
 _TABLE = "relative_position_bias_table"
 

@@ -9,9 +9,8 @@ from vitrail.errors import WeightsError, did_you_mean
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.hf.family import Family
-from vitrail.weights.hf.layout import STEM, Layout
-from vitrail.weights.shapes import stem_sizes, usual_heads
+from vitrail.weights.hf.family import STEM, Family, Layout
+from vitrail.weights.mapping import stem_sizes, usual_heads
 
 ERF = ("gelu", "gelu_python")
 TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_python_tanh", "gelu_fast", "gelu_accurate")

@@ -11,10 +11,8 @@ from torch import Tensor
 from vitrail.data.settings import Preprocess
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.hf.family import IMAGENET, Family, Statistics
-from vitrail.weights.hf.layout import Layout
-from vitrail.weights.mapping import Entry, joined, same, same_pair
-from vitrail.weights.shapes import rows, shape_of
+from vitrail.weights.hf.family import IMAGENET, Family, Layout, Statistics
+from vitrail.weights.mapping import Entry, joined, rows, same, same_pair, shape_of
 
 
 class DinoV2(Family):

@@ -1,12 +1,25 @@
-"""`Family`: one kind of vision encoder in transformers, and the plain ViT, from which the others differ.
+"""`Family`: one kind of vision encoder in transformers. The class itself is the plain ViT; the others differ from it.
 
-Reading (`own`, `mlp_dim`, `final_norm`) infers a model from an archive, writing (`refusal`, `layout`, `json`)
-says how a model would look there, and `entries` serves both: what is read can be written.
+Reading (`own`, `mlp_dim`, `final_norm`) infers a model from an archive. Writing (`refusal`, `layout`, `json`) states
+how transformers would describe a model. `entries` serves both, so a file that was read can be written back.
+
+transformers 5 renamed most modules, but still reads and writes the names of version 4 (`Layout`):
+
+| | on disk | in memory since 5.0 |
+|---|---|---|
+| layer | `encoder.layer.0.` | `layers.0.` (DINOv2: as on disk) |
+| query, key, value | `attention.attention.query` | `attention.q_proj` |
+| output projection | `attention.output.dense` | `attention.o_proj` |
+| MLP | `intermediate.dense`, `output.dense` | `mlp.fc1`, `mlp.fc2` |
+
+A folder has the names on disk, a bare `state_dict()` those in memory. A model with a head prefixes the encoder's
+tensors with the encoder's name (`vit.embeddings...`); a bare encoder does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -15,14 +28,65 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ResizeMode, ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.hf.layout import DISK, MEMORY, STEM, Layout
-from vitrail.weights.mapping import Entry, joined, same, same_pair
-from vitrail.weights.shapes import rows, shape_of, square_side
+from vitrail.weights.mapping import Entry, joined, rows, same, same_pair, shape_of, square_side
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 IMAGENET: Statistics = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+
+STEM = "embeddings.patch_embeddings.projection"
+
+DISK = {
+    "query": "attention.attention.query",
+    "key": "attention.attention.key",
+    "value": "attention.attention.value",
+    "out": "attention.output.dense",
+    "fc1": "intermediate.dense",
+    "fc2": "output.dense",
+}
+MEMORY = {
+    "query": "attention.q_proj",
+    "key": "attention.k_proj",
+    "value": "attention.v_proj",
+    "out": "attention.o_proj",
+    "fc1": "mlp.fc1",
+    "fc2": "mlp.fc2",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one file names its tensors, as far as the model's own config does not say it."""
+
+    model_type: str
+    """Of config.json: which family."""
+    architecture: str
+    """The class in transformers."""
+    prefix: str = ""
+    """In front of the encoder's names: "vit." where the model has a head."""
+    disk: bool = True
+    """Are the names those of files, or those of modules since 5.0?"""
+    norm: str = "layernorm"
+    """Whole name of the LayerNorm after the last block."""
+    qkv_bias: bool = True
+    """Do queries, keys and values have a bias?"""
+
+
+def refusal_of_all(config: ViTConfig) -> str:
+    """Why no encoder of transformers can express a config; "" where one may."""
+    learned = config.positions == "1d"
+    checks = {
+        f"transformers' encoders have linear stems, not {config.stem}": config.stem != "linear",
+        f"transformers' encoders have no {config.block} blocks": config.block != "sequential",
+        "transformers' encoders have no attention pooling": config.pool == "map",
+        "every encoder of transformers has a class token": not config.has_class_token,
+        "transformers adds positions at the input only": learned and config.place != "input",
+        "in transformers the class token has a position of its own": learned and not config.cls_position,
+        f"transformers has no {config.positions} positions": config.positions in ("2d", "relative", "sincos"),
+    }
+    return next((reason for reason, there in checks.items() if there), "")
 
 
 class Family:

@@ -20,15 +20,13 @@ from vitrail.errors import WeightsError, did_you_mean
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.formats import Found
+from vitrail.weights.formats import Found, foreign_tensors, origin_of, state_of, write_tensors
 from vitrail.weights.hf.beit import Beit
 from vitrail.weights.hf.config import class_names, infer, to_json
 from vitrail.weights.hf.dinov2 import DinoV2, DinoV2WithRegisters
-from vitrail.weights.hf.family import Family
-from vitrail.weights.hf.layout import STEM, Layout, refusal_of_all
+from vitrail.weights.hf.family import STEM, Family, Layout, refusal_of_all
 from vitrail.weights.hf.processor import Processing, read_processor, write_processor
 from vitrail.weights.hf.vit import MAE, DeiT
-from vitrail.weights.writing import foreign_tensors, origin_of, state_of, write_tensors
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family for family in (Family(), DeiT(), MAE(), Beit(), DinoV2(), DinoV2WithRegisters())

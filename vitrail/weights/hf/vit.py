@@ -9,10 +9,8 @@ from typing import Any
 from vitrail.data.settings import Preprocess
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.hf.family import IMAGENET, Family, Statistics, pooler
-from vitrail.weights.hf.layout import Layout
-from vitrail.weights.mapping import Entry, same, same_pair
-from vitrail.weights.shapes import rows
+from vitrail.weights.hf.family import IMAGENET, Family, Layout, Statistics, pooler
+from vitrail.weights.mapping import Entry, rows, same, same_pair
 
 
 class DeiT(Family):

@@ -12,11 +12,13 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from vitrail.errors import WeightsError
 from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES
@@ -259,3 +261,18 @@ def _is_local(error: BaseException) -> bool:
     """Is it this machine's disk, rather than the network, that failed?"""
     network = isinstance(error, ConnectionError | TimeoutError)
     return isinstance(error, OSError) and error.errno is not None and not network
+
+
+def licence_beside(path: Path) -> str:
+    """Return the `license` in the YAML header of README.md in the folder `path`, or beside the file `path`.
+
+    "" where there is no such file, header or entry: a licence is told, and never guessed.
+    """
+    folder = path if path.is_dir() else path.parent
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        header = yaml.safe_load(text.split("\n---", 1)[0].removeprefix("---")) if text.startswith("---\n") else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return ""
+    licence = header.get("license") if isinstance(header, Mapping) else None
+    return licence if isinstance(licence, str) else ""

@@ -13,8 +13,7 @@ import yaml
 from torch import nn
 
 from vitrail.errors import WeightsError
-from vitrail.weights.architecture import architecture, parameters
-from vitrail.weights.card import Card
+from vitrail.weights.card import Card, architecture, parameters
 from vitrail.weights.hub.download import refusal, unreachable
 from vitrail.weights.reference import reference
 from vitrail.weights.save import card_of

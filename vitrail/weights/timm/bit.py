@@ -9,11 +9,9 @@ from __future__ import annotations
 from vitrail.errors import WeightsError
 from vitrail.model.variants import BIT_UNITS, ResNetConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Entry, reshaped, same, same_pair
-from vitrail.weights.shapes import shape_of
+from vitrail.weights.mapping import Entry, reshaped, same, same_pair, shape_of
 from vitrail.weights.timm.read_config import GROUP_NORM_EPS, Hub, Usual, statistics
-from vitrail.weights.timm.refused import refuse
-from vitrail.weights.timm.vit import count
+from vitrail.weights.timm.vit import count, refuse
 
 USUAL = Usual(crop=0.875, interpolation="bilinear")
 PUBLISHED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")

@@ -1,10 +1,10 @@
 """timm's format: state dicts, and the hub's folders with a config.json, of its Vision Transformers and BiT ResNets.
 
 Plain, distilled (DeiT), with registers or average or attention pooling, DeiT-III, DINOv2, BEiT, parallel blocks,
-hybrids with a ResNet in front, and BiT: all of them by the names and shapes of their tensors (`timm_names`,
-`timm_bit`). What those cannot say is in config.json (`timm_hub`), or is assumed and reported. timm computes with
-the erf GELU, a LayerNorm epsilon of 1e-6, and kernels standardised by sqrt(var + 1e-8); it resamples positions
-with an antialiased bicubic kernel.
+hybrids with a ResNet in front, and BiT: all recognised by the names and shapes of their tensors (`names.py`,
+`bit.py`). What those do not say is read from config.json (`read_config.py`), or is assumed and reported.
+timm computes with the erf GELU, a LayerNorm epsilon of 1e-6, and kernels standardised by sqrt(var + 1e-8). It
+resamples positions with an antialiased bicubic kernel.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from vitrail.weights.formats import Found
 from vitrail.weights.timm.bit import USUAL, bit_entries, infer_bit, is_bit
 from vitrail.weights.timm.names import TABLE, entries, qkv_biases
 from vitrail.weights.timm.read_config import class_names, is_timms, preprocessing, read_hub
-from vitrail.weights.timm.refused import unused
-from vitrail.weights.timm.vit import infer, usual
+from vitrail.weights.timm.vit import infer, unused, usual
 from vitrail.weights.timm.write import write_timm
 from vitrail.weights.timm.write_config import kept_pretrained
 

@@ -9,10 +9,9 @@ from typing import Any, Literal
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.shapes import rows, shape_of, stem_sizes, usual_heads
+from vitrail.weights.mapping import rows, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.names import TABLE, Naming
 from vitrail.weights.timm.read_config import GROUP_NORM_EPS, IMAGENET, NORM_EPS, Hub, Usual, statistics
-from vitrail.weights.timm.refused import refuse
 
 _POOLS = {"token": "cls", "avg": "gap"}
 
@@ -232,3 +231,63 @@ def _window(archive: Archive, name: str, offsets: int, given: tuple[int, int] | 
             "an architecture and pretrained_cfg.input_size"
         )
     return (side + 1) // 2, (side + 1) // 2
+
+
+_TENSORS = (
+    (r"^norm_pre\.", "a norm in front of the first block, as in CLIP"),
+    (r"^patch_embed\.norm\.", "a norm on the patches"),
+    (r"\.running_mean$", "a BatchNorm"),
+    (
+        r"^patch_embed\.backbone\.(?!(stem\.)?(conv|norm)\.|stages\.\d+\.blocks\.\d+\.)",
+        "a stem other than BiT's ResNet",
+    ),
+    (r"\.attn\.(norm|scale_norm)\.|\.mlp\.norm\.", "a norm inside the attention or the MLP"),
+    (r"\.[qk]_norm\.", "normalised queries and keys"),
+    (r"^blocks\..*\.(q|k|v|q_proj|k_proj|v_proj)\.weight$", "separate projections of queries, keys and values"),
+    (r"\.(lambda_\w+|sub_norm\.\w+)$", "differential attention"),
+    (r"\.attn\.gate", "gated attention"),
+    (r"\.(in_proj|in_norm|mlp_bias|attn_out_proj|mlp_out_proj)\b", "a projection that attention and MLP share"),
+    (r"\.mlp\.(fc1_[gx]|w\d+)\.", "an MLP whose gate is a layer of its own"),
+    (r"(^|\.)(rope|rotary|freqs)\b", "rotary positions"),
+    (r"\.rel_pos(_[hw]$|\.)|^rel_pos_bias\..*mlp", "relative positions of another kind than BEiT's"),
+    (r"^attn_pool\.pos_embed$", "positions in the attention pooling"),
+)
+"""Patterns of tensor names, and what such a tensor is part of."""
+
+_ARCHITECTURES = (
+    (r"rope|eva02|dinov3|vit_pe_", "rotary positions"),
+    (r"naflex", "patches of any aspect ratio"),
+    (r"_rpn_", "norms behind attention and MLP"),
+    (r"quickgelu", "another approximation of GELU"),
+    (r"^test_vit3$", "pooling over registers"),
+)
+"""What names and shapes do not show."""
+
+_ARGUMENTS = {"norm_layer": ("layernorm", "layernormfp32"), "padding_same": (True,)}
+"""The values of arguments that leave no trace in names and shapes, with which the model is one known here."""
+
+_UNUSED = (
+    (r"relative_position_index$", "computed from the size of the grid"),
+    (r"^mask_token$", "the mask token of pre-training"),
+    (r"^decoder_", "the decoder of MAE's pre-training"),
+    (r"^lm_head\.", "the head of BEiT's pre-training"),
+)
+
+
+def refuse(archive: Archive, hub: Hub) -> None:
+    """Raise WeightsError, naming the tensor or the entry of config.json, for a model vitrail cannot express."""
+    for pattern, what in _ARCHITECTURES:
+        if re.search(pattern, hub.architecture):
+            raise WeightsError(f"{archive.path}: {hub.architecture!r} has {what}, which vitrail has not")
+    for name, known in _ARGUMENTS.items():
+        value = hub.arguments.get(name)
+        if value is not None and value not in known:
+            raise WeightsError(f"{archive.path}: {name} {value!r} of config.json; known here: {known[0]!r}")
+    for pattern, what in _TENSORS:
+        if found := sorted(name for name in archive.names if re.search(pattern, name)):
+            raise WeightsError(f"{archive.path}: {found[0]!r} is part of {what}, which vitrail has not")
+
+
+def unused(archive: Archive) -> dict[str, str]:
+    """Names of tensors that have no place in the model, and why."""
+    return {name: why for pattern, why in _UNUSED for name in sorted(archive.names) if re.search(pattern, name)}

@@ -16,21 +16,20 @@ from torch import Tensor, nn
 from vitrail.errors import WeightsError
 from vitrail.files import replacing
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
+from vitrail.weights.formats import foreign_tensors, origin_of, state_of, write_tensors
 from vitrail.weights.timm.bit import bit_entries
 from vitrail.weights.timm.names import Naming, entries, qkv_biases
-from vitrail.weights.timm.read_config import BARE, read_hub
-from vitrail.weights.timm.refused import bit_refusal, fits_beit, vit_refusal
+from vitrail.weights.timm.read_config import BARE, GROUP_NORM_EPS, NORM_EPS, read_hub
 from vitrail.weights.timm.vit import infer
 from vitrail.weights.timm.write_config import bit_json, vit_json
-from vitrail.weights.writing import foreign_tensors, origin_of, state_of, write_tensors
 
 BIT_SCALE = 10.0
-"""sqrt(1e-8 / 1e-10): what makes timm's standardisation of a kernel the official one, see `timm_bit`."""
+"""sqrt(1e-8 / 1e-10): what makes timm's standardisation of a kernel the official one, see `bit.py`."""
 
 Tensors = dict[str, Tensor]
 
@@ -151,3 +150,59 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
     if config.positions == "relative_bias":
         found |= dict(shared=config.place == "shared")
     return found
+
+
+def fits_beit(config: ViTConfig) -> bool:
+    """Could timm's BEiT be this model, whatever its positions?"""
+    plain = (config.stem, config.block, config.mlp, config.gelu) == ("linear", "sequential", "gelu", "erf")
+    return plain and config.has_class_token and config.prefix == 1 and config.pool in ("cls", "gap")
+
+
+def vit_refusal(config: ViTConfig, bare: bool) -> str:
+    """Why timm has no ViT like this, or no way to say so; "" where it has. `bare`: without a config.json."""
+    relative = config.positions == "relative_bias"
+    hybrid = config.stem == "resnet"
+    special = {
+        "a ResNet stem": hybrid,
+        "a distillation token": config.distilled,
+        "parallel blocks": config.block == "parallel",
+        "gated MLPs": config.mlp == "swiglu",
+        "BEiT's positions": relative,
+    }
+    together = " together with ".join(name for name, there in special.items() if there)
+    standardised = (config.std_conv, config.group_norm_eps)
+    checks = {
+        f"its stem is {config.stem!r}": config.stem not in ("linear", "resnet"),
+        "its blocks are axial": config.block == "axial",
+        f"its positions are {config.positions!r}; timm's are one row for each cell": config.positions
+        in ("2d", "relative"),
+        f"its positions are added at place {config.place!r}": config.positions in ("1d", "sincos")
+        and config.place != "input",
+        f"it pools {config.pool!r}": config.pool == "cls+gap",
+        f"its LayerNorm has the epsilon {config.norm_eps}, timm's {NORM_EPS}": config.norm_eps != NORM_EPS,
+        f"its stem standardises kernels as {standardised[0]!r} does and has the GroupNorm epsilon {standardised[1]}; "
+        f"timm's are 'timm' and {GROUP_NORM_EPS}": hybrid and standardised != ("timm", GROUP_NORM_EPS),
+        f"it has {together}": sum(special.values()) > 1,
+        "its attention pooling comes after gated MLPs": config.mlp == "swiglu" and config.pool == "map",
+        "its distillation token has no learned position, registers beside it, or no norm": config.distilled
+        and (
+            config.registers > 0 or not config.cls_position or (config.positions, config.final_norm) != ("1d", "tokens")
+        ),
+        "its positions are BEiT's, and something else is not": relative and not fits_beit(config),
+        f"it has {config.branches} branches in a block; timm's architectures have 2 (a path that ends in "
+        ".safetensors takes the tensors alone)": config.branches > 2 and not bare,
+        "it has a pre-logits layer, which timm has dropped (a path that ends in .safetensors takes the tensors "
+        "under their names of older versions)": config.pre_logits is not None and not bare,
+    }
+    return next((reason for reason, holds in checks.items() if holds), "")
+
+
+def bit_refusal(config: ResNetConfig) -> str:
+    """Why timm has no ResNet like this; "" where it has."""
+    checks = {
+        "its 3 x 3 convolutions are axial attention": config.axial,
+        f"its kernels are standardised as {config.std_conv!r} does": config.std_conv == "hybrid",
+        f"its GroupNorm has the epsilon {config.group_norm_eps}, timm's {GROUP_NORM_EPS}": config.group_norm_eps
+        != GROUP_NORM_EPS,
+    }
+    return next((reason for reason, holds in checks.items() if holds), "")

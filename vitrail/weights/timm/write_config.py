@@ -13,9 +13,9 @@ from typing import Any
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
+from vitrail.weights.formats import origin_of
 from vitrail.weights.timm.bit import bit_architecture
 from vitrail.weights.timm.names import Naming
-from vitrail.weights.writing import origin_of
 
 POOLS = {"cls": "token", "gap": "avg", "map": "map"}
 
