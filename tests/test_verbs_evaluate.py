@@ -15,7 +15,7 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.data.benchmarks.imagenet_classes import part, wnids
+from vitrail.data.benchmarks.imagenet_labels import part, wnids
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.calibration import calibration

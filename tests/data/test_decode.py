@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
 
-from vitrail.data.images.decode import MAX_PIXELS, decode
-from vitrail.data.images.exif import orientation
+from vitrail.data.images.decode import MAX_PIXELS, decode, orientation
 from vitrail.errors import DecodeError
 
 REFUSED = {

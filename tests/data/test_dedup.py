@@ -11,11 +11,19 @@ import pytest
 import scipy.fft
 from PIL import Image, ImageFilter
 
-from vitrail.data.copies import dedup, hamming, hashes
-from vitrail.data.copies.dedup import find_copies, remaining, shared, staying, write_pairs
-from vitrail.data.copies.gathered import Gathered, hashed, split_apart, training_splits
-from vitrail.data.copies.hamming import bands, near_pairs
-from vitrail.data.copies.hashes import SIDE, hash_thumbnails, hashes_of, thumbnail
+from vitrail.data.copies import dedup, hashes
+from vitrail.data.copies.dedup import (
+    Gathered,
+    find_copies,
+    hashed,
+    remaining,
+    shared,
+    split_apart,
+    staying,
+    training_splits,
+    write_pairs,
+)
+from vitrail.data.copies.hashes import SIDE, bands, hash_thumbnails, hashes_of, near_pairs, thumbnail
 from vitrail.data.images.decode import decode
 from vitrail.data.item import Findings, Found, Listed, View
 from vitrail.data.sources.arrays import ArraySource
@@ -146,7 +154,7 @@ def test_flowers_are_found_again_however_they_were_encoded_and_not_taken_for_eac
 def test_the_search_finds_what_comparing_all_finds_each_pair_once(
     distance: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hamming, "TILE", tile)
+    monkeypatch.setattr(hashes, "TILE", tile)
     random = np.random.default_rng(distance)
     left = random.integers(0, 2**63, 120, dtype=np.uint64)
     right = np.concatenate([left[:90], random.integers(0, 2**63, 40, dtype=np.uint64), left[:3]])

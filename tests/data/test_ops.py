@@ -37,7 +37,7 @@ from vitrail.data.images.ops import (
     train_transform,
     transform_batch,
 )
-from vitrail.data.loading.stream import stream
+from vitrail.data.loading.order import stream
 from vitrail.data.settings import Augment, Preprocess
 from vitrail.errors import UsageError
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.data.benchmarks.catalog import CATALOG
-from vitrail.data.benchmarks.regions import Range, ranges
-from vitrail.data.benchmarks.vtab import TASKS
+from vitrail.data.benchmarks.vtab import TASKS, Range, ranges
 from vitrail.errors import DataError, UsageError
 
 

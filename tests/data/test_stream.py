@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.data.loading.stream import AUGMENT, MIX, stream
+from vitrail.data.loading.order import AUGMENT, MIX, stream
 
 WORDS = st.integers(-(2**63), 2**64 - 1)
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data.copies.dedup import Pairs, find_copies
-from vitrail.data.copies.gathered import Gathered, hashed
+from vitrail.data.copies.dedup import Gathered, Pairs, find_copies, hashed
 from vitrail.data.settings import Preprocess
 from vitrail.data.sources.open import find
 from vitrail.errors import WeightsError

@@ -18,10 +18,8 @@ from imagenet_layouts import OVERLAP, RED, objectnet, picture
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.benchmarks.imagenet import open_benchmark
-from vitrail.data.benchmarks.imagenet_classes import part, wnids
-from vitrail.data.benchmarks.imagenet_labels import read_labels
-from vitrail.data.benchmarks.imagenet_protocols import PROTOCOLS, Benchmark
+from vitrail.data.benchmarks.imagenet import PROTOCOLS, Benchmark, open_benchmark
+from vitrail.data.benchmarks.imagenet_labels import part, read_labels, wnids
 from vitrail.data.benchmarks.objectnet import read_mapping
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Preprocess

@@ -14,7 +14,7 @@ import torch
 
 from vitrail.data.images.ops import eval_transform, train_transform
 from vitrail.data.loading.loader import Batch
-from vitrail.data.loading.stream import stream
+from vitrail.data.loading.order import stream
 from vitrail.data.settings import Preprocess
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from vitrail.data.loading.stream import stream
+from vitrail.data.loading.order import stream
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features
 from vitrail.transfer.linear_probe import ORDER, Stack, held_out, linear_probe, measure, train_stack

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import world
-from vitrail.data.benchmarks.answer_key import AnswerKey
+from vitrail.data.benchmarks.imagenet_labels import AnswerKey
 from vitrail.device import fast_bf16, fast_float32
 from vitrail.errors import DataError
 from vitrail.model.frozen import freeze

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from vitrail.data.check import Progress
-from vitrail.data.copies.dedup import Pairs
-from vitrail.data.copies.gathered import Gathered
+from vitrail.data.copies.dedup import Gathered, Pairs
 from vitrail.data.images.ops import Compose, Flip, eval_transform
 from vitrail.data.item import View
 from vitrail.data.loading.loader import Loader

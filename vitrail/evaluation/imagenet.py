@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.benchmarks.imagenet_classes import wnids
-from vitrail.data.benchmarks.imagenet_protocols import Protocol
+from vitrail.data.benchmarks.imagenet import Protocol
+from vitrail.data.benchmarks.imagenet_labels import wnids
 from vitrail.data.images.geometry import Compose, CropBorder, Op
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Preprocess

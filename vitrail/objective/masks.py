@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from vitrail.data.loading.stream import stream
+from vitrail.data.loading.order import stream
 from vitrail.errors import UsageError
 from vitrail.objective.settings import BEiT, MaskedPatch
 
 CORRUPT, VISIBLE, BLOCKS = 24, 25, 26
-"""Purposes of the random streams used here (the others are in `vitrail.data.loading.stream` and its users)."""
+"""Purposes of the random streams used here (the others are in `vitrail.data.loading.order` and its users)."""
 VALIDATION = -1
 """The step number for validation images, so that every evaluation has the same masks."""
 

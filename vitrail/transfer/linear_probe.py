@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.loading.stream import stream
+from vitrail.data.loading.order import stream
 from vitrail.device import fast_float32
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features

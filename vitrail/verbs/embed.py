@@ -119,7 +119,7 @@ def _arrays(embedder: Embedder, source: Listed, prefix: str, bad: list[tuple[str
 
 def _sources(model: str | Path, paths: tuple[str | Path, ...], split: str | None) -> dict[str, Listed]:
     """The images: of a data set with splits "train" and "test", else one source, called ""."""
-    from vitrail.data.sources.files import Files
+    from vitrail.data.sources.folder import Files
     from vitrail.evaluation.predict import find_images
 
     found = _data_set(paths[0]) if len(paths) == 1 else None

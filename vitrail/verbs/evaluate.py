@@ -14,7 +14,7 @@ from vitrail.verbs.network.classifier import load_classifier, output_names
 if TYPE_CHECKING:
     import numpy as np
 
-    from vitrail.data.benchmarks.answer_key import AnswerKey
+    from vitrail.data.benchmarks.imagenet_labels import AnswerKey
     from vitrail.data.images.ops import Op
     from vitrail.data.item import Listed
     from vitrail.evaluation.classify import Classification

@@ -1,20 +1,235 @@
-"""Test sets of ImageNet classifiers, opened from the folders they are published as. Torch-free."""
+"""The test sets of ImageNet classifiers, each as its authors evaluate it. Torch-free.
+
+| protocol | images | right is | the network chooses among |
+|---|---|---|---|
+| imagenet | 50,000, ILSVRC2012 validation | the class of the image | 1,000 classes |
+| real | 46,837 of them, ImageNet ReaL | any of the image's classes | 1,000 |
+| v2 | 10,000, ImageNet-V2 | the class of the image | 1,000 |
+| a | 7,500, ImageNet-A | the class of the image | the set's 200 |
+| r | 30,000, ImageNet-R | the class of the image | the set's 200 |
+| objectnet | 18,574, ObjectNet | any ImageNet class of the object | 1,000 |
+
+Sources: ILSVRC2012; "Are we done with ImageNet?" (Beyer et al., 2020); "Do ImageNet Classifiers Generalize to
+ImageNet?" (Recht et al., 2019); "Natural Adversarial Examples" (Hendrycks et al., 2019); "The Many Faces of
+Robustness" (Hendrycks et al., 2020); "ObjectNet" (Barbu et al., 2019), for which the ViT paper (D.9) takes the view
+of "Big Transfer" (Kolesnikov et al., 2019): the shorter side is resized to 512 pixels, of which 480 are seen.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from vitrail.data.benchmarks import objectnet
-from vitrail.data.benchmarks.imagenet_classes import part, wnids
-from vitrail.data.benchmarks.imagenet_protocols import PROTOCOLS, Benchmark, Protocol
-from vitrail.data.benchmarks.imagenet_validation import open_real, open_validation
+from vitrail.data.benchmarks.imagenet_labels import LABEL_FILES, AnswerKey, part, read_labels, read_real, wnids
 from vitrail.data.item import Findings, Listed, View
-from vitrail.data.sources.folder import is_junk, read_classes
+from vitrail.data.sources.folder import FileSource, is_image_name, is_junk, read_classes
 from vitrail.errors import DataError, UsageError, did_you_mean
+
+IMAGES = "https://image-net.org (an account is needed)"
+HENDRYCKS = "https://people.eecs.berkeley.edu/~hendrycks"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What a test set is, where it is to be had, and how it is looked at."""
+
+    title: str
+    images: int
+    """That are counted, if all are there."""
+    get: str
+    """What to download from where."""
+    layout: str
+    border: int = 0
+    """Pixels cut from each side of an image before anything else."""
+    crop: float | None = None
+    """Share of the resized shorter side that is seen; None: as the network's card says."""
+
+    def missing(self, problem: str) -> DataError:
+        """Return the error that says what is wrong, what to download and how it should lie."""
+        lines = "\n".join(f"    {line}" for line in self.layout.splitlines())
+        return DataError(f"{self.title}: {problem}. Get {self.get}; unpacked it is\n{lines}")
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "imagenet": Protocol(
+        "ImageNet (ILSVRC2012, validation)",
+        50_000,
+        f"ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz from {IMAGES}",
+        "val/ILSVRC2012_val_00000001.JPEG, ... and ILSVRC2012_devkit_t12/ beside val/ (or labels named with --labels)\n"
+        "or val/n01440764/*.JPEG, ... one folder for each class",
+    ),
+    "real": Protocol(
+        "ImageNet ReaL",
+        46_837,
+        f"ILSVRC2012_img_val.tar from {IMAGES} and real.json from\n"
+        "https://github.com/google-research/reassessed-imagenet",
+        "val/ILSVRC2012_val_00000001.JPEG, ... in class folders or not\n"
+        "val/real.json, or beside val/, or named with --labels",
+    ),
+    "v2": Protocol(
+        "ImageNet-V2",
+        10_000,
+        "imagenetv2-matched-frequency.tar.gz from https://huggingface.co/datasets/vaishaal/ImageNetV2",
+        "imagenetv2-matched-frequency-format-val/0/*.jpeg to .../999/*.jpeg: folders are numbers of classes",
+    ),
+    "a": Protocol(
+        "ImageNet-A",
+        7_500,
+        f"{HENDRYCKS}/imagenet-a.tar",
+        "imagenet-a/n01498041/*.jpg, ... 200 folders",
+    ),
+    "r": Protocol(
+        "ImageNet-R",
+        30_000,
+        f"{HENDRYCKS}/imagenet-r.tar",
+        "imagenet-r/n01443537/*.jpg, ... 200 folders",
+    ),
+    "objectnet": Protocol(
+        "ObjectNet",
+        18_574,
+        "objectnet-1.0.zip from https://objectnet.dev",
+        "objectnet-1.0/images/alarm_clock/*.png, ...\n"
+        f"objectnet-1.0/mappings/{objectnet.FOLDERS}, {objectnet.OVERLAP},\n"
+        f"    {objectnet.NUMBERS}, {objectnet.LABELS} (or name mappings/ with --labels)",
+        border=objectnet.BORDER,
+        crop=480 / 512,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A test set, opened."""
+
+    protocol: Protocol
+    source: Listed
+    """Each image that counts, once; its labels are those of `key`, or without one numbers of `class_names`."""
+    class_names: list[str]
+    """WordNet ids, or names of ObjectNet's."""
+    columns: np.ndarray
+    """int64: the numbers of ImageNet's classes among which the network chooses, in the order of `key`'s outputs."""
+    key: AnswerKey | None
+    notes: list[str]
+    """What was left out, and whether the set is complete."""
+
+
+class _File(NamedTuple):
+    name: str
+    """Below the folder of all."""
+    size: int
+    number: int
+    """From 1; 0 where the name has none."""
+    wnid: str
+    """Of its folder, or in its name; "" where it is in neither."""
+
+
+_NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?:_(n\d{8}))?\.", re.IGNORECASE)
+_WNID = re.compile(r"n\d{8}")
+
+
+def open_validation(protocol: Protocol, path: Path, labels: Path | None) -> Benchmark:
+    """Open the images with ILSVRC2012's labels: of their folders' or files' names, or from a file of labels.
+
+    Raises DataError where nothing says which class an image has.
+    """
+    root, files = _listed(protocol, path)
+    notes: list[str] = []
+    if labels is None and all(file.wnid for file in files):
+        position = {wnid: number for number, wnid in enumerate(wnids())}
+        found = [position.get(file.wnid, -1) for file in files]
+        if -1 in found:
+            raise DataError(f"{root}: {files[found.index(-1)].wnid!r} is no class of ILSVRC2012")
+    else:
+        given = labels or _beside(root, LABEL_FILES)
+        if given is None:
+            raise protocol.missing(f"nothing says which classes the images in {root} have")
+        classes = read_labels(given)
+        files = _numbered(root, files, notes)
+        if lacking := [file.name for file in files if file.number not in classes]:
+            raise DataError(f"{given} has no label for {lacking[0]} ({len(lacking)} images)")
+        found = [classes[file.number] for file in files]
+    names = list(wnids())
+    return Benchmark(protocol, _source(root, files, found, names), names, np.arange(1000), None, notes)
+
+
+def open_real(protocol: Protocol, path: Path, labels: Path | None) -> Benchmark:
+    """Open the images with the labels of ImageNet ReaL, which are sets; images with an empty set are left out.
+
+    An image of several classes is listed under the first of them. Raises DataError.
+    """
+    root, files = _listed(protocol, path)
+    given = labels or _beside(root, ("real.json",))
+    if given is None:
+        raise protocol.missing(f"no real.json in {root} or beside it")
+    classes = read_real(given)
+    notes: list[str] = []
+    files = _numbered(root, files, notes)
+    if beyond := [file.name for file in files if not 1 <= file.number <= len(classes)]:
+        raise DataError(f"{given} has no entry for {beyond[0]}: it has {len(classes):,}")
+    counted = [file for file in files if classes[file.number - 1]]
+    if len(counted) < len(files):
+        notes.append(f"{len(files) - len(counted):,} images that show none of the 1,000 classes: not counted")
+    numbers: dict[tuple[int, ...], int] = {}
+    found = [numbers.setdefault(classes[file.number - 1], len(numbers)) for file in counted]
+    right = np.zeros((len(numbers), 1000), dtype=bool)
+    for valid, number in numbers.items():
+        right[number, list(valid)] = True
+    key = AnswerKey(right, np.array([valid[0] for valid in numbers], dtype=np.int64), np.arange(1000))
+    sets = [" or ".join(wnids()[one] for one in valid) for valid in numbers]
+    return Benchmark(protocol, _source(root, counted, found, sets), list(wnids()), np.arange(1000), key, notes)
+
+
+def _source(root: Path, files: list[_File], labels: list[int], class_names: list[str]) -> FileSource:
+    names = pa.array([os.fsencode(file.name) for file in files], pa.large_binary())
+    sizes = np.array([file.size for file in files], dtype=np.int64)
+    return FileSource(root, names, np.array(labels, dtype=np.int64), sizes, class_names)
+
+
+def _listed(protocol: Protocol, path: Path) -> tuple[Path, list[_File]]:
+    """Return the folder of the images, `path` or its val/, and the images in it and in its class folders."""
+    for root in (path, path / "val", path / "validation"):
+        if not root.is_dir():
+            continue
+        files = _images(root, "", "")
+        for name in sorted(filter(_WNID.fullmatch, os.listdir(root))):
+            files += _images(root / name, f"{name}/", name)
+        if files:
+            return root, files
+    raise protocol.missing(f"no images in {path}")
+
+
+def _images(folder: Path, prefix: str, wnid: str) -> list[_File]:
+    found = []
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if is_image_name(entry.name) and not is_junk(entry.name) and entry.is_file():
+            match = _NAME.match(entry.name)
+            number, named = (int(match[1]), match[2] or "") if match else (0, "")
+            found.append(_File(prefix + entry.name, entry.stat().st_size, number, wnid or named))
+    return found
+
+
+def _numbered(root: Path, files: list[_File], notes: list[str]) -> list[_File]:
+    """Those whose names have numbers. Raises DataError where two have the same: each image counts once."""
+    numbered = [file for file in files if file.number]
+    if len(numbered) < len(files):
+        notes.append(f"ignored {len(files) - len(numbered):,} images not called ILSVRC2012_val_NNNNNNNN.JPEG")
+    names: dict[int, str] = {}
+    for file in numbered:
+        if names.setdefault(file.number, file.name) != file.name:
+            raise DataError(f"{root} has image {file.number} twice: {names[file.number]} and {file.name}")
+    return numbered
+
+
+def _beside(root: Path, names: tuple[str, ...]) -> Path | None:
+    return next((place / name for place in (root, root.parent) for name in names if (place / name).exists()), None)
 
 
 def open_benchmark(protocol: str, path: str | Path, labels: str | Path | None = None) -> Benchmark:

@@ -1,19 +1,72 @@
-"""Labels of ILSVRC2012's validation images, from the files they are published in. Torch-free.
+"""Classes and labels of ILSVRC2012 (ImageNet), and which answers are right. Torch-free.
 
-The images are numbered from 1, in their names. Three numberings of classes are about: that of everybody's networks
-(sorted by WordNet id, 0 to 999), that of the development kit (ILSVRC2012_ID, 1 to 1000, another order), and none,
-where WordNet ids are written out. A file that does not say which of them it uses is refused.
+The classes are numbered 0 to 999 in the order of their WordNet ids. The validation images are numbered from 1, in their
+file names. Published label files use three numberings of the classes: the one above, ILSVRC2012_ID of the development
+kit (1 to 1000, another order), or WordNet ids. A file that does not show which numbering it uses is refused.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.benchmarks.imagenet_classes import wnids
+import numpy as np
+
+from vitrail.data.item import UNKNOWN
 from vitrail.errors import DataError
+
+
+@cache
+def _marked() -> tuple[tuple[str, str], ...]:
+    lines = files("vitrail.data.benchmarks").joinpath("imagenet.txt").read_text(encoding="utf-8").splitlines()
+    return tuple((line[:9], line[10:]) for line in lines if not line.startswith("#"))
+
+
+@cache
+def wnids() -> tuple[str, ...]:
+    """Return the WordNet id of each class, such as n01440764, in the order of their numbers 0 to 999."""
+    return tuple(wnid for wnid, _ in _marked())
+
+
+def part(mark: str) -> np.ndarray:
+    """Return the numbers, int64 [200], of the classes of ImageNet-A ("a") or ImageNet-R ("r")."""
+    return np.array([number for number, (_, marks) in enumerate(_marked()) if mark in marks], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class AnswerKey:
+    """For each label of a source, the outputs of the network that are right for it.
+
+    An image may have several right answers (ImageNet ReaL), a class several outputs, and an output no class
+    (ObjectNet). What is right is decided by `right` alone; `label` and `output` say under which class an image
+    and an answer are listed.
+    """
+
+    right: np.ndarray
+    """bool [labels, outputs]: is this output a right answer? At least one is, for each label."""
+    label: np.ndarray
+    """int64 [labels]: the class that images with this label count for."""
+    output: np.ndarray
+    """int64 [outputs]: the class that this output stands for; UNKNOWN where it is none of the classes."""
+
+    def marks(self, labels: np.ndarray) -> np.ndarray:
+        """Return bool [B, outputs]: the right answers for these labels [B]; none for UNKNOWN."""
+        return self.right[labels] & (labels >= 0)[:, None]
+
+    def as_classes(self, labels: np.ndarray, top: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (labels [N], answers [N, k]) as classes; a right answer is the class of its image.
+
+        labels are those of the source, `top` [N, k] outputs (-1: no answer), `hit` bool [N, k] whether they are right.
+        """
+        classes = np.where(labels >= 0, self.label[labels], UNKNOWN)
+        others = np.where(top >= 0, self.output[top], UNKNOWN)
+        return classes, np.where(hit, classes[:, None], others)
+
 
 LABEL_FILES = (
     "ILSVRC2012_devkit_t12",

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.benchmarks.answer_key import AnswerKey
+from vitrail.data.benchmarks.imagenet_labels import AnswerKey
 from vitrail.data.item import UNKNOWN
 from vitrail.errors import DataError
 

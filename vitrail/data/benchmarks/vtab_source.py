@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from vitrail.data.benchmarks.index_lists import PARTS, WHOLE, index_lists, read_index_lists
-from vitrail.data.benchmarks.regions import ranges
-from vitrail.data.benchmarks.vtab import TRAIN, VALIDATION, Task, task_named
+from vitrail.data.benchmarks.vtab import TRAIN, VALIDATION, Task, ranges, task_named
 from vitrail.data.images.decode import decode
 from vitrail.data.item import ROLES, Findings, Found, Item, Listed, View
 from vitrail.data.sources.tfds import prepared_folders, read_tfds, version_of

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.data.loading.stream import MIX, stream
+from vitrail.data.loading.order import MIX, stream
 from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
 

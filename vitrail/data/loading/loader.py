@@ -17,10 +17,9 @@ from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import Op, transform_batch
 from vitrail.data.item import Item, Listed, Source, is_distant
 from vitrail.data.loading.memory import Kept
-from vitrail.data.loading.order import Order, Permutation
+from vitrail.data.loading.order import Order, Permutation, stream
 from vitrail.data.loading.prefetch import TIMEOUT, Pool, ahead, ordered
 from vitrail.data.loading.slots import Batch, Fetched, Part, Slots
-from vitrail.data.loading.stream import stream
 from vitrail.errors import DataError, DecodeError, VitrailError
 
 Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]

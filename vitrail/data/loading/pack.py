@@ -24,9 +24,8 @@ from vitrail.data.cache import read_table, refuse_within, write_table
 from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import resize
 from vitrail.data.item import Listed, Rejected, View
-from vitrail.data.loading.order import ORDER
+from vitrail.data.loading.order import ORDER, stream
 from vitrail.data.loading.prefetch import Pool, ordered, stuck
-from vitrail.data.loading.stream import stream
 from vitrail.data.sources.open import find
 from vitrail.data.sources.shards import INDEX, SCHEMA, index_table
 from vitrail.data.split import fingerprint

@@ -21,8 +21,7 @@ from vitrail.data.settings import Data
 from vitrail.data.sources import folder, table
 from vitrail.data.sources.address import is_address
 from vitrail.data.sources.arrays import read_digits, read_npz
-from vitrail.data.sources.arrow import read_parquet
-from vitrail.data.sources.hub import hub_cached, open_hub, open_saved
+from vitrail.data.sources.arrow import hub_cached, open_hub, open_saved, read_parquet
 from vitrail.data.sources.lists import read_list, refers_to
 from vitrail.data.sources.remote import find_remote
 from vitrail.data.sources.shards import packed_folders, read_packed, read_shards

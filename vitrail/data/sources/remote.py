@@ -27,11 +27,11 @@ from vitrail.data.sources.shards import (
     ShardSource,
     check_lengths,
     index_table,
+    members,
     packed_manifest,
     tar_source,
 )
 from vitrail.data.sources.table import group_by_split
-from vitrail.data.sources.tar_members import members
 from vitrail.errors import DataError
 
 _AT_ONCE = 16  # tars that are read through at the same time

@@ -1,25 +1,27 @@
 """TFRecord files without TensorFlow: their records, checked, and the `tf.train.Example` in each.
 
-A record is its length (8 bytes), the masked CRC-32C of that, the data, and the masked CRC-32C of those. An Example is
-a map from names to lists of bytes, floats or integers, in the protocol buffers' wire format. Sizes in a file are
-believed only as far as the file is long, so a hostile one is refused, not allocated.
+Ours, because TensorFlow is a dependency of gigabytes and no small library reports where each image lies in the file.
+A record is its length (8 bytes), the masked CRC-32C of the length, the data, and the masked CRC-32C of the data. An
+Example maps names to lists of bytes, floats or integers, in the protocol buffers' wire format. A size in a file is
+trusted only up to the file's length, so a hostile size is refused and not allocated.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection, Iterator
+from itertools import count
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
+import google_crc32c
 import numpy as np
 
-from vitrail.data.sources.crc32c import crc32c, masked
 from vitrail.errors import DataError
 
 _LENGTH, _CHECK = 8, 4  # bytes
-_AROUND = _LENGTH + 2 * _CHECK
-_BLOCK = 8 << 20  # bytes read at a time: the most of a file that is in memory, unless a record is larger
+_HEADER = _LENGTH + _CHECK
+_MASK_DELTA = 0xA282EAD8  # of the file format, against checksums of checksums
+_BLOCK = 8 << 20  # bytes read from the disk at a time
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5  # wire types
 BYTES, FLOATS, INTEGERS = 1, 2, 3
 """The kinds of a feature's list: their field numbers in the message `Feature`."""
@@ -45,81 +47,44 @@ class Feature(NamedTuple):
 
 
 def records(path: Path) -> Iterator[Record]:
-    """Yield the records of a file in their order; each block is checked before its first record is yielded.
+    """Yield the records of a file in their order; each is checked before it is yielded.
 
-    Raises DataError, naming file and record, for a checksum that is wrong, or a file that ends within a record.
+    Raises DataError, naming file and record, for a wrong checksum, or a file that ends within a record.
     """
     length = path.stat().st_size
-    position = number = 0
-    with open(path, "rb") as file:
-        while position < length:
-            block = _read_block(file, path, position, length, number)
-            spans, used = _spans(block, path, position, number)
-            _check(block, spans, path, number)
-            for begin, end in spans:
-                yield Record(position + begin, block[begin:end])
-            position, number = position + used, number + len(spans)
+    position = 0
+    with open(path, "rb", buffering=_BLOCK) as file:
+        for number in count():
+            if position >= length:
+                return
+            header, size = file.read(_HEADER), 0
+            if len(header) == _HEADER:
+                _check(header[:_LENGTH], header[_LENGTH:], f"{path}, record {number}", "length")
+                size = int.from_bytes(header[:_LENGTH], "little")
+            needed = _HEADER + size + _CHECK
+            if position + needed > length:
+                raise DataError(
+                    f"{path} ends within record {number}: it needs {needed:,} bytes from byte {position:,} on, and "
+                    f"{length - position:,} are there. Copy or prepare the file again"
+                )
+            data = file.read(size)
+            _check(data, file.read(_CHECK), f"{path}, record {number}", "data")
+            yield Record(position + _HEADER, memoryview(data))
+            position += needed
 
 
-def _read_block(file: BinaryIO, path: Path, position: int, length: int, number: int) -> memoryview:
-    """Read the next records whole: at least one, more where they are small."""
-    file.seek(position)
-    block = file.read(min(_BLOCK, length - position))
-    needed = _AROUND
-    if len(block) >= _LENGTH + _CHECK:
-        needed += _length(block, 0, path, number)
-    if position + needed > length:
+def masked_crc32c(data: bytes) -> int:
+    """Return the CRC-32C of `data` as TFRecord files store it: rotated by 15 bits, plus a constant."""
+    checksum = google_crc32c.value(data)
+    return ((checksum >> 15 | checksum << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _check(data: bytes, stored: bytes, where: str, what: str) -> None:
+    if masked_crc32c(data) != int.from_bytes(stored, "little"):
         raise DataError(
-            f"{path} ends within record {number}: it needs {needed:,} bytes from byte {position:,} on, and "
-            f"{length - position:,} are there. Copy or prepare the file again"
+            f"{where} (from 0): the checksum of its {what} is wrong. The file is damaged, or is not a TFRecord file. "
+            "Copy or prepare it again"
         )
-    if len(block) < needed:
-        block += file.read(needed - len(block))
-    return memoryview(block)
-
-
-def _length(block: bytes | memoryview, begin: int, path: Path, number: int) -> int:
-    """Return the length of the record that begins at `begin`, if its own checksum is right."""
-    field = bytes(block[begin : begin + _LENGTH])
-    (check,) = struct.unpack_from("<I", block, begin + _LENGTH)
-    if int(masked(crc32c([field]))[0]) != check:
-        raise _damaged(path, number, "length")
-    return int.from_bytes(field, "little")
-
-
-def _spans(block: memoryview, path: Path, position: int, number: int) -> tuple[list[tuple[int, int]], int]:
-    """Return begin and end of the data of every whole record of a block, and how much of the block that is."""
-    spans, begin = [], 0
-    while begin + _LENGTH + _CHECK <= len(block):
-        size = int.from_bytes(block[begin : begin + _LENGTH], "little")
-        if begin + _AROUND + size > len(block):  # goes on in the next block, where its length is checked
-            break
-        spans.append((begin + _LENGTH + _CHECK, begin + _LENGTH + _CHECK + size))
-        begin += _AROUND + size
-    if not spans:  # the caller has read the first record whole
-        raise _damaged(path, number, "length")
-    return spans, begin
-
-
-def _check(block: memoryview, spans: list[tuple[int, int]], path: Path, number: int) -> None:
-    lengths = [block[begin - _LENGTH - _CHECK : begin - _CHECK] for begin, _ in spans]
-    data = [block[begin:end] for begin, end in spans]
-    stored = np.array(
-        [struct.unpack_from("<I", block, at)[0] for begin, end in spans for at in (begin - _CHECK, end)],
-        dtype=np.uint32,
-    )
-    wrong_length = masked(crc32c(lengths)) != stored[::2]
-    wrong_data = masked(crc32c(data)) != stored[1::2]
-    if (wrong := np.flatnonzero(wrong_length | wrong_data)).size:
-        first = int(wrong[0])
-        raise _damaged(path, number + first, "length" if wrong_length[first] else "data")
-
-
-def _damaged(path: Path, number: int, what: str) -> DataError:
-    return DataError(
-        f"{path}, record {number} (from 0): the checksum of its {what} is wrong: the file is damaged, or no TFRecord "
-        "file. Copy or prepare it again"
-    )
 
 
 def example(data: bytes | memoryview, wanted: Collection[str] | None = None) -> dict[str, Feature]:

@@ -12,8 +12,7 @@ from vitrail.verbs.data.check import Line, cores, some
 
 if TYPE_CHECKING:
     from vitrail.data.check import Bad
-    from vitrail.data.copies.dedup import Pairs, Shared
-    from vitrail.data.copies.gathered import Gathered
+    from vitrail.data.copies.dedup import Gathered, Pairs, Shared
     from vitrail.data.item import Found
 
 SHOWN = 10_000
@@ -117,7 +116,7 @@ def _outside(files: Sequence[str | Path | None], data: list[str]) -> list[Path |
 
 def _gathered(path: str, found: Found, against: Sequence[str | Path], workers: int) -> tuple[Gathered, Gathered | None]:
     """The images to clean, and those to compare them with; None: with themselves."""
-    from vitrail.data.copies.gathered import Gathered, hashed, split_apart, training_splits
+    from vitrail.data.copies.dedup import Gathered, hashed, split_apart, training_splits
     from vitrail.data.sources.open import find
 
     choices: dict[str, Any] = dict(workers=workers, progress=Line("hashed"))
