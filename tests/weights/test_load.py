@@ -22,6 +22,7 @@ from tiny_networks import fresh, tiny
 from torch import Tensor, nn
 
 import vitrail
+from vitrail import files
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
