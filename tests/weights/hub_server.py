@@ -124,13 +124,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _tree(self) -> list[dict[str, Any]]:
         hub = self.hub
-        entries: list[dict[str, Any]] = []
+        conversions: list[dict[str, Any]] = []
         for name, content in hub.files.items():
             entry = {"type": "file", "path": name, "size": len(content), "oid": hub.git_sha(name)}
             if name in hub.lfs:
                 entry["lfs"] = {"oid": hub.sha256(name), "size": len(content), "pointerSize": 134}
-            entries.append(entry)
-        return entries
+            conversions.append(entry)
+        return conversions
 
     def _file(self, name: str) -> None:
         hub, content = self.hub, self.hub.files[name]

@@ -20,7 +20,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.optim.tune import tune
 from vitrail.training.run import Run, Tune
-from vitrail.weights.base import Base
+from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.hub import download as hub
 from vitrail.weights.load import load
@@ -230,11 +230,11 @@ def test_a_changed_reference_or_a_lost_tensor_is_damage(base: Path, part: Path) 
 @pytest.mark.parametrize("values", [None, [], {}, {"source": "x"}, {"path": 1}])
 def test_a_reference_of_another_form_is_refused(values: Any) -> None:
     with pytest.raises(WeightsError, match="a file says in no known way"):
-        Base.read(values, "a file")
-    right = Base("x", "/x", "0" * 64).written_in(Path("/"))
-    assert Base.read(json.loads(json.dumps(right)), "a file").path == "/x"
+        BaseWeights.read(values, "a file")
+    right = BaseWeights("x", "/x", "0" * 64).written_in(Path("/"))
+    assert BaseWeights.read(json.loads(json.dumps(right)), "a file").path == "/x"
     with pytest.raises(WeightsError):
-        Base.read({**right, **(values if isinstance(values, dict) else {"hub": "no"}), "more": 1}, "a file")
+        BaseWeights.read({**right, **(values if isinstance(values, dict) else {"hub": "no"}), "more": 1}, "a file")
 
 
 # whole again

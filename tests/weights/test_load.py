@@ -32,10 +32,10 @@ from vitrail.weights import load as load_module
 from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import expected, fill, skeleton
 from vitrail.weights.card import Card
-from vitrail.weights.formats import NAMES, Found, format_named, recognise
+from vitrail.weights.formats import NAMES, ForeignModel, format_named, recognise
 from vitrail.weights.hub import download as hub
 from vitrail.weights.load import load
-from vitrail.weights.mapping import Entry, joined, reshaped, same, turned
+from vitrail.weights.mapping import Conversion, joined, reshaped, same, turned
 from vitrail.weights.store import save_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ class Toy:
     """A format whose names are ours behind "toy/", and whose config is given."""
 
     config: ViTConfig | ResNetConfig
-    special: list[Entry] = field(default_factory=list)
+    special: list[Conversion] = field(default_factory=list)
     unused: dict[str, str] = field(default_factory=dict)
     zeros: dict[str, str] = field(default_factory=dict)
     error: Exception | None = None
@@ -60,7 +60,7 @@ class Toy:
     def recognises(self, archive: Archive) -> bool:
         return self.right
 
-    def find(self, archive: Archive) -> Found:
+    def find(self, archive: Archive) -> ForeignModel:
         if self.error:
             raise self.error
         special = {entry.ours for entry in self.special} | self.zeros.keys()
@@ -72,7 +72,7 @@ class Toy:
             source="toy",
             reference={"logits": [1]},
         )
-        return Found(card, [*self.special, *rest], self.unused, self.zeros, ["2 heads assumed"])
+        return ForeignModel(card, [*self.special, *rest], self.unused, self.zeros, ["2 heads assumed"])
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def test_tensors_are_turned_joined_and_reshaped_into_the_models(tmp_path: Path, 
 def test_an_array_of_all_layers_is_read_once(
     tmp_path: Path, toy: Callable[..., Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def layer(name: str, index: int) -> Entry:
-        return Entry(f"blocks.{index}.{name}", (name,), lambda stack: stack[index], lambda tensor: (tensor,))
+    def layer(name: str, index: int) -> Conversion:
+        return Conversion(f"blocks.{index}.{name}", (name,), lambda stack: stack[index], lambda tensor: (tensor,))
 
     names = ["mlps.0.mlp.fc1.weight", "mlps.0.norm.bias"]
     toy(tiny(), special=[layer(name, index) for index in (0, 1) for name in names])
@@ -380,7 +380,7 @@ def test_large_finite_values_are_values(tmp_path: Path, toy: Callable[..., Toy])
     ],
 )
 def test_a_format_that_does_not_fit_is_noticed(
-    tmp_path: Path, toy: Callable[..., Toy], special: list[Entry], message: str
+    tmp_path: Path, toy: Callable[..., Toy], special: list[Conversion], message: str
 ) -> None:
     toy(tiny(), special=special)
     with pytest.raises(WeightsError, match=message):

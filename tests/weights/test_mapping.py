@@ -8,14 +8,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.weights.mapping import Entry, conv_kernel, dense, joined, reshaped, same, same_pair, scale_bias, turned
+from vitrail.weights.mapping import (
+    Conversion,
+    conv_kernel,
+    dense,
+    joined,
+    reshaped,
+    same,
+    same_pair,
+    scale_bias,
+    turned,
+)
 
 
 def _values(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-ENTRIES: list[tuple[Entry, list[tuple[int, ...]]]] = [
+ENTRIES: list[tuple[Conversion, list[tuple[int, ...]]]] = [
     (same("a", "b"), [(3, 4)]),
     (turned("a", "b"), [(3, 4)]),
     (conv_kernel("a", "b"), [(2, 3, 4, 5)]),
@@ -26,7 +36,7 @@ ENTRIES: list[tuple[Entry, list[tuple[int, ...]]]] = [
 
 
 @pytest.mark.parametrize(("entry", "shapes"), ENTRIES, ids=lambda value: getattr(value, "ours", None))
-def test_writing_undoes_reading(entry: Entry, shapes: list[tuple[int, ...]]) -> None:
+def test_writing_undoes_reading(entry: Conversion, shapes: list[tuple[int, ...]]) -> None:
     theirs = [_values(*shape) + index for index, shape in enumerate(shapes)]
     back = entry.write(entry.read(*theirs))
     assert len(back) == len(entry.theirs) == len(theirs)
@@ -62,12 +72,12 @@ def test_joined_parts_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "names"),
+    ("conversions", "names"),
     [
         (same_pair("norm", "encoder.ln"), {"norm.weight": "encoder.ln.weight", "norm.bias": "encoder.ln.bias"}),
         (scale_bias("norm", "LN_0"), {"norm.weight": "LN_0/scale", "norm.bias": "LN_0/bias"}),
         (scale_bias("n", "gn", ("gamma", "beta")), {"n.weight": "gn/gamma", "n.bias": "gn/beta"}),
     ],
 )
-def test_pairs_are_named_as_their_libraries_name_them(entries: list[Entry], names: dict[str, Any]) -> None:
-    assert {entry.ours: entry.theirs[0] for entry in entries} == names
+def test_pairs_are_named_as_their_libraries_name_them(conversions: list[Conversion], names: dict[str, Any]) -> None:
+    assert {entry.ours: entry.theirs[0] for entry in conversions} == names

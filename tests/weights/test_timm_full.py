@@ -87,7 +87,7 @@ def test_architectures_of_timms_are_read_or_refused(names: str, least: int) -> N
         config = found.card.config
         ours = expected(config, archive.path)
         added = sum(ours[entry].numel() for entry in found.zeros)  # biases that the file has not
-        added += sum(ours[e.ours].numel() // 3 for e in found.entries if e.theirs[-1].endswith("v_bias"))
+        added += sum(ours[e.ours].numel() // 3 for e in found.conversions if e.theirs[-1].endswith("v_bias"))
         theirs = sum(parameter.numel() for parameter in model.parameters())
         assert sum(tensor.numel() for tensor in ours.values()) == theirs + added, name
         if isinstance(config, ViTConfig):

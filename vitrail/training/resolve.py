@@ -30,7 +30,7 @@ from vitrail.objective.settings import DINO, Tokenizer
 from vitrail.training.batch_size import default_batch
 from vitrail.training.optim.tune import check_tune
 from vitrail.training.run import Run
-from vitrail.weights.assemble import Changes, skeleton
+from vitrail.weights.assemble import Overrides, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.load import load, read_card
 
@@ -144,7 +144,7 @@ def model_config(
         if run.image_size is None:
             decisions["image_size"] = f"{size[0]} x {size[1]} px: that of the weights"
         patch = overrides.pop("patch", None)
-        network = skeleton(Changes(image_size=size, patch=patch).apply(base))
+        network = skeleton(Overrides(image_size=size, patch=patch).apply(base))
         if not run.keep_head:
             network.reset_head(classes)
         return replace(network.config, **overrides)

@@ -34,7 +34,7 @@ DEEPEST = 1000
 
 
 @dataclass(frozen=True)
-class Changes:
+class Overrides:
     """What a model is loaded with other than its file says; None keeps it. Raises UsageError."""
 
     classes: int | None = None
@@ -69,7 +69,7 @@ class Changes:
         return replace(config, **changed)
 
 
-def assemble(card: Card, source: Source, report: LoadReport, changes: Changes) -> ViT | ResNet:
+def assemble(card: Card, source: Source, report: LoadReport, changes: Overrides) -> ViT | ResNet:
     """Return the network of a card with the tensors of `source`, in eval mode, with `card` and `load_report`.
 
     Fills `report` with what was loaded, resampled and reset. Tensors of `source` are taken over, not copied,

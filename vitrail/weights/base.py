@@ -1,4 +1,4 @@
-"""`Base`: where the rest of a model is of which only the tuned part was stored, and how to know it again.
+"""`BaseWeights`: where the rest of a model is of which only the tuned part was stored, and how to know it again.
 
 Fine-tuning that leaves most tensors as they were (`Run.tune`) stores the others, and for the rest says where it came
 from (follow-up paper, section 4: two thirds of the storage saved for each further model). The file holds the absolute
@@ -18,7 +18,7 @@ from vitrail.errors import WeightsError
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseWeights:
     """The weights that a partly stored model shares tensors with."""
 
     source: str
@@ -38,10 +38,10 @@ class Base:
         """Return the JSON values for a file in `folder`."""
         relative = "" if self.hub else os.path.relpath(os.path.realpath(self.path), os.path.realpath(folder))
         there = replace(self, relative=relative)
-        return {item.name: getattr(there, item.name) for item in fields(Base) if item.name != "shared"}
+        return {item.name: getattr(there, item.name) for item in fields(BaseWeights) if item.name != "shared"}
 
     @classmethod
-    def read(cls, values: Any, where: Path | str) -> Base:
+    def read(cls, values: Any, where: Path | str) -> BaseWeights:
         """Return what `written_in` wrote. Raises WeightsError, naming `where`, for anything else."""
         types = {"source": str, "path": str, "sha256": str, "hub": bool, "relative": str}
         known = isinstance(values, Mapping) and values.keys() == types.keys()

@@ -28,8 +28,8 @@ from vitrail.model.stems.convolutional import hmlp_stages
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.formats import Found, foreign_tensors, refuse_folder, state_of, write_tensors
-from vitrail.weights.mapping import Entry, rows, same, same_pair, shape_of, stem_sizes, usual_heads
+from vitrail.weights.formats import ForeignModel, foreign_tensors, refuse_folder, state_of, write_tensors
+from vitrail.weights.mapping import Conversion, rows, same, same_pair, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.read_config import is_timms
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -59,7 +59,7 @@ class DeiT:
         beit = any(name.endswith(("relative_position_bias_table", ".q_bias", ".v_bias")) for name in archive.names)
         return needed <= archive.names and bool(own & archive.names) and not beit and not is_timms(archive)
 
-    def find(self, archive: Archive) -> Found:
+    def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`. The preprocessing is that of DeiT's evaluation."""
         config, assumptions = _config(archive)
         crop = 0.875 if config.cls_position else 1.0  # main.py's default, and what DeiT-III's commands pass
@@ -67,7 +67,7 @@ class DeiT:
         assumptions.append(f"preprocessing of the DeiT repository: ImageNet's mean and std, bicubic, crop {crop}")
         origin = {"format": self.name, "file": str(archive.path)}
         card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
-        return Found(card, entries(config), assumptions=assumptions)
+        return ForeignModel(card, conversions(config), assumptions=assumptions)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write `{"model": state_dict}`, or a safetensors file where `path` ends so. Raises WeightsError."""
@@ -76,13 +76,13 @@ class DeiT:
             raise WeightsError(f"the DeiT repository's format has no place for this model: {reason}")
         assert isinstance(config, ViTConfig)
         refuse_folder(path, "deit.pth")
-        write_tensors(path, foreign_tensors(state_of(model), entries(config), self.name), under="model")
+        write_tensors(path, foreign_tensors(state_of(model), conversions(config), self.name), under="model")
 
 
 FORMAT = DeiT()
 
 
-def entries(config: ViTConfig) -> list[Entry]:
+def conversions(config: ViTConfig) -> list[Conversion]:
     """Every tensor of a model and its name in DeiT's files."""
     found = [same("cls", "cls_token"), same("positions.embedding", "pos_embed")]
     found += [same("dist", "dist_token")] if config.distilled else []
@@ -101,7 +101,7 @@ def entries(config: ViTConfig) -> list[Entry]:
     return found + [entry for head in heads if config.classes for entry in same_pair(head, head)]
 
 
-def _branches(block: str, branch: int, *, scaled: bool) -> list[Entry]:
+def _branches(block: str, branch: int, *, scaled: bool) -> list[Conversion]:
     """One attention branch and one MLP branch of a block."""
     norm, inner, gamma = _ATTENTIONS[branch]
     ours = f"{block}.attentions.{branch}"

@@ -20,7 +20,7 @@ from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.files import replacing
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.mapping import Entry
+from vitrail.weights.mapping import Conversion
 
 MODULES = {
     "google": "flax.google",
@@ -36,12 +36,12 @@ NAMES = tuple(MODULES)
 
 
 @dataclass(frozen=True)
-class Found:
+class ForeignModel:
     """What a format made of an archive, before any tensor is read."""
 
     card: Card
     """Config, preprocessing, class names, source, licence."""
-    entries: list[Entry]
+    conversions: list[Conversion]
     """Where each tensor of the model comes from."""
     unused: dict[str, str] = field(default_factory=dict)
     """Foreign name: why it has no place here, such as "decoder of MAE pre-training"."""
@@ -61,7 +61,7 @@ class Format(Protocol):
     def recognises(self, archive: Archive) -> bool:
         """Is the archive in this format? Decided by names, shapes and config.json alone."""
 
-    def find(self, archive: Archive) -> Found:
+    def find(self, archive: Archive) -> ForeignModel:
         """Infer the model. Raises WeightsError for what cannot be expressed here, naming it."""
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
@@ -113,16 +113,16 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
 
 
-def foreign_tensors(state: Mapping[str, Tensor], entries: Iterable[Entry], name: str) -> dict[str, Tensor]:
+def foreign_tensors(state: Mapping[str, Tensor], conversions: Iterable[Conversion], name: str) -> dict[str, Tensor]:
     """Return a model's tensors as the format's; parts of one array come together along its first axis, in order.
 
     Raises WeightsError for a tensor of the model that no entry takes: nothing is left out in silence.
     """
-    entries = list(entries)
-    if extra := sorted(state.keys() - {entry.ours for entry in entries}):
+    conversions = list(conversions)
+    if extra := sorted(state.keys() - {entry.ours for entry in conversions}):
         raise WeightsError(f"format {name!r} has no place for the tensor {extra[0]!r}; save as 'vitrail', which has")
     parts: dict[str, list[Tensor]] = {}
-    for entry in entries:
+    for entry in conversions:
         for theirs, tensor in zip(entry.theirs, entry.write(state[entry.ours]), strict=True):
             parts.setdefault(theirs, []).append(tensor)
     return {theirs: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for theirs, tensors in parts.items()}

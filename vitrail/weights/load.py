@@ -22,12 +22,12 @@ from vitrail.model.variants import ResizeMode
 from vitrail.model.vit import ViT
 from vitrail.weights import store
 from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES, Archive, open_archive
-from vitrail.weights.assemble import HEAD, Changes, LoadReport, admit, assemble, expected
-from vitrail.weights.base import Base
+from vitrail.weights.assemble import HEAD, LoadReport, Overrides, admit, assemble, expected
+from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
-from vitrail.weights.formats import Format, Found, recognise
+from vitrail.weights.formats import ForeignModel, Format, recognise
 from vitrail.weights.hub.download import licence_beside
-from vitrail.weights.mapping import Entry
+from vitrail.weights.mapping import Conversion
 from vitrail.weights.store import checksum, find_model, is_ours, load_model
 
 
@@ -58,10 +58,10 @@ def load(
     Raises WeightsError, naming file and tensor, for anything missing, unexpected, of a wrong shape, not finite
     or unsafe; UsageError for values that do not fit the model.
     """
-    return _model(local(source), Changes(classes, image_size, resize_mode, patch), ())
+    return _model(local(source), Overrides(classes, image_size, resize_mode, patch), ())
 
 
-def _model(path: Path, changes: Changes, within: tuple[Path, ...]) -> ViT | ResNet:
+def _model(path: Path, changes: Overrides, within: tuple[Path, ...]) -> ViT | ResNet:
     """The model at `path`; `within` are the files whose base it is to be, the nearest last."""
     if is_ours(path):
         return load_model(
@@ -77,7 +77,9 @@ def _model(path: Path, changes: Changes, within: tuple[Path, ...]) -> ViT | ResN
         return _load(archive, origin, found, changes)
 
 
-def _from_base(base: Base, file: Path, needed: Mapping[str, Tensor], within: tuple[Path, ...]) -> dict[str, Tensor]:
+def _from_base(
+    base: BaseWeights, file: Path, needed: Mapping[str, Tensor], within: tuple[Path, ...]
+) -> dict[str, Tensor]:
     """The tensors that `file` shares with its base, from the first place that has them as they were.
 
     Raises WeightsError, saying for each place why not.
@@ -94,7 +96,7 @@ def _from_base(base: Base, file: Path, needed: Mapping[str, Tensor], within: tup
             if is_ours(path) and find_model(path).resolve() in within:
                 tried.append(f"{place}: a model that is itself completed from this one")
                 continue
-            state = _model(path, Changes(), within).state_dict()
+            state = _model(path, Overrides(), within).state_dict()
         except WeightsError as error:
             tried.append(f"{place}: {error}")
             continue
@@ -133,7 +135,7 @@ def local(source: Path | str) -> Path:
     )
 
 
-def describe(archive: Archive) -> tuple[Format, Found]:
+def describe(archive: Archive) -> tuple[Format, ForeignModel]:
     """Return the format of an archive and the model in it; every tensor is accounted for, none is read.
 
     Raises WeightsError naming a tensor that is missing, unexpected, or given twice.
@@ -151,9 +153,9 @@ def describe(archive: Archive) -> tuple[Format, Found]:
     return origin, found
 
 
-def _account(archive: Archive, origin: Format, found: Found) -> None:
+def _account(archive: Archive, origin: Format, found: ForeignModel) -> None:
     """Does each tensor of the file have a place, or a reason to have none, and each of the model's a source?"""
-    used = {name for entry in found.entries for name in entry.theirs}
+    used = {name for entry in found.conversions for name in entry.theirs}
     what = f"this {origin.name} model"
     if lacking := sorted(used - archive.names):
         hint = did_you_mean(lacking[0], archive.names - used)
@@ -164,7 +166,7 @@ def _account(archive: Archive, origin: Format, found: Found) -> None:
             f"{archive.path} holds the tensor {extra[0]!r} of shape {shape}, which has no place in {what}.{hint}"
         )
     names = expected(found.card.config, archive.path).keys()
-    sources = Counter([entry.ours for entry in found.entries] + list(found.zeros))
+    sources = Counter([entry.ours for entry in found.conversions] + list(found.zeros))
     wrong = sorted(name for name in names | sources.keys() if (name in names) != (sources[name] == 1))
     if wrong:
         raise WeightsError(
@@ -173,13 +175,13 @@ def _account(archive: Archive, origin: Format, found: Found) -> None:
         )
 
 
-def _load(archive: Archive, origin: Format, found: Found, changes: Changes) -> ViT | ResNet:
+def _load(archive: Archive, origin: Format, found: ForeignModel, changes: Overrides) -> ViT | ResNet:
     report = LoadReport(archive.path, origin.name)
     report.unused = {name: why for name, why in found.unused.items() if name in archive}
     report.missing = dict(found.zeros)
     report.assumptions = [*archive.notes, *found.assumptions]
     needed = expected(found.card.config, archive.path)
-    for entry in found.entries:
+    for entry in found.conversions:
         if changes.classes is not None and entry.ours.startswith(HEAD):
             report.unused |= dict.fromkeys(entry.theirs, "replaced by a new head")
     source = partial(_tensors, archive, found, needed)
@@ -187,13 +189,13 @@ def _load(archive: Archive, origin: Format, found: Found, changes: Changes) -> V
 
 
 def _tensors(
-    archive: Archive, found: Found, needed: dict[str, Tensor], wanted: Collection[str]
+    archive: Archive, found: ForeignModel, needed: dict[str, Tensor], wanted: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Each wanted tensor of ours; a foreign tensor that holds several, such as all layers' kernels, is read once."""
     taken: set[int] = set()
     names: tuple[str, ...] = ()
     parts: list[Tensor] = []
-    for entry in sorted(found.entries, key=lambda entry: entry.theirs):
+    for entry in sorted(found.conversions, key=lambda entry: entry.theirs):
         if entry.ours not in wanted:
             continue
         if entry.theirs != names:
@@ -206,7 +208,7 @@ def _tensors(
             yield name, torch.zeros(needed[name].shape, dtype=needed[name].dtype)
 
 
-def _converted(archive: Archive, entry: Entry, parts: list[Tensor], like: Tensor) -> Tensor:
+def _converted(archive: Archive, entry: Conversion, parts: list[Tensor], like: Tensor) -> Tensor:
     """What an entry makes of its foreign tensors, in the shape of the model's."""
     tensor: Tensor | None = None
     problem = ""

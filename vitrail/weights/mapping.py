@@ -1,6 +1,6 @@
-"""`Entry`: one of our tensors and what it is made of in another library's file, in both directions.
+"""`Conversion`: one of our tensors and what it is made of in another library's file, in both directions.
 
-A format is a list of entries. Loading applies `read`, saving applies `write`, and as both stand next to each
+A format is a list of conversions. Loading applies `read`, saving applies `write`, and as both stand next to each
 other they cannot drift apart: a name is written once, and a file that was read can be written back.
 
 | theirs | ours |
@@ -25,7 +25,7 @@ from vitrail.weights.archive import Archive
 
 
 @dataclass(frozen=True)
-class Entry:
+class Conversion:
     """Where one tensor of a model comes from, and how it goes back."""
 
     ours: str
@@ -40,42 +40,42 @@ class Entry:
     """May `read` return the model's values in another shape? The loader then gives them the model's."""
 
 
-def same(ours: str, theirs: str) -> Entry:
+def same(ours: str, theirs: str) -> Conversion:
     """The same tensor under another name."""
-    return Entry(ours, (theirs,), _keep, _alone)
+    return Conversion(ours, (theirs,), _keep, _alone)
 
 
-def same_pair(ours: str, theirs: str) -> list[Entry]:
+def same_pair(ours: str, theirs: str) -> list[Conversion]:
     """`.weight` and `.bias` of the same layer."""
     return [same(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
 
 
-def turned(ours: str, theirs: str) -> Entry:
+def turned(ours: str, theirs: str) -> Conversion:
     """A matrix stored the other way round: [in, out] in the file, [out, in] here."""
-    return Entry(ours, (theirs,), _turn, lambda tensor: (_turn(tensor),))
+    return Conversion(ours, (theirs,), _turn, lambda tensor: (_turn(tensor),))
 
 
-def dense(ours: str, theirs: str) -> list[Entry]:
+def dense(ours: str, theirs: str) -> list[Conversion]:
     """A flax `Dense` {kernel [in, out], bias [out]} and a linear layer {weight [out, in], bias [out]}."""
     return [turned(f"{ours}.weight", f"{theirs}/kernel"), same(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def conv_kernel(ours: str, theirs: str) -> Entry:
+def conv_kernel(ours: str, theirs: str) -> Conversion:
     """A convolution's kernel: [height, width, in, out] in the file, [out, in, height, width] here."""
-    return Entry(ours, (theirs,), _to_oihw, lambda tensor: (tensor.permute(2, 3, 1, 0),))
+    return Conversion(ours, (theirs,), _to_oihw, lambda tensor: (tensor.permute(2, 3, 1, 0),))
 
 
-def scale_bias(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> list[Entry]:
+def scale_bias(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> list[Conversion]:
     """A normalisation's weight and bias, which flax names scale and bias (BiT: gamma and beta)."""
     return [same(f"{ours}.{part}", f"{theirs}/{name}") for part, name in zip(("weight", "bias"), names, strict=True)]
 
 
-def reshaped(ours: str, theirs: str, shape_theirs: tuple[int, ...]) -> Entry:
+def reshaped(ours: str, theirs: str, shape_theirs: tuple[int, ...]) -> Conversion:
     """The same values in the same order; `shape_theirs` in the file, the model's own shape here."""
-    return Entry(ours, (theirs,), _keep, lambda tensor: (tensor.reshape(shape_theirs),), reshape=True)
+    return Conversion(ours, (theirs,), _keep, lambda tensor: (tensor.reshape(shape_theirs),), reshape=True)
 
 
-def joined(ours: str, theirs: tuple[str, ...], dim: int = 0) -> Entry:
+def joined(ours: str, theirs: tuple[str, ...], dim: int = 0) -> Conversion:
     """Tensors of one shape that are separate in the file and stand behind each other along `dim` here."""
 
     def read(*parts: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def joined(ours: str, theirs: tuple[str, ...], dim: int = 0) -> Entry:
     def write(tensor: Tensor) -> tuple[Tensor, ...]:
         return tuple(part.clone() for part in tensor.chunk(len(theirs), dim))
 
-    return Entry(ours, theirs, read, write)
+    return Conversion(ours, theirs, read, write)
 
 
 def _keep(tensor: Tensor) -> Tensor:

@@ -26,19 +26,19 @@ from vitrail.files import replacing
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ResizeMode
 from vitrail.model.vit import ViT
-from vitrail.weights.assemble import Changes, LoadReport, admit, assemble, check_finite, expected
-from vitrail.weights.base import Base
+from vitrail.weights.assemble import LoadReport, Overrides, admit, assemble, check_finite, expected
+from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 
 WEIGHTS = "model.safetensors"
 CARD = "card.json"
 _PLACES = ("", "best", "last", "model/best", "model/last")
 
-Complete = Callable[[Base, Path, Mapping[str, Tensor]], Mapping[str, Tensor]]
+Complete = Callable[[BaseWeights, Path, Mapping[str, Tensor]], Mapping[str, Tensor]]
 """base, the file that refers to it, {name: a tensor of the right shape} -> {name: tensor of the base}"""
 
 
-def save_model(folder: Path | str, model: nn.Module, card: Card, base: Base | None = None) -> None:
+def save_model(folder: Path | str, model: nn.Module, card: Card, base: BaseWeights | None = None) -> None:
     """Write `model.safetensors` and `card.json` into `folder` (made if missing), replacing what is there.
 
     Pass the bare network, without the wrappers of DDP or torch.compile. With a `base`, the tensors it shares are
@@ -84,7 +84,7 @@ def load_model(
     such a model without `complete`.
     """
     file = find_model(path)
-    changes = Changes(classes, image_size, resize_mode, patch)
+    changes = Overrides(classes, image_size, resize_mode, patch)
     report = LoadReport(file)
     card, tensors = _read(file, report, complete)
 
@@ -184,14 +184,14 @@ def _open(file: Path) -> Iterator[tuple[safe_open, Card, dict[str, str]]]:
         raise WeightsError(f"{file} cannot be read: {reason}") from error
 
 
-def _base(header: dict[str, str], file: Path) -> Base | None:
+def _base(header: dict[str, str], file: Path) -> BaseWeights | None:
     """Where the tensors are that a file lacks; None where it should be whole. Raises WeightsError."""
     if (text := header.get("base")) is None:
         return None
     if header.get("base_sha256") != _digest(text):
         raise WeightsError(f"{file} is damaged: where its base is does not match its checksum; restore a copy")
     try:
-        return Base.read(json.loads(text), file)
+        return BaseWeights.read(json.loads(text), file)
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{file} says in no known way where the rest of its weights is: {error}") from error
 

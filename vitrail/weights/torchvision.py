@@ -22,8 +22,8 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.formats import Found, foreign_tensors, origin_of, refuse_folder, state_of, write_tensors
-from vitrail.weights.mapping import Entry, rows, same, same_pair, shape_of, square_side, stem_sizes, usual_heads
+from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, refuse_folder, state_of, write_tensors
+from vitrail.weights.mapping import Conversion, rows, same, same_pair, shape_of, square_side, stem_sizes, usual_heads
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 POSITIONS = "encoder.pos_embedding"
@@ -44,14 +44,14 @@ class Torchvision:
         """By its class token and its positions, which no other library names so."""
         return {"class_token", POSITIONS} <= archive.names
 
-    def find(self, archive: Archive) -> Found:
+    def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
         old = f"{_layer(0)}.mlp.{OLD[0]}.weight" in archive
         config, notes = _config(archive, OLD if old else NEW)
         preprocess, note = _preprocess(config)
         origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), mlp=list(OLD if old else NEW))
         card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
-        return Found(card, entries(config, OLD if old else NEW), assumptions=[*notes, note])
+        return ForeignModel(card, conversions(config, OLD if old else NEW), assumptions=[*notes, note])
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write a state dict with `torch.save`, or a safetensors file where `path` ends so. Raises WeightsError."""
@@ -61,13 +61,13 @@ class Torchvision:
         assert isinstance(config, ViTConfig)
         refuse_folder(path, "vit.pth")
         first, second = origin_of(card, self.name).get("mlp", NEW)
-        write_tensors(path, foreign_tensors(state_of(model), entries(config, (first, second)), self.name))
+        write_tensors(path, foreign_tensors(state_of(model), conversions(config, (first, second)), self.name))
 
 
 FORMAT = Torchvision()
 
 
-def entries(config: ViTConfig, mlp: tuple[str, str] = NEW) -> list[Entry]:
+def conversions(config: ViTConfig, mlp: tuple[str, str] = NEW) -> list[Conversion]:
     """Every tensor of a model and its name in torchvision; `mlp` names the dense layers."""
     found = [
         *same_pair("stem", "conv_proj"),

@@ -8,7 +8,7 @@ from vitrail.config import from_yaml
 from vitrail.errors import WeightsError
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run
-from vitrail.weights.base import Base
+from vitrail.weights.base import BaseWeights
 from vitrail.weights.load import local
 from vitrail.weights.store import WEIGHTS
 
@@ -39,7 +39,7 @@ def relocated(run: Run, recorded: Run, folder: RunFolder) -> Run:
     noted = folder.read_json("run.json").get("base")
     if recorded.tune == "all" or noted is None or run.weights != recorded.weights:
         return run
-    return replace(run, weights=Base.read(noted, folder.path / "run.json").located(folder.path))
+    return replace(run, weights=BaseWeights.read(noted, folder.path / "run.json").located(folder.path))
 
 
 def starting_weights(run: Run, recorded: Run, folder: RunFolder) -> str | None:

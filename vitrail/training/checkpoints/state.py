@@ -16,7 +16,7 @@ from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
 from vitrail.training.run import Run
-from vitrail.weights.base import Base
+from vitrail.weights.base import BaseWeights
 
 IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune")
 """Settings that a resumed run must share with the run it continues. All others may change: duration, time_limit,
@@ -95,7 +95,7 @@ class TrainingState:
     average: Averager
     identity: dict[str, Any]
     status: RunStatus = field(default_factory=RunStatus)
-    base: Base | None = None
+    base: BaseWeights | None = None
     """The base model with the frozen tensors, which no checkpoint holds, if only a part of the network is trained."""
 
     def mark(self, ended: str, run: Run) -> None:

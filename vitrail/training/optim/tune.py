@@ -41,7 +41,7 @@ from vitrail.model.posemb import Relative, RelativeBias
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.run import Run, Tune
 from vitrail.weights.assemble import HEAD
-from vitrail.weights.base import Base
+from vitrail.weights.base import BaseWeights
 from vitrail.weights.store import checksum
 
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -56,7 +56,7 @@ class Tuned:
     """Number of tuned values."""
     of: int
     """Number of all values."""
-    base: Base | None = None
+    base: BaseWeights | None = None
     """None if everything is tuned."""
 
 
@@ -132,7 +132,7 @@ class FrozenBatchNorm(nn.BatchNorm2d):
         return super().train(False)
 
 
-def _base(model: Any, source: str) -> Base:
+def _base(model: Any, source: str) -> BaseWeights:
     """The reference to what `model` leaves as it was in the weights `source`.
 
     What was resampled to another resolution is not there in this form, and is no part of it.
@@ -146,4 +146,4 @@ def _base(model: Any, source: str) -> Base:
     if hub:  # a folder of the hub's cache, named after the commit that it is
         given = report.path.parent if report.path.is_file() else report.path
         source = f"{source.partition('@')[0]}@{given.name}" if _COMMIT.fullmatch(given.name) else source
-    return Base(source, os.path.abspath(given), checksum(state), hub, shared=frozenset(state))
+    return BaseWeights(source, os.path.abspath(given), checksum(state), hub, shared=frozenset(state))

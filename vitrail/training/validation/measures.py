@@ -31,7 +31,7 @@ from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run
 from vitrail.training.validation.pictures import SHOWN_ROWS, columns_picture
 from vitrail.training.validation.rounds import Rounds
-from vitrail.weights.base import Base
+from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
@@ -56,7 +56,7 @@ class Measure(Protocol):
     def write_best(self, folder: RunFolder) -> None:
         """Write the answers of the best model into the run folder. Only the main process calls it."""
 
-    def save(self, place: Path, card: Card, base: Base | None) -> None:
+    def save(self, place: Path, card: Card, base: BaseWeights | None) -> None:
         """Write the network into a model folder."""
 
 
@@ -101,7 +101,7 @@ class ObjectiveLoss:
     def write_best(self, folder: RunFolder) -> None:
         """See `Measure`; there are no answers."""
 
-    def save(self, place: Path, card: Card, base: Base | None) -> None:
+    def save(self, place: Path, card: Card, base: BaseWeights | None) -> None:
         """See `Measure`; a tokenizer has a file of its own."""
         network = self._objective.kept
         if isinstance(network, ImageTokenizer):

@@ -34,7 +34,7 @@ from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
 from vitrail.training.validation.measures import FewShotProbe, KNNProbe, Measure, ObjectiveLoss
 from vitrail.training.validation.rounds import Rounds
-from vitrail.weights.base import Base
+from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.load import load
 from vitrail.weights.reference import reference
@@ -76,7 +76,7 @@ class Accuracy:
             save_classification(partial, self._found)
             partial.replace(folder.path / "evaluation.npz")
 
-    def save(self, place: Path, card: Card, base: Base | None) -> None:
+    def save(self, place: Path, card: Card, base: BaseWeights | None) -> None:
         """See `Measure`."""
         save_model(place, self._model, card, base)
 
@@ -100,7 +100,7 @@ class Validation:
     loader: Loader | None
     card: Card
     run: Run
-    base: Base | None = None
+    base: BaseWeights | None = None
     """Weights that hold the frozen part of the network; the run folder then holds the tuned part only."""
     train: Listed | None = None
     """The training images, from which the probes `run.fewshot` and `run.knn` take theirs."""

@@ -34,8 +34,8 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.flax import encoder as flax
 from vitrail.weights.flax.write import expressible, found_dtypes, write_npz
-from vitrail.weights.formats import Found, foreign_tensors, origin_of, state_of
-from vitrail.weights.mapping import Entry, dense, same, scale_bias
+from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
+from vitrail.weights.mapping import Conversion, dense, same, scale_bias
 
 POSITIONS = "pos_embedding"
 OLD_POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -54,7 +54,7 @@ class BigVision:
         prefix = flax.find_prefix(archive)
         return prefix is not None and flax.is_big_vision(archive, prefix)
 
-    def find(self, archive: Archive) -> Found:
+    def find(self, archive: Archive) -> ForeignModel:
         """Infer the model from the shapes. Raises WeightsError naming the tensor that does not fit."""
         prefix = flax.find_prefix(archive)
         if prefix is None:
@@ -71,7 +71,7 @@ class BigVision:
             provenance={"origin": {**origin, **found_dtypes(archive, archive.names - unused.keys())}},
         )
         said += flax.projector_note(prefix, config.classes)
-        return Found(card, _entries(config, layout, positions), unused, assumptions=said)
+        return ForeignModel(card, _conversions(config, layout, positions), unused, assumptions=said)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write the model under the names it came with; a model from elsewhere gets `params/` and a layer each.
@@ -88,8 +88,8 @@ class BigVision:
         _check_positions(config)
         origin = origin_of(card, self.name)
         layout = flax.Layout(**{key: origin.get(key, value) for key, value in asdict(DEFAULT).items()})
-        entries = _entries(config, layout, origin.get("positions", POSITIONS))
-        write_npz(path, foreign_tensors(state_of(model), entries, self.name), origin)
+        conversions = _conversions(config, layout, origin.get("positions", POSITIONS))
+        write_npz(path, foreign_tensors(state_of(model), conversions, self.name), origin)
 
 
 def _config(archive: Archive, layout: flax.Layout, positions: str) -> tuple[ViTConfig, list[str]]:
@@ -160,17 +160,17 @@ def _computed(archive: Archive, layout: flax.Layout, patch: int) -> tuple[int, i
     return side, side
 
 
-def _entries(config: ViTConfig, layout: flax.Layout, positions: str) -> list[Entry]:
+def _conversions(config: ViTConfig, layout: flax.Layout, positions: str) -> list[Conversion]:
     prefix = layout.prefix
-    entries = flax.linear_stem_entries(config, prefix)
+    conversions = flax.linear_stem_conversions(config, prefix)
     if config.pool == "cls":
-        entries.append(same("cls", f"{prefix}cls"))
+        conversions.append(same("cls", f"{prefix}cls"))
     if config.positions == "1d":
-        entries.append(same("positions.embedding", f"{prefix}{positions}"))
+        conversions.append(same("positions.embedding", f"{prefix}{positions}"))
     if config.pool == "map":
         head = f"{prefix}MAPHead_0/"
         attention = f"{head}MultiHeadDotProductAttention_0"
-        entries += [
+        conversions += [
             same("pool.probe", f"{head}probe"),
             *flax.projections("pool.query", attention, ("query",), config.heads),
             *flax.projections("pool.key_value", attention, ("key", "value"), config.heads),
@@ -179,7 +179,7 @@ def _entries(config: ViTConfig, layout: flax.Layout, positions: str) -> list[Ent
             *dense("pool.mlp.fc1", f"{head}MlpBlock_0/Dense_0"),
             *dense("pool.mlp.fc2", f"{head}MlpBlock_0/Dense_1"),
         ]
-    return entries + flax.encoder_entries(config, layout)
+    return conversions + flax.encoder_conversions(config, layout)
 
 
 FORMAT = BigVision()

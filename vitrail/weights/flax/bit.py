@@ -32,8 +32,8 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.flax.encoder import shape_of
 from vitrail.weights.flax.write import found_dtypes, write_npz
-from vitrail.weights.formats import Found, foreign_tensors, origin_of, state_of
-from vitrail.weights.mapping import Entry, conv_kernel, same, scale_bias
+from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
+from vitrail.weights.mapping import Conversion, conv_kernel, same, scale_bias
 
 ROOT = "resnet/root_block/standardized_conv2d/kernel"
 HEAD = "resnet/head/conv2d"
@@ -51,7 +51,7 @@ class BiT:
         """Is there the root block of a TensorFlow ResNetV2?"""
         return any(_plain(name) == ROOT for name in archive.names)
 
-    def find(self, archive: Archive) -> Found:
+    def find(self, archive: Archive) -> ForeignModel:
         """Infer the model from the shapes. Raises WeightsError naming the tensor that does not fit."""
         names = _names(archive)
         units = _units(archive, names)
@@ -67,7 +67,7 @@ class BiT:
         origin = {"format": self.name, "file": archive.path.name, "numbered": numbered}
         provenance = {"origin": {**origin, **found_dtypes(archive, archive.names)}}
         card = Card(config, preprocess=preprocess, source=self.name, provenance=provenance)
-        return Found(card, _entries(config, numbered), assumptions=said)
+        return ForeignModel(card, _conversions(config, numbered), assumptions=said)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write the model under the names it came with; a model from elsewhere gets names without numbers.
@@ -77,7 +77,7 @@ class BiT:
         config = _expressible(model)
         origin = origin_of(card, self.name)
         write_npz(
-            path, foreign_tensors(state_of(model), _entries(config, origin.get("numbered", {})), self.name), origin
+            path, foreign_tensors(state_of(model), _conversions(config, origin.get("numbered", {})), self.name), origin
         )
 
 
@@ -122,25 +122,30 @@ def _evaluation(classes: int) -> tuple[Preprocess, list[str]]:
     return preprocess, [f"the file does not say the image size: {size} px ({why})"]
 
 
-def _entries(config: ResNetConfig, numbered: Mapping[str, str]) -> list[Entry]:
+def _conversions(config: ResNetConfig, numbered: Mapping[str, str]) -> list[Conversion]:
     """Entries under plain names, then under those that the file has."""
-    entries = [conv_kernel("root.weight", ROOT), *_norm("norm", "resnet")]
+    conversions = [conv_kernel("root.weight", ROOT), *_norm("norm", "resnet")]
     for stage, units in enumerate(config.units):
         for unit in range(units):
             ours, theirs = f"stages.{stage}.{unit}", f"resnet/block{stage + 1}/unit{unit + 1:02d}"
             for layer, letter in enumerate("abc", 1):
-                entries.append(
+                conversions.append(
                     conv_kernel(f"{ours}.conv{layer}.weight", f"{theirs}/{letter}/standardized_conv2d/kernel")
                 )
-                entries += _norm(f"{ours}.norm{layer}", f"{theirs}/{letter}")
+                conversions += _norm(f"{ours}.norm{layer}", f"{theirs}/{letter}")
             if unit == 0:  # more features come out than went in
-                entries.append(conv_kernel(f"{ours}.shortcut.weight", f"{theirs}/a/proj/standardized_conv2d/kernel"))
+                conversions.append(
+                    conv_kernel(f"{ours}.shortcut.weight", f"{theirs}/a/proj/standardized_conv2d/kernel")
+                )
     if config.classes:
-        entries += [Entry("head.weight", (f"{HEAD}/kernel",), _from_1x1, _to_1x1), same("head.bias", f"{HEAD}/bias")]
-    return [replace(entry, theirs=tuple(numbered.get(name, name) for name in entry.theirs)) for entry in entries]
+        conversions += [
+            Conversion("head.weight", (f"{HEAD}/kernel",), _from_1x1, _to_1x1),
+            same("head.bias", f"{HEAD}/bias"),
+        ]
+    return [replace(entry, theirs=tuple(numbered.get(name, name) for name in entry.theirs)) for entry in conversions]
 
 
-def _norm(ours: str, theirs: str) -> list[Entry]:
+def _norm(ours: str, theirs: str) -> list[Conversion]:
     return scale_bias(ours, f"{theirs}/group_norm", ("gamma", "beta"))
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Entry, conv_kernel, dense, same, scale_bias
+from vitrail.weights.mapping import Conversion, conv_kernel, dense, same, scale_bias
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
 """What released files and training checkpoints put in front of every name."""
@@ -201,20 +201,20 @@ def projector_note(prefix: str, classes: int | None) -> list[str]:
     return [f"the head projects onto the {classes} features shared with the text tower: they count as classes"]
 
 
-def encoder_entries(config: ViTConfig, layout: Layout) -> list[Entry]:
+def encoder_conversions(config: ViTConfig, layout: Layout) -> list[Conversion]:
     """Entries of all layers, of the norm after them, of the pre-logits and of the head."""
-    entries = scale_bias("norm", f"{layout.prefix}Transformer/encoder_norm")
+    conversions = scale_bias("norm", f"{layout.prefix}Transformer/encoder_norm")
     for layer in range(config.depth):
         block = _block(f"blocks.{layer}", layout.block(layer), layout.naming, config.heads)
-        entries += [_of_stack(entry, layer) for entry in block] if layout.scan else block
+        conversions += [_of_stack(entry, layer) for entry in block] if layout.scan else block
     if config.pre_logits:
-        entries += dense("pre_logits.hidden", f"{layout.prefix}pre_logits")
+        conversions += dense("pre_logits.hidden", f"{layout.prefix}pre_logits")
     if config.classes:
-        entries += dense("head", f"{layout.prefix}head")
-    return entries
+        conversions += dense("head", f"{layout.prefix}head")
+    return conversions
 
 
-def linear_stem_entries(config: ViTConfig, prefix: str) -> list[Entry]:
+def linear_stem_conversions(config: ViTConfig, prefix: str) -> list[Conversion]:
     """Entries of the patch projection."""
     return [
         conv_kernel("stem.weight", f"{prefix}embedding/kernel"),
@@ -222,7 +222,7 @@ def linear_stem_entries(config: ViTConfig, prefix: str) -> list[Entry]:
     ]
 
 
-def _block(ours: str, theirs: str, naming: str, heads: int) -> list[Entry]:
+def _block(ours: str, theirs: str, naming: str, heads: int) -> list[Conversion]:
     attention, norm, mlp = MODULES[naming]
     return [
         *scale_bias(f"{ours}.attentions.0.norm", f"{theirs}LayerNorm_0"),
@@ -234,7 +234,7 @@ def _block(ours: str, theirs: str, naming: str, heads: int) -> list[Entry]:
     ]
 
 
-def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> list[Entry]:
+def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> list[Conversion]:
     """Kernels (D, H, E) and biases (H, E) of these parts of an attention, behind each other in one linear layer.
 
     `read` raises ValueError for another number of heads: their features would be shared out in another way.
@@ -254,12 +254,12 @@ def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> l
 
     kernels, biases = ([f"{theirs}/{part}/{end}" for part in parts] for end in ("kernel", "bias"))
     return [
-        Entry(f"{ours}.weight", tuple(kernels), read_kernels, write_kernels),
-        Entry(f"{ours}.bias", tuple(biases), read_biases, write_biases),
+        Conversion(f"{ours}.weight", tuple(kernels), read_kernels, write_kernels),
+        Conversion(f"{ours}.bias", tuple(biases), read_biases, write_biases),
     ]
 
 
-def out_projection(ours: str, theirs: str, heads: int) -> list[Entry]:
+def out_projection(ours: str, theirs: str, heads: int) -> list[Conversion]:
     """The kernel (H, E, D) that joins the heads, and its bias (D)."""
 
     def read(kernel: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ def out_projection(ours: str, theirs: str, heads: int) -> list[Entry]:
     def write(weight: Tensor) -> tuple[Tensor, ...]:
         return (weight.mT.unflatten(0, (heads, -1)),)
 
-    return [Entry(f"{ours}.weight", (f"{theirs}/kernel",), read, write), same(f"{ours}.bias", f"{theirs}/bias")]
+    return [Conversion(f"{ours}.weight", (f"{theirs}/kernel",), read, write), same(f"{ours}.bias", f"{theirs}/bias")]
 
 
 def _of_heads(tensor: Tensor, axis: int, heads: int) -> Tensor:
@@ -277,7 +277,7 @@ def _of_heads(tensor: Tensor, axis: int, heads: int) -> Tensor:
     return tensor
 
 
-def _of_stack(entry: Entry, layer: int) -> Entry:
+def _of_stack(entry: Conversion, layer: int) -> Conversion:
     """The entry of one layer whose arrays are row `layer` of a scanned model's.
 
     It writes stacks of one row: `vitrail.weights.flax.write.foreign_tensors` puts those of all layers together.

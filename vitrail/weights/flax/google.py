@@ -27,8 +27,8 @@ from vitrail.weights.card import Card
 from vitrail.weights.flax import encoder as flax
 from vitrail.weights.flax import hybrid
 from vitrail.weights.flax.write import check_grid, expressible, found_dtypes, write_npz
-from vitrail.weights.formats import Found, foreign_tensors, origin_of, state_of
-from vitrail.weights.mapping import Entry, same
+from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
+from vitrail.weights.mapping import Conversion, same
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 
@@ -44,7 +44,7 @@ class Google:
         prefix = flax.find_prefix(archive)
         return prefix is not None and not flax.is_big_vision(archive, prefix)
 
-    def find(self, archive: Archive) -> Found:
+    def find(self, archive: Archive) -> ForeignModel:
         """Infer the model from the shapes. Raises WeightsError naming the tensor that does not fit."""
         prefix = flax.find_prefix(archive)
         if prefix is None:
@@ -52,7 +52,7 @@ class Google:
         layout = flax.find_layout(archive, prefix)
         config = _config(archive, layout)
         wide = hybrid.wide_norms(archive, prefix)
-        entries = _entries(config, layout, wide)
+        conversions = _conversions(config, layout, wide)
         unused = flax.outside(archive, prefix)
         origin = {"format": self.name, "file": archive.path.name, **asdict(layout), "wide_norms": wide}
         card = Card(
@@ -62,7 +62,7 @@ class Google:
             provenance={"origin": {**origin, **found_dtypes(archive, archive.names - unused.keys())}},
         )
         said = flax.assumed_grid(config.grid, f"{prefix}{POSITIONS}") + flax.projector_note(prefix, config.classes)
-        return Found(card, entries, unused, assumptions=said)
+        return ForeignModel(card, conversions, unused, assumptions=said)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write the model under the names it came with; a model from elsewhere gets the released files' old names.
@@ -80,8 +80,8 @@ class Google:
         check_grid(config, self.name)
         origin = origin_of(card, self.name)
         layout = flax.Layout(origin.get("prefix", ""), origin.get("naming", "old"))
-        entries = _entries(config, layout, origin.get("wide_norms", []))
-        write_npz(path, foreign_tensors(state_of(model), entries, self.name), origin)
+        conversions = _conversions(config, layout, origin.get("wide_norms", []))
+        write_npz(path, foreign_tensors(state_of(model), conversions, self.name), origin)
 
 
 def _config(archive: Archive, layout: flax.Layout) -> ViTConfig:
@@ -100,14 +100,14 @@ def _config(archive: Archive, layout: flax.Layout) -> ViTConfig:
     return flax.build_config(archive, **sizes, image_size=image_size, pool=pool, gelu="tanh", resize_mode="official")
 
 
-def _entries(config: ViTConfig, layout: flax.Layout, wide: list[str]) -> list[Entry]:
+def _conversions(config: ViTConfig, layout: flax.Layout, wide: list[str]) -> list[Conversion]:
     prefix = layout.prefix
-    stem = hybrid.hybrid_entries(config, prefix, wide) if config.stem == "resnet" else None
-    entries = flax.linear_stem_entries(config, prefix) if stem is None else stem
+    stem = hybrid.hybrid_conversions(config, prefix, wide) if config.stem == "resnet" else None
+    conversions = flax.linear_stem_conversions(config, prefix) if stem is None else stem
     if config.pool == "cls":
-        entries.append(same("cls", f"{prefix}cls"))
-    entries.append(same("positions.embedding", f"{prefix}{POSITIONS}"))
-    return entries + flax.encoder_entries(config, layout)
+        conversions.append(same("cls", f"{prefix}cls"))
+    conversions.append(same("positions.embedding", f"{prefix}{POSITIONS}"))
+    return conversions + flax.encoder_conversions(config, layout)
 
 
 FORMAT = Google()

@@ -26,7 +26,7 @@ from vitrail.model.stems.hybrid import ROOT_WIDTH
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.flax.encoder import patch_size, shape_of
-from vitrail.weights.mapping import Entry, conv_kernel, reshaped, same, scale_bias
+from vitrail.weights.mapping import Conversion, conv_kernel, reshaped, same, scale_bias
 
 
 def is_hybrid(archive: Archive, prefix: str) -> bool:
@@ -68,9 +68,9 @@ def wide_norms(archive: Archive, prefix: str) -> list[str]:
     return [match[1] for match in matches if len(archive.shape(match[0])) == 4]
 
 
-def hybrid_entries(config: ViTConfig, prefix: str, wide: Collection[str]) -> list[Entry]:
+def hybrid_conversions(config: ViTConfig, prefix: str, wide: Collection[str]) -> list[Conversion]:
     """Entries of the stem: its ResNet and the embedding of its map; `wide` as `wide_norms` returns it."""
-    entries = [
+    conversions = [
         conv_kernel("stem.root.conv.weight", f"{prefix}conv_root/kernel"),
         *_norm("stem.root.norm", prefix, "gn_root", wide),
         conv_kernel("stem.proj.weight", f"{prefix}embedding/kernel"),
@@ -80,15 +80,15 @@ def hybrid_entries(config: ViTConfig, prefix: str, wide: Collection[str]) -> lis
         for unit in range(units):
             ours, theirs = f"stem.stages.{stage}.{unit}", f"block{stage + 1}/unit{unit + 1}/"
             for layer in "123":
-                entries.append(conv_kernel(f"{ours}.conv{layer}.weight", f"{prefix}{theirs}conv{layer}/kernel"))
-                entries += _norm(f"{ours}.norm{layer}", prefix, f"{theirs}gn{layer}", wide)
+                conversions.append(conv_kernel(f"{ours}.conv{layer}.weight", f"{prefix}{theirs}conv{layer}/kernel"))
+                conversions += _norm(f"{ours}.norm{layer}", prefix, f"{theirs}gn{layer}", wide)
             if unit == 0:  # more features come out than went in
-                entries.append(conv_kernel(f"{ours}.shortcut.conv.weight", f"{prefix}{theirs}conv_proj/kernel"))
-                entries += _norm(f"{ours}.shortcut.norm", prefix, f"{theirs}gn_proj", wide)
-    return entries
+                conversions.append(conv_kernel(f"{ours}.shortcut.conv.weight", f"{prefix}{theirs}conv_proj/kernel"))
+                conversions += _norm(f"{ours}.shortcut.norm", prefix, f"{theirs}gn_proj", wide)
+    return conversions
 
 
-def _norm(ours: str, prefix: str, theirs: str, wide: Collection[str]) -> list[Entry]:
+def _norm(ours: str, prefix: str, theirs: str, wide: Collection[str]) -> list[Conversion]:
     pair = scale_bias(ours, f"{prefix}{theirs}")
     ends = [f"{theirs}/scale", f"{theirs}/bias"]
     return [

@@ -13,7 +13,7 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.hf.family import HALF, Family, Layout, Statistics
-from vitrail.weights.mapping import Entry, joined, rows, square_side
+from vitrail.weights.mapping import Conversion, joined, rows, square_side
 
 _TABLE = "relative_position_bias_table"
 
@@ -121,7 +121,7 @@ class Beit(Family):
         within = "attention.attention.relative_position_bias" if layout.disk else "relative_position_bias"
         return f"{self.layers(layout)}.{layer}.{within}.{_TABLE}"
 
-    def positions(self, config: ViTConfig, layout: Layout) -> list[Entry]:
+    def positions(self, config: ViTConfig, layout: Layout) -> list[Conversion]:
         """See `Family.positions`."""
         if config.positions == "none":
             return []
@@ -129,13 +129,13 @@ class Beit(Family):
             return super().positions(config, layout)
         shared = config.place == "shared"
         names = [self.shared_table(layout)] if shared else [self.table(layout, layer) for layer in range(config.depth)]
-        return [Entry("positions.bias", tuple(names), _stack, _unstack)]
+        return [Conversion("positions.bias", tuple(names), _stack, _unstack)]
 
-    def qkv(self, ours: str, theirs: str, layout: Layout) -> list[Entry]:
+    def qkv(self, ours: str, theirs: str, layout: Layout) -> list[Conversion]:
         """See `Family.qkv`: without the keys' bias, which adds one number to all logits of a query."""
         query, key, value = (f"{theirs}.{self.parts(layout)[part]}" for part in ("query", "key", "value"))
         weight = joined(f"{ours}.weight", (f"{query}.weight", f"{key}.weight", f"{value}.weight"))
-        return [weight, Entry(f"{ours}.bias", (f"{query}.bias", f"{value}.bias"), _with_keys, _without_keys)]
+        return [weight, Conversion(f"{ours}.bias", (f"{query}.bias", f"{value}.bias"), _with_keys, _without_keys)]
 
 
 def _stack(*tables: Tensor) -> Tensor:

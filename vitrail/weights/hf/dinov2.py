@@ -12,7 +12,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.hf.family import IMAGENET, Family, Layout, Statistics
-from vitrail.weights.mapping import Entry, joined, rows, same, same_pair, shape_of
+from vitrail.weights.mapping import Conversion, joined, rows, same, same_pair, shape_of
 
 
 class DinoV2(Family):
@@ -101,7 +101,7 @@ class DinoV2(Family):
         """See `Family.parts`."""
         return {**super().parts(layout), "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
 
-    def mlp(self, config: ViTConfig, layout: Layout, ours: str, theirs: str) -> list[Entry]:
+    def mlp(self, config: ViTConfig, layout: Layout, ours: str, theirs: str) -> list[Conversion]:
         """See `Family.mlp`."""
         if config.mlp != "swiglu":
             return super().mlp(config, layout, ours, theirs)
@@ -124,7 +124,7 @@ class DinoV2WithRegisters(DinoV2):
     resize_mode = "timm"  # the same: bicubic, antialiased, in float32
     registers = True
 
-    def tokens(self, config: ViTConfig, embeddings: str) -> list[Entry]:
+    def tokens(self, config: ViTConfig, embeddings: str) -> list[Conversion]:
         """See `Family.tokens`."""
         return [same("registers", f"{embeddings}.register_tokens")] if config.registers else []
 

@@ -1,7 +1,7 @@
 """`Family`: one kind of vision encoder in transformers. The class itself is the plain ViT; the others differ from it.
 
 Reading (`own`, `mlp_dim`, `final_norm`) infers a model from an archive. Writing (`refusal`, `layout`, `json`) states
-how transformers would describe a model. `entries` serves both, so a file that was read can be written back.
+how transformers would describe a model. `conversions` serves both, so a file that was read can be written back.
 
 transformers 5 renamed most modules, but still reads and writes the names of version 4 (`Layout`):
 
@@ -28,7 +28,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ResizeMode, ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Entry, joined, rows, same, same_pair, shape_of, square_side
+from vitrail.weights.mapping import Conversion, joined, rows, same, same_pair, shape_of, square_side
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -213,36 +213,36 @@ class Family:
         """Names of query, key, value, out, fc1 and fc2 within a block."""
         return DISK if layout.disk else MEMORY
 
-    def entries(self, config: ViTConfig, layout: Layout) -> list[Entry]:
+    def conversions(self, config: ViTConfig, layout: Layout) -> list[Conversion]:
         """Where each tensor is."""
         embeddings = f"{layout.prefix}embeddings"
-        entries = [*same_pair("stem", f"{layout.prefix}{STEM}"), same("cls", f"{embeddings}.cls_token")]
-        entries += self.tokens(config, embeddings)
-        entries += self.positions(config, layout)
+        conversions = [*same_pair("stem", f"{layout.prefix}{STEM}"), same("cls", f"{embeddings}.cls_token")]
+        conversions += self.tokens(config, embeddings)
+        conversions += self.positions(config, layout)
         for layer in range(config.depth):
-            entries += self.block(config, layout, layer)
-        entries += same_pair("norm", layout.norm)
+            conversions += self.block(config, layout, layer)
+        conversions += same_pair("norm", layout.norm)
         if config.pre_logits:
-            entries += same_pair("pre_logits.hidden", f"{layout.prefix}pooler.dense")
-        return entries + (self.heads(config) if config.classes else [])
+            conversions += same_pair("pre_logits.hidden", f"{layout.prefix}pooler.dense")
+        return conversions + (self.heads(config) if config.classes else [])
 
-    def tokens(self, config: ViTConfig, embeddings: str) -> list[Entry]:
+    def tokens(self, config: ViTConfig, embeddings: str) -> list[Conversion]:
         """Tokens in front of the grid, other than the class token."""
         return []
 
-    def positions(self, config: ViTConfig, layout: Layout) -> list[Entry]:
+    def positions(self, config: ViTConfig, layout: Layout) -> list[Conversion]:
         """Position tables."""
         return [same("positions.embedding", f"{layout.prefix}embeddings.position_embeddings")]
 
-    def heads(self, config: ViTConfig) -> list[Entry]:
+    def heads(self, config: ViTConfig) -> list[Conversion]:
         """Classifiers."""
         return same_pair("head", "classifier")
 
-    def block(self, config: ViTConfig, layout: Layout, layer: int) -> list[Entry]:
+    def block(self, config: ViTConfig, layout: Layout, layer: int) -> list[Conversion]:
         """One encoder layer."""
         theirs, part = f"{self.layers(layout)}.{layer}", self.parts(layout)
         attention, mlp = f"blocks.{layer}.attentions.0", f"blocks.{layer}.mlps.0"
-        entries = [
+        conversions = [
             *same_pair(f"{attention}.norm", f"{theirs}.{self.norms[0]}"),
             *self.qkv(f"{attention}.attention.qkv", theirs, layout),
             *same_pair(f"{attention}.attention.out", f"{theirs}.{part['out']}"),
@@ -250,17 +250,17 @@ class Family:
             *self.mlp(config, layout, f"{mlp}.mlp", theirs),
         ]
         if config.layer_scale is not None:
-            entries.append(same(f"{attention}.residual.gamma", f"{theirs}.{self.gammas[0]}"))
-            entries.append(same(f"{mlp}.residual.gamma", f"{theirs}.{self.gammas[1]}"))
-        return entries
+            conversions.append(same(f"{attention}.residual.gamma", f"{theirs}.{self.gammas[0]}"))
+            conversions.append(same(f"{mlp}.residual.gamma", f"{theirs}.{self.gammas[1]}"))
+        return conversions
 
-    def qkv(self, ours: str, theirs: str, layout: Layout) -> list[Entry]:
+    def qkv(self, ours: str, theirs: str, layout: Layout) -> list[Conversion]:
         """Queries, keys and values."""
         names = [f"{theirs}.{self.parts(layout)[part]}" for part in ("query", "key", "value")]
         kinds = ("weight", "bias") if layout.qkv_bias else ("weight",)
         return [joined(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in names)) for kind in kinds]
 
-    def mlp(self, config: ViTConfig, layout: Layout, ours: str, theirs: str) -> list[Entry]:
+    def mlp(self, config: ViTConfig, layout: Layout, ours: str, theirs: str) -> list[Conversion]:
         """The two dense layers of an MLP."""
         part = self.parts(layout)
         return [entry for fc in ("fc1", "fc2") for entry in same_pair(f"{ours}.{fc}", f"{theirs}.{part[fc]}")]

@@ -20,7 +20,7 @@ from vitrail.errors import WeightsError, did_you_mean
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.formats import Found, foreign_tensors, origin_of, state_of, write_tensors
+from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of, write_tensors
 from vitrail.weights.hf.beit import Beit
 from vitrail.weights.hf.config import class_names, infer, to_json
 from vitrail.weights.hf.dinov2 import DinoV2, DinoV2WithRegisters
@@ -45,7 +45,7 @@ class HuggingFace:
         named = any(f"{prefix}{STEM}.weight" in archive for prefix in PREFIXES)
         return named or ("model_type" in archive.config and "architecture" not in archive.config)
 
-    def find(self, archive: Archive) -> Found:
+    def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
         family, layout = _layout(archive)
         values, notes = infer(archive, family, layout)
@@ -62,11 +62,11 @@ class HuggingFace:
             source=self.name,
             provenance={"origin": origin},
         )
-        entries = family.entries(config, layout)
-        used = {name for entry in entries for name in entry.theirs}
+        conversions = family.conversions(config, layout)
+        used = {name for entry in conversions for name in entry.theirs}
         unused = {name: why for name in sorted(archive.names - used) if (why := _unused(family, name))}
         zeros = {} if layout.qkv_bias else dict.fromkeys(_biases(config), "no bias of queries, keys and values")
-        return Found(card, entries, unused, zeros, [*notes, *processing.notes])
+        return ForeignModel(card, conversions, unused, zeros, [*notes, *processing.notes])
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write the folder `path`. Raises WeightsError where transformers has no model like this."""
@@ -205,10 +205,10 @@ def _tensors(model: nn.Module, family: Family, layout: Layout) -> dict[str, Tens
     """The tensors of a file. Raises WeightsError for one of the model's that would be left out."""
     config = model.config
     assert isinstance(config, ViTConfig)
-    entries = family.entries(config, layout)
+    conversions = family.conversions(config, layout)
     absent = () if layout.qkv_bias else _biases(config)
     state = {ours: tensor for ours, tensor in state_of(model).items() if ours not in absent}
-    return family.invented(config, layout) | foreign_tensors(state, entries, "hf")
+    return family.invented(config, layout) | foreign_tensors(state, conversions, "hf")
 
 
 def _processor(card: Card, config: ViTConfig) -> dict[str, Any]:

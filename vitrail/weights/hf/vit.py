@@ -10,7 +10,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.hf.family import IMAGENET, Family, Layout, Statistics, pooler
-from vitrail.weights.mapping import Entry, rows, same, same_pair
+from vitrail.weights.mapping import Conversion, rows, same, same_pair
 
 
 class DeiT(Family):
@@ -56,11 +56,11 @@ class DeiT(Family):
         layout = super().layout(config)
         return replace(layout, architecture=self.taught) if config.distilled else layout
 
-    def tokens(self, config: ViTConfig, embeddings: str) -> list[Entry]:
+    def tokens(self, config: ViTConfig, embeddings: str) -> list[Conversion]:
         """See `Family.tokens`."""
         return [same("dist" if config.distilled else "registers", f"{embeddings}.distillation_token")]
 
-    def heads(self, config: ViTConfig) -> list[Entry]:
+    def heads(self, config: ViTConfig) -> list[Conversion]:
         """See `Family.heads`."""
         if not config.distilled:
             return super().heads(config)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from vitrail.errors import WeightsError
 from vitrail.model.variants import BIT_UNITS, ResNetConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Entry, reshaped, same, same_pair, shape_of
-from vitrail.weights.timm.read_config import GROUP_NORM_EPS, Hub, Usual, statistics
+from vitrail.weights.mapping import Conversion, reshaped, same, same_pair, shape_of
+from vitrail.weights.timm.read_config import GROUP_NORM_EPS, TimmConfig, UsualPreprocessing, statistics
 from vitrail.weights.timm.vit import count, refuse
 
-USUAL = Usual(crop=0.875, interpolation="bilinear")
+USUAL = UsualPreprocessing(crop=0.875, interpolation="bilinear")
 PUBLISHED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 """Depth and width of timm's architectures `resnetv2_50x1_bit` and so on, which take neither as an argument."""
 
@@ -23,7 +23,7 @@ def is_bit(archive: Archive) -> bool:
     return {"stem.conv.weight", "stages.0.blocks.0.norm1.weight", "stages.0.blocks.0.conv1.weight"} <= archive.names
 
 
-def infer_bit(archive: Archive, hub: Hub, notes: list[str]) -> ResNetConfig:
+def infer_bit(archive: Archive, hub: TimmConfig, notes: list[str]) -> ResNetConfig:
     """Return the ResNet of a file. Raises WeightsError, naming the tensor, for one that is not BiT's."""
     refuse(archive, hub)
     if hub.pool not in (None, "", "avg"):
@@ -44,7 +44,7 @@ def infer_bit(archive: Archive, hub: Hub, notes: list[str]) -> ResNetConfig:
     )
 
 
-def bit_entries(config: ResNetConfig) -> list[Entry]:
+def bit_conversions(config: ResNetConfig) -> list[Conversion]:
     """Where every tensor of a ResNet is in a file of timm's."""
     found = [same("root.weight", "stem.conv.weight")]
     for stage, units in enumerate(config.units):

@@ -18,10 +18,10 @@ from torch import nn
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.formats import Found
-from vitrail.weights.timm.bit import USUAL, bit_entries, infer_bit, is_bit
-from vitrail.weights.timm.names import TABLE, entries, qkv_biases
-from vitrail.weights.timm.read_config import class_names, is_timms, preprocessing, read_hub
+from vitrail.weights.formats import ForeignModel
+from vitrail.weights.timm.bit import USUAL, bit_conversions, infer_bit, is_bit
+from vitrail.weights.timm.names import TABLE, conversions, qkv_biases
+from vitrail.weights.timm.read_config import class_names, is_timms, preprocessing, read_timm_config
 from vitrail.weights.timm.vit import infer, unused, usual
 from vitrail.weights.timm.write import write_timm
 from vitrail.weights.timm.write_config import kept_pretrained
@@ -46,9 +46,9 @@ class Timm:
         beit = any(name.endswith((TABLE, ".q_bias", ".v_bias")) for name in archive.names)
         return vit and (beit or is_timms(archive) or archive.names.isdisjoint(_DEIT))
 
-    def find(self, archive: Archive) -> Found:
+    def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
-        hub = read_hub(archive)
+        hub = read_timm_config(archive)
         notes: list[str] = []
         zeros: dict[str, str] = {}
         config: ViTConfig | ResNetConfig
@@ -56,10 +56,10 @@ class Timm:
         origin |= {"pretrained": kept_pretrained(hub.pretrained)}
         if is_bit(archive):
             config = resnet = infer_bit(archive, hub, notes)
-            found, common = bit_entries(resnet), USUAL
+            found, common = bit_conversions(resnet), USUAL
         else:
             vit, naming = infer(archive, hub, notes)
-            config, found, common = vit, entries(vit, naming), usual(archive)
+            config, found, common = vit, conversions(vit, naming), usual(archive)
             if not naming.qkv_bias:
                 zeros = dict.fromkeys(qkv_biases(vit), "no bias of queries, keys and values")
             origin |= {"beit": naming.beit, "qkv_bias": naming.qkv_bias}
@@ -71,7 +71,7 @@ class Timm:
             licence=str(hub.pretrained.get("license") or ""),
             provenance={"origin": origin},
         )
-        return Found(card, found, unused(archive), zeros, notes)
+        return ForeignModel(card, found, unused(archive), zeros, notes)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """See `write_timm`."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitrail.model.variants import ViTConfig
-from vitrail.weights.mapping import Entry, same, same_pair
+from vitrail.weights.mapping import Conversion, same, same_pair
 
 TABLE = "relative_position_bias_table"
 
@@ -34,7 +34,7 @@ class Naming:
     """Without, queries, keys and values have no bias in the file; ours are zero."""
 
 
-def entries(config: ViTConfig, naming: Naming) -> list[Entry]:
+def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
     """Where every tensor of a model is in a file of timm's."""
     found = [*_stem(config), *_tokens(config), *_positions(config)]
     for layer in range(config.depth):
@@ -57,7 +57,7 @@ def qkv_biases(config: ViTConfig) -> list[str]:
     return [f"blocks.{layer}.attentions.{branch}.attention.qkv.bias" for layer, branch in branches]
 
 
-def _stem(config: ViTConfig) -> list[Entry]:
+def _stem(config: ViTConfig) -> list[Conversion]:
     if config.stem == "linear":
         return same_pair("stem", "patch_embed.proj")
     backbone = "patch_embed.backbone"
@@ -75,13 +75,13 @@ def _stem(config: ViTConfig) -> list[Entry]:
     return found + same_pair("stem.proj", "patch_embed.proj")
 
 
-def _tokens(config: ViTConfig) -> list[Entry]:
+def _tokens(config: ViTConfig) -> list[Conversion]:
     found = [same("cls", "cls_token")] if config.has_class_token else []
     found += [same("dist", "dist_token")] if config.distilled else []
     return found + ([same("registers", "reg_token")] if config.registers else [])
 
 
-def _positions(config: ViTConfig) -> list[Entry]:
+def _positions(config: ViTConfig) -> list[Conversion]:
     if config.positions == "none":
         return []
     if config.positions == "1d":
@@ -91,7 +91,7 @@ def _positions(config: ViTConfig) -> list[Entry]:
     return [_stacked("positions.bias", tuple(f"blocks.{layer}.attn.{TABLE}" for layer in range(config.depth)))]
 
 
-def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[Entry]:
+def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[Conversion]:
     """One attention and one MLP of a layer."""
     block = f"blocks.{layer}"
     if config.block == "parallel":
@@ -119,7 +119,7 @@ def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[
     return found
 
 
-def _attention_pool() -> list[Entry]:
+def _attention_pool() -> list[Conversion]:
     layers = {
         "query": "q",
         "key_value": "kv",
@@ -132,7 +132,7 @@ def _attention_pool() -> list[Entry]:
     return [same("pool.probe", "attn_pool.latent"), *pairs]
 
 
-def _keyless(ours: str, block: str) -> Entry:
+def _keyless(ours: str, block: str) -> Conversion:
     """Biases of queries and values; a key's would add one number to all logits of a query, which softmax undoes."""
 
     def read(query: Tensor, value: Tensor) -> Tensor:
@@ -142,10 +142,10 @@ def _keyless(ours: str, block: str) -> Entry:
         query, _, value = bias.chunk(3)
         return query.clone(), value.clone()
 
-    return Entry(ours, (f"{block}.attn.q_bias", f"{block}.attn.v_bias"), read, write)
+    return Conversion(ours, (f"{block}.attn.q_bias", f"{block}.attn.v_bias"), read, write)
 
 
-def _stacked(ours: str, theirs: tuple[str, ...]) -> Entry:
+def _stacked(ours: str, theirs: tuple[str, ...]) -> Conversion:
     """Tables of the layers: separate in the file, one tensor with a leading axis here."""
 
     def read(*tables: Tensor) -> Tensor:
@@ -154,4 +154,4 @@ def _stacked(ours: str, theirs: tuple[str, ...]) -> Entry:
     def write(stack: Tensor) -> tuple[Tensor, ...]:
         return tuple(table.clone() for table in stack)
 
-    return Entry(ours, theirs, read, write)
+    return Conversion(ours, theirs, read, write)

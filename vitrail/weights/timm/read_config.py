@@ -27,7 +27,7 @@ GROUP_NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True)
-class Hub:
+class TimmConfig:
     """What config.json says; nothing at all for a bare file."""
 
     path: Path
@@ -60,7 +60,7 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Usual:
+class UsualPreprocessing:
     """What timm's models of a kind usually have, where the file says nothing."""
 
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -69,8 +69,8 @@ class Usual:
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
 
 
-IMAGENET = Usual(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-SILENT = Usual(IMAGENET.mean, IMAGENET.std, crop=0.875)
+IMAGENET = UsualPreprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+SILENT = UsualPreprocessing(IMAGENET.mean, IMAGENET.std, crop=0.875)
 """What timm itself takes where a config.json has no such entry."""
 
 
@@ -79,11 +79,11 @@ def is_timms(archive: Archive) -> bool:
     return isinstance(archive.config.get("architecture"), str)
 
 
-def read_hub(archive: Archive) -> Hub:
+def read_timm_config(archive: Archive) -> TimmConfig:
     """Return what config.json says. Raises WeightsError where an entry is of the wrong type."""
     config = archive.config
     if not is_timms(archive):
-        return Hub(archive.path)  # none, or another library's
+        return TimmConfig(archive.path)  # none, or another library's
     architecture = str(config["architecture"])
     pretrained, arguments = config.get("pretrained_cfg", config), config.get("model_args") or {}
     for name, value in (("pretrained_cfg", pretrained), ("model_args", arguments)):
@@ -97,10 +97,10 @@ def read_hub(archive: Archive) -> Hub:
     ]
     pools = (arguments.get("global_pool"), config.get("global_pool"), pretrained.get("global_pool"))
     pool = next((pool for pool in pools if isinstance(pool, str)), None)
-    return Hub(archive.path, architecture, arguments, pretrained, pool, places[0] if places else None)
+    return TimmConfig(archive.path, architecture, arguments, pretrained, pool, places[0] if places else None)
 
 
-def statistics(hub: Hub, channels: int, usual: Usual, notes: list[str]) -> dict[str, Any]:
+def statistics(hub: TimmConfig, channels: int, usual: UsualPreprocessing, notes: list[str]) -> dict[str, Any]:
     """Mean and standard deviation of each channel, as fields of a model's config; `notes` gets what was assumed."""
     found = {}
     for name in ("mean", "std"):
@@ -118,7 +118,9 @@ def statistics(hub: Hub, channels: int, usual: Usual, notes: list[str]) -> dict[
     return found
 
 
-def preprocessing(hub: Hub, image_size: tuple[int, int], usual: Usual, notes: list[str]) -> Preprocess:
+def preprocessing(
+    hub: TimmConfig, image_size: tuple[int, int], usual: UsualPreprocessing, notes: list[str]
+) -> Preprocess:
     """How an image becomes the model's input; `notes` gets what was assumed."""
     if not hub.architecture:
         crop = 1.0 if min(image_size) >= 384 else usual.crop
@@ -150,7 +152,7 @@ def preprocessing(hub: Hub, image_size: tuple[int, int], usual: Usual, notes: li
     return Preprocess(image_size, crop=float(crop), interpolation=interpolation)
 
 
-def class_names(hub: Hub, classes: int, notes: list[str]) -> list[str]:
+def class_names(hub: TimmConfig, classes: int, notes: list[str]) -> list[str]:
     """The name of each output, or [] where config.json has none that fit; `notes` says so."""
     labels = hub.labels
     if isinstance(labels, Mapping):

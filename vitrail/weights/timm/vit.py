@@ -11,7 +11,14 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import rows, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.names import TABLE, Naming
-from vitrail.weights.timm.read_config import GROUP_NORM_EPS, IMAGENET, NORM_EPS, Hub, Usual, statistics
+from vitrail.weights.timm.read_config import (
+    GROUP_NORM_EPS,
+    IMAGENET,
+    NORM_EPS,
+    TimmConfig,
+    UsualPreprocessing,
+    statistics,
+)
 
 _POOLS = {"token": "cls", "avg": "gap"}
 
@@ -26,7 +33,7 @@ _TANH = re.compile(r"vit_(base_patch32_siglip_|large_patch16_siglip_(gap_)?512|s
 """Architectures that timm builds with the tanh GELU."""
 
 
-def infer(archive: Archive, hub: Hub, notes: list[str]) -> tuple[ViTConfig, Naming]:
+def infer(archive: Archive, hub: TimmConfig, notes: list[str]) -> tuple[ViTConfig, Naming]:
     """Return the model of a file and how the file names it; `notes` gets what had to be assumed.
 
     Raises WeightsError, naming the tensor or the entry of config.json, for what vitrail's ViT cannot express.
@@ -60,10 +67,10 @@ def infer(archive: Archive, hub: Hub, notes: list[str]) -> tuple[ViTConfig, Nami
     return config, naming
 
 
-def usual(archive: Archive) -> Usual:
+def usual(archive: Archive) -> UsualPreprocessing:
     """What timm's models of this kind usually have: DeiT's, DINOv2's and MAE's take ImageNet's statistics."""
     meta = {"dist_token", "blocks.0.ls1.gamma", "mask_token"} & archive.names
-    return IMAGENET if meta and "blocks.0.attn.q_bias" not in archive else Usual()
+    return IMAGENET if meta and "blocks.0.attn.q_bias" not in archive else UsualPreprocessing()
 
 
 def count(archive: Archive, prefix: str) -> int:
@@ -127,7 +134,7 @@ def _scaled(archive: Archive) -> bool:
     return not archive.names.isdisjoint({"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma"})
 
 
-def _gelu(hub: Hub, mlp: str) -> Literal["erf", "tanh"]:
+def _gelu(hub: TimmConfig, mlp: str) -> Literal["erf", "tanh"]:
     act = hub.argument("act_layer", str)
     if mlp == "swiglu" or act is None:
         return "tanh" if _TANH.match(hub.architecture) else "erf"
@@ -136,7 +143,7 @@ def _gelu(hub: Hub, mlp: str) -> Literal["erf", "tanh"]:
     return "tanh" if act == "gelu_tanh" else "erf"
 
 
-def _heads(archive: Archive, hub: Hub, width: int, notes: list[str]) -> int:
+def _heads(archive: Archive, hub: TimmConfig, width: int, notes: list[str]) -> int:
     """From the arguments, else the architecture, else what models of this width have."""
     given: int | None = hub.argument("num_heads", int)
     known = (number for pattern, number in _HEADS if re.match(pattern, hub.architecture))
@@ -152,7 +159,7 @@ def _heads(archive: Archive, hub: Hub, width: int, notes: list[str]) -> int:
     return heads
 
 
-def _pooling(archive: Archive, hub: Hub, cls: bool, notes: list[str]) -> dict[str, Any]:
+def _pooling(archive: Archive, hub: TimmConfig, cls: bool, notes: list[str]) -> dict[str, Any]:
     norms = [name for name in ("norm", "fc_norm") if f"{name}.weight" in archive]
     if len(norms) != 1:
         found = "both 'norm.weight' and 'fc_norm.weight'" if norms else "neither 'norm.weight' nor 'fc_norm.weight'"
@@ -174,7 +181,7 @@ def _pooling(archive: Archive, hub: Hub, cls: bool, notes: list[str]) -> dict[st
     return dict(pool=pool, class_token=token, final_norm="pooled" if norms == ["fc_norm"] else "tokens")
 
 
-def _positions(archive: Archive, hub: Hub, patch: int, tokens: dict[str, int]) -> dict[str, Any]:
+def _positions(archive: Archive, hub: TimmConfig, patch: int, tokens: dict[str, int]) -> dict[str, Any]:
     """Kind, image size and which tokens have positions, as fields of the config; with BEiT's tables the heads too."""
     each, shared = f"blocks.0.attn.{TABLE}", f"rel_pos_bias.{TABLE}"
     found = [name for name in ("pos_embed", each, shared) if name in archive]
@@ -274,7 +281,7 @@ _UNUSED = (
 )
 
 
-def refuse(archive: Archive, hub: Hub) -> None:
+def refuse(archive: Archive, hub: TimmConfig) -> None:
     """Raise WeightsError, naming the tensor or the entry of config.json, for a model vitrail cannot express."""
     for pattern, what in _ARCHITECTURES:
         if re.search(pattern, hub.architecture):

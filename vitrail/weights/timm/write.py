@@ -22,9 +22,9 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
 from vitrail.weights.formats import foreign_tensors, origin_of, state_of, write_tensors
-from vitrail.weights.timm.bit import bit_entries
-from vitrail.weights.timm.names import Naming, entries, qkv_biases
-from vitrail.weights.timm.read_config import BARE, GROUP_NORM_EPS, NORM_EPS, read_hub
+from vitrail.weights.timm.bit import bit_conversions
+from vitrail.weights.timm.names import Naming, conversions, qkv_biases
+from vitrail.weights.timm.read_config import BARE, GROUP_NORM_EPS, NORM_EPS, read_timm_config
 from vitrail.weights.timm.vit import infer
 from vitrail.weights.timm.write_config import bit_json, vit_json
 
@@ -69,7 +69,7 @@ def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, A
     if config.std_conv == "bit":
         kernels = (name for name, tensor in state.items() if tensor.dim() == 4)
         state |= {name: state[name] * BIT_SCALE for name in kernels}
-    return foreign_tensors(state, bit_entries(config), "timm"), None if bare else bit_json(config, card)
+    return foreign_tensors(state, bit_conversions(config), "timm"), None if bare else bit_json(config, card)
 
 
 def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
@@ -79,7 +79,7 @@ def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | 
     naming = _naming(config, card, state)
     if not naming.qkv_bias:
         state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
-    tensors = foreign_tensors(state, entries(config, naming), "timm")
+    tensors = foreign_tensors(state, conversions(config, naming), "timm")
     values = None if bare else vit_json(config, card, naming)
     _check_meaning(tensors, values, config)
     return tensors, values
@@ -124,7 +124,7 @@ def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTC
     )
     folder = "; save to a folder, whose config.json says it" if values is None else ""
     try:
-        read = _meaning(infer(archive, read_hub(archive), [])[0])
+        read = _meaning(infer(archive, read_timm_config(archive), [])[0])
     except WeightsError as error:
         raise WeightsError(f"the file would not say which model it is: {error}{folder}") from error
     wrong = [
