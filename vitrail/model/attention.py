@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from vitrail.device import has_amx
 from vitrail.model.layers import Linear, linear
+from vitrail.model.torch_private import softmax_backward
 
 Path = Literal["auto", "fused", "explicit"]
 Bias = Callable[[Tensor], Tensor | None]
@@ -83,7 +84,7 @@ class _ExplicitAttention(torch.autograd.Function):
         grads_qkv = q.new_empty(3, *q.shape)
         torch.bmm(maps.transpose(1, 2), grad, out=grads_qkv[2])
         grad_maps = torch.bmm(grad, v.transpose(1, 2))
-        grad_logits = torch._softmax_backward_data(grad_maps, maps, -1, maps.dtype)
+        grad_logits = softmax_backward(grad_maps, maps, -1, maps.dtype)
         torch.bmm(grad_logits, k, out=grads_qkv[0])
         torch.bmm(grad_logits.transpose(1, 2), q, out=grads_qkv[1])
         grad_qkv = grads_qkv.view(3, batch, heads, tokens, features).permute(1, 3, 0, 2, 4)

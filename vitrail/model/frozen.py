@@ -26,6 +26,7 @@ from vitrail.model.block import MLP, Block, SwiGLU, swiglu
 from vitrail.model.layers import LayerNorm, on_onednn
 from vitrail.model.posemb import Grid, Positions
 from vitrail.model.resnet.stdconv import StdConv2d
+from vitrail.model.torch_private import onednn_linear, onednn_linear_add, onednn_pack
 from vitrail.model.vit import ViT
 from vitrail.model.wide import Wide, for_branches, wide_attention, wide_mlp
 
@@ -35,16 +36,16 @@ class Packed(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
+        self.weight = onednn_pack(weight.detach().contiguous())
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return onednn_linear(x, self.weight, self.bias)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual [..., out] + the layer applied to x [..., in], in one pass."""
-        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+        return onednn_linear_add(x, residual, self.weight, self.bias)
 
 
 class Plain(nn.Module):

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.device import has_onednn
+from vitrail.model.torch_private import onednn_linear
 
 _HAS_ONEDNN = has_onednn()  # asked once: torch.compile cannot trace the question
 
@@ -41,11 +42,6 @@ def on_onednn(x: Tensor, dtype: torch.dtype) -> bool:
     )
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., in] times weight [out, in] transposed, plus bias [out]; no autograd."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
 class _Linear(torch.autograd.Function):
     """x [..., in], weight [out, in], bias [out]; `gelu` puts a GELU of that kind in front of the product.
 
@@ -63,7 +59,7 @@ class _Linear(torch.autograd.Function):
         keep_x = (needs_x and gelu is not None) or (needs_weight and not keep_active)
         ctx.save_for_backward(x if keep_x else None, cast if needs_x else None, active if keep_active else None)
         ctx.dtypes, ctx.gelu = (weight.dtype, None if bias is None else bias.dtype), gelu
-        return _product(active, cast, None if bias is None else bias.to(dtype))
+        return onednn_linear(active, cast, None if bias is None else bias.to(dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -73,7 +69,7 @@ class _Linear(torch.autograd.Function):
         rows = grad.flatten(0, -2)
         grad_x = grad_weight = grad_bias = None
         if needs_x:
-            grad_x = _product(grad, weight.t())
+            grad_x = onednn_linear(grad, weight.t())
             if ctx.gelu is not None:
                 grad_x = torch.ops.aten.gelu_backward(grad_x, x, approximate=ctx.gelu)
         if needs_weight:

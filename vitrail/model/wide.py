@@ -26,6 +26,7 @@ from vitrail.model.block import MLP, Block, swiglu
 from vitrail.model.layers import layer_norm, linear, linear_after_gelu
 from vitrail.model.posemb import Grid
 from vitrail.model.recompute import recomputable
+from vitrail.model.torch_private import has_hooks
 
 
 class Dense(NamedTuple):
@@ -154,7 +155,7 @@ def compute_together(model: nn.Module) -> None:
 def _needs_single_branches(block: Block) -> bool:
     """Return whether a part of the block has hooks or drops out features."""
     parts = [part for branches in (block.attentions, block.mlps) for part in branches.modules()]
-    if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in parts):
+    if any(has_hooks(part) for part in parts):
         return True
     return block.training and any(isinstance(part, nn.Dropout) and part.p for part in parts)
 

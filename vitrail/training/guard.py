@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitrail import world
 from vitrail.errors import TrainingError, UsageError, VitrailError
 from vitrail.files import lock
+from vitrail.model import torch_private
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -145,7 +146,7 @@ class FiniteGuard:
         self._statistics = [
             buffer
             for part in module.modules()
-            if isinstance(part, nn.modules.batchnorm._BatchNorm)
+            if isinstance(part, torch_private.BatchNorm)
             for buffer in part.buffers(recurse=False)
         ]
         self._before: list[Tensor] = []

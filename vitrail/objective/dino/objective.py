@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.errors import UsageError
+from vitrail.model import torch_private
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.stems.patch import pixel_statistics
 from vitrail.model.vit import ViT
@@ -181,7 +182,7 @@ class DINOObjective(SelfSupervised):
             ]  # with sharding, this process's part
             for parts in ((self.teacher, self.teacher_head), (self.model, self.head))
         )
-        torch._foreach_lerp_(theirs, ours, 1 - self.momentum)
+        torch_private.foreach_lerp_(theirs, ours, 1 - self.momentum)
         for kept, running in zip(self.teacher.buffers(), self.model.buffers(), strict=True):
             kept.copy_(running)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.errors import CheckpointError
+from vitrail.model import torch_private
 from vitrail.training.run import Average
 
 
@@ -66,9 +67,9 @@ class Averager:
             means = [world.local(mean) for mean in self._mean.values()]
             live = [world.local(value) for value in self._live.values()]
             weights = [value.to(mean.dtype) for value, mean in zip(live, means, strict=True)]
-            torch._foreach_lerp_(means, weights, weight)
+            torch_private.foreach_lerp_(means, weights, weight)
         if self._kept:
-            torch._foreach_copy_(list(self._kept.values()), list(self._buffers.values()))
+            torch_private.foreach_copy_(list(self._kept.values()), list(self._buffers.values()))
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

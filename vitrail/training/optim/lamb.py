@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail import world
+from vitrail.model import torch_private
 
 
 class LAMB(torch.optim.Optimizer):
@@ -59,28 +60,28 @@ class LAMB(torch.optim.Optimizer):
         cut = world.is_sharded(parameters[0])
         parameters = [world.local(parameter) for parameter in parameters]
         beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(first, gradients, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        torch_private.foreach_lerp_(first, gradients, 1 - beta1)
+        torch_private.foreach_mul_(second, beta2)
+        torch_private.foreach_addcmul_(second, gradients, gradients, 1 - beta2)
 
         # u = (m / c1) / (sqrt(v / c2) + eps), built in one set of temporaries
         correction1, correction2 = 1 - beta1 ** group["step"], 1 - beta2 ** group["step"]
-        update = list(torch._foreach_sqrt(second))
-        torch._foreach_div_(update, math.sqrt(correction2))
-        torch._foreach_add_(update, group["eps"])
-        torch._foreach_mul_(update, correction1)
-        torch._foreach_reciprocal_(update)
-        torch._foreach_mul_(update, first)
+        update = list(torch_private.foreach_sqrt(second))
+        torch_private.foreach_div_(update, math.sqrt(correction2))
+        torch_private.foreach_add_(update, group["eps"])
+        torch_private.foreach_mul_(update, correction1)
+        torch_private.foreach_reciprocal_(update)
+        torch_private.foreach_mul_(update, first)
         if group["weight_decay"]:
-            torch._foreach_add_(update, parameters, alpha=group["weight_decay"])
+            torch_private.foreach_add_(update, parameters, alpha=group["weight_decay"])
         if group["adapt"]:
-            torch._foreach_mul_(update, _trust_ratios(parameters, update, cut))
-        torch._foreach_add_(parameters, update, alpha=-group["lr"])
+            torch_private.foreach_mul_(update, _trust_ratios(parameters, update, cut))
+        torch_private.foreach_add_(parameters, update, alpha=-group["lr"])
 
 
 def _trust_ratios(parameters: list[Tensor], update: list[Tensor], cut: bool) -> list[Tensor]:
     """One of each tensor; where they are `cut`, these are parts, and the norms are of all processes' together."""
-    norms = torch.stack([*torch._foreach_norm(parameters), *torch._foreach_norm(update)])
+    norms = torch.stack([*torch_private.foreach_norm(parameters), *torch_private.foreach_norm(update)])
     if cut:
         norms = world.sum_(norms.square()).sqrt()
     weights, lengths = norms.chunk(2)

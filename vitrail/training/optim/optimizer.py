@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.errors import UsageError
+from vitrail.model import torch_private
 from vitrail.training.optim.lamb import LAMB
 from vitrail.training.optim.layer_decay import by_factor, layer_factors, slow_rows
 from vitrail.training.run import Optim
 
 _FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}
-_TABLES = (nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+_TABLES = (nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, torch_private.NormBase)
 
 
 def is_kernel(module: nn.Module, name: str) -> bool:
@@ -61,7 +62,7 @@ class SGD(torch.optim.SGD):
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if group["decay"] and parameters:
-                torch._foreach_mul_(parameters, self._shrinking(group["lr"] * group["decay"]))
+                torch_private.foreach_mul_(parameters, self._shrinking(group["lr"] * group["decay"]))
             for parameter in parameters if group["momentum"] else []:
                 # the fused kernel takes no mixture of parameters that moved before and such that begin now
                 if self.state[parameter].get("momentum_buffer") is None:
@@ -178,7 +179,7 @@ def global_norm(parameters: Iterable[Tensor]) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norms = torch._foreach_norm([world.local(gradient) for gradient in gradients], 2, dtype=torch.float32)
+    norms = torch_private.foreach_norm([world.local(gradient) for gradient in gradients], 2, dtype=torch.float32)
     norm = torch.linalg.vector_norm(torch.stack(norms))
     return world.sum_(norm.square()).sqrt() if world.is_sharded(gradients[0]) else norm
 
@@ -195,5 +196,5 @@ def clip_(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
     gradients = [world.local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if max_norm is not None and gradients:
         factor = torch.where(torch.isfinite(norm), (max_norm / norm).clamp(max=1), 1)
-        torch._foreach_mul_(gradients, factor)
+        torch_private.foreach_mul_(gradients, factor)
     return norm

@@ -18,11 +18,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from vitrail import world
+from vitrail.model import torch_private
 from vitrail.model.vit import ViT
 from vitrail.model.wide import compute_together
 from vitrail.objective.base import Moment, Objective, Prepared
@@ -81,7 +81,7 @@ class Parallel(ABC):
         """Divide the gradients, which are sums, by the number of examples `count`, in place."""
         gradients = [world.local(each.grad) for each in self.objective.parameters() if each.grad is not None]
         if gradients:
-            torch._foreach_div_(gradients, count)
+            torch_private.foreach_div_(gradients, count)
 
 
 class Alone(Parallel):

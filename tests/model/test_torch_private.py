@@ -1,0 +1,79 @@
+"""Private names of torch: all in one file, and all still there."""
+
+from __future__ import annotations
+
+import ast
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from vitrail.device import has_onednn
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = "vitrail/model/torch_private.py"
+EXCEPTIONS = {
+    # importable without torch, so that the command line starts at once: it asks for the machine only when needed
+    ("vitrail/device.py", "torch.cpu._is_avx512_bf16_supported"),
+    ("vitrail/device.py", "torch.cpu._is_amx_tile_supported"),
+    # counts operations on fake tensors, as torch's own documentation imports them; slow to import for anybody else
+    ("vitrail/costs/count.py", "torch._subclasses.fake_tensor"),
+    ("vitrail/costs/count.py", "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"),
+    ("vitrail/costs/memory.py", "torch.utils._python_dispatch"),
+    ("vitrail/costs/memory.py", "torch.utils._pytree"),
+}
+HOOKS = {name for name in vars(nn.Module()) if "_hooks" in name}
+"""Private attributes of every module that hold its hooks, such as `_forward_hooks`."""
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def private_names(source: str) -> set[str]:
+    """Private names below torch that a source uses, in full: "torch._foreach_add_", and hooks: "_forward_hooks"."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            module = str(node.module)
+            found |= {module} if is_private(module) else {f"{module}.{x.name}" for x in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {x.name for x in node.names if x.name.startswith("torch.")}
+        elif isinstance(node, ast.Attribute):
+            full = ast.unparse(node)
+            head = full.split(".")[0]
+            if node.attr in HOOKS:
+                found.add(node.attr)
+            elif head in ("torch", "nn") and node.attr.startswith("_"):
+                found.add(full if head == "torch" else f"torch.{full}")
+    return {name for name in found if is_private(name)}
+
+
+def test_private_names_are_found() -> None:
+    source = (
+        "import torch\nfrom torch import nn, _C\nfrom torch._dynamo import a\ntorch._x_(1)\nnn.m._N\np._forward_hooks"
+    )
+    expected = {"torch._C", "torch._dynamo", "torch._x_", "torch.nn.m._N", "_forward_hooks"}
+    assert private_names(source) == expected
+    assert private_names("import torch\nself._x\ntorch.relu(torch.__version__)\nother._y") == set()
+
+
+def test_private_names_of_torch_are_in_one_file() -> None:
+    files = [(path.relative_to(ROOT).as_posix(), path) for path in sorted((ROOT / "vitrail").rglob("*.py"))]
+    found = {(name, used) for name, path in files if name != HOME for used in private_names(path.read_text())}
+    assert found == EXCEPTIONS
+
+
+@pytest.mark.parametrize("name", sorted(private_names((ROOT / HOME).read_text())))
+def test_this_torch_has_the_private_name(name: str) -> None:
+    if ".mkldnn." in name and not has_onednn():
+        pytest.skip("this torch was built without oneDNN")
+    if not name.startswith("torch."):
+        assert hasattr(nn.Linear(1, 1), name), f"nn.Module of torch {torch.__version__} has no {name}: see {HOME}"
+        return
+    try:
+        attrgetter(name.removeprefix("torch."))(torch)
+    except AttributeError:
+        pytest.fail(f"torch {torch.__version__} has no {name}: replace it in {HOME}")
