@@ -13,7 +13,7 @@ from PIL import Image, ImageFilter
 
 from vitrail.data.copies import dedup, hashes
 from vitrail.data.copies.dedup import (
-    Gathered,
+    HashedImages,
     find_copies,
     hashed,
     remaining,
@@ -25,7 +25,7 @@ from vitrail.data.copies.dedup import (
 )
 from vitrail.data.copies.hashes import SIDE, bands, hash_thumbnails, hashes_of, near_pairs, thumbnail
 from vitrail.data.images.decode import decode
-from vitrail.data.item import Findings, Found, Listed, View
+from vitrail.data.item import DataSet, Findings, Listed, View
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.sources.open import find
 from vitrail.errors import DataError, UsageError
@@ -57,11 +57,11 @@ def source_of(*images: Image.Image, name: str = "s") -> ArraySource:
     return ArraySource(f"{name}-{stack.sum()}", stack, np.zeros(len(stack), np.int64), ["a", "b"])
 
 
-def gathered(**splits: Listed) -> Gathered:
-    return Gathered(hashed("d", Found(dict(splits), Findings("arrays")), splits))
+def gathered(**splits: Listed) -> HashedImages:
+    return HashedImages(hashed("d", DataSet(dict(splits), Findings("arrays")), splits))
 
 
-def named(left: Gathered, right: Gathered, pairs: dedup.Pairs) -> set[tuple[str, str, str, str]]:
+def named(left: HashedImages, right: HashedImages, pairs: dedup.Pairs) -> set[tuple[str, str, str, str]]:
     return {tuple(map(str, (*row[1:3], *row[4:6]))) for row in dedup.rows(left, right, pairs)}
 
 
@@ -293,7 +293,7 @@ def test_within_one_set_the_held_out_splits_stay_and_of_the_others_the_first(tmp
     save(pictures[2].resize((50, 50)), root / "val/a/smaller.png")
     save(pictures[2].resize((60, 60)), root / "test/a/smaller, too.png")
     found = find(str(root))
-    images = Gathered(hashed("photos", found, found.splits))
+    images = HashedImages(hashed("photos", found, found.splits))
     pairs = find_copies(images, None)
     assert (pairs.left < pairs.right).all()
     stays = staying(images, None, pairs)
@@ -306,7 +306,7 @@ def test_within_one_set_the_held_out_splits_stay_and_of_the_others_the_first(tmp
         "train": {"a/0.png", "a/3.png", "a/4.png", "a/5.png"} | own,
     }
     # what remains has no copies but those between held-out splits
-    again = Gathered(hashed("photos", Found(left, found.findings), left))
+    again = HashedImages(hashed("photos", DataSet(left, found.findings), left))
     assert named(again, again, find_copies(again, None)) == {("test", "a/smaller, too.png", "val", "a/smaller.png")}
     counts = {(one.split, one.other_split): (one.exact, one.near, one.others) for one in shared(images, None, pairs)}
     assert counts[("train", "test")] == (1, 3, 2)
@@ -359,8 +359,8 @@ def test_too_many_pairs_are_refused_and_so_is_an_impossible_distance(monkeypatch
 
 
 def test_which_splits_are_trained_on_and_which_are_kept_apart() -> None:
-    def found(*names: str) -> Found:
-        return Found({name: source_of(picture(0)) for name in names}, Findings("arrays"))
+    def found(*names: str) -> DataSet:
+        return DataSet({name: source_of(picture(0)) for name in names}, Findings("arrays"))
 
     assert training_splits(found("train", "extra", "val", "test")) == ["train", "extra"]
     assert training_splits(found("")) == [""] and training_splits(found("test")) == ["test"]

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 from prepared import Features, prepare
 
-from vitrail.data.benchmarks.index_lists import index_lists
 from vitrail.data.benchmarks.vtab import TASKS, Label, count_objects, nearest_object, nearest_vehicle
 from vitrail.data.benchmarks.vtab_source import locate, read_task
 from vitrail.data.images.decode import decode
+from vitrail.data.sources.index_lists import index_lists
 from vitrail.data.sources.open import find, open_data
 from vitrail.data.sources.tfds import read_tfds
 from vitrail.data.stats import stats

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data.copies.dedup import Gathered, Pairs, find_copies, hashed
+from vitrail.data.copies.dedup import HashedImages, Pairs, find_copies, hashed
 from vitrail.data.settings import Preprocess
 from vitrail.data.sources.open import find
 from vitrail.errors import WeightsError
@@ -45,8 +45,8 @@ def write(root: Path, *numbers: int) -> Path:
     return root
 
 
-def gathered(*places: Path) -> Gathered:
-    return Gathered([part for place in places for part in hashed(str(place), find(str(place)), [""])])
+def gathered(*places: Path) -> HashedImages:
+    return HashedImages([part for place in places for part in hashed(str(place), find(str(place)), [""])])
 
 
 def seen(model: ViT, image: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from vitrail.data.copies.leaks import digest
 from vitrail.data.images.decode import decode
 from vitrail.data.item import Listed
-from vitrail.data.loading.prefetch import Pool, ordered, stuck
+from vitrail.data.loading.prefetch import ordered, stuck, threads
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import find
 from vitrail.data.stats import Look, Stats, Tally, describe, summarise
@@ -92,8 +92,7 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: Progress | Non
     found = find(data.path, data.image_column, data.label_column)
     total = sum(len(source) for source in found.splits.values())
     tally, bad = Tally(total), list[Bad]()
-    pool = Pool(workers) if workers else None
-    try:
+    with threads(workers) as pool:
         for name, source in found.splits.items():
             scan = ordered(
                 pool,
@@ -108,9 +107,6 @@ def check(data: Data | str | Path, *, workers: int = 0, progress: Progress | Non
                     bad.append(Bad(name, source.id(index), look.error.reason, str(look.error)))
                 if progress is not None:
                     progress(tally.count, total)
-    finally:
-        if pool is not None:
-            pool.close()
     duplicates = _duplicates(found.splits, tally)
     report = Report(summarise(data.path, found, tally), bad, duplicates)
     return replace(report, warnings=list(_warnings(report, found.splits, tally)))

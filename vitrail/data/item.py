@@ -1,6 +1,6 @@
 """What every reader of data hands over: one image at a time, and what was found on the way to it.
 
-A reader (`folder`, `table`, `arrow`, `shards`, `arrays`) turns a place into `Found`: its splits, each a
+A reader (`folder`, `table`, `arrow`, `shards`, `arrays`) turns a place into `DataSet`: its splits, each a
 `Listed` source, and `Findings`, which say what was left out and why. `source` chooses and joins the splits.
 """
 
@@ -130,7 +130,7 @@ class Findings:
 
 
 @dataclass
-class Found:
+class DataSet:
     """The splits of a place, by the names they have there; one split named "" where there are none."""
 
     splits: dict[str, Listed]

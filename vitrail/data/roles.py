@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitrail.data.item import ROLES, Found, Listed, Unlabelled, View, role_of
+from vitrail.data.item import ROLES, DataSet, Listed, Unlabelled, View, role_of
 from vitrail.data.settings import Data
 from vitrail.errors import DataError, UsageError, did_you_mean
 
@@ -12,13 +12,13 @@ NONE = "none"
 """In place of a split: use none."""
 
 
-def of_role(found: Found, role: str) -> list[str]:
+def of_role(found: DataSet, role: str) -> list[str]:
     """Names of the splits that serve as `role`, the usual name first."""
     lowered = {name.lower(): name for name in found.splits}
     return [lowered[name] for name in ROLES[role] if name in lowered]
 
 
-def named_split(found: Found, wanted: str, path: str) -> str:
+def named_split(found: DataSet, wanted: str, path: str) -> str:
     """Return the split called `wanted`, or a usual other name of it. Raises UsageError with the splits there are."""
     if wanted in found.splits:
         return wanted
@@ -30,7 +30,7 @@ def named_split(found: Found, wanted: str, path: str) -> str:
     raise UsageError(f"{path} has no split {wanted!r}: {listing}.{did_you_mean(wanted, list(found.splits))}")
 
 
-def training_splits(found: Found, data: Data) -> list[str]:
+def training_splits(found: DataSet, data: Data) -> list[str]:
     """Names of the splits to train on: one, or those that "train+val" joins. Raises UsageError."""
     if list(found.splits) == [""] and role_of(data.train) == "train":
         return [""]
@@ -41,7 +41,7 @@ def training_splits(found: Found, data: Data) -> list[str]:
     return names
 
 
-def validation_split(found: Found, data: Data, train: list[str], test: str | None, *, labels: bool) -> str | None:
+def validation_split(found: DataSet, data: Data, train: list[str], test: str | None, *, labels: bool) -> str | None:
     """Return the split to choose by: the one named, else the validation split, if its classes are known.
 
     Never the test split unless it is named: a model chosen on it would look better than it is.
@@ -59,7 +59,7 @@ def validation_split(found: Found, data: Data, train: list[str], test: str | Non
     return None
 
 
-def test_split(found: Found, data: Data, train: list[str]) -> str | None:
+def test_split(found: DataSet, data: Data, train: list[str]) -> str | None:
     """Return the split to measure at the end: the one named, else the test split; None for 'none'."""
     if data.test == NONE:
         return None
@@ -75,7 +75,7 @@ def _apart(name: str, role: str, data: Data, train: list[str]) -> str:
     return name
 
 
-def matched(found: Found, split: str, class_names: list[str], *, required: bool, labels: bool) -> Listed | None:
+def matched(found: DataSet, split: str, class_names: list[str], *, required: bool, labels: bool) -> Listed | None:
     """Return a split with its labels in `class_names`; one that does not fit goes without where none are needed, is
     refused where it is required, else left out."""
     try:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.images.decode import FORMATS
-from vitrail.data.item import Findings, Found, Listed
+from vitrail.data.item import DataSet, Findings, Listed
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import find
 from vitrail.data.split import fingerprint
@@ -131,7 +131,7 @@ def describe(data: bytes) -> tuple[tuple[int, int], str, str]:
         return (0, 0), format.name, "unknown"
 
 
-def summarise(path: str, found: Found, tally: Tally) -> Stats:
+def summarise(path: str, found: DataSet, tally: Tally) -> Stats:
     """Join what is known of all images with what those looked at showed."""
     sizes = tally.sizes[tally.sizes[:, 0] > 0]
     sizes = sizes if len(sizes) else np.zeros((1, 2), dtype=np.int32)

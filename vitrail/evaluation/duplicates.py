@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitrail.data.check import Progress
-from vitrail.data.copies.dedup import Gathered, Pairs
+from vitrail.data.copies.dedup import HashedImages, Pairs
 from vitrail.data.images.ops import Compose, Flip, eval_transform
 from vitrail.data.item import View
 from vitrail.data.loading.loader import Loader
@@ -29,8 +29,8 @@ PAIRS = 1 << 14
 
 def cosines(
     model: Any,
-    left: Gathered,
-    right: Gathered,
+    left: HashedImages,
+    right: HashedImages,
     pairs: Pairs,
     *,
     batch_size: int = 64,
@@ -63,7 +63,9 @@ def cosines(
     return found
 
 
-def _features(model: Any, images: Gathered, numbers: np.ndarray, mirrored: bool, choices: dict[str, Any]) -> np.ndarray:
+def _features(
+    model: Any, images: HashedImages, numbers: np.ndarray, mirrored: bool, choices: dict[str, Any]
+) -> np.ndarray:
     """Features of length 1 of each image, float32 [K, width]; NaN where one cannot be read. Each is read once."""
     distinct, places = np.unique(numbers, return_inverse=True)
     found: list[tuple[np.ndarray, np.ndarray]] = []

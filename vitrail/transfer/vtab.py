@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config import Percent, plain
-from vitrail.data.benchmarks.index_lists import PARTS, WHOLE
 from vitrail.data.benchmarks.vtab import Task
 from vitrail.data.benchmarks.vtab_source import HUB, PREFIX, locate
 from vitrail.data.roles import NONE
 from vitrail.data.settings import Data
+from vitrail.data.sources.index_lists import PARTS, WHOLE
 from vitrail.data.sources.open import find, split_found
 from vitrail.errors import DataError, TrainingError, UsageError
 from vitrail.training.folder import RunFolder

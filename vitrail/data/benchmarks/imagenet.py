@@ -25,12 +25,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from vitrail.data.benchmarks import objectnet
 from vitrail.data.benchmarks.imagenet_labels import LABEL_FILES, AnswerKey, part, read_labels, read_real, wnids
 from vitrail.data.item import Findings, Listed, View
-from vitrail.data.sources.folder import FileSource, is_image_name, is_junk, read_classes
+from vitrail.data.sources.folder import (
+    FileSource,
+    entries,
+    file_source,
+    folders_in,
+    is_image_name,
+    is_junk,
+    read_classes,
+)
 from vitrail.errors import DataError, UsageError, did_you_mean
 
 IMAGES = "https://image-net.org (an account is needed)"
@@ -188,9 +195,8 @@ def open_real(protocol: Protocol, path: Path, labels: Path | None) -> Benchmark:
 
 
 def _source(root: Path, files: list[_File], labels: list[int], class_names: list[str]) -> FileSource:
-    names = pa.array([os.fsencode(file.name) for file in files], pa.large_binary())
-    sizes = np.array([file.size for file in files], dtype=np.int64)
-    return FileSource(root, names, np.array(labels, dtype=np.int64), sizes, class_names)
+    rows = [(file.name, label, file.size) for file, label in zip(files, labels, strict=True)]
+    return file_source(root, rows, class_names)
 
 
 def _listed(protocol: Protocol, path: Path) -> tuple[Path, list[_File]]:
@@ -271,7 +277,7 @@ def _by_class(protocol: str, path: Path) -> Benchmark:
 
 
 def _objectnet(wanted: Protocol, path: Path, labels: Path | None) -> Benchmark:
-    places = [path, path.parent, *_below(path)] if labels is None else [labels]
+    places = [path, path.parent, *folders_in(path)] if labels is None else [labels]
     folders = [folder for place in places for folder in (place, place / "mappings")]
     folder = next((folder for folder in folders if (folder / objectnet.OVERLAP).is_file()), None)
     if folder is None:
@@ -289,7 +295,7 @@ def _class_folders(
 
     The folders lie in `path`, or in one folder of it. Other folders are an error, unless there may be `others`.
     """
-    places = [place for place in (path, *_below(path)) if names.keys() & set(_entries(place))]
+    places = [place for place in (path, *folders_in(path)) if names.keys() & set(entries(place))]
     if path in places:
         places = [path]
     if len(places) > 1:
@@ -309,14 +315,3 @@ def _class_folders(
         notes.append(f"{left:,} images of {len(strangers)} classes that ImageNet does not have: not counted")
     source.class_names = [names.get(name, name) for name in source.class_names]
     return View(View(source, np.flatnonzero(counted)), class_names=list(names.values())), notes
-
-
-def _below(path: Path) -> list[Path]:
-    return [path / name for name in _entries(path) if not is_junk(name) and (path / name).is_dir()]
-
-
-def _entries(path: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []

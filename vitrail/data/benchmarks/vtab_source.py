@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from vitrail.data.benchmarks.index_lists import PARTS, WHOLE, index_lists, read_index_lists
 from vitrail.data.benchmarks.vtab import TRAIN, VALIDATION, Task, ranges, task_named
 from vitrail.data.images.decode import decode
-from vitrail.data.item import ROLES, Findings, Found, Item, Listed, View
+from vitrail.data.item import ROLES, DataSet, Findings, Item, Listed, View
+from vitrail.data.sources.index_lists import PARTS, WHOLE, index_lists, read_index_lists
 from vitrail.data.sources.tfds import prepared_folders, read_tfds, version_of
 from vitrail.data.split import subset
 from vitrail.errors import DataError, UsageError
@@ -26,7 +26,7 @@ PREFIX = "vtab:"
 """Of paths "vtab:TASK:DIR"."""
 HUB = "hub"
 """In place of DIR: the hub's copy."""
-Open = Callable[[str, str | None, str | None], Found]
+Open = Callable[[str, str | None, str | None], DataSet]
 """Opens any data set: (path, image column, label column)."""
 
 
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     path: str
 
 
-def read_task(path: str, open_any: Open) -> Found:
+def read_task(path: str, open_any: Open) -> DataSet:
     """Open "vtab:TASK:DIR". Raises UsageError for no such task, DataError where its data are not or are damaged."""
     name, _, root = path.removeprefix(PREFIX).partition(":")
     task = task_named(name)
@@ -99,7 +99,7 @@ def _wanted(task: Task) -> str:
     return f"expected is {prepared} as TensorFlow Datasets prepares it, or a folder {' or '.join(_folders(task))}"
 
 
-def _prepared(task: Task, folder: Path) -> Found:
+def _prepared(task: Task, folder: Path) -> DataSet:
     found = read_tfds(folder, "image", label=task.label)
     counts = {name: len(source) for name, source in found.splits.items()}
     splits: dict[str, Listed] = {}
@@ -107,7 +107,7 @@ def _prepared(task: Task, folder: Path) -> Found:
         (images,) = ranges(region, counts)
         view = View(found.splits[images.split], np.arange(images.start, images.stop))
         splits[name] = view if task.scale == 1 else Scaled(view, task.scale)
-    return Found(splits, found.findings)
+    return DataSet(splits, found.findings)
 
 
 class Scaled:
@@ -134,10 +134,10 @@ class Scaled:
         return self._source.id(index)
 
 
-def _drawn(task: Task, found: Found, path: str) -> Found:
+def _drawn(task: Task, found: DataSet, path: str) -> DataSet:
     """Return 800 + 200 images drawn from a copy that does not say which VTAB-1k's are, and its own test set."""
     if all(name in found.splits for name in (*PARTS, "test")):
-        return Found({name: found.splits[name] for name in (*PARTS, "test")}, found.findings)
+        return DataSet({name: found.splits[name] for name in (*PARTS, "test")}, found.findings)
     roles = {role: [name for name in names if name in found.splits] for role, names in ROLES.items()}
     if not roles["train"] or not roles["test"]:
         listing = ", ".join(map(repr, found.splits))
@@ -150,10 +150,10 @@ def _drawn(task: Task, found: Found, path: str) -> Found:
     splits: dict[str, Listed] = {"train800": View(train, both[first]), "val200": View(train, both[rest])}
     splits["test"] = View(test, class_names=train.class_names)
     warning = f"{len(chosen):,} images drawn here, the same ones each time: not those of VTAB-1k, whose order it lacks"
-    return Found(splits, Findings(found.findings.kind, dict(found.findings.ignored), [], [warning]))
+    return DataSet(splits, Findings(found.findings.kind, dict(found.findings.ignored), [], [warning]))
 
 
-def _differences(task: Task, found: Found) -> list[str]:
+def _differences(task: Task, found: DataSet) -> list[str]:
     """Say where the data are not what the benchmark has."""
     trained = sum(len(source) for name, source in found.splits.items() if name in (*PARTS, WHOLE))
     classes = len(next(iter(found.splits.values())).class_names)

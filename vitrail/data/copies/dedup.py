@@ -26,7 +26,7 @@ import numpy as np
 
 from vitrail.data.check import Bad, Progress, equal_groups
 from vitrail.data.copies.hashes import Hashes, hashes_of, joined, near_pairs
-from vitrail.data.item import Found, Listed, View, role_of
+from vitrail.data.item import DataSet, Listed, View, role_of
 from vitrail.errors import DataError, UsageError
 
 HELD_OUT = ("test", "validation")
@@ -42,7 +42,7 @@ class Name(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class HashedSplit:
     """One split of a data set, and its hashes."""
 
     data: str
@@ -57,31 +57,31 @@ class Part:
 
 
 def hashed(
-    data: str, found: Found, splits: Iterable[str], *, workers: int = 0, progress: Progress | None = None
-) -> list[Part]:
+    data: str, found: DataSet, splits: Iterable[str], *, workers: int = 0, progress: Progress | None = None
+) -> list[HashedSplit]:
     """Hash some splits of what `find(data)` returned, held-out ones first. Raises as `hashes_of` does."""
     parts = [
-        Part(data, name, found.splits[name], hashes_of(found.splits[name], workers=workers, progress=progress))
+        HashedSplit(data, name, found.splits[name], hashes_of(found.splits[name], workers=workers, progress=progress))
         for name in splits
     ]
     return sorted(parts, key=lambda part: not part.held_out)
 
 
-def training_splits(found: Found) -> list[str]:
+def training_splits(found: DataSet) -> list[str]:
     """Return the splits that are trained on: all but those called test or validation; all if there are no others."""
     return [name for name in found.splits if role_of(name) not in HELD_OUT] or list(found.splits)
 
 
-def split_apart(found: Found) -> str:
+def split_apart(found: DataSet) -> str:
     """Return the split that training must not see: test if there is one, else validation, else the first."""
     roles = {name: role_of(name) for name in found.splits}
     return min(roles, key=lambda name: (*HELD_OUT, roles[name]).index(roles[name]))
 
 
-class Gathered:
+class HashedImages:
     """Images of several parts under one numbering."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[HashedSplit]) -> None:
         self.parts = list(parts)
         self.ends = np.cumsum([len(part.source) for part in parts])
         self.hashes = joined([part.hashes for part in parts])
@@ -181,7 +181,9 @@ class Pairs:
         return replace(self, cosine=cosine).chosen(self.exact | (cosine >= least))
 
 
-def find_copies(left: Gathered, right: Gathered | None, *, distance: int = DISTANCE, mirrored: bool = False) -> Pairs:
+def find_copies(
+    left: HashedImages, right: HashedImages | None, *, distance: int = DISTANCE, mirrored: bool = False
+) -> Pairs:
     """Return the copies that images of `left` have in `right`; None: in `left` itself, the left one coming first.
 
     Copies have the same stored bytes; or at most `distance` bits of their frequencies differ and at most
@@ -211,7 +213,7 @@ def _columns(left: np.ndarray, right: np.ndarray, distance: np.ndarray, exact: b
     return left, right, distance.astype(np.uint8), *flags, np.full(len(left), np.nan, np.float32)
 
 
-def _exact(left: Gathered, right: Gathered | None) -> _Columns:
+def _exact(left: HashedImages, right: HashedImages | None) -> _Columns:
     """Images with the same bytes."""
     if right is None:
         place, second = left.copies.spread(left.copies.firsts)
@@ -225,7 +227,7 @@ def _exact(left: Gathered, right: Gathered | None) -> _Columns:
     return _columns(first, second, np.zeros(len(first)), True, False)
 
 
-def _near(left: Gathered, right: Gathered | None, distance: int, *, mirrored: bool) -> Iterator[_Columns]:
+def _near(left: HashedImages, right: HashedImages | None, distance: int, *, mirrored: bool) -> Iterator[_Columns]:
     """Images with similar hashes that have not the same bytes."""
     other, way = left if right is None else right, int(mirrored)
     mine, theirs = (side.copies.firsts[side.hashes.hashed[side.copies.firsts]] for side in (left, other))
@@ -249,7 +251,7 @@ def _near(left: Gathered, right: Gathered | None, distance: int, *, mirrored: bo
 
 
 def _all_members(
-    left: Gathered, right: Gathered, a: np.ndarray, b: np.ndarray
+    left: HashedImages, right: HashedImages, a: np.ndarray, b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pairs of groups as (left, right, place in `a`) of images: all of one with the first of the other, and back."""
     place, member = left.copies.spread(a)
@@ -257,7 +259,7 @@ def _all_members(
     return np.append(member, a[place_2]), np.append(b[place], member_2), np.append(place, place_2)
 
 
-def staying(left: Gathered, right: Gathered | None, pairs: Pairs) -> np.ndarray:
+def staying(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> np.ndarray:
     """Return bool [N]: which images of `left` remain when copies are taken away.
 
     Those without a copy in `right`. Where it is None: all of the held-out splits, which come first in `left`, and of
@@ -274,7 +276,7 @@ def staying(left: Gathered, right: Gathered | None, pairs: Pairs) -> np.ndarray:
     return stays
 
 
-def remaining(found: Found, left: Gathered, stays: np.ndarray) -> dict[str, Listed]:
+def remaining(found: DataSet, left: HashedImages, stays: np.ndarray) -> dict[str, Listed]:
     """Return every split of `found`, without the images of `left` that do not stay."""
     splits = dict(found.splits)
     for place, part in enumerate(left.parts):
@@ -299,7 +301,7 @@ class Shared:
     """Images of the other split that have such a copy."""
 
 
-def shared(left: Gathered, right: Gathered | None, pairs: Pairs) -> list[Shared]:
+def shared(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> list[Shared]:
     """Count the pairs by their splits; among one set's own splits, those that have any."""
     ours, theirs = (pairs.left, pairs.right) if right is not None else (pairs.right, pairs.left)
     other = left if right is None else right
@@ -316,7 +318,7 @@ def shared(left: Gathered, right: Gathered | None, pairs: Pairs) -> list[Shared]
     return counts
 
 
-def rows(left: Gathered, right: Gathered, pairs: Pairs) -> Iterator[tuple[object, ...]]:
+def rows(left: HashedImages, right: HashedImages, pairs: Pairs) -> Iterator[tuple[object, ...]]:
     """Yield the values of `COLUMNS` of each pair."""
     for place in range(len(pairs)):
         cosine = float(pairs.cosine[place])
@@ -330,7 +332,7 @@ def rows(left: Gathered, right: Gathered, pairs: Pairs) -> Iterator[tuple[object
         )
 
 
-def write_pairs(file: Path, left: Gathered, right: Gathered, pairs: Pairs) -> None:
+def write_pairs(file: Path, left: HashedImages, right: HashedImages, pairs: Pairs) -> None:
     """Write the pairs to a CSV: which images, bits that differ, exact, mirrored, cosine ("" where none was asked).
 
     Raises UsageError where the file cannot be written.

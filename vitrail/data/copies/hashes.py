@@ -30,7 +30,7 @@ from vitrail.data.check import Progress
 from vitrail.data.copies.leaks import digest
 from vitrail.data.images.decode import decode
 from vitrail.data.item import Listed
-from vitrail.data.loading.prefetch import Pool, ordered, stuck
+from vitrail.data.loading.prefetch import Pool, ordered, stuck, threads
 from vitrail.data.sources.folder import file_of
 from vitrail.errors import DecodeError
 
@@ -190,9 +190,8 @@ def hashes_of(source: Listed, *, workers: int = 0, progress: Progress | None = N
     A table in the cache is of images of the same ids and lengths in the same order, and, where they are files, of
     the same dates. Raises DataError where the cache cannot be written.
     """
-    pool = Pool(workers) if workers else None
     parts = []
-    try:
+    with threads(workers) as pool:
         for begin in range(0, len(source), CHUNK):
             numbers = range(begin, min(begin + CHUNK, len(source)))
             target = cached_file("hashes", _key(source, numbers))
@@ -201,9 +200,6 @@ def hashes_of(source: Listed, *, workers: int = 0, progress: Progress | None = N
             parts.append(_read(kept_table(target, _SCHEMA, compute, "the hashes of images")))
             if progress is not None:
                 progress(numbers.stop, len(source))
-    finally:
-        if pool is not None:
-            pool.close()
     return joined(parts)
 
 

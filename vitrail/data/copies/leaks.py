@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import closing
 
 import numpy as np
 
 from vitrail.data.item import Listed
-from vitrail.data.loading.prefetch import Pool, ordered, stuck
+from vitrail.data.loading.prefetch import ordered, stuck, threads
 from vitrail.errors import DecodeError
 
 READ_AT_MOST = 2**28
@@ -48,5 +47,5 @@ def _digests(source: Listed, rows: list[int]) -> Iterator[bytes | None]:
         except DecodeError:
             return None
 
-    with closing(Pool(1)) as pool:  # so that a read that hangs is noticed
+    with threads(1) as pool:  # so that a read that hangs is noticed
         yield from ordered(pool, one, rows, ahead=16, hung=lambda index: stuck(source.id(index)))

@@ -7,20 +7,113 @@ before."""
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import Op, transform_batch
 from vitrail.data.item import Item, Listed, Source, is_distant
-from vitrail.data.loading.memory import Kept
 from vitrail.data.loading.order import Order, Permutation, stream
 from vitrail.data.loading.prefetch import TIMEOUT, Pool, ahead, ordered
-from vitrail.data.loading.slots import Batch, Fetched, Part, Slots
 from vitrail.errors import DataError, DecodeError, VitrailError
+
+FetchedImages = dict[int, bytes | np.ndarray | DecodeError]
+"""Index -> what a distant source gave for it."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images ready for the network. The tensors are the caller's to keep and to change."""
+
+    images: torch.Tensor
+    """uint8 [B, 3, H, W]; channels lie innermost in memory (channels_last), as decoders write them."""
+    labels: torch.Tensor
+    """int64 [B]."""
+    index: torch.Tensor
+    """int64 [B]: where in the source each image is."""
+
+
+@dataclass
+class Slots:
+    """The memory of one batch, to be filled by several threads."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    index: np.ndarray
+    good: np.ndarray
+    """bool: which slots got an image."""
+    fetched: Future[FetchedImages] | None = None
+    """What was asked for ahead of time, of a distant source."""
+
+    def batch(self) -> Batch:
+        """Hand the filled batch over as tensors, without a copy unless a slot stayed empty."""
+        arrays = (self.images, self.labels, self.index)
+        if not self.good.all():
+            arrays = tuple(array[self.good] for array in arrays)
+        images, labels, index = map(torch.from_numpy, arrays)
+        return Batch(images.permute(0, 3, 1, 2), labels, index)
+
+
+@dataclass
+class BatchPart:
+    """Some slots of a batch, filled by one thread."""
+
+    slots: Slots
+    begin: int
+    positions: np.ndarray
+    permutation: Permutation
+    epoch: int
+    last: bool
+    """Is it the batch's last part?"""
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    """Index and reason of what could not be read."""
+    reading: int = -1
+    """The image being read, -1 before the first."""
+    steps: int = 0
+    """Reads begun so far."""
+    steps_seen: int = -1
+    """`steps` when the consumer last lost patience."""
+
+
+class DecodedImages:
+    """Images and labels by index: one array where the images have one size, single ones for those of another.
+
+    Several threads may put and get; an image put twice is the same image.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._images: np.ndarray | None = None
+        self._others: dict[int, np.ndarray] = {}
+        self._labels = np.zeros(count, dtype=np.int64)
+        self._there = np.zeros(count, dtype=bool)
+
+    def get(self, index: int) -> tuple[np.ndarray, int] | None:
+        """Return (image uint8 [H, W, 3], label), None if it was not put yet."""
+        if not self._there[index] or self._images is None:
+            return None
+        image = self._others.get(index)
+        return (self._images[index] if image is None else image), int(self._labels[index])
+
+    def put(self, index: int, image: np.ndarray, label: int) -> None:
+        """Keep a copy of an image of the common size, or an image of another size itself."""
+        with self._lock:
+            if self._images is None:  # the first image decides what the common size is
+                self._images = np.empty((self._count, *image.shape), dtype=np.uint8)
+        if image.shape == self._images.shape[1:]:
+            self._images[index] = image
+        else:
+            self._others[index] = image
+        self._labels[index] = label
+        self._there[index] = True  # last: another thread may look at any moment
+
 
 Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """uint8 [H, W, 3], random numbers -> uint8 [*image_size, 3]."""
@@ -99,7 +192,7 @@ class Loader:
         self._part = batch_size if not workers else math.ceil(batch_size / (2 * workers))
         self._pool = Pool(workers) if workers else None
         self._asking = Pool(_ASKING) if is_distant(source) else None
-        self._cache = Kept(len(source)) if cache else None
+        self._cache = DecodedImages(len(source)) if cache else None
 
     def __len__(self) -> int:
         """Batches in an epoch of this process."""
@@ -124,7 +217,7 @@ class Loader:
         finally:
             filled.close()
 
-    def _next(self, filled: Iterator[Part]) -> Batch | None:
+    def _next(self, filled: Iterator[BatchPart]) -> Batch | None:
         """Wait for all parts of the next batch; None at the end of the epoch."""
         began = time.perf_counter()
         try:
@@ -142,7 +235,7 @@ class Loader:
             if pool is not None:
                 pool.close()
 
-    def _asked(self, batches: Iterator[list[Part]]) -> Iterator[list[Part]]:
+    def _asked(self, batches: Iterator[list[BatchPart]]) -> Iterator[list[BatchPart]]:
         """Ask a distant source for every batch some batches before it is yielded."""
         if self._asking is None:
             yield from batches
@@ -151,13 +244,13 @@ class Loader:
             parts[0].slots.fetched = fetched
             yield parts
 
-    def _ask(self, parts: list[Part]) -> Fetched:
+    def _ask(self, parts: list[BatchPart]) -> FetchedImages:
         assert is_distant(self.source)
         images = {self._order.image(part.permutation, place)[0] for part in parts for place in part.positions.tolist()}
         wanted = sorted(index for index in images if self._cache is None or self._cache.get(index) is None)
         return dict(zip(wanted, self.source.fetch(np.array(wanted, dtype=np.int64)), strict=True))
 
-    def _parts(self, epoch: int, permutation: Permutation, number: int) -> list[Part]:
+    def _parts(self, epoch: int, permutation: Permutation, number: int) -> list[BatchPart]:
         """Lay out a batch in memory and cut it into parts."""
         positions = self._order.positions(number)
         count = len(positions)
@@ -169,11 +262,13 @@ class Loader:
             np.zeros(count, dtype=bool),
         )
         return [
-            Part(slots, begin, positions[begin : begin + self._part], permutation, epoch, begin + self._part >= count)
+            BatchPart(
+                slots, begin, positions[begin : begin + self._part], permutation, epoch, begin + self._part >= count
+            )
             for begin in range(0, count, self._part)
         ]
 
-    def _fill(self, part: Part) -> Part:
+    def _fill(self, part: BatchPart) -> BatchPart:
         """Read, decode and transform every image of a part into its slot."""
         images = self._images(part)
         if self._cache is not None and isinstance(self._transform, Op):
@@ -189,7 +284,7 @@ class Loader:
             part.slots.images[slot] = self._transformed(image, random, index)
         return part
 
-    def _images(self, part: Part) -> Iterator[tuple[int, np.ndarray, int, np.random.Generator]]:
+    def _images(self, part: BatchPart) -> Iterator[tuple[int, np.ndarray, int, np.random.Generator]]:
         """Yield (slot, decoded image, index, its random numbers), and note labels and indices, one by one."""
         for slot, position in enumerate(part.positions.tolist(), start=part.begin):
             found = self._find(part, position)
@@ -199,7 +294,7 @@ class Loader:
             part.slots.labels[slot], part.slots.index[slot], part.slots.good[slot] = label, index, True
             yield slot, image, index, stream(self._seed, part.epoch, index + copy * len(self.source))
 
-    def _find(self, part: Part, position: int) -> tuple[np.ndarray, int, int, int] | None:
+    def _find(self, part: BatchPart, position: int) -> tuple[np.ndarray, int, int, int] | None:
         """Return (image, label, index, copy) for a position; None where evaluation leaves an unreadable one
         out."""
         for attempt in range(1 if self._evaluation else ATTEMPTS):
@@ -217,7 +312,7 @@ class Loader:
         name = self._name(index)
         raise DataError(f"{ATTEMPTS} images in a row cannot be read, the last of them {name}: {reason}")
 
-    def _read(self, index: int, fetched: Future[Fetched] | None) -> tuple[np.ndarray, int]:
+    def _read(self, index: int, fetched: Future[FetchedImages] | None) -> tuple[np.ndarray, int]:
         """Return (pixels uint8 [H, W, 3], label), from memory if they were kept, from what was fetched if it is."""
         if self._cache is not None and (kept := self._cache.get(index)) is not None:
             return kept
@@ -232,7 +327,7 @@ class Loader:
             self._cache.put(index, image, item.label)
         return image, item.label
 
-    def _item(self, index: int, fetched: Future[Fetched] | None) -> Item:
+    def _item(self, index: int, fetched: Future[FetchedImages] | None) -> Item:
         image = None if fetched is None else fetched.result().get(index)
         if image is None or not is_distant(self.source):
             return self.source[index]
@@ -252,7 +347,7 @@ class Loader:
     def _name(self, index: int) -> str:
         return self.source.id(index) if isinstance(self.source, Listed) else f"[{index}]"
 
-    def _hung(self, part: Part) -> Exception | None:
+    def _hung(self, part: BatchPart) -> Exception | None:
         """Explain a part that has not come for `timeout` seconds; None if it has moved on since it was last
         asked for."""
         if part.steps_seen < part.steps:
@@ -263,7 +358,7 @@ class Loader:
             f"{self._timeout:g} s: the disk or network it lies on does not answer"
         )
 
-    def _record(self, part: Part) -> None:
+    def _record(self, part: BatchPart) -> None:
         for index, reason in part.bad:
             if index not in self._seen_bad:
                 self._seen_bad.add(index)

@@ -25,7 +25,7 @@ from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import resize
 from vitrail.data.item import Listed, Rejected, View
 from vitrail.data.loading.order import ORDER, stream
-from vitrail.data.loading.prefetch import Pool, ordered, stuck
+from vitrail.data.loading.prefetch import ordered, stuck, threads
 from vitrail.data.sources.open import find
 from vitrail.data.sources.shards import INDEX, SCHEMA, index_table
 from vitrail.data.split import fingerprint
@@ -104,17 +104,13 @@ def pack(
         return _finished(folder, settings)
     parts = _resume(folder, settings)
     first = parts[-1]["next"] if parts else 0
-    pool = Pool(workers) if workers else None
-    try:
+    with threads(workers) as pool:
         encode = partial(_encode, source, short_side, quality)
         ahead, todo = 4 * max(1, workers), range(first, len(source))
         images = ordered(pool, encode, todo, ahead=ahead, hung=lambda index: stuck(source.id(index)))
         while first < len(source):
             parts.append(_write_shard(folder, len(parts), images, source, first, settings, progress))
             first = parts[-1]["next"]
-    finally:
-        if pool is not None:
-            pool.close()
     _write_index(folder, parts, source, settings)
     return _finished(folder, settings)
 

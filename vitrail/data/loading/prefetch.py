@@ -9,8 +9,9 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from vitrail.errors import DataError
@@ -26,12 +27,12 @@ TIMEOUT = 120.0
 class Pool:
     """A fixed number of threads; `close` ends them after the task each is at."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, count: int) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=_work, args=(self._tasks,), daemon=True) for _ in range(threads)]
+        self._threads = [threading.Thread(target=_work, args=(self._tasks,), daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()
-        self._end = weakref.finalize(self, _stop, self._tasks, threads)
+        self._end = weakref.finalize(self, _stop, self._tasks, count)
 
     @property
     def size(self) -> int:
@@ -51,14 +52,25 @@ class Pool:
             thread.join(patience)
 
 
-def _stop(tasks: queue.SimpleQueue[Task | None], threads: int) -> None:
+@contextmanager
+def threads(count: int) -> Iterator[Pool | None]:
+    """Context with a pool of `count` threads, closed at the end; None for 0 threads."""
+    pool = Pool(count) if count else None
+    try:
+        yield pool
+    finally:
+        if pool is not None:
+            pool.close()
+
+
+def _stop(tasks: queue.SimpleQueue[Task | None], count: int) -> None:
     try:
         while True:  # what nobody started is not wanted any more
             if task := tasks.get_nowait():
                 task[0].cancel()
     except queue.Empty:
         pass
-    for _ in range(threads):
+    for _ in range(count):
         tasks.put(None)
 
 

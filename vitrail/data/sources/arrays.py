@@ -11,7 +11,7 @@ from tokenize import TokenError
 
 import numpy as np
 
-from vitrail.data.item import Findings, Found, Item, Listed, View, order_classes
+from vitrail.data.item import DataSet, Findings, Item, Listed, View, order_classes
 from vitrail.data.split import hold_out
 from vitrail.errors import DataError
 
@@ -53,7 +53,7 @@ class ArraySource:
         return f"{self._name}[{index}]"
 
 
-def read_digits() -> Found:
+def read_digits() -> DataSet:
     """The 1,797 handwritten digits of scikit-learn (8x8, 16 grey levels), as uint8 [8, 8, 3] in 0..255.
 
     The set has no official split: a stratified fifth, always the same one, is its test split.
@@ -64,10 +64,10 @@ def read_digits() -> Found:
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     source = ArraySource("digits", images, digits.target.astype(np.int64), [str(name) for name in digits.target_names])
     train, test = hold_out(source, 0.2, seed=0)
-    return Found({"train": View(source, train), "test": View(source, test)}, Findings("digits"))
+    return DataSet({"train": View(source, train), "test": View(source, test)}, Findings("digits"))
 
 
-def read_npz(path: Path) -> Found:
+def read_npz(path: Path) -> DataSet:
     """Open an .npz with images/labels, x_train/y_train (and _val, _test) or train_images/train_labels.
 
     Arrays stored uncompressed (`np.savez`) are memory-mapped; compressed ones are unpacked into memory.
@@ -87,7 +87,7 @@ def read_npz(path: Path) -> Found:
             checks = {name: archive.getinfo(members[name]).CRC for pair in wanted.values() for name in pair}
     except DAMAGED as error:
         raise DataError(f"{path} is not a readable .npz: {error}") from error
-    return Found(_sources(path, wanted, arrays, checks), Findings("arrays"))
+    return DataSet(_sources(path, wanted, arrays, checks), Findings("arrays"))
 
 
 def _sources(

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vitrail.data.cache import cached_table
-from vitrail.data.item import Findings, Found, Item, Listed
+from vitrail.data.item import DataSet, Findings, Item, Listed
 from vitrail.data.sources.folder import read_file
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, Rows, encode_labels, find_column, group_by_split
 from vitrail.errors import DataError, DecodeError
@@ -68,7 +68,7 @@ class ArrowSource:
 
 def read_parquet(
     path: Path, files: list[Path], image_column: str | None = None, label_column: str | None = None
-) -> Found:
+) -> DataSet:
     """Open parquet files: rows of image bytes (the hub's layout) or of paths. Raises DataError,
     UsageError."""
     findings = Findings("parquet")
@@ -78,7 +78,7 @@ def read_parquet(
             splits[name] = _open_group(name or path.stem, group, image_column, label_column, findings)
         except pa.ArrowInvalid as error:
             raise DataError(f"{group[0]} is not a readable parquet file: {error}") from error
-    return Found(splits, findings)
+    return DataSet(splits, findings)
 
 
 def _open_group(
@@ -149,10 +149,10 @@ def _class_names(schema: pa.Schema, label: str) -> list[str] | None:
 
 def read_hub(
     splits: dict[str, Any], root: Path, image_column: str | None = None, label_column: str | None = None
-) -> Found:
+) -> DataSet:
     """Open the splits of a `datasets.DatasetDict`; its Arrow files are memory-mapped. Raises DataError,
     UsageError."""
-    found = Found({}, Findings("hub"))
+    found = DataSet({}, Findings("hub"))
     for name, split in splits.items():
         table = split.flatten_indices().data if split._indices is not None else split.data
         image = find_column(split.column_names, image_column, IMAGE_COLUMNS, "image", name)
@@ -164,7 +164,7 @@ def read_hub(
     return found
 
 
-def open_saved(path: Path, image_column: str | None, label_column: str | None) -> Found:
+def open_saved(path: Path, image_column: str | None, label_column: str | None) -> DataSet:
     """Open a folder that `datasets` wrote with save_to_disk. Raises DataError, UsageError."""
     import datasets  # seconds to import
 
@@ -173,7 +173,7 @@ def open_saved(path: Path, image_column: str | None, label_column: str | None) -
     return read_hub(dict(splits), path, image_column, label_column)
 
 
-def open_hub(name: str, image_column: str | None, label_column: str | None) -> Found:
+def open_hub(name: str, image_column: str | None, label_column: str | None) -> DataSet:
     """Open a hub data set by name: from its cache, or downloaded once. Never runs code of the data set."""
     import datasets  # seconds to import
 

@@ -7,13 +7,13 @@ folders."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from vitrail.data.item import UNKNOWN, Findings, Found, Item, Listed, origin, role_of
+from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
 from vitrail.errors import DataError, DecodeError
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
@@ -56,6 +56,23 @@ class FileSource:
         return Path(os.fsdecode(self._root)) / self.id(index)
 
 
+def file_source(root: Path, files: Sequence[tuple[str, int, int]], class_names: list[str]) -> FileSource:
+    """Return the images `files`, each (name below `root`, label or UNKNOWN, size in bytes)."""
+    return FileSource(
+        root,
+        pa.array([os.fsencode(name) for name, _, _ in files], pa.large_binary()),
+        np.array([label for _, label, _ in files], dtype=np.int64),
+        np.array([size for _, _, size in files], dtype=np.int64),
+        class_names,
+    )
+
+
+def named_file_source(root: Path, files: Sequence[tuple[str, str, int]], class_names: list[str]) -> FileSource:
+    """Return the images `files`, each (name below `root`, class name, size in bytes)."""
+    position = {name: index for index, name in enumerate(class_names)}
+    return file_source(root, [(name, position[label], size) for name, label, size in files], class_names)
+
+
 def file_of(source: Listed, index: int) -> Path | None:
     """Return where an image of any source lies, None where it is no file of its own."""
     source, index = origin(source, index)
@@ -95,53 +112,50 @@ def is_image_name(name: str) -> bool:
 def is_class_tree(path: Path) -> bool:
     """Are there two folders with images, or a split folder? One folder alone may be where a table's images
     lie."""
-    folders = _folders(path)
+    folders = folders_in(path)
     return bool(_split_folders(folders)) or sum(_layout(folder) != "empty" for folder in folders) > 1
 
 
-def read_folder(path: Path) -> Found:
+def read_folder(path: Path) -> DataSet:
     """Open a tree of class folders. Raises DataError, with the tree that was expected, where there is
     none."""
     findings = Findings("folder")
-    folders = _folders(path)
+    folders = folders_in(path)
     splits = _split_folders(folders)
     if splits:
-        for name in _entries(path):
+        for name in entries(path):
             if is_junk(name) or not (path / name).is_dir():
                 findings.ignore("hidden or system file" if is_junk(name) else "file beside the split folders")
         for folder in folders:
             if folder not in splits:
                 findings.warnings.append(f"folder {folder.name!r} is no split with class folders: left out")
-        return Found({folder.name: read_classes(folder, findings) for folder in splits}, findings)
+        return DataSet({folder.name: read_classes(folder, findings) for folder in splits}, findings)
     direct = [folder.name for folder in folders if _layout(folder) == "images"]
     if direct and all(role_of(name) for name in direct) and any(role_of(name) == "train" for name in direct):
         names = " and ".join(f"{name}/" for name in direct)
         raise DataError(f"{path}: {names} hold images but no class folders; {EXPECTED}")
     if not any(_layout(folder) != "empty" for folder in folders):
-        loose = sum(is_image_name(name) and not is_junk(name) for name in _entries(path))
+        loose = sum(is_image_name(name) and not is_junk(name) for name in entries(path))
         what = f"{loose} images and no class folder with images" if loose else "no images"
         raise DataError(f"{path} holds {what}; {EXPECTED}")
-    return Found({"": read_classes(path, findings)}, findings)
+    return DataSet({"": read_classes(path, findings)}, findings)
 
 
-def read_unlabelled(path: Path) -> Found | None:
+def read_unlabelled(path: Path) -> DataSet | None:
     """Open a folder of images as they lie, at any depth, in `train` and the like or not; None where there are class
     folders or no images. For learning without labels: every label is UNKNOWN."""
-    folders = _folders(path)
+    folders = folders_in(path)
     splits = [folder for folder in folders if role_of(folder.name) and _layout(folder) == "images"]
     if not any(role_of(folder.name) == "train" for folder in splits):
         splits = []
     if not splits and not _has_image(path):
         return None
     findings = Findings("folder", warnings=["there are no class folders: the images have no labels"])
-    return Found({part.name if splits else "": _unlabelled(part, findings) for part in splits or [path]}, findings)
+    return DataSet({part.name if splits else "": _unlabelled(part, findings) for part in splits or [path]}, findings)
 
 
 def _unlabelled(path: Path, findings: Findings) -> Listed:
-    files = list(_images(path, "", findings))
-    names = pa.array([os.fsencode(name) for name, _ in files], pa.large_binary())
-    labels = np.full(len(files), UNKNOWN, dtype=np.int64)
-    return FileSource(path, names, labels, np.array([size for _, size in files], dtype=np.int64), [])
+    return file_source(path, [(name, UNKNOWN, size) for name, size in _images(path, "", findings)], [])
 
 
 def read_classes(path: Path, findings: Findings) -> Listed:
@@ -150,7 +164,7 @@ def read_classes(path: Path, findings: Findings) -> Listed:
     labels: list[np.ndarray] = []
     sizes: list[np.ndarray] = []
     class_names: list[str] = []
-    for name in _entries(path):
+    for name in entries(path):
         if is_junk(name) or not (path / name).is_dir():
             findings.ignore("hidden or system file" if is_junk(name) else "file beside the class folders")
             continue
@@ -179,26 +193,28 @@ def _layout(folder: Path) -> str:
     """Does a folder hold "images", "classes" (folders that hold images), or is it "empty"?"""
     if _has_image(folder):
         return "images"
-    return "classes" if any(_has_image(child) for child in _folders(folder)) else "empty"
+    return "classes" if any(_has_image(child) for child in folders_in(folder)) else "empty"
 
 
 def _has_image(folder: Path) -> bool:
     try:
-        with os.scandir(folder) as entries:  # stops at the first image: a class may hold millions
-            return any(is_image_name(entry.name) and not is_junk(entry.name) for entry in entries)
+        with os.scandir(folder) as found:  # stops at the first image: a class may hold millions
+            return any(is_image_name(entry.name) and not is_junk(entry.name) for entry in found)
     except OSError:
         return False
 
 
-def _entries(folder: Path) -> list[str]:
+def entries(folder: Path) -> list[str]:
+    """Return the sorted names in a folder; none where it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def _folders(path: Path) -> list[Path]:
-    return [path / name for name in _entries(path) if not is_junk(name) and (path / name).is_dir()]
+def folders_in(path: Path) -> list[Path]:
+    """Return the folders in a folder that are not hidden or a system's, sorted."""
+    return [path / name for name in entries(path) if not is_junk(name) and (path / name).is_dir()]
 
 
 def _images(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[str, int]]:
@@ -212,11 +228,11 @@ def _images(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[str
             if here in above:
                 findings.drop(below, "symbolic link to a folder it lies in")
                 continue
-            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+            found = sorted(os.scandir(directory), key=lambda entry: entry.name)
         except OSError as error:
             findings.drop(below, f"unreadable folder: {error.strerror}")
             continue
-        for entry in entries:
+        for entry in found:
             name = f"{below}/{entry.name}" if below else entry.name
             if is_junk(entry.name):
                 findings.ignore("hidden or system file")

@@ -22,14 +22,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.item import Findings, Found, Joined, Listed, View
+from vitrail.data.item import DataSet, Findings, Joined, Listed, View
 from vitrail.data.sources.folder import file_of
 from vitrail.errors import DataError, UsageError
 
 COLUMNS = ("path", "label", "split", "id", "from", "data")
 
 
-def write_list(file: Path, data: str, found: Found, splits: Mapping[str, Listed]) -> None:
+def write_list(file: Path, data: str, found: DataSet, splits: Mapping[str, Listed]) -> None:
     """Write `splits`, each taken from the splits of `found`, which is what `find(data)` returned.
 
     Raises UsageError where the file cannot be written.
@@ -79,7 +79,7 @@ class _Wanted:
     ids: list[str] = field(default_factory=list)
 
 
-def read_list(file: Path, found: Found) -> Found:
+def read_list(file: Path, found: DataSet) -> DataSet:
     """Return the splits that the list `file` makes of `found`, the data set it refers to.
 
     Images that are there no longer are dropped with their row, the header being row 1. Raises DataError where
@@ -93,7 +93,7 @@ def read_list(file: Path, found: Found) -> Found:
             there = ", ".join(map(repr, found.splits))
             raise DataError(f"{file}: its data have no split {wanted.origin!r}; there are {there}")
         splits[name] = _chosen(file, found.splits[wanted.origin], wanted, findings)
-    return Found(splits, findings)
+    return DataSet(splits, findings)
 
 
 def _read(file: Path) -> dict[str, _Wanted]:

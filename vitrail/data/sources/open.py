@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.benchmarks.catalog import CATALOG
-from vitrail.data.benchmarks.index_lists import index_lists, read_index_lists
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
-from vitrail.data.item import Findings, Found, Item, Joined, Listed, Source, View
+from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View
 from vitrail.data.roles import matched, named_split, of_role, test_split, training_splits, validation_split
 from vitrail.data.settings import Data
 from vitrail.data.sources import folder, table
 from vitrail.data.sources.address import is_address
 from vitrail.data.sources.arrays import read_digits, read_npz
 from vitrail.data.sources.arrow import hub_cached, open_hub, open_saved, read_parquet
+from vitrail.data.sources.index_lists import index_lists, read_index_lists
 from vitrail.data.sources.lists import read_list, refers_to
 from vitrail.data.sources.remote import find_remote
 from vitrail.data.sources.shards import packed_folders, read_packed, read_shards
@@ -67,7 +67,7 @@ def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) ->
     return split_found(found, data, seed, labels=labels)
 
 
-def split_found(found: Found, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
+def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
     """Split what `find` returned for `data.path` for training. Raises as `open_data` does."""
     findings = found.findings
     names = training_splits(found, data)
@@ -127,7 +127,9 @@ def open_split(
     return found.splits[name] if class_names is None else View(found.splits[name], class_names=class_names)
 
 
-def find(path: str, image_column: str | None = None, label_column: str | None = None, *, labels: bool = True) -> Found:
+def find(
+    path: str, image_column: str | None = None, label_column: str | None = None, *, labels: bool = True
+) -> DataSet:
     """Return everything at `path`, unjoined: its splits by their own names and what was left out.
 
     Without need of `labels`, a folder of images as they lie will do. Raises DataError, saying what was looked for and
@@ -139,7 +141,7 @@ def find(path: str, image_column: str | None = None, label_column: str | None = 
         raise DataError(f"{path} cannot be read: {error.strerror or error} ({error.filename})") from error
 
 
-def _find(path: str, image_column: str | None, label_column: str | None, labels: bool) -> Found:
+def _find(path: str, image_column: str | None, label_column: str | None, labels: bool) -> DataSet:
     if path == "digits":
         return read_digits()
     if is_address(path) and not path.startswith(_HUB):
@@ -178,7 +180,7 @@ def _missing(path: str, place: Path) -> DataError:
     )
 
 
-def _find_file(path: Path, image_column: str | None, label_column: str | None) -> Found:
+def _find_file(path: Path, image_column: str | None, label_column: str | None) -> DataSet:
     suffix = path.suffix.lower()
     if suffix in table.SUFFIXES and (listed := refers_to(path)) is not None:
         return read_list(path, _listed(path, listed, image_column, label_column))
@@ -193,7 +195,7 @@ def _find_file(path: Path, image_column: str | None, label_column: str | None) -
     raise DataError(f"{path} is a file of no known kind; valid are {_KINDS}")
 
 
-def _listed(path: Path, data: str, image_column: str | None, label_column: str | None) -> Found:
+def _listed(path: Path, data: str, image_column: str | None, label_column: str | None) -> DataSet:
     """Open what a list of images refers to."""
     try:
         return find(data, image_column, label_column)
@@ -201,7 +203,7 @@ def _listed(path: Path, data: str, image_column: str | None, label_column: str |
         raise DataError(f"{path} lists images of {data}, which cannot be opened: {error}") from error
 
 
-def _find_in_folder(path: Path, image_column: str | None, label_column: str | None, labels: bool) -> Found:
+def _find_in_folder(path: Path, image_column: str | None, label_column: str | None, labels: bool) -> DataSet:
     """Look for the most particular layout first."""
     if packed_folders(path):
         return read_packed(path)

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from vitrail import world
 from vitrail.data.cache import cached_file, kept_table, read_table
-from vitrail.data.item import Findings, Found
-from vitrail.data.loading.prefetch import Pool, ordered
+from vitrail.data.item import DataSet, Findings
+from vitrail.data.loading.prefetch import ordered, threads
 from vitrail.data.sources.address import address_of, expand, explained, locate, look
 from vitrail.data.sources.shard_files import RemoteFiles
 from vitrail.data.sources.shards import (
@@ -38,7 +38,7 @@ _AT_ONCE = 16  # tars that are read through at the same time
 _READ = 1 << 22  # bytes asked for at a time while a tar is read through
 
 
-def find_remote(address: str) -> Found:
+def find_remote(address: str) -> DataSet:
     """Open shards at an address: a folder that `pack` wrote, one of its splits, a folder of tars, or tars by pattern.
 
     "{0000..0099}" and "{train,val}" stand for several addresses, "*" for what a listing gives. Raises DataError.
@@ -93,8 +93,8 @@ def _tars_in(system: Any, folder: str) -> set[str]:
     return {str(e["name"]) for e in system.ls(folder, detail=True) if str(e["name"]).endswith(".tar")}
 
 
-def _read_packed(system: Any, folders: dict[str, str]) -> Found:
-    found = Found({}, Findings("packed"))
+def _read_packed(system: Any, folders: dict[str, str]) -> DataSet:
+    found = DataSet({}, Findings("packed"))
     for split, folder in folders.items():
         index = read_table(_copied(system, f"{folder}/{INDEX}"))
         manifest = packed_manifest(index)
@@ -112,11 +112,8 @@ def _lengths(system: Any, folder: str, paths: list[str]) -> list[int | None]:
         listed = {}
     lengths = {path: listed[path] for path in paths if listed.get(path) is not None}
     left = [path for path in paths if path not in lengths]
-    pool = Pool(_AT_ONCE)
-    try:
+    with threads(_AT_ONCE) as pool:
         lengths |= zip(left, ordered(pool, lambda path: _length(system, path), left, ahead=4 * _AT_ONCE), strict=True)
-    finally:
-        pool.close()
     return [lengths[path] for path in paths]
 
 
@@ -155,8 +152,8 @@ def _copied(system: Any, path: str) -> Path:
     return target
 
 
-def _read_tars(system: Any, paths: list[str]) -> Found:
-    found = Found({}, Findings("shards"))
+def _read_tars(system: Any, paths: list[str]) -> DataSet:
+    found = DataSet({}, Findings("shards"))
     tables = dict(zip(paths, _indexes(system, paths), strict=True))
     for split, group in group_by_split([PurePosixPath(path) for path in paths]).items():
         of_group = [path for path in paths if PurePosixPath(path) in set(group)]
@@ -171,11 +168,8 @@ def _indexes(system: Any, paths: list[str]) -> list[pa.Table]:
     """Return the index of each tar, from the cache where it is; processes of one run begin at different ones."""
     first = len(paths) * world.rank() // world.size()
     turned = [*paths[first:], *paths[:first]]
-    pool = Pool(min(_AT_ONCE, len(paths)))
-    try:
+    with threads(min(_AT_ONCE, len(paths))) as pool:
         tables = list(ordered(pool, lambda path: _index(system, path), turned, ahead=2 * _AT_ONCE))
-    finally:
-        pool.close()
     return [*tables[len(paths) - first :], *tables[: len(paths) - first]]
 
 

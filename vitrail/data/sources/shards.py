@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitrail.data.cache import cached_table, read_table
-from vitrail.data.item import UNKNOWN, Findings, Found, Item, order_classes
+from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, order_classes
 from vitrail.data.sources.folder import MAX_BYTES, is_image_name, is_junk, refuse_large
 from vitrail.data.sources.shard_files import LocalFiles, ShardFiles
 from vitrail.data.sources.table import group_by_split
@@ -190,9 +190,9 @@ def index_table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
-def read_shards(path: Path, files: list[Path]) -> Found:
+def read_shards(path: Path, files: list[Path]) -> DataSet:
     """Open tar files as webdataset names them; the index is kept in the cache folder. Raises DataError."""
-    found = Found({}, Findings("shards"))
+    found = DataSet({}, Findings("shards"))
     for name, group in group_by_split(files).items():
         table = cached_table(group, {"format": "webdataset 2"}, SCHEMA, partial(_write_index, group))
         names = [file.name for file in group]
@@ -226,9 +226,9 @@ def packed_folders(path: Path) -> dict[str, Path]:
     return {folder.name: folder for folder in sorted(path.iterdir()) if os.path.isfile(folder / INDEX)}
 
 
-def read_packed(path: Path) -> Found:
+def read_packed(path: Path) -> DataSet:
     """Open shards written by `pack`. Raises DataError where a shard is missing or has another length."""
-    found = Found({}, Findings("packed"))
+    found = DataSet({}, Findings("packed"))
     for name, folder in packed_folders(path).items():
         table = read_table(folder / INDEX)
         manifest = packed_manifest(table)

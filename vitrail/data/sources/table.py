@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from vitrail.data.item import UNKNOWN, Findings, Found, order_classes, role_of
-from vitrail.data.sources.folder import FileSource
+from vitrail.data.item import UNKNOWN, DataSet, Findings, order_classes, role_of
+from vitrail.data.sources.folder import FileSource, named_file_source
 from vitrail.errors import DataError, UsageError, did_you_mean
 
 IMAGE_COLUMNS = (
@@ -82,15 +82,15 @@ def group_by_split(files: Sequence[P]) -> dict[str, list[P]]:
 
 def read_tables(
     path: Path, files: list[Path], image_column: str | None = None, label_column: str | None = None
-) -> Found:
+) -> DataSet:
     """Open CSV files; several are splits by name, one may have a column "split". Raises DataError,
     UsageError."""
     findings = Findings("csv")
     if len(files) == 1:
         rows = Rows(files[0].parent, findings)
         splits = rows.read(_records(files[0], image_column, label_column), str(files[0]))
-        return Found(dict(splits), findings)
-    found = Found({}, findings)
+        return DataSet(dict(splits), findings)
+    found = DataSet({}, findings)
     for name, group in group_by_split(files).items():
         if len(group) > 1 or not name:
             raise DataError(f"{path} holds several tables and not one per split: {', '.join(f.name for f in group)}")
@@ -140,7 +140,7 @@ class Rows:
         """Return split -> source. Rows whose file is missing or listed before are dropped with their number;
         a row without a label raises DataError, as does a table of which no row is left."""
         seen: dict[str, str] = {}
-        rows: dict[str, list[tuple[bytes, str, int]]] = {}
+        rows: dict[str, list[tuple[str, str, int]]] = {}
         for row, name, label, split in records:
             if label.lower() in _MISSING:
                 raise DataError(f"{where}, {row}: no label for {name!r} (found {label!r}); give it one or remove it")
@@ -151,7 +151,7 @@ class Rows:
                 self._findings.drop(name, f"{row}: listed before, in {seen[file]}")
             else:
                 seen[file] = row
-                rows.setdefault(split, []).append((os.fsencode(file), label, size))
+                rows.setdefault(split, []).append((file, label, size))
         if not rows:
             dropped = self._findings.dropped
             reason = f"; the first: {dropped[0].id!r}, {dropped[0].reason}" if dropped else ""
@@ -166,16 +166,8 @@ class Rows:
                 return os.path.normpath(candidate), path.stat().st_size
         return name, None
 
-    def _source(self, entries: list[tuple[bytes, str, int]]) -> FileSource:
-        class_names = order_classes({label for _, label, _ in entries})
-        position = {name: index for index, name in enumerate(class_names)}
-        return FileSource(
-            self._root,
-            pa.array([name for name, _, _ in entries], pa.large_binary()),
-            np.array([position[label] for _, label, _ in entries], dtype=np.int64),
-            np.array([size for _, _, size in entries], dtype=np.int64),
-            class_names,
-        )
+    def _source(self, entries: list[tuple[str, str, int]]) -> FileSource:
+        return named_file_source(self._root, entries, order_classes({label for _, label, _ in entries}))
 
 
 def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where: str) -> tuple[np.ndarray, list[str]]:

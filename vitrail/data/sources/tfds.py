@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from vitrail.data.benchmarks.vtab import Label
 from vitrail.data.cache import cached_table
-from vitrail.data.item import UNKNOWN, Findings, Found, Listed, order_classes
+from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, order_classes
 from vitrail.data.sources.shard_files import LocalFiles
 from vitrail.data.sources.shards import SCHEMA, ShardSource, index_table
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, find_column
@@ -64,7 +64,7 @@ def _has_shards(path: Path) -> bool:
 
 def read_tfds(
     path: Path, image_column: str | None = None, label_column: str | None = None, label: Label | None = None
-) -> Found:
+) -> DataSet:
     """Open a folder that TensorFlow Datasets prepared. The columns are names of features; `label` computes one.
 
     Raises DataError (several versions, missing or damaged files, another format, no labels) and UsageError.
@@ -91,7 +91,7 @@ def read_tfds(
     splits: dict[str, Listed] = {
         split: ShardSource(LocalFiles(prepared.splits[split]), table, names) for split, table in tables.items()
     }
-    return Found(splits, Findings("tfds"))
+    return DataSet(splits, Findings("tfds"))
 
 
 @contextmanager

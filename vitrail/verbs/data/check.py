@@ -152,21 +152,16 @@ def some(lines: list[str], total: int | None = None) -> list[str]:
 
 def as_json(result: Report | Stats | dict[str, Packed]) -> Any:
     """Return the result of any of these verbs as JSON values."""
+    from vitrail.config import plain
     from vitrail.data.check import Report
 
     if isinstance(result, dict):
-        return {name: _fields(part) for name, part in result.items()}
+        return {name: plain(part) for name, part in result.items()}
     if isinstance(result, Report):
         return {
-            **_fields(result.stats),
+            **plain(result.stats),
             "warnings": result.warnings,
             "bad": [bad._asdict() for bad in result.bad],
             "duplicates": [[copy._asdict() for copy in group] for group in result.duplicates],
         }
-    return _fields(result)
-
-
-def _fields(value: Any) -> Any:
-    from vitrail.config import plain
-
-    return plain(value)
+    return plain(result)

@@ -12,8 +12,8 @@ from vitrail.verbs.data.check import Line, cores, some
 
 if TYPE_CHECKING:
     from vitrail.data.check import Bad
-    from vitrail.data.copies.dedup import Gathered, Pairs, Shared
-    from vitrail.data.item import Found
+    from vitrail.data.copies.dedup import HashedImages, Pairs, Shared
+    from vitrail.data.item import DataSet
 
 SHOWN = 10_000
 """Pairs that the result holds; a CSV file has all."""
@@ -114,26 +114,28 @@ def _outside(files: Sequence[str | Path | None], data: list[str]) -> list[Path |
     return [None if file is None else Path(file).expanduser() for file in files]
 
 
-def _gathered(path: str, found: Found, against: Sequence[str | Path], workers: int) -> tuple[Gathered, Gathered | None]:
+def _gathered(
+    path: str, found: DataSet, against: Sequence[str | Path], workers: int
+) -> tuple[HashedImages, HashedImages | None]:
     """The images to clean, and those to compare them with; None: with themselves."""
-    from vitrail.data.copies.dedup import Gathered, hashed, split_apart, training_splits
+    from vitrail.data.copies.dedup import HashedImages, hashed, split_apart, training_splits
     from vitrail.data.sources.open import find
 
     choices: dict[str, Any] = dict(workers=workers, progress=Line("hashed"))
     if not against:
-        return Gathered(hashed(path, found, found.splits, **choices)), None
-    left = Gathered(hashed(path, found, training_splits(found), **choices))
+        return HashedImages(hashed(path, found, found.splits, **choices)), None
+    left = HashedImages(hashed(path, found, training_splits(found), **choices))
     parts = []
     for data in map(str, against):
         other = find(data)
         parts += hashed(data, other, [split_apart(other)], **choices)
-    return left, Gathered(parts)
+    return left, HashedImages(parts)
 
 
 def _confirmed(
     model: str | Path,
-    left: Gathered,
-    right: Gathered,
+    left: HashedImages,
+    right: HashedImages,
     pairs: Pairs,
     least: float,
     batch_size: int,
@@ -162,8 +164,8 @@ def _confirmed(
 
 def _told(
     path: str,
-    left: Gathered,
-    right: Gathered | None,
+    left: HashedImages,
+    right: HashedImages | None,
     pairs: Pairs,
     shown: list[tuple[object, ...]],
     stays: Any,

@@ -11,11 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import pyarrow as pa
-
-from vitrail.data.item import Findings, Found, order_classes, role_of
-from vitrail.data.sources.folder import FileSource, is_image_name
+from vitrail.data.item import DataSet, Findings, order_classes, role_of
+from vitrail.data.sources.folder import is_image_name, named_file_source
 from vitrail.errors import DataError
 
 WHOLE, PARTS = "train800val200", ("train800", "val200")
@@ -51,7 +48,7 @@ def _is_list(file: Path) -> bool:
     return len(words) == 2 and is_image_name(words[0])
 
 
-def read_index_lists(path: Path) -> Found:
+def read_index_lists(path: Path) -> DataSet:
     """Open a folder with index lists. Files that are missing are listed as dropped.
 
     Raises DataError for a line that is no path and label, and where no file is there.
@@ -62,7 +59,7 @@ def read_index_lists(path: Path) -> Found:
         reason = f": {findings.dropped[0].id}, {findings.dropped[0].reason}" if findings.dropped else ""
         raise DataError(f"{path / empty[0]}.txt lists no image that is there{reason}")
     class_names = order_classes({line.label for lines in read.values() for line in lines})
-    return Found({name: _source(path, lines, class_names) for name, lines in read.items()}, findings)
+    return DataSet({name: named_file_source(path, lines, class_names) for name, lines in read.items()}, findings)
 
 
 def _lines(root: Path, file: Path, findings: Findings) -> Iterator[Line]:
@@ -84,14 +81,3 @@ def _lines(root: Path, file: Path, findings: Findings) -> Iterator[Line]:
             yield Line(name, words[1], (root / name).stat().st_size)
         except OSError:
             findings.drop(words[0], f"{file.name}, line {number}: no such file below {root}")
-
-
-def _source(root: Path, lines: list[Line], class_names: list[str]) -> FileSource:
-    position = {name: index for index, name in enumerate(class_names)}
-    return FileSource(
-        root,
-        pa.array([os.fsencode(line.path) for line in lines], pa.large_binary()),
-        np.array([position[line.label] for line in lines], dtype=np.int64),
-        np.array([line.size for line in lines], dtype=np.int64),
-        class_names,
-    )
