@@ -49,6 +49,7 @@ def test_help_lists_the_verbs(argv: list[str], capsys: pytest.CaptureFixture[str
         assert (verb in out and about.summary in out) == (verb.startswith("data ") or "data" not in argv)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*verb.split(), "--help"]) == 0
@@ -59,6 +60,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "--traceback" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["", *cli.VERBS])
 def test_help_needs_no_torch(verb: str) -> None:
     code = (
@@ -78,6 +80,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"vitrail {__version__}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -197,6 +200,7 @@ def test_quiet_and_verbose(
     assert sorted(capsys.readouterr().err.split()) == sorted(shown)
 
 
+@pytest.mark.slow
 def test_only_what_was_given_is_passed_on() -> None:
     assert parse(train, [], "train") == ([], {})
     argv = (
@@ -289,6 +293,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["null", "none", "None"])
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_what_may_be_null_can_be_typed(verb: str, word: str) -> None:
@@ -353,6 +358,7 @@ def test_help_is_the_text_under_each_field(capsys: pytest.CaptureFixture[str]) -
                 assert " ".join((parameter.description or "").split()) in shown
 
 
+@pytest.mark.slow
 def test_help_shows_the_defaults_of_the_recipe_and_the_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -374,6 +380,7 @@ HARD_TO_READ = re.compile(
 """Phrases that help must not have: each has a plainer form."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_help_is_plain_full_sentences(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, function = cli.VERBS[verb].load()

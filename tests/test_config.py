@@ -51,6 +51,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     }[hint]
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(values_of(Run))
 def test_every_run_survives_being_written_and_read(run: Run) -> None:
@@ -101,6 +102,7 @@ def test_a_run_cannot_last_a_percentage() -> None:
         Percent(5).steps(per_epoch=1, batch_size=1)
 
 
+@pytest.mark.slow
 @given(st.text() | st.text("\n\r\t\x85\u2028\ufeff '\":#-?", min_size=1))
 def test_any_text_survives(text: str) -> None:
     assert from_yaml(to_yaml(Run(name=text)), Run()).name == text

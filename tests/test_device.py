@@ -54,6 +54,7 @@ def told(code: str) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
+@pytest.mark.slow
 @with_glibc
 @pytest.mark.parametrize(
     ("sizes", "ask", "kept"),
@@ -91,6 +92,7 @@ def questions(path: Path) -> set[str]:
     return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)} & ASKING
 
 
+@pytest.mark.slow
 def test_one_file_asks_the_machine() -> None:
     asked = {path.name: found for path in (ROOT / "vitrail").rglob("*.py") if (found := questions(path))}
     assert asked.keys() == {"device.py"} and asked["device.py"] == ASKING
@@ -148,6 +150,7 @@ print(json.dumps(changed))
 """
 
 
+@pytest.mark.slow
 def test_a_library_call_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -113,10 +113,12 @@ def circles(root: Path) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_imports_go_down_only() -> None:
     assert violations(ROOT) == []
 
 
+@pytest.mark.slow
 def test_no_import_circle() -> None:
     assert circles(ROOT) == []
 

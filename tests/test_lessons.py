@@ -21,6 +21,7 @@ def options(**changes: Any) -> Namespace:
     return Namespace(**(values | changes))
 
 
+@pytest.mark.slow
 def test_stems_cost_what_the_paper_says() -> None:
     """Section 5: 17.73 GFLOPs for B/16 with hMLP, under 1 % more than with the linear stem."""
     costs = {stem.name: lesson_stems.gflops(lesson_stems.paper_network(stem)) for stem in lesson_stems.STEMS}
@@ -117,6 +118,7 @@ def test_masked_pre_training_hides_patches_behind_stems_that_mix_them(
     assert after[0] == "finetune" and "--from=runs/masked-1" in after
 
 
+@pytest.mark.slow
 def test_stems_are_compared_by_seeds_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def arm(stem: lesson_stems.Stem, seed: int, folder: Path, options: Namespace) -> dict[str, Any]:
         return {"test": len(stem.name) + 2.0 * seed}

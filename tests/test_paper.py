@@ -45,6 +45,7 @@ def test_every_status_is_one_of_three() -> None:
     assert {row["status"] for row in ROWS} == {"built", "planned", "text"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", BUILT, ids=lambda row: row["where"])
 def test_what_is_built_is_there(row: dict[str, str]) -> None:
     assert code(row["code"]) and code(row["command"]), "a row that is built names its code and a command"

@@ -21,6 +21,7 @@ def test_the_document_is_what_the_results_say() -> None:
     assert paper_text.DOCUMENT.read_text() == paper_text.document(PLAN), "run python -m benchmarks.paper_plan"
 
 
+@pytest.mark.slow
 def test_what_is_computed_is_still_so() -> None:
     for name, value in json.loads(json.dumps(paper_plan.computed())).items():
         assert PLAN[name] == value, f"{name}: run python -m benchmarks.paper_plan"

@@ -16,6 +16,7 @@ VITRAIL = [(line, ["vitrail", *words[1:]]) for line, words in COMMANDS if Path(w
 SNIPPETS = [block for block in BLOCKS if block.language == "python"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "words"), VITRAIL, ids=[" ".join(words) for _, words in VITRAIL])
 def test_every_command_is_accepted(line: int, words: list[str]) -> None:
     assert refused(words) == "", f"README.md:{line}"
@@ -39,6 +40,7 @@ def test_the_test_extra_is_there() -> None:
     assert any(requirement.startswith("pytest") for requirement in project["optional-dependencies"]["test"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", SNIPPETS, ids=lambda block: f"line-{block.line}")
 def test_every_python_snippet_runs(block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -54,6 +56,7 @@ def test_the_table_of_verbs_is_the_programs() -> None:
     assert listed == groups
 
 
+@pytest.mark.slow
 def test_every_command_line_of_the_table_of_verbs_is_accepted() -> None:
     (rows,) = (table for table in tables(README) if "verb" in table[0])
     wrong = {command: why for row in rows for command in code(row["verb"]) if (why := refused(command.split()))}
@@ -66,6 +69,7 @@ def test_every_link_leads_to_a_file(document: str) -> None:
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
 
 
+@pytest.mark.slow
 def test_a_wrong_command_is_refused() -> None:
     assert "recipee" in refused(["vitrail", "train", "photos/", "--recipee", "x"])
     assert refused(["vitrail", "tranform"])

@@ -162,6 +162,7 @@ def test_training_leaves_a_run_folder_with_a_report(trained: Any) -> None:
     assert model.card.class_names == ["blue", "red"]
 
 
+@pytest.mark.slow
 def test_quiet_training_says_only_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["train", "--recipe", "smoke", "--duration", "2 steps", "--out", str(tmp_path), "--quiet"]
     assert cli.main(argv) == 0
@@ -256,6 +257,7 @@ def test_predict_refuses_at_once(trained: Any, photos: Path, options: dict[str, 
         vitrail.predict(trained.folder, photos, **options)
 
 
+@pytest.mark.slow
 def test_finetune_from_a_run(trained: Any, tmp_path: Path) -> None:
     other = draw(tmp_path / "other", classes=("azure", "crimson", "teal"))
     settings = dict(duration="4 steps", batch_size=8, image_size=12, out=str(tmp_path / "runs"))
@@ -266,6 +268,7 @@ def test_finetune_from_a_run(trained: Any, tmp_path: Path) -> None:
     assert model.config.width == 16
 
 
+@pytest.mark.slow
 def test_resume_finds_the_newest_run(photos: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with pytest.raises(CheckpointError, match="no run in"):

@@ -69,6 +69,7 @@ def test_predictions_of_shards_are_those_of_the_network(network: Path, digits: P
     assert row == len(table)
 
 
+@pytest.mark.slow
 def test_features_of_shards_are_those_in_an_npz(network: Path, digits: Path, tmp_path: Path) -> None:
     embedded = embed(network, digits, out=tmp_path / "f.npz", workers=0, precision="float32")
     found = embed(network, digits, out=tmp_path / "out", merge=tmp_path / "f.parquet", workers=0, precision="float32")

@@ -62,6 +62,7 @@ def run(*words: object) -> int:
     return cli.main([str(word) for word in words])
 
 
+@pytest.mark.slow
 def test_training_images_that_are_test_images(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(sets)
     pairs, kept = tmp_path / "lists" / "pairs.csv", tmp_path / "lists" / "kept.csv"
@@ -131,6 +132,7 @@ def test_a_set_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [splits[name].id(0) for name in ("train", "test")] == ["cat/0 again.jpg", "cat/same.png"]
 
 
+@pytest.mark.slow
 def test_a_model_confirms(sets: Path, tmp_path: Path) -> None:
     trained = vitrail.train(sets / "pretrain", out=str(tmp_path / "runs"), duration="2 steps", **TINY)
     choices: dict[str, Any] = dict(against=(sets / "task",), model=trained.folder, workers=0, device="cpu")
@@ -191,6 +193,7 @@ def test_lists_of_nested_subsets_are_what_data_subset_takes(
     assert as_json == [{"file": str(out / "4.csv"), "train": 4, "validation": 2, "test": 0}]
 
 
+@pytest.mark.slow
 def test_training_on_a_subset_stops_early_by_the_validation_images_of_all(sets: Path, tmp_path: Path) -> None:
     split(sets / "pretrain", tmp_path / "lists", 8, seed=1, holdout=0.25)
     common = dict(

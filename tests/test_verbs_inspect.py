@@ -65,6 +65,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_everything_about_one_network(networks: Path, photos: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"\xff\xd8nothing")
@@ -106,6 +107,7 @@ def _predictions(model: Any, paths: list[Path]) -> list[Any]:
     return list(predict_files(model, paths, precision="float32"))
 
 
+@pytest.mark.slow
 def test_the_command_line_says_what_to_see(
     networks: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +181,7 @@ def test_of_a_folder_of_images_some_are_drawn(
         vitrail.inspect(networks / "plain", photos, pictures=0, out=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_knows_its_own_images(tmp_path: Path) -> None:
     run = vitrail.train(
         "digits", recipe="digits", out=str(tmp_path), model="Ti/4", image_size=8, batch_size=16, duration="1 step",

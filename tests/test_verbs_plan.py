@@ -71,6 +71,7 @@ def steps(run: Any) -> int:
         return Plan.of(resolved.run, len(loader)).total
 
 
+@pytest.mark.slow
 def test_real_photographs(shared_data: Path, tmp_path: Path, capsys: Captured) -> None:
     photos, weights = str(shared_data / "flowers12"), saved(tmp_path / "weights")
     found = as_json([photos, "--from", weights], capsys)
@@ -98,6 +99,7 @@ def test_real_photographs(shared_data: Path, tmp_path: Path, capsys: Captured) -
     assert list(Path.cwd().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_probes_look_at_as_many_images(tmp_path: Path, capsys: Captured) -> None:
     photos, weights = drawn(tmp_path / "my photos", each=12), saved(tmp_path / "the weights")
     found = as_json([photos, "--from", weights], capsys)
@@ -118,6 +120,7 @@ def test_training_does_as_many_steps(tmp_path: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)["steps"] == option["steps"] > 0
 
 
+@pytest.mark.slow
 def test_few_images_and_none_to_start_from(tmp_path: Path, capsys: Captured) -> None:
     photos = drawn(tmp_path / "photos", each=5)
     found = as_json([photos, "--from", saved(tmp_path / "weights")], capsys)
@@ -150,12 +153,14 @@ def test_little_time_is_kept_by_the_command(tmp_path: Path, capsys: Captured, mo
     assert "--time-limit" not in as_json([photos, "--minutes", "60"], capsys)["command"]
 
 
+@pytest.mark.slow
 def test_a_resnet_has_no_attention_to_tune(tmp_path: Path, capsys: Captured) -> None:
     config = ResNetConfig(units=(1, 1, 1, 1), width=8, image_size=(32, 32), classes=3)
     found = as_json([drawn(tmp_path / "photos", each=4), "--from", saved(tmp_path / "resnet", config)], capsys)
     assert [option["name"] for option in found["options"]] == [name for name in WAYS if name != "attention-only"]
 
 
+@pytest.mark.slow
 def test_a_size_is_passed_on(tmp_path: Path, capsys: Captured) -> None:
     photos, weights = drawn(tmp_path / "photos", each=4), saved(tmp_path / "weights")
     found = as_json([photos, "--from", weights, "--image-size", "24"], capsys)
@@ -165,6 +170,7 @@ def test_a_size_is_passed_on(tmp_path: Path, capsys: Captured) -> None:
         assert "24 x 24 px" in option["why"] or not option["steps"]
 
 
+@pytest.mark.slow
 def test_larger_images_of_the_same_classes(tmp_path: Path) -> None:
     photos = drawn(tmp_path / "photos", each=5)
     config, names = VIT, ["kind 0", "kind 1", "kind 2"]
@@ -174,6 +180,7 @@ def test_larger_images_of_the_same_classes(tmp_path: Path) -> None:
     assert "Table 5" in found.source
 
 
+@pytest.mark.slow
 def test_what_is_shown(tmp_path: Path, capsys: Captured) -> None:
     photos = drawn(tmp_path / "photos", each=5)
     for number in range(3):

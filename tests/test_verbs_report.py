@@ -31,6 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return folders
 
 
+@pytest.mark.slow
 def test_the_report_of_one_run_is_written_again(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     page = runs[0] / "report.html"
     page.write_text("old")
@@ -43,6 +44,7 @@ def test_the_report_of_one_run_is_written_again(runs: list[Path], capsys: pytest
     assert "FLOPs of training" in text and "Not in this report" not in text
 
 
+@pytest.mark.slow
 def test_elsewhere_with_out(runs: list[Path], tmp_path: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in runs[1].rglob("*"))
     out = tmp_path / "new" / "one.html"
@@ -51,6 +53,7 @@ def test_elsewhere_with_out(runs: list[Path], tmp_path: Path) -> None:
     assert before == sorted((path, path.stat().st_mtime_ns) for path in runs[1].rglob("*"))
 
 
+@pytest.mark.slow
 def test_several_runs_are_compared(
     runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +83,7 @@ def test_the_keyword_is_the_flag(runs: list[Path], tmp_path: Path) -> None:
     assert result.comparison.labels == ["r-1", "r-2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

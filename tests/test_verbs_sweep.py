@@ -178,6 +178,7 @@ def _remembering(seen: list[Any]) -> Any:
 # what it does and prints
 
 
+@pytest.mark.slow
 def test_dry_run_lists_the_trials_and_their_cost_and_writes_nothing(
     photos: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +199,7 @@ def test_dry_run_lists_the_trials_and_their_cost_and_writes_nothing(
     assert found["trials"] == 5 and found["device_days"] == pytest.approx(5 * found["cost"]["device_days"])
 
 
+@pytest.mark.slow
 def test_a_sweep_from_weights_to_the_table(
     photos: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

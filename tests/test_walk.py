@@ -30,6 +30,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_from_the_command_to_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is each Python function of ours between `cli.main` and the objective's loss, both included."""
     loss = SupervisedObjective.loss
@@ -51,6 +52,7 @@ def test_from_the_command_to_the_loss(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len({file for file, _ in walk}) == 5, walk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dry", [True, False])
 def test_data_are_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry: bool) -> None:
     """The recipe is chosen by a look at the images; the same images are then trained on."""

@@ -96,6 +96,7 @@ def test_live_tensors_see_the_backward_pass() -> None:
     assert live.peak >= live.alive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize(

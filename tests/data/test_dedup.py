@@ -376,6 +376,7 @@ ALIKE = ((1544, 25359), (3328, 30749), (4999, 3127), (5383, 36978), (6024, 41856
 equal: at most 8 levels apart (root mean square), while the next nearest are 12 apart."""
 
 
+@pytest.mark.slow
 def test_copies_in_cifar100(shared_data: Path) -> None:
     splits = find(str(shared_data / "cifar100")).splits
     stored = {splits["train"][index].image: index for index in range(len(splits["train"]))}

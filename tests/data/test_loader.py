@@ -288,6 +288,7 @@ def test_a_read_that_hangs_is_named_and_not_waited_for() -> None:
     one.close()
 
 
+@pytest.mark.slow
 def test_a_slow_disk_is_not_a_hung_one() -> None:
     class Slow(Numbered):
         def __getitem__(self, index: int) -> Item:
@@ -298,6 +299,7 @@ def test_a_slow_disk_is_not_a_hung_one() -> None:
     assert len(run(Slow(16), batch_size=16, workers=1, timeout=1.0)) == 1
 
 
+@pytest.mark.slow
 def test_threads_end_with_close_and_with_the_loader() -> None:
     before = threading.active_count()
     one = loader(Numbered(100), workers=3)
@@ -339,6 +341,7 @@ def test_batches_belong_to_the_caller() -> None:
     one.close()
 
 
+@pytest.mark.slow
 def test_waiting_is_counted() -> None:
     class Slow(Numbered):
         def __getitem__(self, index: int) -> Item:

@@ -120,6 +120,7 @@ def batches(source, **options) -> list[tuple[bytes, list[int]]]:
 # the same data, wherever they lie
 
 
+@pytest.mark.slow
 def test_packed_shards_at_an_address_are_what_they_are_on_disk(served: str, packed: Path) -> None:
     there, here = find(f"{served}/data"), find(str(packed))
     assert list(there.splits) == list(here.splits) == ["train", "val"]
@@ -130,6 +131,7 @@ def test_packed_shards_at_an_address_are_what_they_are_on_disk(served: str, pack
     assert list(find(f"{served}/data/{{train,val}}").splits) == ["train", "val"]
 
 
+@pytest.mark.slow
 def test_tars_at_an_address_are_what_they_are_on_disk(served: str, tars: Path) -> None:
     here = find(str(tars))
     for address in (f"{served}/tars", f"{served}/tars/{{train-{{0000..0002}},val-0000}}.tar", f"{served}/tars/*.tar"):
@@ -140,6 +142,7 @@ def test_tars_at_an_address_are_what_they_are_on_disk(served: str, tars: Path) -
     assert len(find(f"{served}/tars/train-{{0001..0002}}.tar").splits["train"]) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"together": 2}, {"rank": 1, "world": 2}, {"cache": True}, {"workers": 0}])
 def test_batches_from_an_address_are_those_from_disk(served: str, packed: Path, options: dict[str, int]) -> None:
     near, far = open_data(str(packed)), open_data(f"{served}/data")
@@ -147,6 +150,7 @@ def test_batches_from_an_address_are_those_from_disk(served: str, packed: Path, 
     assert batches(far.train, **options) == batches(near.train, **options)
 
 
+@pytest.mark.slow
 def test_joined_splits_and_parts_of_them_are_fetched_too(served: str, packed: Path) -> None:
     address = f"{served}/data"
     far, near = (
@@ -169,6 +173,7 @@ def test_an_answer_that_fails_is_asked_for_again(web: Web, packed: Path) -> None
     assert caught.value.reason == "unreadable"
 
 
+@pytest.mark.slow
 def test_a_server_without_ranges_is_told_apart(web: Web) -> None:
     source = find(f"{web.address}/data/train").splits[""]
     web.ranges = False

@@ -223,6 +223,7 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4, 7, 10])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_interrupted_pack_goes_on_to_the_same_bits(tmp_path: Path, stop: int, workers: int) -> None:

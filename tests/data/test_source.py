@@ -64,6 +64,7 @@ def test_hold_out_depends_on_ids_and_seed_not_on_order() -> None:
     assert {source.id(i) for i in hold_out(source, 0.1, 1)[1]} < first
 
 
+@pytest.mark.slow
 @given(sizes=st.lists(st.integers(1, 120), min_size=2, max_size=2), seed=st.integers(0, 3))
 def test_subsets_are_nested_and_in_proportion(sizes: list[int], seed: int) -> None:
     source = array_source([0] * 60 + [1] * 40 + [2] * 20)
@@ -353,6 +354,7 @@ def test_open_split_matches_the_names_of_a_model(tmp_path: Path) -> None:
 # real data
 
 
+@pytest.mark.slow
 def test_cifar100_from_the_hub_layout(shared_data: Path, tmp_path: Path, monkeypatch) -> None:
     import datasets
 
@@ -379,6 +381,7 @@ def test_cifar100_as_folders_has_a_class_called_train(tmp_path: Path) -> None:
     assert flat.class_names == ["bus", "train"]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.text(alphabet="abc/._- é\\", min_size=1, max_size=20))
 def test_any_text_is_a_path_or_a_data_error(text: str) -> None:

@@ -12,6 +12,7 @@ from vitrail.data.loading.order import AUGMENT, MIX, stream
 WORDS = st.integers(-(2**63), 2**64 - 1)
 
 
+@pytest.mark.slow
 @given(WORDS, WORDS, WORDS, st.integers(0, 5))
 def test_the_same_tuple_gives_the_same_numbers(seed, epoch, index, purpose):
     first = stream(seed, epoch, index, purpose)

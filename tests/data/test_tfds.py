@@ -337,6 +337,7 @@ def test_a_list_that_is_none_is_named_or_passed_over(tmp_path: Path) -> None:
     assert index_lists(root) == {}
 
 
+@pytest.mark.slow
 def test_a_task_in_another_layout_is_drawn_and_said_to_be(tmp_path: Path, shared_data: Path) -> None:
     (tmp_path / "cifar100").symlink_to(shared_data / "cifar100")
     found = find(f"vtab:cifar100:{tmp_path}")

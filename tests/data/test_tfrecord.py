@@ -115,6 +115,7 @@ FLOAT = st.floats(width=32, allow_nan=False)
 LISTS = st.one_of(*(st.lists(values, max_size=5) for values in (st.binary(max_size=9), INTEGER, FLOAT)))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=6), LISTS, max_size=4), st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_examples_are_protobufs(features: dict[str, list[bytes] | list[int] | list[float]], packed: bool) -> None:

@@ -61,6 +61,7 @@ def test_every_shard_has_an_answer_and_a_marker(shards: Path, tmp_path: Path) ->
     assert json.loads((tmp_path / "out" / COMPLETE).read_text())["images"] == COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
 def test_processes_share_the_parts_and_the_last_one_finds_all_complete(shards: Path, tmp_path: Path, size: int) -> None:
     answered: list[str] = []
@@ -96,6 +97,7 @@ job(Path(sys.argv[1]), Path(sys.argv[2])).run(first_pixels, 0, 1)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "when"), [(3, "before"), (4, "after")])
 def test_a_killed_job_goes_on_and_answers_no_part_twice(shards: Path, tmp_path: Path, call: int, when: str) -> None:
     """The calls: job.json, then file and marker of each part, so that a file without a marker is among the cases."""
@@ -115,6 +117,7 @@ def test_a_killed_job_goes_on_and_answers_no_part_twice(shards: Path, tmp_path: 
     assert shown == contents(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_what_changed_or_does_not_hold_its_images_is_not_complete(shards: Path, tmp_path: Path) -> None:
     one = job(tmp_path / "out", shards)
     one.run(first_pixels, 0, 1)

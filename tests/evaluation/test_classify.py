@@ -72,6 +72,7 @@ same = np.testing.assert_array_equal
 sizes = dict(images=st.integers(1, 60), classes=st.integers(1, 12), seed=st.integers(0, 10**6))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(**{**sizes, "classes": st.integers(2, 12)}, batch_size=st.integers(1, 64))
 def test_numbers_agree_with_scikit_learn(images: int, classes: int, seed: int, batch_size: int) -> None:

@@ -80,6 +80,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_features_are_what_the_classifier_is_given(options: dict[str, Any]) -> None:
     model = random_model(ViTConfig(**(TINY | options)))
@@ -110,6 +111,7 @@ def test_features_of_a_resnet_are_the_means_of_its_last_map(axial: bool) -> None
     np.testing.assert_allclose(found.features, seen[0].numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

@@ -51,6 +51,7 @@ def standardised(train: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.hstack([scaler.transform(other.astype(np.float64)), np.full((len(other), 1), 100.0)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("images", "width"), SHAPES)
 @pytest.mark.parametrize("form", ["primal", "dual", "auto"])
 def test_the_solution_is_scikit_learns(images: int, width: int, form: Any) -> None:

@@ -173,6 +173,7 @@ def test_real_says_that_it_is_not_the_whole_set(real: tuple[Benchmark, np.ndarra
     assert not without or opened.notes[0].startswith(f"{without} images that show none of the 1,000 classes")
 
 
+@pytest.mark.slow
 def test_the_real_set_has_the_size_its_authors_give(val20: Path) -> None:
     labels = json.loads((val20 / "real.json").read_text())
     assert (len(labels), sum(map(bool, labels))) == (PROTOCOLS["imagenet"].images, PROTOCOLS["real"].images)
@@ -225,6 +226,7 @@ def test_labels_in_a_file(three: Path, lines: list[str]) -> None:
     assert labels_of(three.parent) == CLASSES
 
 
+@pytest.mark.slow
 def test_labels_of_the_development_kit_are_translated(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision.datasets import imagenet
 

@@ -36,6 +36,7 @@ def test_neighbours_are_scikit_learns() -> None:
     np.testing.assert_array_equal(np.concatenate([r.numpy() for _, r in found]), row)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
 def test_accuracies_are_scikit_learns(temperature: float) -> None:

@@ -132,6 +132,7 @@ def test_images_are_prepared_as_for_evaluation(tmp_path: Path) -> None:
     np.testing.assert_array_equal(seen[0][0].permute(1, 2, 0).numpy(), expected)
 
 
+@pytest.mark.slow
 def test_awkward_images_never_stop_the_stream(shared_data: Path) -> None:
     folder = shared_data / "awkward-images"
     found = rows([folder], batch_size=16)

@@ -49,6 +49,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return export_model(made(), tmp_path_factory.mktemp("plain") / "m")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_every_kind_of_network_in_onnx_runtime_and_openvino(name: str, plain: Exported, tmp_path: Path) -> None:
     model = made(name)
@@ -62,6 +63,7 @@ def test_every_kind_of_network_in_onnx_runtime_and_openvino(name: str, plain: Ex
         assert close(compiled(images)[0], expected(model, images))
 
 
+@pytest.mark.slow
 def test_openvino(tmp_path: Path) -> None:
     model = made("BEiT")
     result = export_model(model, tmp_path / "m", "openvino")
@@ -73,6 +75,7 @@ def test_openvino(tmp_path: Path) -> None:
     assert json.loads(info.astype(str)) == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["distilled, parallel", "BiT"])
 def test_an_exported_program_of_torch(name: str, tmp_path: Path) -> None:
     model = made(name)
@@ -85,6 +88,7 @@ def test_an_exported_program_of_torch(name: str, tmp_path: Path) -> None:
     assert json.loads(inside["card.json"])["class_names"] == NAMES
 
 
+@pytest.mark.slow
 def test_a_program_says_how_it_is_used(plain: Exported) -> None:
     card = json.loads((plain.folder / "card.json").read_text())
     inside = onnxruntime.InferenceSession(plain.folder / "model.onnx").get_modelmeta().custom_metadata_map
@@ -102,6 +106,7 @@ def test_a_program_says_how_it_is_used(plain: Exported) -> None:
     assert isinstance(image.shape[0], str)  # a name: any batch
 
 
+@pytest.mark.slow
 def test_the_other_outputs(tmp_path: Path) -> None:
     model = made("hybrid, swiglu")
     images = pictures(model, 3)
@@ -115,6 +120,7 @@ def test_the_other_outputs(tmp_path: Path) -> None:
         assert close(ask(tmp_path / "f", images), model.features(torch.from_numpy(images)).numpy())
 
 
+@pytest.mark.slow
 def test_without_a_classifier_there_are_features_only(tmp_path: Path) -> None:
     model = made(classes=0)
     with pytest.raises(UsageError, match="no classifier"):
@@ -122,6 +128,7 @@ def test_without_a_classifier_there_are_features_only(tmp_path: Path) -> None:
     assert export_model(model, tmp_path / "m", "program", output="features").output_shape == ["batch", 16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "precision", "tolerance"),
     [("onnx", "float16", 2e-2), ("openvino", "float16", 2e-2), ("program", "bf16", 1e-1)],
@@ -136,12 +143,14 @@ def test_smaller_weights_have_a_tolerance_of_their_own(
     assert weights < 0.6 * 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_what_a_runtime_cannot_compute_with_is_refused(tmp_path: Path) -> None:
     for to in ("onnx", "openvino"):
         with pytest.raises(UsageError, match=r"cannot be bf16.*valid: float32, float16"):
             export_model(made(), tmp_path / "m", to, precision="bf16")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_large_network_keeps_its_weights_in_a_file_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +164,7 @@ def test_a_large_network_keeps_its_weights_in_a_file_of_their_own(
     assert close(ask(tmp_path / "m", images), expected(model, images))
 
 
+@pytest.mark.slow
 def test_the_size_is_that_of_the_card(tmp_path: Path) -> None:
     """Not that which positions were learned for, where the two differ."""
     from dataclasses import replace
@@ -173,6 +183,7 @@ def test_the_size_is_that_of_the_card(tmp_path: Path) -> None:
         export_model(model, tmp_path / "m")
 
 
+@pytest.mark.slow
 def test_images_of_yours(tmp_path: Path, shared_data: Path) -> None:
     photos = sorted(shared_data.rglob("*.jpg"))[:2]
     result = export_model(made(), tmp_path / "m", "program", images=photos)
@@ -182,6 +193,7 @@ def test_images_of_yours(tmp_path: Path, shared_data: Path) -> None:
         export_model(made(), tmp_path / "n", images=[tmp_path / "none.jpg"])
 
 
+@pytest.mark.slow
 def test_what_is_there_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     first = export_model(made(), folder, "program")
@@ -196,6 +208,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.slow
 def test_impossible_wishes(tmp_path: Path) -> None:
     model = made()
     with pytest.raises(UsageError, match="Did you mean 'onnx'"):

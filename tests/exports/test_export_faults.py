@@ -43,6 +43,7 @@ def model_folder(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
+@pytest.mark.slow
 def test_47_an_operator_that_onnx_does_not_have(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,6 +56,7 @@ def test_47_an_operator_that_onnx_does_not_have(
     assert left(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_47_a_network_that_decides_by_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(_: ClassToken, tokens: Tensor, prefix: int) -> Tensor:
         return tokens[:, 0] if tokens.sum() > 0 else tokens[:, 1]
@@ -80,6 +82,7 @@ def tampered(traced: Any, path: Path, about: dict[str, Any]) -> None:
 write = onnx_export.write
 
 
+@pytest.mark.slow
 def test_47_numbers_that_differ(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +99,7 @@ def test_47_numbers_that_differ(
         assert {path: path.read_bytes() for path in out.iterdir()} == good
 
 
+@pytest.mark.slow
 def test_47_a_program_that_its_runtime_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def from_the_future(traced: Any, path: Path, about: dict[str, Any]) -> None:
         write(traced, path, about)
@@ -109,6 +113,7 @@ def test_47_a_program_that_its_runtime_refuses(tmp_path: Path, monkeypatch: pyte
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "program"])
 def test_47_a_full_disk(to: Any, tmp_path: Path) -> None:
     disk = tmp_path / "disk"

@@ -66,6 +66,7 @@ def run(*argv: object) -> int:
     return cli.main([str(word) for word in argv])
 
 
+@pytest.mark.slow
 def test_the_verb_names_its_folder_and_tells_the_parity(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,12 +84,14 @@ def test_the_verb_names_its_folder_and_tells_the_parity(
     assert found["input_shape"] == ["batch", 3, 32, 32] and found["parity"]["relative"] < 1e-4
 
 
+@pytest.mark.slow
 def test_weights_of_another_library(run_folder: Path, tmp_path: Path) -> None:
     save(vitrail.load(run_folder), tmp_path / "vit", "timm")
     made = vitrail.export(tmp_path / "vit", to="program", out=tmp_path / "out")
     assert json.loads((made.folder / "card.json").read_text())["source"] == "timm"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
 def test_predict_asks_a_program(
     to: Any, run_folder: Path, program: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -118,6 +121,7 @@ def test_predict_with_a_program_goes_on_where_it_was_and_fills_folders(
     assert [row.classes for row in alone.rows] == pq.read_table(part).column("classes").to_pylist()
 
 
+@pytest.mark.slow
 def test_programs_that_predict_does_not_run(
     run_folder: Path, program: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def notes(folder: Path) -> list[str]:
     return json.loads((folder / "run.json").read_text())["data"]["notes"]
 
 
+@pytest.mark.slow
 def test_01_no_data_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -48,6 +49,7 @@ def test_01_no_data_there(tmp_path: Path) -> None:
     assert command.err.count("\n") == 1 and not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_02_one_class_or_none(tmp_path: Path) -> None:
     draw(tmp_path / "one", classes=("red",))
     (tmp_path / "loose").mkdir()
@@ -59,6 +61,7 @@ def test_02_one_class_or_none(tmp_path: Path) -> None:
         assert said in command.err and "photos/cat/1.jpg" in command.err
 
 
+@pytest.mark.slow
 def test_03_05_10_what_is_left_out_is_said_and_refused_where_asked(tmp_path: Path) -> None:
     """An empty class folder, junk, a dangling link, a loop, a folder and a device of an image's name."""
     photos = draw(tmp_path / "photos")
@@ -88,6 +91,7 @@ def test_03_05_10_what_is_left_out_is_said_and_refused_where_asked(tmp_path: Pat
     assert "data.strict is set: class folder 'green'" in strict.err and "(and 4 more)" in strict.err
 
 
+@pytest.mark.slow
 def test_04_splits_that_do_not_have_the_same_classes(tmp_path: Path) -> None:
     data = tmp_path / "data"
     draw(data / "train", classes=("a", "b", "c"))
@@ -104,6 +108,7 @@ def test_04_splits_that_do_not_have_the_same_classes(tmp_path: Path) -> None:
     assert command.process.exitcode == 1 and "'zebra'; known are 'a', 'b', 'c'" in command.err
 
 
+@pytest.mark.slow
 def test_06_07_rows_of_a_table_that_cannot_be_used(tmp_path: Path) -> None:
     draw(tmp_path / "photos")
     table = tmp_path / "table.csv"
@@ -124,6 +129,7 @@ def test_06_07_rows_of_a_table_that_cannot_be_used(tmp_path: Path) -> None:
     assert command.process.exitcode == 1 and "row 3: no label for 'photos/red/0.png' (found 'nan')" in command.err
 
 
+@pytest.mark.slow
 def test_08_damaged_files_are_listed_and_left_as_they_are(tmp_path: Path) -> None:
     photos = draw(tmp_path / "photos", count=40)
     whole = (photos / "red" / "0.png").read_bytes()
@@ -152,6 +158,7 @@ def test_08_damaged_files_are_listed_and_left_as_they_are(tmp_path: Path) -> Non
     assert snapshot(photos) == before
 
 
+@pytest.mark.slow
 def test_09_too_many_bad_images_or_all_of_a_class(tmp_path: Path) -> None:
     photos = draw(tmp_path / "photos", count=10)
     for number in range(3):
@@ -173,6 +180,7 @@ def test_09_too_many_bad_images_or_all_of_a_class(tmp_path: Path) -> None:
     assert command.process.exitcode == 1 and "1 of 80 training images cannot be read" in command.err
 
 
+@pytest.mark.slow
 def test_10_what_this_user_may_not_read(tmp_path: Path) -> None:
     """Not even root's rights help: the command runs as nobody."""
     photos = draw(tmp_path / "photos")
@@ -193,6 +201,7 @@ def limited(megabytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (here + megabytes * 2**20,) * 2)
 
 
+@pytest.mark.slow
 def test_11_44_bombs_cost_neither_memory_nor_the_run(tmp_path: Path) -> None:
     """A picture of 2.5 gigapixels in 300 KB, a file of 8 GB of nothing, a tar member and an .npz that unpack to as
     much: all met with 1 GB to spare."""
@@ -263,6 +272,7 @@ def test_44_an_npz_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, count: i
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
 
 
+@pytest.mark.slow
 def test_13_15_odd_sizes_and_fewer_images_than_a_batch(tmp_path: Path) -> None:
     photos = draw(tmp_path / "photos", count=2)
     Image.new("RGB", (1, 1), "red").save(photos / "red" / "dot.png")
@@ -275,6 +285,7 @@ def test_13_15_odd_sizes_and_fewer_images_than_a_batch(tmp_path: Path) -> None:
     assert all(np.isfinite(line["loss"]) for line in losses if line["kind"] == "train")
 
 
+@pytest.mark.slow
 def test_14_held_out_images_that_were_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     draw(data / "train", count=8)
@@ -308,18 +319,19 @@ def test_16_a_read_that_fails_once_and_one_that_fails_for_good(tmp_path: Path, m
 
 def vanishing(victim: str) -> None:
     """Delete a file as soon as the data have been opened."""
-    from vitrail.training import loop
+    from vitrail.data.sources import open as opening
 
-    original = loop.open_data
+    original = opening.open_data
 
     def open_data(*arguments: object, **options: object) -> object:
         found = original(*arguments, **options)  # type: ignore[arg-type]
         os.unlink(victim)
         return found
 
-    loop.open_data = open_data  # type: ignore[assignment]
+    opening.open_data = open_data  # type: ignore[assignment]
 
 
+@pytest.mark.slow
 def test_16_a_file_deleted_after_the_start(tmp_path: Path) -> None:
     photos = draw(tmp_path / "photos", count=40)
     victim = photos / "red" / "3.png"

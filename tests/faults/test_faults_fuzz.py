@@ -134,6 +134,7 @@ def test_20_changed_configurations(how: list) -> None:
         assert str(error)
 
 
+@pytest.mark.slow
 @QUIETLY
 @given(text=st.text(alphabet="abclrdatoptim.path: \n-[]{}&*!|>'\"#%@,?0123456789eE_~", max_size=80))
 @example(text="a: &x [*x, *x]")
@@ -156,6 +157,7 @@ def pictures() -> list[Path]:
     return sorted(file for file in folder.glob("*") if file.is_file() and file.stat().st_size < 40_000)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @QUIETLY
 @given(data=st.data())

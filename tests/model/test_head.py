@@ -28,6 +28,7 @@ def randomised(**options: object) -> ViT:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("pool", POOLS)
 def test_every_combination_runs_or_is_refused(pool: str, positions: str) -> None:

@@ -89,6 +89,7 @@ def test_timms_bit_exactly() -> None:
         assert (official(images) - expected).norm() > 1e-3 * expected.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BIT_NAMES)
 def test_parameters_are_timms(name: str) -> None:
     depth, width = name[1:].split("x")

@@ -259,6 +259,7 @@ def timm_hybrid(units: tuple[int, ...]) -> nn.Module:
     return ResNetV2(units, num_classes=0, global_pool="", preact=False, stem_type="same", conv_layer=conv)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("units", "patch"), [((), 32), ((), 4), ((2,), 4), ((1, 2), 8), ((1, 1, 2), 16), ((2, 1, 1, 1), 64)]
@@ -313,6 +314,7 @@ def test_timms_names_reach_every_weight_of_the_hybrid() -> None:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [

@@ -194,6 +194,7 @@ def test_a_resolution_the_positions_were_not_made_for_equals_timm() -> None:
         assert error(model(images), peer(images)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["cls", "gap", "map", "cls+gap"])
 @pytest.mark.parametrize("place", ["input", "every", "shared"])
 @pytest.mark.parametrize("positions", ["none", "1d", "2d", "relative", "sincos", "relative_bias"])
@@ -376,6 +377,7 @@ TIMM_NAMES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name in TIMM_NAMES or name in PINNED])
 def test_parameter_counts_equal_timm_and_the_paper(name: str) -> None:
     with torch.device("meta"):

@@ -40,6 +40,7 @@ def accepted(verb: str, *flags: str) -> None:
     parse(function, flags, verb)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_commands_of_a_recipe_are_accepted(name: str) -> None:
     commands = re.findall(r"`(vitrail [^`]+)`", find(name).description)
@@ -51,6 +52,7 @@ def test_the_commands_of_a_recipe_are_accepted(name: str) -> None:
             assert flags[flags.index("--recipe") + 1] == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_a_run_that_can_be_written_and_built(name: str) -> None:
     run = recipe(name)

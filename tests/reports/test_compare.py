@@ -92,6 +92,7 @@ def test_the_gallery_is_of_images_that_only_one_gets_right(runs: list[Path], tmp
     assert len(set(captions)) == len(captions)
 
 
+@pytest.mark.slow
 def test_three_runs_share_the_room_for_pictures(runs: list[Path], tmp_path: Path) -> None:
     found = write_comparison(runs, tmp_path / "three.html")
     page = Page((tmp_path / "three.html").read_text(encoding="utf-8"))

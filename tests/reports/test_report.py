@@ -99,11 +99,13 @@ def test_the_page_loads_nothing_and_runs_nothing(digits: Path, page: Page) -> No
     assert not re.search(r"url\((?!#)", html)
 
 
+@pytest.mark.slow
 def test_writing_again_gives_the_same_page(digits: Path, page: Page) -> None:
     before = (digits / "report.html").read_bytes()
     assert write_report(digits).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     root = tmp_path / "data"
     for number in range(len(HOSTILE)):
@@ -125,6 +127,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     assert "\u202e" not in html and "\x07" not in html
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "note"),
     [
@@ -155,6 +158,7 @@ def test_what_is_missing_or_broken_becomes_a_note(digits: Path, name: str, conte
     assert "How to repeat the run" in page.text
 
 
+@pytest.mark.slow
 def test_images_that_are_gone_or_changed_are_not_shown(tmp_path: Path) -> None:
     data = Data("digits")
     splits = open_data(data)
@@ -180,6 +184,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_size_stays_small_with_many_classes_and_images(tmp_path: Path) -> None:
     classes = [f"class number {i}" for i in range(100)]
     rng = np.random.default_rng(0)

@@ -64,6 +64,7 @@ def test_nothing_to_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "there is nothing at" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_the_request_that_is_inside(model: Path) -> None:
     with serving(model) as running:
         process = psutil.Process(running.process.pid)
@@ -80,6 +81,7 @@ def test_sigterm_finishes_the_request_that_is_inside(model: Path) -> None:
         assert running.process.wait(30) in (-signal.SIGTERM, 143)
 
 
+@pytest.mark.slow
 def test_sigterm_does_not_wait_for_ever(model: Path) -> None:
     with serving(model, flags=("--drain=1",)) as running, _half_inside(running.url, png()):  # the rest never comes
         running.process.send_signal(signal.SIGTERM)
@@ -99,6 +101,7 @@ def _half_inside(url: str, body: bytes) -> Iterator[socket.socket]:
         yield client
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_and_says_what_was_done(model: Path) -> None:
     with serving(model) as running:
         _predict(running.url)

@@ -92,6 +92,7 @@ nested = st.recursive(
 names = st.text(max_size=4) | st.sampled_from(["model", "__metadata__", "$float", "model/x"])
 
 
+@pytest.mark.slow
 @given(st.dictionaries(names, nested, max_size=4))
 @settings(deadline=None, max_examples=60)
 def test_any_state_comes_back_bit_for_bit(tmp_path_factory, state):
@@ -191,6 +192,7 @@ def flip(path: Path, position: int, bit: int) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 @given(name=st.sampled_from(FILES), position=st.integers(0, 10**6), bit=st.integers(0, 7))
 @settings(deadline=None, max_examples=60)
 def test_one_flipped_bit_anywhere_is_refused(tmp_path_factory, name, position, bit):
@@ -312,6 +314,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "name", "call"), MOMENTS, ids=lambda value: getattr(value, "__name__", value))
 def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path, module, name, call):
     save(tmp_path, 1, state_of(1), keep=1)
@@ -328,6 +331,7 @@ def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path, module, name,
     assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [1, 2])
 def test_killed_while_replacing_the_only_one(tmp_path, call):
     """Saving a step again: between the two renames the old one is still found."""

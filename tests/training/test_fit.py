@@ -126,6 +126,7 @@ def test_the_folder_holds_everything(whole: Path) -> None:
     assert sorted(path.name for path in (whole / "checkpoints").iterdir()) == ["step-000012", "step-000016"]
 
 
+@pytest.mark.slow
 def test_the_recorded_run_has_no_open_questions_and_replays(whole: Path, tmp_path: Path) -> None:
     recorded = from_yaml(whole / "config.yaml", Run())
     assert recorded.image_size == 8 and recorded.preprocess is not None and recorded.cache == "yes"
@@ -179,6 +180,7 @@ def test_the_average_is_what_is_kept(whole: Path) -> None:
     assert not torch.equal(everything[f"last {name}"], everything[f"model model.{name}"])
 
 
+@pytest.mark.slow
 def test_training_learns(tmp_path: Path) -> None:
     run = tiny(
         tmp_path,
@@ -202,11 +204,13 @@ def test_a_finished_runs_models_know_what_they_compute(whole: Path) -> None:
 # interruptions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_threads_and_micro_batches_do_not_matter(whole: Path, tmp_path: Path, workers: int) -> None:
     assert_same_bits(whole, loop.fit(tiny(tmp_path, workers=workers)).folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 3, 5, 9, 15])
 def test_a_resumed_run_ends_with_the_same_bits(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
@@ -229,6 +233,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert [entry["step"] for entry in json.loads((folder / "run.json").read_text())["resumed"]] == [step + 1]
 
 
+@pytest.mark.slow
 def test_resuming_twice_within_an_epoch_is_exact(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, folder = tiny(tmp_path), None
     for step in (5, 6):
@@ -240,6 +245,7 @@ def test_resuming_twice_within_an_epoch_is_exact(whole: Path, tmp_path: Path, mo
     assert_same_bits(whole, folder)
 
 
+@pytest.mark.slow
 def test_a_signal_inside_an_evaluation_is_obeyed_and_the_evaluation_repeated(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +271,7 @@ def test_a_signal_inside_an_evaluation_is_obeyed_and_the_evaluation_repeated(
     assert_same_bits(whole, folder)
 
 
+@pytest.mark.slow
 def test_a_kill_during_a_save_loses_only_what_came_after_the_save_before(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +437,7 @@ def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: pytest
 # when a run ends
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_the_run_on_time_and_annealed(tmp_path: Path) -> None:
     run = tiny(tmp_path, duration=Steps(2000), time_limit=2 / 60, evaluate_every=Steps(10**5), accumulate=1)
     run = replace(run, checkpoint_every=Steps(10**5), schedule=Schedule(warmup=Steps(200)))
@@ -446,6 +454,7 @@ def test_a_time_limit_ends_the_run_on_time_and_annealed(tmp_path: Path) -> None:
     assert peak < 0.5 * len(rates)
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_evaluations_without_improvement(tmp_path: Path) -> None:
     run = tiny(tmp_path, optim=Optim(lr=0.0), average=Average(), early_stop=2, duration=Epochs(50))
     result = loop.fit(run)

@@ -376,6 +376,7 @@ def uneven(out: Path, **changes: Any) -> Run:
     return tiny(out, data=Data(str(out / "images")), batch_size=4, accumulate=2, **short, **changes)
 
 
+@pytest.mark.slow
 def test_processes_may_have_different_numbers_of_evaluation_batches(tmp_path: Path) -> None:
     """Validation, its probes and the test; each process alone would stop in the middle of what the other one does."""
     run = uneven(tmp_path, timeout=20.0, knn=3, fewshot=(1,))
@@ -395,6 +396,7 @@ def test_processes_may_have_different_numbers_of_evaluation_batches(tmp_path: Pa
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_process_during_an_evaluation_ends_it_in_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int

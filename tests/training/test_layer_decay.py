@@ -32,7 +32,7 @@ from vitrail.training.optim.optimizer import SGD, build_optimizer, set_learning_
 from vitrail.training.optim.tune import freeze_rest
 from vitrail.training.run import Model, Optim, Run
 from vitrail.weights.save import save
-from vitrail.weights.timm.names import Naming, entries
+from vitrail.weights.timm.names import Naming, conversions
 
 DECAY, DEPTH = 0.5, 3
 SIZES = dict(width=16, depth=DEPTH, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=3)
@@ -90,7 +90,7 @@ def test_factors_are_those_of_published_code_and_but_for_two_timms(kind: str) ->
     factors, parameters = layer_factors(model, DECAY), dict(model.named_parameters())
     assert factors.keys() == set(parameters.values())
     seen = []
-    for entry in entries(config, Naming(beit="BEiT" in kind)):
+    for entry in conversions(config, Naming(beit="BEiT" in kind)):
         ours = factors[parameters[entry.ours]]
         for number, name in enumerate(entry.theirs):
             factor = ours[number] if len(ours) > 1 else ours[0]
@@ -235,6 +235,7 @@ def decaying(out: Path) -> Run:
     return replace(run, vit=replace(run.vit, positions="relative_bias"))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = decaying(tmp_path)
     whole = loop.fit(run).folder
@@ -255,6 +256,7 @@ def test_a_checkpoint_from_before_there_was_a_decay_is_of_the_same_run() -> None
     assert differing({"optim": {"lr": 0.1}}, {"optim": {"lr": 0.1, "layer_decay": None}}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mae-finetune", "beit-finetune"])
 def test_the_recipes_decay_by_layers_from_the_command_line(name: str, tmp_path: Path) -> None:
     """He et al.'s FINETUNE.md and BEiT's command for a B/16 that nothing has tuned yet: 0.65 both."""

@@ -113,6 +113,7 @@ def test_what_learns_is_what_its_name_says(kind: str, part: Tune) -> None:
     assert {name for name in expected if re.fullmatch(CLASSIFIER, name)}  # the classifier always does
 
 
+@pytest.mark.slow
 @every
 def test_gradients_are_those_of_plain_autograd_through_all_of_it(kind: str, part: Tune) -> None:
     """Against float64, which takes torch's own layers and fused attention, with nothing frozen."""
@@ -146,6 +147,7 @@ def steps(model: nn.Module, optim: Optim, *, autocast: bool = False, parts: int 
     return optimizer, average
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "part", "name"),
     [
@@ -287,6 +289,7 @@ def test_a_batch_of_a_frozen_network_is_cut_less_but_by_what_passes_through(monk
 # sizes, and what is refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["S36x1/16", "S18x2/16"])
 def test_attention_is_a_third_of_a_vision_transformer(name: str) -> None:
     """4 D^2 + 4 D values in each of 36 attentions, side by side or in a row, of 12 D^2 + 13 D in each block."""

@@ -81,6 +81,7 @@ def is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepping.TrainingStep, "__init__", init)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
 def test_a_step_reads_its_numbers_once(
@@ -95,6 +96,7 @@ def test_a_step_reads_its_numbers_once(
     assert calls[1:] == [Counter(tolist=1)] * (STEPS - 1)
 
 
+@pytest.mark.slow
 def test_numbers_that_are_read_late_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log, the averages and skipped updates are those of a run that reads at once; so are the weights."""
     original = stepping.backward
@@ -144,6 +146,7 @@ def together(out: Path) -> None:
     leave(0)
 
 
+@pytest.mark.slow
 def test_a_step_talks_to_other_processes_once(tmp_path: Path) -> None:
     """Apart from the sums of gradients: here one bucket, which the backward pass sends."""
     with socket.socket() as probe:

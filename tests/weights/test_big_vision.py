@@ -42,6 +42,7 @@ def images_for(options: dict[str, Any]) -> np.ndarray:
     return pixels(rows * patch, columns * patch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("stack", [False, True], ids=["layers", "scanned"])
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -82,6 +83,7 @@ def test_positions_where_google_has_them(tmp_path: Path) -> None:
     identical(read(tmp_path / "b.npz"), arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(224, 224), (40, 24)])
 @pytest.mark.parametrize("pool", ["gap", "map", "tok"])
 def test_computed_positions(pool: str, size: tuple[int, int], tmp_path: Path) -> None:
@@ -121,6 +123,7 @@ def test_a_grid_that_is_not_square_is_an_assumption(rows: int, tmp_path: Path) -
         assert model.config.cls_position
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(40, 24), (56, 64), (8, 16)])
 @pytest.mark.parametrize(
     "options", [{}, dict(pool="map"), dict(pool="tok"), dict(pool="tok", positions="old"), dict(pool="gap", depth=1)]

@@ -57,6 +57,7 @@ def numbered(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return renamed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("size", [(64, 64), (37, 51)])
 def test_computes_what_the_reference_does_and_goes_back_as_it_came(

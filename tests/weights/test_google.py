@@ -67,6 +67,7 @@ def images_for(options: dict[str, Any]) -> np.ndarray:
     return pixels(rows * patch, columns * patch, options.get("channels", 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("naming", [OLD, LINEN], ids=["old", "linen"])
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -168,6 +169,7 @@ def test_a_resampled_hybrid(tmp_path: Path) -> None:
     agree(load(save(tmp_path / "a.npz", arrays)), images, vision_transformer(arrays, images))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     heads=st.integers(1, 4), features=st.integers(3, 6), depth=st.integers(1, 3), mlp=st.integers(1, 20),

@@ -30,6 +30,7 @@ def assert_equal_to(model: nn.Module, theirs: nn.Module, sizes: list[tuple[int, 
             assert error(tokens, blocks[layer]) < 1e-5, (height, width, layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_folder_computes_what_transformers_does(tmp_path: Path, name: str) -> None:
     theirs = saved(tmp_path, name)

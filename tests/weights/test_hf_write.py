@@ -53,6 +53,7 @@ def effect(preprocess: Preprocess) -> tuple[object, ...]:
     return preprocess.image_size, preprocess.resize, covered, preprocess.interpolation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_of_transformers_goes_back_as_it_came(tmp_path: Path, name: str) -> None:
     saved(tmp_path / "theirs", name)

@@ -139,6 +139,7 @@ def test_half_a_snapshot_does_not_count_as_cached(hub: FakeHub, cache: Path, mon
         resolve(REPOSITORY)
 
 
+@pytest.mark.slow
 def test_a_broken_transfer_goes_on_where_it_stopped(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
@@ -287,6 +288,7 @@ def test_paths_are_told_from_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not is_name("google/vit")
 
 
+@pytest.mark.slow
 def test_the_environment_says_where_the_cache_is_and_keeps_from_the_network(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ENDPOINT"):

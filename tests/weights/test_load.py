@@ -559,6 +559,7 @@ assert "sympy" not in sys.modules, "initialised without an effect"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("origin", ["vitrail", "timm"])
 def test_the_peak_of_memory_is_below_a_third_more_than_the_file(tmp_path: Path, origin: str) -> None:

@@ -106,6 +106,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield fake
 
 
+@pytest.mark.slow
 def test_push_uploads_the_folder_as_it_is(tmp_path: Path, hub: FakeHub) -> None:
     prepare(made(), tmp_path / "m", REPOSITORY)
     assert push(tmp_path / "m", REPOSITORY) == f"{hub.endpoint}/{REPOSITORY}"

@@ -51,6 +51,7 @@ def sizes(model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     return (side * patch, side * patch), ((rows + 1) * patch, max(columns - 1, 1) * patch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*FAMILIES, *HYBRIDS])
 def test_a_folder_computes_what_timm_computes_and_goes_back_as_it_was(kind: str, tmp_path: Path) -> None:
     theirs = peer(kind)
@@ -68,6 +69,7 @@ def test_a_folder_computes_what_timm_computes_and_goes_back_as_it_was(kind: str,
     assert again.config == ours.config and again.card.preprocess == ours.card.preprocess
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*FAMILIES, "root alone"])
 def test_other_sizes_are_resampled_as_timm_does(kind: str, tmp_path: Path) -> None:
     theirs = peer(kind)
@@ -106,6 +108,7 @@ def test_any_shape(
         assert_same_tensors(Path(folder) / "b" / "model.safetensors", theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize(
     "kind", ["plain", "distilled", "registers", "DeiT-III", "DINOv2", "gated", "parallel", "BEiT", "no bias", "average"]
@@ -202,6 +205,7 @@ MADE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MADE)
 def test_our_models_are_the_same_networks_in_timm(kind: str, tmp_path: Path) -> None:
     ours = build(ViTConfig(**(OURS | MADE[kind])))

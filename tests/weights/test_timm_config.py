@@ -120,6 +120,7 @@ def test_an_image_size_that_is_no_whole_number_of_patches(tmp_path: Path) -> Non
         torch.testing.assert_close(ours(batch[:, :, :32, :32]), theirs(batch), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "width", "heads", "gelu"),
     [

@@ -70,6 +70,7 @@ def in_torchvision(folder: Path) -> tuple[Path, str]:
 LIBRARIES = [in_timm, in_timm_alone, in_transformers, masked_in_transformers, in_torchvision]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", LIBRARIES)
 def test_every_layer_is_compared_with_the_library_of_the_file(tmp_path: Path, make: Any) -> None:
     path, library = make(tmp_path)
@@ -93,6 +94,7 @@ def test_the_stages_of_a_resnet_are_compared_with_timms(tmp_path: Path) -> None:
     assert found.worst < 3e-5 and found.passed  # largest value by largest value, after fifty layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [in_timm, in_transformers, in_torchvision])
 def test_weights_that_were_converted_remember_their_library(tmp_path: Path, make: Any) -> None:
     path, library = make(tmp_path)

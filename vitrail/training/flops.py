@@ -73,7 +73,7 @@ def forward_macs(
 def _masked(settings: MaskedPatch | MAE | BEiT, config: ViTConfig, tokenizer: Tokenizer | None = None) -> int:
     """MACs of an objective that hides patches, head or decoder included."""
     with torch.device("meta"):
-        model = build(config)
+        model = build(config).to("meta")  # its constants, too
         if isinstance(settings, MaskedPatch):
             objective: MaskedPatchObjective | MAEObjective | BEiTObjective = MaskedPatchObjective(model, settings, 0)
         elif isinstance(settings, MAE):
