@@ -126,7 +126,9 @@ def test_a_part_of_a_part(base: Path, part: Path) -> None:
     model = tuned(part.parent.parent, part.parent / "again", "ffn")
     same(load(part.parent / "again"), model)
     shutil.rmtree(base)
-    with pytest.raises(WeightsError, match=r"again.*cannot be had from .*part(.|\n)*best.*cannot be had from .*base"):
+    with pytest.raises(
+        WeightsError, match=r"again.*base model .*part cannot be loaded(.|\n)*best.*base model .*base cannot be loaded"
+    ):
         load(part.parent / "again")
 
 
@@ -170,7 +172,13 @@ def test_a_missing_base_is_named_with_what_to_do(base: Path, part: Path, tmp_pat
     shutil.move(base, tmp_path / "hidden")
     with pytest.raises(WeightsError) as error:
         load(part)
-    for text in (f"cannot be had from {base}", f"{base}: nothing there", "Put the weights", "a link", "convert"):
+    for text in (
+        f"its base model {base} cannot be loaded",
+        f"{base}: does not exist",
+        "Put the weights",
+        "a link",
+        "convert",
+    ):
         assert text in str(error.value)
     assert read_card(part).class_names == ["cat", "dog"]  # needs no tensors
 
@@ -179,7 +187,9 @@ def test_a_missing_base_is_named_with_what_to_do(base: Path, part: Path, tmp_pat
 def test_another_base_in_its_place_is_never_taken_for_it(base: Path, part: Path, config: ViTConfig) -> None:
     tuned(base, part)
     save(fresh(config, seed=1), base, overwrite=True)
-    with pytest.raises(WeightsError, match=r"other weights now, their checksum \(sha256\)"):
+    with pytest.raises(
+        WeightsError, match=r"the weights have changed since the tuning; their checksum \(sha256\) differs"
+    ):
         load(part)
 
 
@@ -195,13 +205,13 @@ def test_a_part_in_the_place_of_its_own_base_ends(base: Path, part: Path) -> Non
     tuned(base, part)
     shutil.rmtree(base)
     shutil.copytree(part, base)
-    with pytest.raises(WeightsError, match="itself completed from this one"):
+    with pytest.raises(WeightsError, match="this model itself needs the tuned part as its base"):
         load(base)
 
 
 def test_it_is_read_by_load_alone(base: Path, part: Path) -> None:
     tuned(base, part)
-    with pytest.raises(WeightsError, match=r"only the tuned part of a model: vitrail\.load"):
+    with pytest.raises(WeightsError, match=r"only the tuned part of a model\. vitrail\.load"):
         load_model(part)
 
 
@@ -219,7 +229,7 @@ def rewritten(folder: Path, change: Any, tensors: Any = None) -> None:
 def test_a_changed_reference_or_a_lost_tensor_is_damage(base: Path, part: Path) -> None:
     tuned(base, part)
     rewritten(part, lambda header: header.update(base=header["base"].replace("base", "bass")))
-    with pytest.raises(WeightsError, match="where its base is does not match its checksum"):
+    with pytest.raises(WeightsError, match="the reference to its base model does not match its checksum"):
         load(part)
     tuned(base, part)
     rewritten(part, lambda header: None, lambda state: state.pop("head.bias"))
@@ -229,7 +239,7 @@ def test_a_changed_reference_or_a_lost_tensor_is_damage(base: Path, part: Path) 
 
 @pytest.mark.parametrize("values", [None, [], {}, {"source": "x"}, {"path": 1}])
 def test_a_reference_of_another_form_is_refused(values: Any) -> None:
-    with pytest.raises(WeightsError, match="a file says in no known way"):
+    with pytest.raises(WeightsError, match="a file refers to its base model in an unknown way"):
         BaseWeights.read(values, "a file")
     right = BaseWeights("x", "/x", "0" * 64).written_in(Path("/"))
     assert BaseWeights.read(json.loads(json.dumps(right)), "a file").path == "/x"

@@ -47,14 +47,14 @@ def _changed(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "no vitrail model card"),
+        ({}, "not a vitrail model card"),
         (_changed(version=99), "version 99"),
         (_changed(kind="cnn"), "'cnn'; valid kinds: vit, resnet"),
         (_changed(licnce="MIT"), "'licnce'.* Did you mean 'licence'"),
         (_changed(config={"widht": 8}), "'widht' in config.* Did you mean 'width'"),
         (_changed(config={"width": 10, "heads": 3}), "width 10 is not divisible by 3 heads"),
         (_changed(config={"width": None}), "wrong type in config"),
-        ([1], "no vitrail model card"),
+        ([1], "not a vitrail model card"),
         (_changed(kind=[1]), r"\[1\]; valid kinds"),
         (_changed(config={"depth": "12"}), "config: depth: expected a whole number, got '12'"),
         (_changed(config={"stem": "conv"}), "config: stem: expected one of linear, levit"),

@@ -12,7 +12,7 @@ from torch import nn
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.reference import (
-    KEPT,
+    STORED,
     TOLERANCE,
     differences,
     fixed_images,
@@ -75,7 +75,7 @@ def test_half_precision_is_computed_in_float32() -> None:
     assert next(half.parameters()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("classes", [0, 3, KEPT + 45])
+@pytest.mark.parametrize("classes", [0, 3, STORED + 45])
 def test_a_reference_survives_json_and_fits_its_own_model(classes: int) -> None:
     model = made(classes=classes)
     kept = json.loads(json.dumps(reference(model)))
@@ -83,14 +83,14 @@ def test_a_reference_survives_json_and_fits_its_own_model(classes: int) -> None:
     assert set(kept["outputs"]) == ({"features", "logits"} if classes else {"features"})
     if classes:
         values = kept["outputs"]["logits"]
-        assert values["count"] == classes and len(values["values"]) == min(classes, KEPT)
+        assert values["count"] == classes and len(values["values"]) == min(classes, STORED)
         assert values["norm"] == pytest.approx(float(outputs(model)["logits"].norm()), rel=1e-6)
     assert max(differences(outputs(model), kept).values()) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["blocks.1.mlps.0.mlp.fc2.weight", "norm.bias", "head.bias", "stem.weight"])
 def test_changed_weights_are_noticed(name: str) -> None:
-    model = made(classes=KEPT + 45)
+    model = made(classes=STORED + 45)
     kept = reference(model)
     with torch.no_grad():
         model.state_dict()[name].mul_(1.5)

@@ -151,7 +151,7 @@ def _set(name: str, value: torch.Tensor) -> Any:
         (lambda tensors: tensors.pop("norm.weight"), "lacks the tensor 'norm.weight' of shape \\(16,\\)"),
         (
             _set("norm.weight", torch.ones(17)),
-            "'norm.weight' in shape \\(17,\\); its card asks for \\(16,\\)",
+            "'norm.weight' in shape \\(17,\\); its card requires \\(16,\\)",
         ),
         (_set("norm.extra", torch.ones(3)), "holds the tensor 'norm.extra'"),
         (_set("norm.weight", torch.ones(16)), "damaged: its tensors do not match their checksum"),
@@ -227,7 +227,7 @@ def test_a_flipped_bit_of_the_card_is_noticed(tmp_path: Path) -> None:
 def test_other_kinds_of_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"nothing at .*/nowhere"):
         load_model(tmp_path / "nowhere")
-    with pytest.raises(WeightsError, match=r"holds no model: looked for .*model/best/model.safetensors"):
+    with pytest.raises(WeightsError, match=r"holds no model. Looked for .*model/best/model.safetensors"):
         load_model(tmp_path)
     (tmp_path / "weights.pt").write_bytes(b"anything")
     with pytest.raises(WeightsError, match="not a vitrail model"):
@@ -236,7 +236,7 @@ def test_other_kinds_of_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="not written by vitrail"):
         load_model(tmp_path / "foreign.safetensors")
     save_file({"a": torch.ones(1)}, tmp_path / "odd.safetensors", metadata={"card": "{}"})
-    with pytest.raises(WeightsError, match=r"unusable card: .*no vitrail model card"):
+    with pytest.raises(WeightsError, match=r"unusable card: .*not a vitrail model card"):
         load_model(tmp_path / "odd.safetensors")
 
 

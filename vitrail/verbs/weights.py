@@ -1,4 +1,4 @@
-"""`vitrail weights convert | info | verify | push`: any weights, to anywhere, with proof that they are right."""
+"""`vitrail weights convert | info | verify | push`: convert, describe, verify and publish weights of any format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 Format = Literal["vitrail", "google", "big_vision", "bit", "timm", "hf", "torchvision", "deit"]
 SHOWN = 10
-"""Class names shown on a terminal; --json has them all."""
+"""Maximum number of class names shown on a terminal; --json has all of them."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What was read, and what was written."""
+    """Result of a conversion: the report of loading, and what was saved."""
 
     report: LoadReport
     saved: Saved
@@ -29,19 +29,19 @@ class Converted:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One row of the table of tensors."""
+    """One row of the table of tensors: name, shape and a summary of the values."""
 
     name: str
     shape: tuple[int, ...]
     mean: float
     std: float
     largest: float
-    """Absolute value."""
+    """Largest absolute value."""
 
 
 @dataclass(frozen=True)
 class Info:
-    """Everything there is to know about weights without running them."""
+    """Description of weights: architecture, card, load report and, on request, all tensors."""
 
     report: LoadReport
     architecture: str
@@ -52,7 +52,7 @@ class Info:
 
 @dataclass(frozen=True)
 class Pushed:
-    """What goes to the hub, and where it is; `url` is None for a dry run."""
+    """The files uploaded to the hub, and their address; `url` is None for a dry run."""
 
     repository: str
     files: dict[str, int]
@@ -119,7 +119,7 @@ def verify(source: str | Path) -> Verification:
 
     found = verify(source)
     if found.compared and not found.passed:
-        raise WeightsError(f"{found.path} does not compute what it should\n{_verified(found)}")
+        raise WeightsError(f"{found.path} does not compute the expected outputs\n{_verified(found)}")
     return found
 
 
@@ -147,7 +147,7 @@ def push(
     from vitrail.weights.load import load
 
     if repository.count("/") != 1:
-        raise UsageError(f"push to which repository? {repository!r} is not owner/name")
+        raise UsageError(f"{repository!r} is not the name of a repository; give owner/name")
     model: Any = load(source)
     with TemporaryDirectory() as folder:
         files = prepare(model, folder, repository, licence)
@@ -177,7 +177,7 @@ def _row(name: str, tensor: Any) -> Tensor:
 
 
 def show(result: Converted | Info | Verification | Pushed) -> Any:
-    """Return the result of any of these verbs as text or tables for a terminal."""
+    """Return the result of one of these verbs as text or tables for a terminal."""
     if isinstance(result, Converted):
         return f"{result.report}\n{result.saved}"
     if isinstance(result, Pushed):
@@ -207,7 +207,7 @@ def _facts(info: Info) -> list[str]:
         "classes": f"{card.config.classes}: {names}{more}",
         "licence": card.licence or "not known",
         "metrics": ", ".join(f"{name} {value}" for name, value in card.metrics.items()) or "none",
-        "reference": "kept" if card.reference else "none",
+        "reference": "stored" if card.reference else "none",
         "loading": str(info.report),
     }
     return [f"{name:13} {value}" for name, value in facts.items()]
@@ -230,12 +230,12 @@ def _tensor_table(tensors: list[Tensor]) -> Any:
 def _verified(result: Verification) -> str:
     lines = [f"{result.path} ({result.format})"]
     for name, error in (result.reference or {}).items():
-        lines.append(f"{name} against the card's: relative error {error:.1e}")
-    lines += [f"against {result.library}, largest relative error of"] if result.library else []
+        lines.append(f"{name} compared with the card: relative error {error:.1e}")
+    lines += [f"compared with {result.library}, largest relative error of"] if result.library else []
     lines += [f"  {name:10} {error:.1e}" for name, error in result.layers.items()]
     lines += result.notes
-    verdict = f"largest relative error {result.worst:.1e}, where up to {result.tolerance:.0e} is rounding"
-    return "\n".join([*lines, verdict if result.compared else "nothing to compare with: not verified"])
+    verdict = f"largest relative error {result.worst:.1e}; rounding explains up to {result.tolerance:.0e}"
+    return "\n".join([*lines, verdict if result.compared else "not verified: there is nothing to compare with"])
 
 
 def _pushed(result: Pushed) -> str:
@@ -246,7 +246,7 @@ def _pushed(result: Pushed) -> str:
 
 
 def as_json(result: Converted | Info | Verification | Pushed) -> Any:
-    """Return the result of any of these verbs as JSON values."""
+    """Return the result of one of these verbs as JSON values."""
     from vitrail.config import plain
 
     if isinstance(result, Info):

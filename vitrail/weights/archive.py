@@ -1,12 +1,12 @@
-"""`open_archive`: the tensors of any weight file or folder by name, without reading them before they are asked for.
+"""`open_archive`: the tensors of any weight file or folder by name, read only on request.
 
-The kind of a file is known by its first bytes, not by its name. Nothing in a file is executed, and nothing it
-claims is believed before it is compared with what is there: see `Npz` and `torchfile.py`; safetensors checks
-its own header.
+The kind of a file is recognised by its first bytes, not by its name. Nothing in a file is executed, and sizes that it
+claims are compared with the file before anything is allocated: see `vitrail.files.Npz` and `torchfile.py`;
+safetensors checks its own header.
 
-Tensors of .safetensors and .pth files are memory-mapped, privately and copy-on-write: they may be written to,
-as training does, and the file never changes. They do read from the file as long as they live, so a file in use
-must be replaced (as everything here does), not overwritten in place.
+Tensors of .safetensors and .pth files are memory-mapped, privately and copy-on-write: training may write to them, and
+the file never changes. They read from the file as long as they exist, so a file in use must be replaced, not
+overwritten in place.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 
 @dataclass
 class Archive:
-    """Named tensors of a weight file, and what stands next to it. Close it, or use it in a `with`."""
+    """Named tensors of a weight file, and the JSON files next to it. Close it, or use it in a `with`."""
 
     path: Path
-    """The file that is read; the folder, where the tensors are spread over several."""
+    """The file that is read; the folder if the tensors are spread over several files."""
     kind: Kind
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of every tensor, by its name in the file."""
     read: Callable[[str], Tensor]
-    """Returns one tensor in the file's own type, memory-mapped where the kind allows."""
+    """Returns a tensor in the file's dtype, memory-mapped if the kind allows it."""
     metadata: dict[str, str] = field(default_factory=dict)
-    """Of a safetensors header."""
+    """Metadata in a safetensors header."""
     config: dict[str, Any] = field(default_factory=dict)
-    """config.json of the folder."""
+    """Content of the folder's config.json."""
     processor: dict[str, Any] = field(default_factory=dict)
-    """preprocessor_config.json of the folder."""
+    """Content of the folder's preprocessor_config.json."""
     notes: list[str] = field(default_factory=list)
-    """What was chosen while opening, such as which of two state dicts."""
+    """Choices made while opening, such as which of two state dicts."""
     stack: ExitStack = field(default_factory=ExitStack)
 
     @property
     def names(self) -> frozenset[str]:
-        """All names, as they stand in the file."""
+        """All names, as in the file."""
         return frozenset(self.shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape without reading its values. Raises WeightsError for a name that is not there."""
+        """Return a tensor's shape without reading its values. Raises WeightsError if it does not exist."""
         self._check(name)
         return self.shapes[name]
 
@@ -78,7 +78,7 @@ class Archive:
         return len(self.shapes)
 
     def without(self, prefix: str) -> Archive:
-        """The tensors whose names start with `prefix`, under names without it; the others are not in the view."""
+        """Return a view of the tensors whose names start with `prefix`, under names without it."""
         shapes = {name.removeprefix(prefix): shape for name, shape in self.shapes.items() if name.startswith(prefix)}
         read = self.read
         return Archive(
@@ -105,16 +105,16 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close the file; tensors that were read stay valid."""
+        """Close the file. Tensors that were read stay valid."""
         self.stack.close()
 
 
 def open_archive(path: Path | str) -> Archive:
-    """Open a weight file, or the one a folder holds, for reading.
+    """Open a weight file, or the weight file in a folder, for reading.
 
     A folder may hold model.safetensors, pytorch_model.bin, an index of several of them, or a single weight file
-    of any name, with config.json and preprocessor_config.json beside it. Raises WeightsError for what is not
-    there, damaged, ambiguous or unsafe.
+    of any name, and config.json and preprocessor_config.json. Raises WeightsError for files that are missing,
+    damaged, ambiguous or unsafe.
     """
     path = Path(path).expanduser()
     if path.is_file():
@@ -123,10 +123,10 @@ def open_archive(path: Path | str) -> Archive:
     elif path.is_dir():
         archive, folder = _open_folder(path), path
     elif path.is_symlink():
-        raise WeightsError(f"{path} is a link that leads nowhere; give the file itself")
+        raise WeightsError(f"{path} is a broken link. Give the file itself.")
     else:
-        raise WeightsError(f"there is nothing to read at {path}: give a weight file, or a folder with one")
-    if folder is not None:  # a file of another name may stand beside a config.json that is not its own
+        raise WeightsError(f"{path} does not exist. Give a weight file, or a folder with one.")
+    if folder is not None:  # a config.json next to a file of another name may belong to another model
         archive.config = _json(folder / "config.json")
         archive.processor = _json(folder / "preprocessor_config.json")
     return archive
@@ -144,15 +144,15 @@ def _open_folder(folder: Path) -> Archive:
         return _open_file(found[0])
     if found:
         names = ", ".join(path.name for path in found[:5])
-        raise WeightsError(f"{folder} holds {len(found)} weight files ({names}): give the one that is meant")
+        raise WeightsError(f"{folder} holds {len(found)} weight files ({names}). Give one of them.")
     raise WeightsError(
-        f"{folder} holds no weights: looked for {', '.join((*SINGLE, *INDEX))} and for one file that ends in "
-        f"{', '.join(SUFFIXES)}"
+        f"{folder} holds no weights. Looked for {', '.join((*SINGLE, *INDEX))} and for one file that ends in "
+        f"{', '.join(SUFFIXES)}."
     )
 
 
 def _open_file(path: Path) -> Archive:
-    """Open one file, by what its first bytes say it is."""
+    """Open a file; its first bytes decide which kind it is."""
     try:
         with path.open("rb") as stream:
             head = stream.read(9)
@@ -167,7 +167,7 @@ def _open_file(path: Path) -> Archive:
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         return Archive(path, "torch", shapes, tensors.__getitem__, notes=notes)
     raise WeightsError(
-        f"{path} cannot be read: truncated, damaged or of another kind (its first bytes, {head!r}, are those of no "
+        f"{path} cannot be read: truncated, damaged or of another kind (its first bytes are {head!r}, which is not a "
         "safetensors, .npz or PyTorch file)"
     )
 

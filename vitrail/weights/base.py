@@ -1,9 +1,9 @@
-"""`BaseWeights`: where the rest of a model is of which only the tuned part was stored, and how to know it again.
+"""`BaseWeights`: a reference to the base model of a file that holds only the tuned part of a model.
 
-Fine-tuning that leaves most tensors as they were (`Run.tune`) stores the others, and for the rest says where it came
-from (follow-up paper, section 4: two thirds of the storage saved for each further model). The file holds the absolute
-place of the base and the way to it from its own folder, so that either may move as long as one of them still leads
-there, and a checksum over the shared tensors, so that other weights in that place are never taken for it.
+Fine-tuning that leaves most tensors unchanged (`Run.tune`) stores only the others and refers to its base model for
+the rest (follow-up paper, section 4: saves two thirds of the storage of each further model). The file holds the
+absolute path of the base and the relative path from its own folder: both may move, as long as one path still leads
+there. A checksum of the shared tensors makes sure that no other weights are taken for the base.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from vitrail.errors import WeightsError
 
 @dataclass(frozen=True)
 class BaseWeights:
-    """The weights that a partly stored model shares tensors with."""
+    """Reference to the weights that a model was tuned from and shares tensors with."""
 
     source: str
-    """As it was asked for: a path, or a name on the hub, with the commit that was read."""
+    """As the user gave it: a path, or a name on the hub, with the commit that was read."""
     path: str
-    """Its absolute place on the machine that tuned."""
+    """Its absolute path on the machine that tuned."""
     sha256: str
-    """Over names and bytes of the shared tensors (`vitrail.weights.store.checksum`)."""
+    """Checksum of names and bytes of the shared tensors (`vitrail.weights.store.checksum`)."""
     hub: bool = False
-    """Is `source` a name on the hub, which can be downloaded again?"""
+    """Whether `source` is a name on the hub, which can be downloaded again."""
     relative: str = ""
-    """The way to `path` from the folder this is written in."""
+    """Path to `path` from the folder that holds the file."""
     shared: frozenset[str] = field(default=frozenset(), compare=False)
-    """Names of the tensors that are as in the base; a file does not list them: they are those it lacks."""
+    """Names of the tensors shared with the base. A file does not list them: they are the tensors it lacks."""
 
     def written_in(self, folder: Path) -> dict[str, Any]:
         """Return the JSON values for a file in `folder`."""
@@ -46,33 +46,34 @@ class BaseWeights:
         types = {"source": str, "path": str, "sha256": str, "hub": bool, "relative": str}
         known = isinstance(values, Mapping) and values.keys() == types.keys()
         if not known or any(not isinstance(values[name], kind) for name, kind in types.items()):
-            raise WeightsError(f"{where} says in no known way where the rest of its weights is: {values!r}")
+            raise WeightsError(f"{where} refers to its base model in an unknown way: {values!r}")
         return cls(**values)
 
     def places(self, folder: Path) -> list[Path]:
-        """Return where to look for the base of a file in `folder`, the likeliest first, whether it is there or not."""
+        """Return the paths where the base of a file in `folder` may be, the likeliest first; they need not exist."""
         found = [Path(self.path)]
         if self.relative and (beside := Path(os.path.realpath(folder / self.relative))) not in found:
             found.append(beside)
         return found
 
     def located(self, folder: Path) -> str:
-        """Return what to load as the base of a file in `folder`: a place that is there, or the name on the hub.
+        """Return what to load as the base of a file in `folder`: an existing path, or the name on the hub.
 
-        What is there is not compared. Raises WeightsError, saying where it was looked for.
+        The content is not compared. Raises WeightsError that lists the paths it looked at.
         """
         if self.hub:
             return self.source
         for place in self.places(folder):
             if place.exists():
                 return str(place)
-        raise WeightsError(self.unavailable(folder, [f"{place}: nothing there" for place in self.places(folder)]))
+        raise WeightsError(self.unavailable(folder, [f"{place}: does not exist" for place in self.places(folder)]))
 
     def unavailable(self, where: Path, tried: list[str]) -> str:
-        """Return the message for a base that cannot be had for the file or run `where`; `tried` says why, by place."""
+        """Return the message if the base of the file or run `where` cannot be loaded; `tried` has a line per place."""
         looked = "".join(f"\n  {line}" for line in tried)
         return (
-            f"{where} holds only the tuned part of a model, and the rest cannot be had from {self.source}:{looked}\n"
-            "Put the weights it was tuned from back in one of these places; a link to them will do. (While a base is "
-            "there, `vitrail weights convert RUN OUT` makes a model that needs none.)"
+            f"{where} holds only the tuned part of a model, and its base model {self.source} cannot be loaded:"
+            f"{looked}\n"
+            "Put the weights it was tuned from, or a link to them, back in one of these places. (While the base is "
+            "there, `vitrail weights convert RUN OUT` writes a complete model that needs no base.)"
         )

@@ -1,8 +1,8 @@
 """`Card`: everything about a set of weights that is not a tensor. Torch-free.
 
 Weight sources differ in LayerNorm epsilon, GELU kind, the way positions are resampled, and preprocessing. The
-card keeps all of it next to the tensors, so that a loaded model computes what its origin computed; and the
-class names, so that a class is known by its name wherever the model goes.
+card stores all of this next to the tensors, so that a loaded model computes what its origin computed. It also stores
+the class names, so that classes are known by name wherever the model goes.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "res
 
 @dataclass(frozen=True)
 class Card:
-    """What travels with the weights. Raises WeightsError where class names and classifier disagree."""
+    """Data stored with the weights. Raises WeightsError if the number of class names is not that of the classes."""
 
     config: ViTConfig | ResNetConfig
     class_names: list[str] = field(default_factory=list)
-    """Name of each output, in order; empty where the classes have no names (yet)."""
+    """Name of each output, in order; empty if the classes have no names (yet)."""
     preprocess: Preprocess = field(default_factory=Preprocess)
     """How an image becomes this model's input, before the normalisation of `config.mean` and `config.std`."""
     source: str = "vitrail"
     """Where the weights come from."""
     licence: str = ""
     metrics: dict[str, Any] = field(default_factory=dict)
-    """What these weights reached, such as {"validation top1": 0.93}."""
+    """Measured results of these weights, such as {"validation top1": 0.93}."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """How they came to be: run, step, data fingerprint, versions; under "origin" the foreign file's own naming."""
+    """Origin of the weights: run, step, data fingerprint, versions; under "origin" the naming of a foreign file."""
     reference: dict[str, Any] = field(default_factory=dict)
-    """A fixed input's description and the outputs it gave, for `vitrail weights verify`; empty where unknown."""
+    """Description of a fixed input and the outputs for it, for `vitrail weights verify`; empty if unknown."""
 
     def __post_init__(self) -> None:
         if self.class_names and len(self.class_names) != self.config.classes:
             raise WeightsError(
                 f"a card with {len(self.class_names)} class names for a model with {self.config.classes} "
-                "classes; give one name for each class, or none"
+                "classes. Give one name for each class, or none."
             )
 
     @property
@@ -57,16 +57,16 @@ class Card:
         return getattr(self.config, "resize_mode", "official")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a value that `json.dumps` writes; numbers that are not finite become null."""
+        """Return the card as JSON values; numbers that are not finite become null."""
         kind = next(name for name, config in KINDS.items() if isinstance(self.config, config))
         return {"format": FORMAT, "version": VERSION, "kind": kind, **_plain(asdict(self))}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Card:
-        """Read what `to_dict` wrote. Raises WeightsError naming the entry that is wrong."""
+        """Read what `to_dict` wrote. Raises WeightsError naming the wrong entry."""
         values = dict(values) if isinstance(values, Mapping) else {}
         if values.pop("format", None) != FORMAT:
-            raise WeightsError(f'this is no vitrail model card: it lacks "format": "{FORMAT}"')
+            raise WeightsError(f'this is not a vitrail model card: it lacks "format": "{FORMAT}"')
         if (version := values.pop("version", None)) != VERSION:
             raise WeightsError(f"the model card has version {version}; this vitrail reads version {VERSION}")
         if not isinstance(kind := values.pop("kind", None), str) or kind not in KINDS:
@@ -80,7 +80,7 @@ class Card:
 
 
 def _build(cls: type, values: Any, where: str) -> Any:
-    """Return cls(**values), with an error that names an unknown or ill-typed entry."""
+    """Return cls(**values). Raises WeightsError naming an entry that is unknown or of a wrong type."""
     if not isinstance(values, Mapping):
         raise WeightsError(f"{where} of the model card should be a mapping, not {type(values).__name__}")
     valid = [item.name for item in fields(cls)]
@@ -95,12 +95,12 @@ def _build(cls: type, values: Any, where: str) -> Any:
 
 
 def _checked(built: Any, where: str) -> Any:
-    """The dataclass, its values compared with its annotations. Raises UsageError naming what does not fit."""
+    """Return the dataclass after comparing its values with its annotations. Raises UsageError naming a wrong value."""
     return merge(type(built)(), {item.name: getattr(built, item.name) for item in fields(built)}, where)
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON knows it: lists for tuples, None for NaN and infinity."""
+    """Return `value` as JSON values: lists for tuples, None for NaN and infinity."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -112,9 +112,9 @@ def _plain(value: Any) -> Any:
 
 _SIZES = ("width", "depth", "heads", "mlp_dim", "patch")
 _FIXED = (*_SIZES, "stem", "stem_units", "block", "branches", "axial", "units")
-"""What a name of the papers fixes."""
+"""Fields that a name of the papers determines."""
 _ELSEWHERE = ("image_size", "channels", "classes", "mean", "std", "resize_mode", "drop_path_shape", "std_conv")
-"""Said apart, or no part of what the network is."""
+"""Fields that are described separately, or that are not part of the architecture."""
 
 
 def architecture(config: ViTConfig | ResNetConfig) -> str:
@@ -143,7 +143,7 @@ def parameters(model: nn.Module) -> int:
 
 
 def _name(config: ViTConfig | ResNetConfig) -> str:
-    """The papers' name of a network of these sizes; "" where it has none."""
+    """Return the papers' name of a network with these sizes, "" if it has none."""
     for name in NAMES:
         known = variant(name)
         if type(known) is type(config):

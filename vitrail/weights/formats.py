@@ -1,7 +1,7 @@
-"""The formats of other libraries: which one a file is in, and what a format must be able to say and do.
+"""The formats of other libraries: their interface, recognising the format of a file, and what all formats share.
 
-A format is recognised by what a file contains, names and shapes of tensors and `config.json`, never by how the
-file is called: people rename files. Exactly one format must answer; two are a fault of ours and an error.
+A format is recognised by the content of a file (names and shapes of tensors, `config.json`), never by the file's
+name, because people rename files. Exactly one format must recognise a file; if two do, that is a bug in vitrail.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ NAMES = tuple(MODULES)
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """What a format made of an archive, before any tensor is read."""
+    """The model that a format inferred from an archive, before any tensor is read."""
 
     card: Card
     """Config, preprocessing, class names, source, licence."""
     conversions: list[Conversion]
-    """Where each tensor of the model comes from."""
+    """How each tensor of the model is made from the file's."""
     unused: dict[str, str] = field(default_factory=dict)
-    """Foreign name: why it has no place here, such as "decoder of MAE pre-training"."""
+    """Name in the file -> why the model does not use it, such as "decoder of MAE pre-training"."""
     zeros: dict[str, str] = field(default_factory=dict)
-    """Our names that the file lacks and that are zero by the format's definition: why."""
+    """Name in the model -> why it is zero by the format's definition; the file lacks it."""
     assumptions: list[str] = field(default_factory=list)
-    """What the file does not say, such as "12 heads assumed: width 768 / 64"."""
+    """What the file does not say and is assumed, such as "12 heads assumed: width 768 / 64"."""
 
 
 class Format(Protocol):
-    """One library's way of writing a model into a file."""
+    """A library's file format for models."""
 
     @property
     def name(self) -> str:
-        """The word for `--format` and `vitrail.save(format=...)`."""
+        """Name of the format for `--format` and `vitrail.save(format=...)`."""
 
     def recognises(self, archive: Archive) -> bool:
-        """Is the archive in this format? Decided by names, shapes and config.json alone."""
+        """Return whether an archive is in this format, judging by names, shapes and config.json only."""
 
     def find(self, archive: Archive) -> ForeignModel:
-        """Infer the model. Raises WeightsError for what cannot be expressed here, naming it."""
+        """Infer the model. Raises WeightsError naming the part that vitrail cannot express."""
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
-        """Write the model. Raises WeightsError with the reason where the format has no place for something."""
+        """Write the model. Raises WeightsError with the reason if the format cannot express it."""
 
 
 FORMATS: tuple[Format, ...]
-"""All foreign formats, imported when they are first asked for: each of their modules imports this one."""
+"""All foreign formats. They are imported on first use, because each of their modules imports this one."""
 
 
 def __getattr__(name: str) -> tuple[Format, ...]:
@@ -79,48 +79,48 @@ def __getattr__(name: str) -> tuple[Format, ...]:
 
 
 def format_named(name: str) -> Format:
-    """Return a format by its name. Raises UsageError with the valid names."""
+    """Return the format with this name. Raises UsageError that lists the valid names."""
     if name not in NAMES:
-        raise UsageError(f"no format is named {name!r}.{did_you_mean(name, NAMES)} Valid: {', '.join(NAMES)}")
+        raise UsageError(f"there is no format {name!r}.{did_you_mean(name, NAMES)} Valid: {', '.join(NAMES)}")
     found: Format = import_module(f"vitrail.weights.{MODULES[name]}").FORMAT
     return found
 
 
 def recognise(archive: Archive, among: Sequence[Format] | None = None) -> Format:
-    """Return the format of an archive (of all by default). Raises WeightsError where none, or two, answer."""
+    """Return the format of an archive among these (default: all). Raises WeightsError if none, or two, recognise it."""
     candidates = [format_named(name) for name in NAMES] if among is None else among
     found = [one for one in candidates if one.recognises(archive)]
     if len(found) == 1:
         return found[0]
     if found:
         names = " or ".join(one.name for one in found)
-        raise WeightsError(f"{archive.path} could be in the format {names}: please report this file")
+        raise WeightsError(f"{archive.path} could be in format {names}. Please report this file.")
     sample = ", ".join(repr(name) for name in sorted(archive.names)[:3]) or "none at all"
     raise WeightsError(
-        f"{archive.path} is in no format known here (vitrail's own, {', '.join(NAMES)}): it has "
-        f"{len(archive.names)} tensors, named {sample}"
+        f"{archive.path} is not in a known format (vitrail, {', '.join(NAMES)}). It has "
+        f"{len(archive.names)} tensors, named {sample}."
     )
 
 
 def origin_of(card: Card, name: str) -> dict[str, Any]:
-    """Return how the file that the model came from was laid out, {} where it was not of the format `name`."""
+    """Return the layout of the file that the model was loaded from, {} if that was not in the format `name`."""
     origin = card.provenance.get("origin") or {}
     return dict(origin) if origin.get("format") == name else {}
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's tensors on the CPU, under our names."""
+    """Return the model's tensors on the CPU, under vitrail's names."""
     return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
 
 
 def foreign_tensors(state: Mapping[str, Tensor], conversions: Iterable[Conversion], name: str) -> dict[str, Tensor]:
-    """Return a model's tensors as the format's; parts of one array come together along its first axis, in order.
+    """Return a model's tensors under the format's names. Parts of one array are joined along its first axis, in order.
 
-    Raises WeightsError for a tensor of the model that no entry takes: nothing is left out in silence.
+    Raises WeightsError for a tensor of the model without a conversion: nothing is left out silently.
     """
     conversions = list(conversions)
     if extra := sorted(state.keys() - {entry.ours for entry in conversions}):
-        raise WeightsError(f"format {name!r} has no place for the tensor {extra[0]!r}; save as 'vitrail', which has")
+        raise WeightsError(f"format {name!r} cannot hold the tensor {extra[0]!r}; save as 'vitrail'")
     parts: dict[str, list[Tensor]] = {}
     for entry in conversions:
         for theirs, tensor in zip(entry.theirs, entry.write(state[entry.ours]), strict=True):
@@ -129,15 +129,17 @@ def foreign_tensors(state: Mapping[str, Tensor], conversions: Iterable[Conversio
 
 
 def refuse_folder(path: Path, example: str) -> None:
-    """Raise WeightsError where `path`, which is to be a file such as `example`, is a folder."""
+    """Raise WeightsError if `path` is a folder; it should be a file, such as `example`."""
     if path.is_dir():
-        raise WeightsError(f"{path} is a folder; this format is one file: give its name, such as {path / example}")
+        raise WeightsError(
+            f"{path} is a folder; this format is a single file. Give its name, such as {path / example}."
+        )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, under: str | None = None) -> None:
-    """Write a safetensors file where `path` ends so, else one of PyTorch's, its dictionary inside another if `under`.
+    """Write a safetensors file if `path` ends in .safetensors, else a PyTorch file (with `under`, nested in that key).
 
-    It takes the place of `path` when it is whole: the tensors may be mapped from the file that is replaced.
+    The file is replaced atomically, because the tensors may be memory-mapped from the file that is replaced.
     """
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""`vitrail.load`: a model from any weights, ours or another library's, on disk or on a hub.
+"""`vitrail.load`: a model from any weights, vitrail's or another library's, on disk or on the hub.
 
-Every tensor of the file is accounted for before the first one is read: it is loaded, or there is a reason why it
-is not, or the file is refused. What happened is in `model.load_report`.
+Before the first tensor is read, every tensor of the file must be accounted for: it is loaded, or there is a reason to
+leave it out; otherwise the file is rejected. `model.load_report` records what happened.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ def load(
     resize_mode: ResizeMode | None = None,
     patch: int | None = None,
 ) -> ViT | ResNet:
-    """Return the model of some weights, in eval mode, with `model.card` and `model.load_report`.
+    """Return the model at `source`, in eval mode, with `model.card` and `model.load_report`.
 
-    source is a model or run folder of vitrail's; a weight file of Google's, big_vision, BiT, timm, transformers,
-    torchvision or DeiT, or a folder with one; or a hub name such as "google/vit-base-patch16-224-in21k". Format
-    and architecture are read from the content. The model computes what its origin computed, in float32.
+    source is a model or run folder of vitrail; a weight file of Google's vision_transformer, big_vision, BiT, timm,
+    transformers, torchvision or DeiT, or a folder with one; or a hub name such as "google/vit-base-patch16-224-in21k".
+    Format and architecture are recognised from the content. The model computes what its origin computed, in float32.
 
-    `classes` replaces the head (pre-logits included) by a zero linear layer, even where the number stays the
-    same; the class names are then unknown. `image_size`, in pixels (one side, or height and width), resamples
-    the positions in the way of the weights' origin unless `resize_mode` says otherwise; `patch`, in pixels, resamples
-    the patch kernels (FlexiViT) and, as the grid changes, the positions. All are recorded in `model.config`.
-    Tensors are memory-mapped where the file allows it, privately: training the model never writes to the file, but
-    the file must not be overwritten in place while the model lives.
+    `classes` replaces the head (pre-logits included) by a zero linear layer, even if the number of classes does not
+    change; the model then has no class names. `image_size`, in pixels (one side, or height and width), resamples the
+    positions with `resize_mode` (default: the mode of the weights' origin). `patch`, in pixels, resamples the patch
+    kernels (FlexiViT) and, because the grid changes, the positions. `model.config` records all of them. If the file
+    allows it, tensors are memory-mapped privately: training the model never writes to the file, but the file must not
+    be overwritten in place while the model is in use.
 
-    A run that tuned only a part of a network (`Run.tune`) holds that part; the rest is read from the weights it
-    started from, which must be where they were and as they were.
+    A run that tuned only a part of a network (`Run.tune`) holds that part. The rest is read from the weights it
+    started from, which must be unchanged and in the same place.
 
-    Raises WeightsError, naming file and tensor, for anything missing, unexpected, of a wrong shape, not finite
+    Raises WeightsError, naming file and tensor, for a tensor that is missing, unexpected, of a wrong shape, not finite
     or unsafe; UsageError for values that do not fit the model.
     """
     return _model(local(source), Overrides(classes, image_size, resize_mode, patch), ())
 
 
 def _model(path: Path, changes: Overrides, within: tuple[Path, ...]) -> ViT | ResNet:
-    """The model at `path`; `within` are the files whose base it is to be, the nearest last."""
+    """Return the model at `path`; `within` are the files that are being completed from it, the nearest last."""
     if is_ours(path):
         return load_model(
             path,
@@ -80,21 +80,21 @@ def _model(path: Path, changes: Overrides, within: tuple[Path, ...]) -> ViT | Re
 def _from_base(
     base: BaseWeights, file: Path, needed: Mapping[str, Tensor], within: tuple[Path, ...]
 ) -> dict[str, Tensor]:
-    """The tensors that `file` shares with its base, from the first place that has them as they were.
+    """Return the tensors that `file` shares with its base, from the first place that has them unchanged.
 
-    Raises WeightsError, saying for each place why not.
+    Raises WeightsError with the reason for each place.
     """
     within = (*within, file.resolve())
     places: list[Path | str] = [*base.places(file.parent)]
     tried: list[str] = []
     for place in [*places, base.source] if base.hub else places:
         if isinstance(place, Path) and not place.exists():
-            tried.append(f"{place}: nothing there")
+            tried.append(f"{place}: does not exist")
             continue
         try:
             path = local(place)
             if is_ours(path) and find_model(path).resolve() in within:
-                tried.append(f"{place}: a model that is itself completed from this one")
+                tried.append(f"{place}: this model itself needs the tuned part as its base")
                 continue
             state = _model(path, Overrides(), within).state_dict()
         except WeightsError as error:
@@ -103,7 +103,7 @@ def _from_base(
         found = {name: state[name] for name in needed if name in state and state[name].shape == needed[name].shape}
         if len(found) == len(needed) and checksum(found) == base.sha256:
             return found
-        tried.append(f"{place}: other weights now, their checksum (sha256) is not the one noted when they were tuned")
+        tried.append(f"{place}: the weights have changed since the tuning; their checksum (sha256) differs")
     raise WeightsError(base.unavailable(file, tried))
 
 
@@ -117,9 +117,9 @@ def read_card(source: Path | str) -> Card:
 
 
 def local(source: Path | str) -> Path:
-    """Return where `source` is on this machine: a path as it is, a hub name after its download.
+    """Return the path of `source` on this machine; a hub name is downloaded.
 
-    A path that exists is never taken for a hub name. Raises WeightsError where there is nothing.
+    An existing path is never taken for a hub name. Raises WeightsError if there is nothing.
     """
     path = Path(source).expanduser()
     if path.exists() or path.is_symlink():
@@ -127,18 +127,18 @@ def local(source: Path | str) -> Path:
     if isinstance(source, str):
         from vitrail.weights.hub.download import is_name, resolve
 
-        if is_name(source) or "://" in source:  # of an address, `resolve` says what to do with it
+        if is_name(source) or "://" in source:  # for an address, `resolve` raises an error that says what to do
             return resolve(source)
     raise WeightsError(
-        f"there is nothing at {source}: give a model or run folder, a weight file, or a hub name such as "
-        "google/vit-base-patch16-224-in21k"
+        f"there is nothing at {source}. Give a model or run folder, a weight file, or a hub name such as "
+        "google/vit-base-patch16-224-in21k."
     )
 
 
 def describe(archive: Archive) -> tuple[Format, ForeignModel]:
-    """Return the format of an archive and the model in it; every tensor is accounted for, none is read.
+    """Return the format of an archive and the model in it. Every tensor is accounted for, but none is read.
 
-    Raises WeightsError naming a tensor that is missing, unexpected, or given twice.
+    Raises WeightsError naming a tensor that is missing, unexpected or given twice.
     """
     origin = recognise(archive)
     try:
@@ -148,13 +148,13 @@ def describe(archive: Archive) -> tuple[Format, ForeignModel]:
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise WeightsError(f"{archive.path} ({origin.name}) does not describe a model: {error!r}") from error
     _account(archive, origin, found)
-    if archive.config and not found.card.licence:  # a folder of the hub's: its README is about these weights
+    if archive.config and not found.card.licence:  # a folder from the hub: its README is about these weights
         found = replace(found, card=replace(found.card, licence=licence_beside(archive.path)))
     return origin, found
 
 
 def _account(archive: Archive, origin: Format, found: ForeignModel) -> None:
-    """Does each tensor of the file have a place, or a reason to have none, and each of the model's a source?"""
+    """Check that each tensor of the file is used or has a reason not to be, and each of the model's has one source."""
     used = {name for entry in found.conversions for name in entry.theirs}
     what = f"this {origin.name} model"
     if lacking := sorted(used - archive.names):
@@ -163,15 +163,15 @@ def _account(archive: Archive, origin: Format, found: ForeignModel) -> None:
     if extra := sorted(archive.names - used - found.unused.keys()):
         shape, hint = archive.shape(extra[0]), did_you_mean(extra[0], used)
         raise WeightsError(
-            f"{archive.path} holds the tensor {extra[0]!r} of shape {shape}, which has no place in {what}.{hint}"
+            f"{archive.path} holds the tensor {extra[0]!r} of shape {shape}, which does not belong to {what}.{hint}"
         )
     names = expected(found.card.config, archive.path).keys()
     sources = Counter([entry.ours for entry in found.conversions] + list(found.zeros))
     wrong = sorted(name for name in names | sources.keys() if (name in names) != (sources[name] == 1))
     if wrong:
         raise WeightsError(
-            f"{archive.path}: {sources[wrong[0]]} sources for {wrong[0]!r} in {what}, whose network has "
-            f"{int(wrong[0] in names)} of that name: please report this file"
+            f"{archive.path}: {what} has {sources[wrong[0]]} sources for {wrong[0]!r}, and its network has "
+            f"{int(wrong[0] in names)} tensors with that name. Please report this file."
         )
 
 
@@ -191,7 +191,7 @@ def _load(archive: Archive, origin: Format, found: ForeignModel, changes: Overri
 def _tensors(
     archive: Archive, found: ForeignModel, needed: dict[str, Tensor], wanted: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each wanted tensor of ours; a foreign tensor that holds several, such as all layers' kernels, is read once."""
+    """Yield each wanted tensor. A foreign tensor that holds several, such as all layers' kernels, is read once."""
     taken: set[int] = set()
     names: tuple[str, ...] = ()
     parts: list[Tensor] = []
@@ -199,7 +199,7 @@ def _tensors(
         if entry.ours not in wanted:
             continue
         if entry.theirs != names:
-            parts = []  # before the next ones are read
+            parts = []  # free them before the next ones are read
             names, parts = entry.theirs, [archive[name] for name in entry.theirs]
         tensor = _converted(archive, entry, parts, needed[entry.ours])
         yield entry.ours, admit(" + ".join(entry.theirs), tensor, needed[entry.ours], archive.path, taken)
@@ -209,7 +209,7 @@ def _tensors(
 
 
 def _converted(archive: Archive, entry: Conversion, parts: list[Tensor], like: Tensor) -> Tensor:
-    """What an entry makes of its foreign tensors, in the shape of the model's."""
+    """Return the model's tensor that a conversion makes of foreign tensors, in the shape of `like`."""
     tensor: Tensor | None = None
     problem = ""
     try:
@@ -229,10 +229,9 @@ def _converted(archive: Archive, entry: Conversion, parts: list[Tensor], like: T
 
 
 def weights_fingerprint(source: Path | str) -> str:
-    """Return a hash of the weights that `load(source)` would read, and of the JSON beside them; 16 hex digits.
+    """Return a hash, 16 hex digits, of the weight files that `load(source)` would read and of the JSON next to them.
 
-    The place does not matter: a copy has the same one. Raises WeightsError where there is nothing, or it cannot be
-    read.
+    A copy in another place has the same hash. Raises WeightsError if there is nothing, or it cannot be read.
     """
     path = local(source)
     total = hashlib.blake2b(digest_size=8)
@@ -249,7 +248,7 @@ def weights_fingerprint(source: Path | str) -> str:
 def _files(path: Path) -> list[Path]:
     if is_ours(path):
         return [find_model(path)]
-    if path.is_file() and path.name not in (*SINGLE, *INDEX):  # nothing beside it is looked at
+    if path.is_file() and path.name not in (*SINGLE, *INDEX):  # `load` reads no other file
         return [path]
     folder = path if path.is_dir() else path.parent
     return sorted(file for file in folder.iterdir() if file.suffix in (*SUFFIXES, ".json") and file.is_file())

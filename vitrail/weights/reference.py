@@ -1,7 +1,7 @@
-"""The outputs of a network for one fixed image: a fingerprint that goes with the weights, to be computed again.
+"""The outputs of a network for one fixed image: stored with the weights and compared when they are verified.
 
-The image is a formula in integers, not draws of a generator whose stream could change with a version, and it is
-normalised in float64, so every machine and every library sees the same float32 numbers.
+The image is an integer formula, because a random generator's stream could change with its version. It is normalised
+in float64, so that every machine and every library gets the same float32 numbers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from vitrail.model.variants import ResNetConfig, ViTConfig
 
 IMAGE = "integers-1"
-"""The name of the formula in `fixed_pixels`, kept with what was computed from it."""
-KEPT = 256
-"""Values kept of a longer output, evenly spaced; the norm is that of all."""
+"""Name of the formula in `fixed_pixels`, stored with the outputs."""
+STORED = 256
+"""Maximum number of stored values of an output, evenly spaced; the stored norm is that of all values."""
 TOLERANCE = 1e-4
 """Largest relative error at which two float32 computations of one network count as equal."""
 
 
 def fixed_pixels(height: int, width: int, channels: int = 3) -> np.ndarray:
-    """Return the fixed image, uint8 [height, width, channels]: a ramp, with a hash of the place on top of it."""
+    """Return the fixed image, uint8 [height, width, channels]: a ramp plus a hash of each position."""
     y, x, c = np.meshgrid(*(np.arange(n, dtype=np.int64) for n in (height, width, channels)), indexing="ij")
     ramp = (y * 160 // height + x * 64 // width + 24 * c) % 256
     places = (y * 73_856_093) ^ (x * 19_349_663) ^ ((c + 1) * 83_492_791)
@@ -33,7 +33,7 @@ def fixed_pixels(height: int, width: int, channels: int = 3) -> np.ndarray:
 
 
 def fixed_images(config: ViTConfig | ResNetConfig) -> Tensor:
-    """Return the fixed image as a network of this config takes it: float32 [1, channels, height, width]."""
+    """Return the fixed image as the input of a network with this config: float32 [1, channels, height, width]."""
     pixels = fixed_pixels(*config.image_size, config.channels) / 255.0
     normalised = (pixels - np.array(config.mean)) / np.array(config.std)
     return torch.from_numpy(normalised.astype(np.float32)).permute(2, 0, 1)[None].contiguous()
@@ -41,9 +41,9 @@ def fixed_images(config: ViTConfig | ResNetConfig) -> Tensor:
 
 @torch.no_grad()
 def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]:
-    """Return features and logits of the first of `images`, float32 [features] and [classes], computed in evaluation.
+    """Return features and logits of the first of `images`, float32 [features] and [classes], in evaluation mode.
 
-    By default that is the fixed image. The model is left as it is; one that is not float32 on a CPU is copied.
+    The default is the fixed image. The model is not changed; a model that is not float32 on a CPU is copied.
     """
     network: Any = model
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
@@ -61,9 +61,9 @@ def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]
 
 
 def reference(model: nn.Module) -> dict[str, Any]:
-    """Return what a card keeps of a network: the fixed image's name and size, and the outputs for it.
+    """Return the reference vector for a card: name and size of the fixed image, and the outputs for it.
 
-    Raises nothing of its own; outputs longer than `KEPT` are thinned evenly, with the norm of the whole.
+    Of an output longer than `STORED`, evenly spaced values are stored, with the norm of the whole.
     """
     config: Any = model.config
     kept = {
@@ -74,7 +74,7 @@ def reference(model: nn.Module) -> dict[str, Any]:
 
 
 def differences(found: Mapping[str, Tensor], kept: Mapping[str, Any]) -> dict[str, float]:
-    """Return the relative error of each output against the values a card keeps; infinite where sizes differ."""
+    """Return the relative error of each output against the values on a card; infinite if the sizes differ."""
     errors = {}
     for name, values in kept["outputs"].items():
         vector = found.get(name)
@@ -87,7 +87,7 @@ def differences(found: Mapping[str, Tensor], kept: Mapping[str, Any]) -> dict[st
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return max |found - expected| / max |expected|: 0 where both are zero, infinite where that makes no sense."""
+    """Return max |found - expected| / max |expected|: 0 if both are zero, infinite if the shapes differ."""
     if found.shape != expected.shape:
         return float("inf")
     largest = float(expected.detach().double().abs().max()) if expected.numel() else 0.0
@@ -98,10 +98,10 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def _thinned(vector: Tensor) -> list[float]:
-    count = min(len(vector), KEPT)
+    count = min(len(vector), STORED)
     return [_rounded(float(vector[i * len(vector) // count])) for i in range(count)]
 
 
 def _rounded(value: float) -> float:
-    """Eight significant digits: more than float32 has."""
+    """Round to eight significant digits, more than float32 has."""
     return float(f"{value:.8g}")

@@ -1,7 +1,7 @@
-"""`vitrail.save`: a model into our own folder, or into another library's format, read back before it counts.
+"""`vitrail.save`: write a model to vitrail's own folder, or in another library's format.
 
-What was written in a foreign format is loaded again and must compute what the model computes: a format that has
-no place for some part of a model cannot lose it unnoticed.
+A file in a foreign format is loaded again before it replaces anything, and must compute what the model computes: no
+part of a model that the format cannot express is lost unnoticed.
 """
 
 from __future__ import annotations
@@ -28,56 +28,56 @@ from vitrail.weights.store import save_model
 
 OURS = "vitrail"
 FORMATS = (OURS, *NAMES)
-"""What `format` may be."""
+"""Valid values of `format`."""
 FOLDERS = (OURS, "hf")
-"""Formats that are always a folder; the others are a file, or decide by the path."""
+"""Formats that are always a folder; the others are a file, or depend on the path."""
 ENDINGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("google", "big_vision", "bit"), (".npz",)),
     **dict.fromkeys(FOLDERS, ()),
 }
-"""Endings of weight files that a format may have, where not all but .npz."""
+"""Valid endings of a format's files; formats not listed here take all but .npz."""
 
 UNTOLD = ("mean", "std", "resize_mode", "class_token", "dropout", "drop_path", "drop_path_shape")
-"""Fields of a config that do not change what a network computes from a prepared image of its own size."""
+"""Fields of a config that do not change the network's outputs for a preprocessed image of its own size."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What was written, and what the format had no place for."""
+    """What was written, and what the format could not hold."""
 
     path: Path
     format: str
     error: float = 0.0
-    """Largest relative error of features and logits when read back and run on a fixed image."""
+    """Largest relative error of features and logits on a fixed image, after the file was loaded again."""
     left_out: list[str] = field(default_factory=list)
-    """What goes with the weights but not into this format; the network itself is complete."""
+    """What accompanies the weights and this format cannot hold; the network itself is complete."""
 
     def __str__(self) -> str:
         text = f"wrote {self.path} in format {self.format}"
         if self.format != OURS:
-            text += f"; read back, it computes the same (relative error {self.error:.1e})"
-        return text + "".join(f"; no place for {what}" for what in self.left_out)
+            text += f"; loaded again, it computes the same (relative error {self.error:.1e})"
+        return text + "".join(f"; it does not hold {what}" for what in self.left_out)
 
 
 def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: bool = False) -> Saved:
     """Write `model` to `path` in one of the formats "vitrail", "google", "big_vision", "timm", "hf", "torchvision",
     "deit" and "bit".
 
-    "vitrail" and "hf" are folders, which are made; of the other formats see their modules in `vitrail.weights`.
-    The card is the model's (`model.card`, where it was loaded), with its config and a new reference vector. An
-    existing file, or files of a folder, are replaced only with `overwrite`, and only by a whole and checked model.
-    A model in half precision is written in float32.
+    "vitrail" and "hf" are folders, which are created; for the other formats see their modules in `vitrail.weights`.
+    The card is the loaded model's (`model.card`), or a new one, with the model's config and a new reference vector.
+    An existing file, or the files of a folder, are replaced only with `overwrite`, and only by a complete and checked
+    model. A model in half precision is written in float32.
 
-    Raises UsageError for an unknown format or a model of another kind; WeightsError where something is there
-    already, the model has values that are not finite, or the format cannot express it, with the reason.
+    Raises UsageError for an unknown format or another kind of model; WeightsError if the target exists, the model has
+    values that are not finite, or the format cannot express it, with the reason.
     """
     path = Path(path).expanduser()
     if format not in FORMATS:
-        raise UsageError(f"no format is named {format!r}.{did_you_mean(format, FORMATS)} Valid: {', '.join(FORMATS)}")
+        raise UsageError(f"there is no format {format!r}.{did_you_mean(format, FORMATS)} Valid: {', '.join(FORMATS)}")
     network = _plain(model)
     card = card_of(network)
     for name, tensor in network.state_dict().items():
-        check_finite(name, tensor, f"not saving to {path}")
+        check_finite(name, tensor, f"the model is not saved to {path}")
     _check_place(path, format, overwrite)
     try:
         if format == OURS:
@@ -93,12 +93,12 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
 
 
 def card_of(model: nn.Module) -> Card:
-    """Return the card of a model as it is now: the one it was loaded with, or a new one, with the model's config.
+    """Return the card of a model: the one it was loaded with, or a new one, with the model's current config.
 
-    Class names are kept as long as there is one for each output. Raises UsageError for what is no model of ours.
+    Class names stay if there is one for each output. Raises UsageError if `model` is not a ViT or ResNet of vitrail.
     """
     if not isinstance(model, ViT | ResNet):
-        raise UsageError(f"save takes a ViT or a ResNet of vitrail, not {type(model).__name__}")
+        raise UsageError(f"save takes a ViT or a ResNet of vitrail, not a {type(model).__name__}")
     card: Card = model.card or Card(model.config)
     if card.config == model.config:
         return card
@@ -107,7 +107,7 @@ def card_of(model: nn.Module) -> Card:
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """The network itself, in float32 on the CPU, without the wrappers of torch.compile and DDP."""
+    """Return the bare network, in float32 on the CPU, without the wrappers of torch.compile and DDP."""
     for wrapper in ("_orig_mod", "module"):
         inner = getattr(model, wrapper, None)
         model = inner if isinstance(inner, nn.Module) else model
@@ -120,25 +120,25 @@ def _check_place(path: Path, format: str, overwrite: bool) -> None:
     endings = ENDINGS.get(format, tuple(ending for ending in SUFFIXES if ending != ".npz"))
     if path.suffix in SUFFIXES and path.suffix not in endings:
         right = f"a file that ends in {', '.join(endings)}" if endings else "a folder"
-        raise WeightsError(f"{path} ends in {path.suffix}; format {format!r} is {right}")
+        raise WeightsError(f"{path} ends in {path.suffix}, but format {format!r} is {right}")
     if format in FOLDERS and path.exists() and not path.is_dir():
-        raise WeightsError(f"format {format!r} is a folder, and {path} is a file")
+        raise WeightsError(f"format {format!r} is a folder, but {path} is a file")
     taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
     if taken and not overwrite:
-        raise WeightsError(f"{path} is there already: choose another place, or replace it with overwrite (--overwrite)")
+        raise WeightsError(f"{path} already exists. Choose another path, or replace it with overwrite (--overwrite).")
 
 
 def _read_back(path: Path, model: nn.Module, card: Card, format: str) -> tuple[float, list[str]]:
-    """Load what was written and compare it with the model: relative error, and what the format has no place for.
+    """Load what was written and compare it with the model: return the relative error and what the format cannot hold.
 
-    Raises WeightsError where the network is another one.
+    Raises WeightsError if the network computes something else.
     """
     loaded = load(path)
     images = fixed_images(card.config)
     expected = outputs(model, images)
     try:
         found = outputs(loaded, images)
-    except UsageError:  # the file says another image size, which does not go with these images
+    except UsageError:  # the file has another image size, which these images do not fit
         found = {}
     error = max(
         relative_error(found[name], values) if name in found else float("inf") for name, values in expected.items()
@@ -146,18 +146,18 @@ def _read_back(path: Path, model: nn.Module, card: Card, format: str) -> tuple[f
     if error > TOLERANCE:
         what = ", ".join(_lost(loaded.config, card.config)) or "some part of this model"
         raise WeightsError(
-            f"format {format!r} cannot express this model: what was written computes something else when it is read "
-            f"again (relative error {error:.1e}); it has no place for {what}"
+            f"format {format!r} cannot express this model: loaded again, the written file computes something else "
+            f"(relative error {error:.1e}); it does not hold {what}"
         )
     return error, _left_out(loaded.card, card)
 
 
 def _lost(found: Any, config: Any) -> list[str]:
-    """The fields of a config that make its network another one than `found`'s, with their values."""
+    """Return the fields, with values, in which `config` describes another network than `found`."""
     lost = []
     for name in (item.name for item in fields(config) if item.name not in UNTOLD):
         here, there = _value(config, name), _value(found, name)
-        if name == "layer_scale":  # the file has the values themselves
+        if name == "layer_scale":  # the file holds the values themselves
             here, there = here is not None, there is not None
         if here != there:
             lost.append(f"{name} {_value(config, name)}")
@@ -165,18 +165,18 @@ def _lost(found: Any, config: Any) -> list[str]:
 
 
 def _left_out(found: Card, card: Card) -> list[str]:
-    """What a card says and a reader of the file cannot know."""
+    """Return what a card says that a reader of the file cannot know."""
     lost = []
     for name in ("mean", "std", "resize_mode"):
         here, there = _value(card.config, name), _value(found.config, name)
         if here != there:
-            lost.append(f"{name} {here}, which a reader takes to be {there}")
+            lost.append(f"{name} {here} (a reader assumes {there})")
     if found.preprocess != card.preprocess:
-        lost.append(f"the preprocessing, {card.preprocess}, which a reader takes to be {found.preprocess}")
+        lost.append(f"the preprocessing {card.preprocess} (a reader assumes {found.preprocess})")
     if card.class_names and found.class_names != card.class_names:
         lost.append(f"the names of {len(card.class_names)} classes")
     if card.licence and found.licence != card.licence:
-        lost.append(f"the licence, {card.licence}")
+        lost.append(f"the licence {card.licence}")
     return lost
 
 

@@ -1,4 +1,4 @@
-"""`vitrail weights verify`: do these weights still compute what they did, and what their origin's library does?"""
+"""`vitrail weights verify`: compare a model with the outputs on its card and with the library it comes from."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from vitrail.weights.save import save
 
 @dataclass(frozen=True)
 class Verification:
-    """What a model was compared with, and the largest relative error of each comparison."""
+    """The comparisons of a model, with the largest relative error of each."""
 
     path: Path
     format: str
     reference: dict[str, float] | None
-    """Against the outputs that the card keeps, by output; None where it keeps none."""
+    """Error of each output against the card's; None if the card has none."""
     library: str | None
-    """The package that ran the same weights, with its version; None where none did."""
+    """Name and version of the package that ran the same weights; None if none did."""
     layers: dict[str, float] = field(default_factory=dict)
-    """Against that library: every block's output, then the network's."""
+    """Error of every block's output, then of the network's outputs, against that library."""
     notes: list[str] = field(default_factory=list)
-    """Why something was not compared."""
+    """Reasons for comparisons that were not made."""
     tolerance: float = TOLERANCE
 
     @property
     def compared(self) -> bool:
-        """Was there anything to compare with?"""
+        """Whether there was anything to compare with."""
         return self.reference is not None or self.library is not None
 
     @property
@@ -53,15 +53,15 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Are all relative errors within the tolerance? Never where nothing was compared."""
+        """Whether all relative errors are within the tolerance; False if nothing was compared."""
         return self.compared and math.isfinite(self.worst) and self.worst <= self.tolerance
 
 
 def verify(source: Path | str) -> Verification:
-    """Run a fixed image through a model (any that `load` takes) and compare features and logits with the vector its
-    card keeps, and with the library the weights come from, layer by layer, where that is installed.
+    """Run a fixed image through a model (any that `load` takes) and compare features and logits with its card.
 
-    Raises WeightsError where the weights cannot be loaded; what cannot be compared is in `notes`.
+    If the library that the weights come from is installed, every layer is compared with it, too. Raises WeightsError
+    if the weights cannot be loaded; `notes` lists what could not be compared.
     """
     path = local(source)
     model: Any = load(path)
@@ -69,9 +69,11 @@ def verify(source: Path | str) -> Verification:
     notes: list[str] = []
     kept = None
     if not card.reference:
-        notes.append("the card keeps no reference vector: vitrail.save and `vitrail weights convert` write one")
+        notes.append("the card has no reference vector; vitrail.save and `vitrail weights convert` write one")
     elif card.reference.get("image") != IMAGE:
-        notes.append(f"the reference vector is of another image, {card.reference.get('image')!r}: save the model again")
+        notes.append(
+            f"the reference vector is for another image, {card.reference.get('image')!r}; save the model again"
+        )
     else:
         kept = _against_card(outputs(model), card.reference, path)
     origin = _origin(card.provenance.get("origin"), card.source)
@@ -95,7 +97,7 @@ def _against_card(found: Mapping[str, Any], kept: Mapping[str, Any], path: Path)
 
 
 def _origin(recorded: object, source: str) -> str:
-    """The format the weights were first in."""
+    """Return the format that the weights were first in."""
     name = recorded.get("format") if isinstance(recorded, Mapping) else None
     return str(name or source)
 
@@ -107,7 +109,7 @@ def _versioned(package: str) -> str:
 
 
 PACKAGES = {"timm": "timm", "hf": "transformers", "torchvision": "torchvision"}
-"""Format: the package that reads it."""
+"""Format -> the package that reads it."""
 NO_PACKAGE = {
     "google": "Google's vision_transformer is code for JAX, not a library to install",
     "big_vision": "big_vision is code for JAX, not a library to install",
@@ -116,12 +118,12 @@ NO_PACKAGE = {
 }
 
 Layers = dict[str, Tensor]
-"""Output of every block (of a ResNet: stage), then of the whole network, by name and in order."""
+"""Outputs of every block (ResNet: stage), then of the whole network, by name and in order."""
 
 
 @torch.no_grad()
 def our_layers(model: ViT | ResNet, images: Tensor) -> Layers:
-    """Return the output of every block, then features and logits, of a model of ours for these images."""
+    """Return the output of every block, then features and logits, of a model of vitrail for these images."""
     with _recorded(model.blocks if isinstance(model, ViT) else model.stages) as layers:
         if isinstance(model, ViT):
             tokens = model.encode(model.embed(images), model.grid(images))  # all tokens of the last block too
@@ -135,14 +137,13 @@ def our_layers(model: ViT | ResNet, images: Tensor) -> Layers:
 
 
 def their_layers(path: Path, origin: str, model: ViT | ResNet, images: Tensor) -> Layers:
-    """Return the same from the library of the format `origin`, run on the file at `path`, as far as it gives them.
+    """Return the same outputs from the library of the format `origin`, which runs the file at `path`.
 
-    Where the library needs a folder with a config.json and `path` is none, the model is written to one. Raises
-    WeightsError, with the reason, where there is no such library, it is not installed, or it does not take the
-    file.
+    If the library needs a folder with a config.json and `path` is not one, the model is written to one. Raises
+    WeightsError with the reason if there is no such library, it is not installed, or it rejects the file.
     """
     if origin not in PACKAGES:
-        raise WeightsError(NO_PACKAGE.get(origin, f"weights of {origin} have no other library"))
+        raise WeightsError(NO_PACKAGE.get(origin, f"there is no other library for weights of {origin}"))
     package = PACKAGES[origin]
     try:
         importlib.import_module(package)
@@ -158,12 +159,12 @@ def their_layers(path: Path, origin: str, model: ViT | ResNet, images: Tensor) -
         try:
             with torch.no_grad():
                 return _OPENERS[origin](path, model, images)
-        except Exception as error:  # another library's, which may be of any kind
+        except Exception as error:  # another library may raise any exception
             raise WeightsError(f"{package} cannot run {path}: {type(error).__name__}: {error}") from error
 
 
 def _has_config(folder: Path, origin: str) -> bool:
-    """Is there a config.json that this library understands?"""
+    """Return whether the folder has a config.json that this library understands."""
     file = folder / "config.json"
     key = "architecture" if origin == "timm" else "model_type"
     return file.is_file() and key in read_json_object(file, WeightsError)
@@ -178,7 +179,7 @@ def _in_timm(folder: Path, model: ViT | ResNet, images: Tensor) -> Layers:
     found = dict(layers)
     if model.config.classes:
         found["logits"] = result
-    elif not getattr(model.config, "distilled", False):  # of two tokens timm gives the mean
+    elif not getattr(model.config, "distilled", False):  # with two tokens timm returns their mean
         found["features"] = result
     return found
 
@@ -189,7 +190,7 @@ def _in_transformers(folder: Path, model: ViT | ResNet, images: Tensor) -> Layer
     config = transformers.AutoConfig.from_pretrained(folder)
     named = (getattr(config, "architectures", None) or ["AutoModel"])[0]
     more: dict[str, Any] = {}
-    if config.model_type == "vit_mae":  # the encoder alone, with every patch in its place
+    if config.model_type == "vit_mae":  # the encoder alone, with all patches in order
         named, config.mask_ratio = "ViTMAEModel", 0.0
         assert isinstance(model.config, ViTConfig)
         cells = model.config.grid[0] * model.config.grid[1]
@@ -206,7 +207,7 @@ def _in_transformers(folder: Path, model: ViT | ResNet, images: Tensor) -> Layer
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Within the block transformers draws no progress bars: it is not what was asked for."""
+    """Turn off the progress bars of transformers within the block."""
     from transformers.utils import logging
 
     drawn = logging.is_progress_bar_enabled()
@@ -251,7 +252,7 @@ _OPENERS: Mapping[str, Callable[[Path, ViT | ResNet, Tensor], Layers]] = {
 
 
 def _blocks(network: nn.Module, model: ViT | ResNet) -> nn.Module:
-    """The encoder's blocks, or a ResNet's stages, wherever a library keeps them."""
+    """Return the list of the encoder's blocks, or of a ResNet's stages, in another library's network."""
     names: tuple[str, ...] = ("blocks", "layer", "layers") if isinstance(model, ViT) else ("stages",)
     count = model.config.depth if isinstance(model, ViT) else len(model.config.units)
     for name, module in network.named_modules():
@@ -263,7 +264,7 @@ def _blocks(network: nn.Module, model: ViT | ResNet) -> nn.Module:
 
 @contextmanager
 def _recorded(blocks: nn.Module) -> Iterator[Layers]:
-    """Within the block, what each of `blocks` returns is put into the result, as "block 0", "block 1", ..."""
+    """Yield a dictionary that records the output of each of `blocks` as "block 0", "block 1", ..."""
     found: Layers = {}
     handles = []
     for index, block in enumerate(blocks.children()):
