@@ -177,7 +177,7 @@ def test_lists_of_nested_subsets_are_what_data_subset_takes(
     assert run("data", "split", sets / "pretrain", out, "4", "10", "90%", "--seed", 3, "--holdout", 0.25) == 0
     assert contents(sets) == before
     assert sorted(path.name for path in out.iterdir()) == ["10.csv", "16.csv", "4.csv"]  # 90 % of 18
-    assert "4.csv: 4 images to train on, 6 to choose by, 0 to test" in capsys.readouterr().out
+    assert "4.csv: 4 training images, 6 for validation, 0 for the test" in capsys.readouterr().out
     ids, held = [], []
     for count in (4, 10, 16):
         splits = open_data(str(out / f"{count}.csv"))

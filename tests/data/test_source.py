@@ -304,8 +304,8 @@ def test_splits_are_joined_left_out_and_measured_by_name(tmp_path: Path) -> None
     for data, message in (
         (Data(str(usual), train="train+train"), "twice"),
         (Data(str(usual), train="train+more"), "no split 'more'"),
-        (Data(str(usual), train="train+val", test="val"), "is trained on"),
-        (Data(str(usual), validation="train"), "is trained on"),
+        (Data(str(usual), train="train+val", test="val"), r"is also used for training \(data\.train\)"),
+        (Data(str(usual), validation="train"), r"is also used for training \(data\.train\)"),
     ):
         with pytest.raises(UsageError, match=message):
             open_data(data)

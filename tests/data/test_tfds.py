@@ -358,7 +358,7 @@ def test_a_task_in_another_layout_is_drawn_and_said_to_be(tmp_path: Path, shared
     ("path", "error", "match"),
     [
         ("vtab:cifar1000:x", UsageError, "no task 'cifar1000'. Did you mean 'cifar100'"),
-        ("vtab:dtd", UsageError, "does not say where the data are"),
+        ("vtab:dtd", UsageError, "does not name the folder of the data"),
         ("vtab:sun397:nowhere", DataError, r"expected is sun397/tfds/4\.\*\.\* .*tfds build sun397/tfds"),
         ("vtab:clevr-count:hub", DataError, r"no data for clevr-count in hub.*cs\.stanford\.edu"),
     ],

@@ -100,8 +100,8 @@ def test_18_a_read_that_hangs_is_named_by_predict(tmp_path: Path, trained: Path)
     os.mkfifo(photos / "red" / "pipe.png")
     command = run("predict", trained, photos, cwd=tmp_path, before=impatient, given=(0.5,))
     assert command.process.exitcode == 1
-    assert command.err.endswith(f"reading {photos}/red/pipe.png has taken more than 0.5 s: the disk or network it lies "
-                                "on does not answer\n")  # fmt: skip
+    assert command.err.endswith(f"reading {photos}/red/pipe.png has taken more than 0.5 s: the disk or network "
+                                "does not respond. Check it and try again\n")  # fmt: skip
 
 
 def stalling_reads(seconds: float, victim: str) -> None:

@@ -179,7 +179,7 @@ def test_two_tasks_are_measured_and_the_third_says_where_it_comes_from(ran: Any,
         assert all(round(top1 * score.images) == pytest.approx(top1 * score.images) for top1 in score.top1)
         assert score.mean == statistics.mean(score.top1) and score.std == statistics.stdev(score.top1)
     assert cifar.notes == ["20 test images, not 10,000"]
-    assert flowers.notes == ["36 images to train on, not 1,000", "12 test images, not 6,149", "12 classes, not 102"]
+    assert flowers.notes == ["36 training images, not 1,000", "12 test images, not 6,149", "12 classes, not 102"]
     assert ran.absent == {"kitti-distance": "tfds build kitti (kitti:3.1.0); http://www.cvlibs.net/datasets/kitti/"}
 
 

@@ -1,6 +1,6 @@
-"""Where derived files go: never beside the user's data. `VITRAIL_CACHE`, else `~/.cache/vitrail`.
+"""The cache folder for derived files, never inside the user's data: `VITRAIL_CACHE`, else `~/.cache/vitrail`.
 
-A cached table is an Arrow file, read through a memory map: rows are paged in as they are asked for.
+A cached table is an Arrow file, read through a memory map: only the rows that are used are read from the disk.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def cached_table(
 
 
 def cached_file(kind: str, key: str) -> Path:
-    """Return where the table of this kind and key is or would be."""
+    """Return the path of the table of this kind and key, whether it exists or not."""
     return cache_folder() / kind / (hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + ".arrow")
 
 
@@ -57,9 +57,9 @@ def kept_table(
     what: str,
     room: str = "room",
 ) -> pa.Table:
-    """Return the table at `target`, which `batches(writer)` writes if it is not there.
+    """Return the table at `target`. `batches(writer)` writes it if it does not exist.
 
-    Raises DataError, naming the folder, where it cannot be written: `what` could not be kept, and needs `room`.
+    Raises DataError if it cannot be written. The message says that `what` cannot be stored and needs `room`.
     """
     try:
         if not target.exists():
@@ -68,7 +68,7 @@ def kept_table(
     except OSError as error:
         raise DataError(
             f"cannot keep {what} in {target.parent}: {error.strerror or error}; "
-            f"set VITRAIL_CACHE to a folder with {room}"
+            f"set VITRAIL_CACHE to a folder that can be written and has {room}"
         ) from error
 
 
@@ -76,12 +76,12 @@ def refuse_within(target: str | Path, data: str) -> Path:
     """Return `target` as an absolute path. Raises DataError where it lies within the data set at `data`."""
     target, place = Path(target).expanduser().resolve(), Path(data).expanduser().resolve()
     if place.exists() and (target == place or place in target.parents):
-        raise DataError(f"{target} lies within the data set {place}, where nothing is written: choose another folder")
+        raise DataError(f"{target} lies within the data set {place}, where nothing is written. Choose another folder")
     return target
 
 
 def write_table(target: Path, schema: pa.Schema, batches: Callable[[pa.RecordBatchWriter], None]) -> None:
-    """Write an Arrow file under a temporary name, then rename: another process sees all of it or nothing."""
+    """Write an Arrow file atomically: other processes see either the whole file or none."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     os.close(handle)

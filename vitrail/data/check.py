@@ -1,6 +1,6 @@
-"""A full scan before training: every image decoded, every content compared.
+"""A full scan before training: decode every image and compare all contents.
 
-Nothing is changed: what is bad is listed, with the reason, for the user to act on.
+Nothing is changed. Bad images are listed with the reason, and the user decides what to do.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Progress = Callable[[int, int], None]
 """Called with (images done, images in all)."""
 
 SMALL = 8
-"""Pixels: an image with a shorter side is warned of."""
+"""An image with a side shorter than this, in pixels, causes a warning."""
 LONG = 8
-"""An image this many times longer than wide is warned of."""
+"""An image whose longer side is more than this many times its shorter side causes a warning."""
 
 
 class Bad(NamedTuple):
@@ -52,7 +52,7 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What a full scan found."""
+    """The result of a full scan."""
 
     stats: Stats
     bad: list[Bad]
@@ -131,7 +131,7 @@ def _duplicates(splits: dict[str, Listed], tally: Tally) -> list[list[Copy]]:
 
 
 def equal_groups(digests: np.ndarray) -> list[np.ndarray]:
-    """Return the numbers of equal digests (uint64 [N, 2], zeros for none), each group ascending, by their first."""
+    """Return groups of indices with equal digests (uint64 [N, 2], zeros for none), ordered by their first index."""
     there = np.flatnonzero(digests.any(axis=1))
     digests = digests[there]
     order = np.lexsort((there, digests[:, 1], digests[:, 0]))
@@ -152,7 +152,7 @@ def _copy(splits: dict[str, Listed], place: int) -> Copy:
 
 
 def _warnings(report: Report, splits: dict[str, Listed], tally: Tally) -> Iterator[str]:
-    """Yield one line for everything a user should know before training."""
+    """Yield one line for each problem that a user should know of before training."""
     if report.bad:
         yield f"{len(report.bad)} images ({report.bad_share:.2%}) cannot be decoded"
     if report.leaks:

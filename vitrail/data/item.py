@@ -1,7 +1,7 @@
-"""What every reader of data hands over: one image at a time, and what was found on the way to it.
+"""The interface of all data sources: images by index, and a report of what was left out.
 
-A reader (`folder`, `table`, `arrow`, `shards`, `arrays`) turns a place into `DataSet`: its splits, each a
-`Listed` source, and `Findings`, which say what was left out and why. `source` chooses and joins the splits.
+A reader (`folder`, `table`, `arrow`, `shards`, `arrays`) turns a path into a `DataSet`: its splits, each a `Listed`
+source, and `Findings`, which say what was left out and why. `open` chooses and joins the splits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROLES = {
     "validation": ("validation", "val", "valid", "dev", "val200"),
     "test": ("test", "testing"),
 }
-"""What a split is for -> the names it goes by."""
+"""Purpose of a split -> its usual names."""
 
 
 class Item(NamedTuple):
@@ -39,9 +39,9 @@ class Item(NamedTuple):
 
 @runtime_checkable
 class Source(Protocol):
-    """Images by index. Reading may be done by several threads at once.
+    """Images by index. Several threads may read at once.
 
-    `source[i]` raises `DecodeError` (reason "unreadable") where the bytes cannot be had.
+    `source[i]` raises `DecodeError` (reason "unreadable") if the bytes cannot be read.
     """
 
     class_names: list[str]
@@ -67,23 +67,23 @@ class Listed(Source, Protocol):
 
 @runtime_checkable
 class Distant(Listed, Protocol):
-    """A source that is better asked for many images at once, because each answer takes a round trip."""
+    """A source that should be asked for many images at once, because each request takes a network round trip."""
 
     distant: bool
-    """Is it worth asking ahead?"""
+    """Should images be requested ahead of time?"""
 
     def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
-        """Return what `source[i].image` would for each index; in the place of one that cannot be had, why."""
+        """Return `source[i].image` for each index, or the DecodeError of an image that cannot be read."""
         ...
 
 
 def is_distant(source: Source) -> TypeGuard[Distant]:
-    """Is it worth asking this source for many images ahead of time?"""
+    """Return whether images of this source should be requested ahead of time."""
     return bool(getattr(source, "distant", False))
 
 
 def ids(source: Listed, indices: np.ndarray) -> list[str]:
-    """Return the ids of several images: at once where the source can."""
+    """Return the ids of several images, in one call if the source supports it."""
     many = getattr(source, "ids", None)
     return [source.id(index) for index in indices.tolist()] if many is None else list(many(indices))
 
@@ -97,32 +97,35 @@ class Rejected(NamedTuple):
 
 @dataclass
 class Findings:
-    """What was met while opening data: nothing is left out silently."""
+    """Everything that was left out while the data were opened: nothing is left out silently."""
 
     kind: str
     """folder, csv, parquet, hub, shards, packed, arrays, digits, tfds, lists."""
     ignored: dict[str, int] = field(default_factory=dict)
-    """Reason -> number of files that are no images and were passed over."""
+    """Reason -> number of files that were ignored because they are not images."""
     dropped: list[Rejected] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def ignore(self, reason: str) -> None:
-        """Count one more file passed over for this reason."""
+        """Count one more file that was ignored for this reason."""
         self.ignored[reason] = self.ignored.get(reason, 0) + 1
 
     def drop(self, id: str, reason: str) -> None:
-        """List an image (or what claims to be one) that was left out."""
+        """List an image (or a file named like one) that was left out."""
         self.dropped.append(Rejected(id, reason))
 
     def require_whole(self, path: str) -> None:
-        """Raise DataError if anything of the data at `path` was left out, or warned of."""
+        """Raise DataError if any of the data at `path` was left out or caused a warning."""
         lines = [*self.warnings, *(f"{item.id}: {item.reason}" for item in self.dropped)]
         if lines:
             more = "" if len(lines) == 1 else f" (and {len(lines) - 1} more)"
-            raise DataError(f"{path} is not used as a whole, and data.strict is set: {lines[0]}{more}")
+            raise DataError(
+                f"{path} is not used as a whole, and data.strict is set: {lines[0]}{more}. "
+                "Correct the data, or unset data.strict"
+            )
 
     def lines(self) -> list[str]:
-        """The findings as lines for a terminal; empty if there is nothing to say."""
+        """Return the findings as lines for a terminal; none if nothing was left out."""
         lines = list(self.warnings)
         lines += [f"ignored {count} x {reason}" for reason, count in sorted(self.ignored.items())]
         lines += [f"left out {item.id}: {item.reason}" for item in self.dropped]
@@ -131,14 +134,14 @@ class Findings:
 
 @dataclass
 class DataSet:
-    """The splits of a place, by the names they have there; one split named "" where there are none."""
+    """The splits of a data set by name (a single split named "" if the data are not split), and the findings."""
 
     splits: dict[str, Listed]
     findings: Findings
 
 
 class View:
-    """Part of a source, with labels counted in another list of class names; a `Listed` source itself."""
+    """Some images of a source, with labels as indices into another list of class names; a `Listed` source itself."""
 
     def __init__(
         self, source: Listed, indices: np.ndarray | None = None, class_names: Sequence[str] | None = None
@@ -172,16 +175,16 @@ class View:
         return self._source.fetch(indices if self._indices is None else self._indices[indices])
 
     def within(self, index: int) -> tuple[Listed, int]:
-        """Return the source that an image is taken from, and its number there."""
+        """Return the source that an image is taken from, and its index there."""
         return self._source, self._there(index)
 
     def _there(self, index: int) -> int:
-        """The number in the source of an image here."""
+        """Return the index in the source of an image of this view."""
         return range(len(self))[index] if self._indices is None else int(self._indices[index])
 
 
 class Unlabelled(View):
-    """A source without its labels, beside others whose classes are `class_names`."""
+    """A source whose labels are all UNKNOWN, for use with splits whose classes are `class_names`."""
 
     def __init__(self, source: Listed, class_names: Sequence[str]) -> None:
         super().__init__(source)
@@ -190,9 +193,9 @@ class Unlabelled(View):
 
 
 class Joined:
-    """Splits one after another, their classes matched by name; a `Listed` source itself.
+    """Several splits in sequence, their classes matched by name; a `Listed` source itself.
 
-    An id is "<split>/<id there>", so that it stays unique.
+    The id of an image is "<split>/<id in the split>", so that it stays unique.
     """
 
     def __init__(self, splits: Mapping[str, Listed]) -> None:
@@ -220,7 +223,7 @@ class Joined:
         return f"{self._names[part]}/{self._parts[part].id(place)}"
 
     def within(self, index: int) -> tuple[Listed, int]:
-        """Return the split that an image is taken from, and its number there."""
+        """Return the split that an image is taken from, and its index there."""
         part, place = self._place(index)
         return self._parts[part], place
 
@@ -233,7 +236,7 @@ class Joined:
         return self._of_parts(indices, lambda name, part, places: part.fetch(places))
 
     def _of_parts(self, indices: np.ndarray, ask: Callable[[str, View, np.ndarray], list[T]]) -> list[T]:
-        """Ask each split for its share of some images, and bring the answers into their order."""
+        """Ask each split for its images among `indices`, and return the answers in the order of `indices`."""
         answers: list[Any] = [None] * len(indices)
         parts = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(parts).tolist():
@@ -245,20 +248,20 @@ class Joined:
         return answers
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Which split an image is in, and where in it."""
+        """Return the number of the split that holds an image, and the index of the image in that split."""
         part = int(np.searchsorted(self._ends, index, side="right"))
         return part, index - int(self._ends[part]) + len(self._parts[part])
 
 
 def origin(source: Listed, index: int) -> tuple[Listed, int]:
-    """Return the source that a reader opened for an image of `source`, and the image's number there."""
+    """Return the source that a reader opened for an image of `source`, and the image's index there."""
     while isinstance(source, View | Joined):
         source, index = source.within(index)
     return source, index
 
 
 def _translate(source: Listed, class_names: list[str]) -> np.ndarray:
-    """Return the labels of `source` as indices into `class_names`; raises DataError for a class not there."""
+    """Return the labels of `source` as indices into `class_names`. Raises DataError for an unknown class."""
     if source.class_names == class_names:
         return source.labels
     position = {name: index for index, name in enumerate(class_names)}

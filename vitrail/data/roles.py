@@ -1,4 +1,4 @@
-"""Which split serves as what: the ones trained on, the one to choose by, the one measured at the end."""
+"""Which splits are used for training, for validation and for the final test."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from vitrail.data.settings import Data
 from vitrail.errors import DataError, UsageError, did_you_mean
 
 NONE = "none"
-"""In place of a split: use none."""
+"""Value of a setting that names a split: use no split for this role."""
 
 
 def of_role(found: DataSet, role: str) -> list[str]:
-    """Names of the splits that serve as `role`, the usual name first."""
+    """Return the names of the splits for `role`, the usual name first."""
     lowered = {name.lower(): name for name in found.splits}
     return [lowered[name] for name in ROLES[role] if name in lowered]
 
 
 def named_split(found: DataSet, wanted: str, path: str) -> str:
-    """Return the split called `wanted`, or a usual other name of it. Raises UsageError with the splits there are."""
+    """Return the split called `wanted`, or by another usual name of it. Raises UsageError that lists the splits."""
     if wanted in found.splits:
         return wanted
     role = role_of(wanted)
@@ -31,20 +31,22 @@ def named_split(found: DataSet, wanted: str, path: str) -> str:
 
 
 def training_splits(found: DataSet, data: Data) -> list[str]:
-    """Names of the splits to train on: one, or those that "train+val" joins. Raises UsageError."""
+    """Return the names of the splits to train on: one, or several for "train+val". Raises UsageError."""
     if list(found.splits) == [""] and role_of(data.train) == "train":
         return [""]
     parts = [data.train] if data.train in found.splits else data.train.split("+")
     names = [named_split(found, part, data.path) for part in parts]
     if len(set(names)) < len(names):
-        raise UsageError(f"data.train is {data.train!r}, which names the split {names[0]!r} twice")
+        raise UsageError(
+            f"data.train is {data.train!r}, which names the split {names[0]!r} twice. Name each split once"
+        )
     return names
 
 
 def validation_split(found: DataSet, data: Data, train: list[str], test: str | None, *, labels: bool) -> str | None:
-    """Return the split to choose by: the one named, else the validation split, if its classes are known.
+    """Return the split for validation: the named one, else the validation split if all its images have labels.
 
-    Never the test split unless it is named: a model chosen on it would look better than it is.
+    The test split is used only if it is named: a model chosen on it would look better than it is.
     """
     if data.validation == NONE:
         return None
@@ -60,7 +62,7 @@ def validation_split(found: DataSet, data: Data, train: list[str], test: str | N
 
 
 def test_split(found: DataSet, data: Data, train: list[str]) -> str | None:
-    """Return the split to measure at the end: the one named, else the test split; None for 'none'."""
+    """Return the split for the final test: the named one, else the test split; None for 'none'."""
     if data.test == NONE:
         return None
     if data.test is not None:
@@ -69,15 +71,20 @@ def test_split(found: DataSet, data: Data, train: list[str]) -> str | None:
 
 
 def _apart(name: str, role: str, data: Data, train: list[str]) -> str:
-    """Return `name`. Raises UsageError where it is trained on."""
+    """Return `name`. Raises UsageError if the split is also used for training."""
     if name in train:
-        raise UsageError(f"data.{role} is the split {name!r} of {data.path}, which is trained on (data.train)")
+        raise UsageError(
+            f"data.{role} is the split {name!r} of {data.path}, which is also used for training "
+            f"(data.train). Choose another split, or {NONE!r}"
+        )
     return name
 
 
 def matched(found: DataSet, split: str, class_names: list[str], *, required: bool, labels: bool) -> Listed | None:
-    """Return a split with its labels in `class_names`; one that does not fit goes without where none are needed, is
-    refused where it is required, else left out."""
+    """Return a split with its labels as indices into `class_names`.
+
+    A split whose classes do not match is used without labels (`labels` is False), rejected with DataError
+    (`required`), or left out with a warning."""
     try:
         return View(found.splits[split], class_names=class_names)
     except DataError as error:

@@ -1,7 +1,7 @@
-"""Splits that are stratified, seeded and stable: an image is held out because of its id, not its position.
+"""Splits that are stratified, seeded and stable: the id of an image decides whether it is held out, not its position.
 
-Every image gets a pseudo-random rank, a hash of (seed, purpose, id). Adding images moves few others across
-the split, and a smaller share or subset is part of a larger one."""
+Every image has a pseudo-random rank, a hash of (seed, purpose, id). Adding images therefore moves few others to
+another split, and a smaller share or subset is part of every larger one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.nd
     Of every class with two images or more, round(share * n) but at least one is held out and at least one
     kept. Raises UsageError unless 0 < share < 1."""
     if not 0 < share < 1:
-        raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}")
+        raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")
     position, count = _within_class(source, seed, "hold-out")
     held = np.clip(np.rint(share * count), 1, count - 1)
     out = position < held
@@ -40,8 +40,7 @@ def subset(source: Listed, size: int | float, seed: int) -> np.ndarray:
         raise UsageError(f"a subset of {size} images: valid are 1..{len(source)}, or a share above 0.0 and up to 1.0")
     count = max(1, round(size * len(source))) if share else int(size)
     position, members = _within_class(source, seed, "subset")
-    # the k-th image of a class of n stands at (k + 1/2) / n of the way: any prefix has all classes in
-    # proportion
+    # the k-th of the n images of a class has position (k + 1/2) / n, so any prefix has all classes in proportion
     order = np.lexsort((_ranks(source, seed, "tie"), (position + 0.5) / members))
     return np.sort(order[:count])
 
@@ -70,7 +69,7 @@ def _ranks(source: Listed, seed: int, purpose: str) -> np.ndarray:
 
 
 def _blocks(count: int) -> Iterator[np.ndarray]:
-    """Cut 0..count-1 into pieces whose names fit in memory whatever `count` is."""
+    """Yield 0..count-1 in blocks, so that the ids of a block fit in memory for any `count`."""
     for begin in range(0, count, _BLOCK):
         yield np.arange(begin, min(begin + _BLOCK, count))
 
@@ -83,7 +82,7 @@ def row_digest(id: str, size: int, name: str) -> bytes:
 def fingerprint(splits: dict[str, Listed]) -> str:
     """Return a hash of names, sizes and classes of all images, whatever their order; 16 hex digits.
 
-    Dates and the place of the data do not matter; contents matter as far as they change a file's length.
+    Dates and the location of the data do not matter. Contents matter only if they change the length of a file.
     """
     total = hashlib.blake2b(digest_size=8)
     for name in sorted(splits):
@@ -94,7 +93,7 @@ def fingerprint(splits: dict[str, Listed]) -> str:
 
 
 def _digests(source: Listed) -> np.ndarray:
-    """Return `row_digest` of every image as a number, uint64 [N]; an index may have kept them."""
+    """Return `row_digest` of every image as a number, uint64 [N]; an index may already contain them."""
     kept = getattr(source, "digests", None)
     if kept is not None and (digests := kept()) is not None:
         return np.asarray(digests)

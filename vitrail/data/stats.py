@@ -1,4 +1,4 @@
-"""Count a data set: images, classes, sizes, formats; no image is decoded."""
+"""Count the images and classes of a data set, and the sizes and formats of a sample, without decoding images."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ class SplitStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """What a data set holds. Sizes, formats and modes are those of `looked_at` images: a sample in `stats`,
-    all in `check`."""
+    """Counts of a data set. Sizes, formats and modes are of `looked_at` images: a sample in `stats`, all in `check`."""
 
     path: str
     kind: str
@@ -66,7 +65,7 @@ class Stats:
 
 
 class Look(NamedTuple):
-    """What one image showed."""
+    """Size, format, mode and digest of one image, or the error of reading it."""
 
     size: tuple[int, int] = (0, 0)
     format: str = ""
@@ -76,7 +75,7 @@ class Look(NamedTuple):
 
 
 class Tally:
-    """What many images showed, in 40 bytes each."""
+    """Sizes, digests, formats and modes of many images, in 40 bytes per image."""
 
     def __init__(self, count: int) -> None:
         self.count = 0
@@ -132,7 +131,7 @@ def describe(data: bytes) -> tuple[tuple[int, int], str, str]:
 
 
 def summarise(path: str, found: DataSet, tally: Tally) -> Stats:
-    """Join what is known of all images with what those looked at showed."""
+    """Return the statistics of a data set from its lists and the tally of the images that were read."""
     sizes = tally.sizes[tally.sizes[:, 0] > 0]
     sizes = sizes if len(sizes) else np.zeros((1, 2), dtype=np.int32)
     names = dict.fromkeys(name for source in found.splits.values() for name in source.class_names)

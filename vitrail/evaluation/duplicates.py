@@ -1,4 +1,4 @@
-"""Are two images the same picture? What a network says of pairs that their perceptual hashes brought up.
+"""Confirm with a network's features that pairs with similar perceptual hashes show the same picture.
 
 Hashes are quick and coarse: with a distance wide enough for crops and changed colours they also pair pictures that
 merely share their layout. The cosine between the features of the two tells them apart. Only images of pairs are
@@ -22,9 +22,9 @@ from vitrail.evaluation.classify import Precision
 from vitrail.evaluation.features import extract
 
 COSINE = 0.95
-"""From here on two images are taken for the same picture."""
+"""Minimum cosine similarity of two images of the same picture."""
 PAIRS = 1 << 14
-"""Compared at a time: the features of at most twice as many images are held."""
+"""Number of pairs compared at a time; the features of at most twice as many images are in memory."""
 
 
 def cosines(
@@ -46,7 +46,7 @@ def cosines(
     without a card.
     """
     if getattr(model, "card", None) is None:
-        raise WeightsError("this model has no card, which says how its images are prepared: use vitrail.load")
+        raise WeightsError("this model has no card, which says how its images are prepared. Load it with vitrail.load")
     choices = dict(batch_size=batch_size, workers=workers, device=device, precision=precision)
     found = np.full(len(pairs), np.nan, np.float32)
     order = np.argsort(pairs.left, kind="stable")

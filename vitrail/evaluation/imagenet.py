@@ -1,4 +1,4 @@
-"""A network on the test sets of ImageNet: which of its outputs are which classes, and how it is shown the images."""
+"""A network on the test sets of ImageNet: the order of its outputs, and the preprocessing of the images."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from vitrail.evaluation.classify import Predict
 
 @dataclass(frozen=True)
 class Order:
-    """Where a network has the classes of ImageNet."""
+    """The order of ImageNet's classes among the outputs of a network."""
 
     outputs: np.ndarray
     """int64 [1000]: the output of each class, in the order of the classes' numbers."""
     assumed: str
-    """What was taken for granted, "" if the names of the outputs say it all."""
+    """The assumption behind the order, "" if the names of the outputs determine it."""
 
 
 def output_order(class_names: Sequence[str], outputs: int) -> Order:
@@ -74,7 +74,7 @@ def choosing(predict: Predict, outputs: np.ndarray) -> Predict:
 
 
 def view(protocol: Protocol, preprocess: Preprocess) -> Op:
-    """Return what happens to an image: the network's own preprocessing, but for what the protocol prescribes.
+    """Return the transform of an image: the network's own preprocessing, except where the protocol prescribes another.
 
     ObjectNet: the border is cut off, the aspect ratio kept, and 480/512 of the shorter side are seen; at an image
     size of 480 that is the paper's resize to 512 and crop of 480.

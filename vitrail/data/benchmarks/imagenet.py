@@ -46,18 +46,18 @@ HENDRYCKS = "https://people.eecs.berkeley.edu/~hendrycks"
 
 @dataclass(frozen=True)
 class Protocol:
-    """What a test set is, where it is to be had, and how it is looked at."""
+    """A test set: its name and size, where to download it, and how its images are prepared."""
 
     title: str
     images: int
-    """That are counted, if all are there."""
+    """Number of images of the complete set."""
     get: str
-    """What to download from where."""
+    """What to download, and from where."""
     layout: str
     border: int = 0
     """Pixels cut from each side of an image before anything else."""
     crop: float | None = None
-    """Share of the resized shorter side that is seen; None: as the network's card says."""
+    """Share of the resized shorter side in the crop; None: as the network's card says."""
 
     def missing(self, problem: str) -> DataError:
         """Return the error that says what is wrong, what to download and how it should lie."""
@@ -114,7 +114,7 @@ PROTOCOLS: dict[str, Protocol] = {
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A test set, opened."""
+    """An opened test set."""
 
     protocol: Protocol
     source: Listed
@@ -125,17 +125,17 @@ class Benchmark:
     """int64: the numbers of ImageNet's classes among which the network chooses, in the order of `key`'s outputs."""
     key: AnswerKey | None
     notes: list[str]
-    """What was left out, and whether the set is complete."""
+    """Images that were left out, and whether the set is complete."""
 
 
 class _File(NamedTuple):
     name: str
-    """Below the folder of all."""
+    """Path below the root folder."""
     size: int
     number: int
-    """From 1; 0 where the name has none."""
+    """Number in the file name, from 1; 0 if it has none."""
     wnid: str
-    """Of its folder, or in its name; "" where it is in neither."""
+    """WordNet id from the folder or the file name; "" if neither has one."""
 
 
 _NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?:_(n\d{8}))?\.", re.IGNORECASE)
@@ -300,7 +300,7 @@ def _class_folders(
         places = [path]
     if len(places) > 1:
         several = ", ".join(place.name for place in places)
-        raise DataError(f"{path} holds several sets of {wanted.title}, {several}: name one of them")
+        raise DataError(f"{path} holds several sets of {wanted.title}, {several}: give the path of one of them")
     if not places:
         raise wanted.missing(f"none of its class folders, such as {min(names)}/, is in {path}")
     findings = Findings("folder")

@@ -40,10 +40,10 @@ def part(mark: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class AnswerKey:
-    """For each label of a source, the outputs of the network that are right for it.
+    """The outputs of the network that are right for each label of a source.
 
     An image may have several right answers (ImageNet ReaL), a class several outputs, and an output no class
-    (ObjectNet). What is right is decided by `right` alone; `label` and `output` say under which class an image
+    (ObjectNet). `right` alone decides which answers are right; `label` and `output` say under which class an image
     and an answer are listed.
     """
 

@@ -1,9 +1,11 @@
 """VTAB-1k: its 19 tasks, as the benchmark's code defines them. Torch-free.
 
 Zhai et al., "A Large-scale Study of Representation Learning with the Visual Task Adaptation Benchmark"
-(arXiv 1910.04867) and google-research/task_adaptation: 800 images to train on and 200 to choose by, 1,000 for the
-final run, the whole test set to measure on. The images are named by their place in the files that TensorFlow
-Datasets writes, in the version given; no other copy of a data set has that order, which is why people share lists.
+(arXiv 1910.04867) and google-research/task_adaptation: 800 training images, 200 validation images, both together for
+the final run, and the whole test set. Split regions are written as TensorFlow Datasets writes them
+(`train[:800]+validation[:200]`), and a part of a part is possible (`train[90%:][:200]`). The images
+are named by their place in the files that TensorFlow Datasets writes, in the version given. No other copy of a data
+set has that order, which is why people share lists.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ class Range:
 
 
 def ranges(region: str, counts: Mapping[str, int]) -> list[Range]:
-    """Return the images of a region; `counts` are those of the splits there are.
+    """Return the images of a region; `counts` maps each existing split to its number of images.
 
     A percentage is rounded to the nearest image, ties to even, as `tfds.core.ReadInstruction` does by default.
-    Raises UsageError for text that is no region or a split that is not there, DataError for more images than there
-    are: a data set that small is not the one the region was written for.
+    Raises UsageError for text that is no region or for an unknown split, and DataError if the split has
+    too few images: such a data set is not the one that the region was written for.
     """
     return [_range(part.strip(), counts, region) for part in region.split("+")]
 
@@ -78,7 +80,7 @@ Compute = Callable[[Mapping[str, np.ndarray]], int]
 
 @dataclass(frozen=True)
 class Label:
-    """How a task's label is made from what is stored with an image."""
+    """How the label of a task is computed from the features stored with an image."""
 
     keys: tuple[str, ...] = ("label",)
     """Features it is computed from, as the files name them."""
@@ -118,7 +120,7 @@ def binned(key: str, values: int, bins: int) -> Label:
 
 @dataclass(frozen=True)
 class Task:
-    """One of the 19."""
+    """One of the 19 tasks."""
 
     name: str
     title: str
@@ -134,15 +136,15 @@ class Task:
     test: str = "test"
     label: Label = Label()
     scale: int = 1
-    """What pixels are multiplied by: dSprites has 0 and 1."""
+    """Factor of the pixel values: those of dSprites are 0 and 1."""
     crop: bool = True
-    """May a training image be cropped at random? Not where what is asked for may lie at its border."""
+    """Whether training images may be cropped at random; not if the label may depend on their border."""
     flip: bool = True
-    """May it be mirrored? Not where left and right are asked for, or digits read."""
+    """Whether training images may be mirrored; not if the label depends on left and right, or on digits."""
 
     @property
     def train(self) -> str:
-        """The region of the 800 images to train on."""
+        """The region of the 800 training images."""
         return f"train[:{TRAIN}]"
 
     @property

@@ -23,26 +23,26 @@ from vitrail.data.split import subset
 from vitrail.errors import DataError, UsageError
 
 PREFIX = "vtab:"
-"""Of paths "vtab:TASK:DIR"."""
+"""Prefix of paths "vtab:TASK:DIR"."""
 HUB = "hub"
-"""In place of DIR: the hub's copy."""
+"""Value for DIR that stands for the copy on the hub."""
 Open = Callable[[str, str | None, str | None], DataSet]
 """Opens any data set: (path, image column, label column)."""
 
 
 class Place(NamedTuple):
-    """Where the data of a task are, and how."""
+    """Path and layout of the data of a task."""
 
     kind: Literal["tfds", "lists", "other"]
     path: str
 
 
 def read_task(path: str, open_any: Open) -> DataSet:
-    """Open "vtab:TASK:DIR". Raises UsageError for no such task, DataError where its data are not or are damaged."""
+    """Open "vtab:TASK:DIR". Raises UsageError for an unknown task, DataError for missing or damaged data."""
     name, _, root = path.removeprefix(PREFIX).partition(":")
     task = task_named(name)
     if not root:
-        raise UsageError(f"{path!r} does not say where the data are: vtab:{name}:DIR, or vtab:{name}:{HUB}")
+        raise UsageError(f"{path!r} does not name the folder of the data. Write vtab:{name}:DIR, or vtab:{name}:{HUB}")
     place = locate(task, root)
     if place is None:
         raise DataError(f"no data for {task.name} in {root}: {_wanted(task)}. It comes from: {task.entry.source}")
@@ -89,7 +89,7 @@ def locate(task: Task, root: str | Path) -> Place | None:
 
 
 def _folders(task: Task) -> list[str]:
-    """Names that the folder of a task may have; that of the data set only where it has one label."""
+    """Return the possible names of a task's folder; the name of the data set only if that has a single label."""
     own = [task.dataset] if task.label.keys == ("label",) else []
     return list(dict.fromkeys((*task.folders, task.name, *own)))
 
@@ -154,12 +154,12 @@ def _drawn(task: Task, found: DataSet, path: str) -> DataSet:
 
 
 def _differences(task: Task, found: DataSet) -> list[str]:
-    """Say where the data are not what the benchmark has."""
+    """Return the differences between the data and the benchmark as sentences."""
     trained = sum(len(source) for name, source in found.splits.items() if name in (*PARTS, WHOLE))
     classes = len(next(iter(found.splits.values())).class_names)
     lines = []
     if trained != TRAIN + VALIDATION:
-        lines.append(f"{trained:,} images to train on, not {TRAIN + VALIDATION:,}")
+        lines.append(f"{trained:,} training images, not {TRAIN + VALIDATION:,}")
     if len(found.splits["test"]) != task.test_images:
         lines.append(f"{len(found.splits['test']):,} test images, not {task.test_images:,}")
     if classes != task.classes:

@@ -1,8 +1,8 @@
-"""Images that are in two sets at once, or twice in one: exact copies, and near ones by their perceptual hashes.
+"""Find images that are in two sets, or twice in one set: exact copies, and near copies by perceptual hashes.
 
 Pre-training sets are de-duplicated against the test sets of all downstream tasks (paper, section 4.1, after
-Kolesnikov et al. 2020), since a network that has seen a test image is measured too well. What is found is listed,
-and so are the training images that remain; nothing is changed or copied.
+Kolesnikov et al. 2020), since the accuracy on a test image seen in training is too high. The copies and the remaining
+training images are written as lists; no image is changed or copied.
 
 The cost is one read of every image (`hashes_of`) and a search (`near_pairs`) that at the default
 distance compares a few hundredths of all pairs: 50 bytes an image, and 20 bytes a pair that is found.
@@ -30,11 +30,11 @@ from vitrail.data.item import DataSet, Listed, View, role_of
 from vitrail.errors import DataError, UsageError
 
 HELD_OUT = ("test", "validation")
-"""Roles of splits from which nothing may be taken away."""
+"""Roles of splits whose images are never removed."""
 
 
 class Name(NamedTuple):
-    """Which image it is."""
+    """Identity of an image."""
 
     data: str
     split: str
@@ -52,7 +52,7 @@ class HashedSplit:
 
     @property
     def held_out(self) -> bool:
-        """Is it a test or validation split?"""
+        """Whether it is a test or validation split."""
         return role_of(self.split) in HELD_OUT
 
 
@@ -68,18 +68,18 @@ def hashed(
 
 
 def training_splits(found: DataSet) -> list[str]:
-    """Return the splits that are trained on: all but those called test or validation; all if there are no others."""
+    """Return the training splits: all except test and validation, or all if there are no others."""
     return [name for name in found.splits if role_of(name) not in HELD_OUT] or list(found.splits)
 
 
 def split_apart(found: DataSet) -> str:
-    """Return the split that training must not see: test if there is one, else validation, else the first."""
+    """Return the split whose images must not be in the training set: test, else validation, else the first."""
     roles = {name: role_of(name) for name in found.splits}
     return min(roles, key=lambda name: (*HELD_OUT, roles[name]).index(roles[name]))
 
 
 class HashedImages:
-    """Images of several parts under one numbering."""
+    """The images of several splits and their hashes, numbered through."""
 
     def __init__(self, parts: Sequence[HashedSplit]) -> None:
         self.parts = list(parts)
@@ -90,35 +90,35 @@ class HashedImages:
         return int(self.ends[-1])
 
     def part_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the place in `parts` of the part that each image is in."""
+        """Return the index in `parts` of the split that holds each image."""
         return np.searchsorted(self.ends, numbers, side="right")
 
     def numbers(self, place: int) -> range:
-        """Return the numbers of a part's images."""
+        """Return the numbers of the images of a split."""
         end = int(self.ends[place])
         return range(end - len(self.parts[place].source), end)
 
     def name(self, number: int) -> Name:
-        """Return which image a number is."""
+        """Return the identity of an image by its number."""
         place = int(self.part_of(np.array(number)))
         part = self.parts[place]
         return Name(part.data, part.split, part.source.id(number - self.numbers(place).start))
 
     @cached_property
     def copies(self) -> Copies:
-        """Which images have the same bytes."""
+        """Groups of images with the same bytes."""
         return Copies(self.hashes)
 
     @property
     def bad(self) -> Iterator[Bad]:
-        """The images that cannot be read, and are compared with nothing."""
+        """Yield the images that cannot be read and are therefore not compared."""
         for number in np.flatnonzero(self.hashes.reason != "").tolist():
             name, reason = self.name(number), str(self.hashes.reason[number])
             yield Bad(name.split, name.id, reason, f"{reason}; compared with nothing")
 
 
 class Copies:
-    """Exact copies among many images: each group is known by the smallest of its numbers."""
+    """Groups of exact copies; a group is identified by the smallest number among its images."""
 
     def __init__(self, hashes: Hashes) -> None:
         first = np.arange(len(hashes))
@@ -128,7 +128,7 @@ class Copies:
         self._sizes = np.bincount(first, minlength=len(hashes))
         self._begins = np.cumsum(self._sizes) - self._sizes
         self.firsts = np.flatnonzero((self._sizes > 0) & hashes.digest.any(axis=1))
-        """The first of every group, also of one alone; none that cannot be read."""
+        """The first image of every group, including groups of one; without images that cannot be read."""
 
     def spread(self, firsts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (place in `firsts`, member) of all members of these groups."""
@@ -139,17 +139,17 @@ class Copies:
 
 
 DISTANCE = 6
-"""Bits of 64 in which the frequencies of two copies may differ."""
+"""Maximum number of differing bits, of 64, between the frequency hashes of two copies."""
 WIDE = 10
-"""The same where a network decides among what is found."""
+"""Maximum number of differing bits if a network confirms the pairs."""
 GRADIENT_SLACK = 10
-"""So many bits more may differ in the gradients, which are noisier."""
+"""Number of additional bits that may differ in the gradient hashes, which are noisier."""
 FARTHEST = 31
-"""At 32 half of all pairs are copies."""
+"""Largest valid distance: at 32 half of all pairs would count as copies."""
 MOST = 20_000_000
-"""Pairs found, above which the distance was too large for these images."""
+"""Maximum number of pairs; with more, the distance is too large for these images."""
 COLUMNS = (*Name._fields, *(f"other_{name}" for name in Name._fields), "distance", "exact", "mirrored", "cosine")
-"""Of the table of pairs."""
+"""Columns of the table of pairs."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +163,11 @@ class Pairs:
     distance: np.ndarray
     """uint8 [P]: bits in which the frequencies differ."""
     exact: np.ndarray
-    """bool [P]: are the stored bytes the same?"""
+    """bool [P]: whether the stored bytes are equal."""
     mirrored: np.ndarray
-    """bool [P]: is one the mirror image of the other?"""
+    """bool [P]: whether one is the mirror image of the other."""
     cosine: np.ndarray
-    """float32 [P]: of the angle between their features; NaN where no network was asked."""
+    """float32 [P]: cosine similarity of their features; NaN without a network."""
 
     def __len__(self) -> int:
         return len(self.left)
@@ -177,7 +177,7 @@ class Pairs:
         return Pairs(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def confirmed(self, cosine: np.ndarray, least: float) -> Pairs:
-        """Return the exact pairs and those whose features are as near as `least`; `cosine` is float32 [P]."""
+        """Return the exact pairs and those with a cosine similarity of at least `least`; `cosine` is float32 [P]."""
         return replace(self, cosine=cosine).chosen(self.exact | (cosine >= least))
 
 
@@ -214,7 +214,7 @@ def _columns(left: np.ndarray, right: np.ndarray, distance: np.ndarray, exact: b
 
 
 def _exact(left: HashedImages, right: HashedImages | None) -> _Columns:
-    """Images with the same bytes."""
+    """Return pairs of images with the same bytes."""
     if right is None:
         place, second = left.copies.spread(left.copies.firsts)
         first = left.copies.firsts[place]
@@ -228,7 +228,7 @@ def _exact(left: HashedImages, right: HashedImages | None) -> _Columns:
 
 
 def _near(left: HashedImages, right: HashedImages | None, distance: int, *, mirrored: bool) -> Iterator[_Columns]:
-    """Images with similar hashes that have not the same bytes."""
+    """Yield pairs of images with similar hashes and different bytes."""
     other, way = left if right is None else right, int(mirrored)
     mine, theirs = (side.copies.firsts[side.hashes.hashed[side.copies.firsts]] for side in (left, other))
     ours, others = left.hashes.frequencies[mine, 0], other.hashes.frequencies[theirs, way]
@@ -244,7 +244,7 @@ def _near(left: HashedImages, right: HashedImages | None, distance: int, *, mirr
         count += len(first)
         if count > MOST:
             raise DataError(
-                f"more than {MOST:,} pairs of these images differ in at most {distance} bits: they are too much alike "
+                f"more than {MOST:,} pairs of these images differ in at most {distance} bits: they are too similar "
                 "for this distance; choose a smaller one"
             )
         yield _columns(first, second, bits[good][place], False, mirrored)
@@ -277,7 +277,7 @@ def staying(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> np.
 
 
 def remaining(found: DataSet, left: HashedImages, stays: np.ndarray) -> dict[str, Listed]:
-    """Return every split of `found`, without the images of `left` that do not stay."""
+    """Return every split of `found` without the images of `left` that are removed."""
     splits = dict(found.splits)
     for place, part in enumerate(left.parts):
         numbers = left.numbers(place)
@@ -287,22 +287,22 @@ def remaining(found: DataSet, left: HashedImages, stays: np.ndarray) -> dict[str
 
 @dataclass(frozen=True)
 class Shared:
-    """How many images of one split have a copy in another; within one split: an earlier copy."""
+    """Number of images of one split that have a copy in another split, or an earlier copy in the same split."""
 
     data: str
     split: str
     other_data: str
     other_split: str
     exact: int
-    """Images of the split with the same bytes as one of the other split."""
+    """Number of images of the split with the same bytes as one of the other split."""
     near: int
-    """Further images of the split that look like one of the other."""
+    """Number of other images of the split with a near copy in the other split."""
     others: int
-    """Images of the other split that have such a copy."""
+    """Number of images of the other split that have such a copy."""
 
 
 def shared(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> list[Shared]:
-    """Count the pairs by their splits; among one set's own splits, those that have any."""
+    """Count the pairs for each pair of splits. Within one data set, pairs of splits without copies are left out."""
     ours, theirs = (pairs.left, pairs.right) if right is not None else (pairs.right, pairs.left)
     other = left if right is None else right
     places = left.part_of(ours) * len(other.parts) + other.part_of(theirs)

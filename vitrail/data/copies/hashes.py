@@ -7,7 +7,7 @@ Two of them, from one grey thumbnail of 32 x 32 pixels:
 
 Pictures that have one of them in common by chance seldom have the other. Each is kept mirrored, too, and beside them a
 digest of the stored bytes, for exact copies. An image is read once: the hashes of every 32,768 images are a table in
-the cache folder, so that an interrupted scan goes on where it stopped, and a second one reads 50 bytes an image.
+the cache folder, so that an interrupted scan continues where it stopped, and a second one reads 50 bytes per image.
 Measured on one core: 1.5 ms for an ImageNet file, nearly all of it decoding.
 """
 
@@ -36,15 +36,15 @@ from vitrail.errors import DecodeError
 
 BITS = 64
 TILE = 1 << 17
-"""Hashes compared at a time: their differences, a MiB, stay in a core's cache."""
+"""Number of hashes compared at a time. Their differences, 1 MiB, fit into a core's cache."""
 _SHORTEST = 5  # bits of a band below which bands cost more than they save
 
 Block = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Numbers on the left, numbers on the right, bits in which they differ: int64 [K], int64 [K], uint8 [K]."""
+"""Indices on the left, indices on the right, number of differing bits: int64 [K], int64 [K], uint8 [K]."""
 
 
 def near_pairs(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[Block]:
-    """Yield every pair of `left` uint64 [N] and `right` uint64 [M] that differs in at most `distance` bits, once.
+    """Yield every pair of `left` uint64 [N] and `right` uint64 [M] that differs in at most `distance` bits once.
 
     Memory is that of both sorted, and of a tile, whatever N x M is.
     """
@@ -61,7 +61,7 @@ def near_pairs(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[B
 
 
 def bands(distance: int) -> list[np.uint64]:
-    """Return the bands as masks: one of no bits at all, in which everything agrees, where bands save nothing."""
+    """Return the bands as bit masks. If bands would save nothing, return one empty mask, in which all hashes agree."""
     count = distance + 1
     if BITS // count < _SHORTEST:
         return [np.uint64(0)]
@@ -70,7 +70,7 @@ def bands(distance: int) -> list[np.uint64]:
 
 
 def _agreeing(left: np.ndarray, right: np.ndarray, band: np.uint64, distance: int) -> Iterator[Block]:
-    """The pairs within `distance` among those that agree in a band."""
+    """Yield the pairs within `distance` among the hashes that agree in a band."""
     places = [np.argsort(side & band, kind="stable") for side in (left, right)]
     hashes = [side[place] for side, place in zip((left, right), places, strict=True)]
     keys = [np.unique(side & band, return_index=True) for side in hashes]
@@ -84,7 +84,7 @@ def _agreeing(left: np.ndarray, right: np.ndarray, band: np.uint64, distance: in
 
 
 def _compared(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[Block]:
-    """The pairs within `distance`, by comparing all, a tile at a time."""
+    """Yield the pairs within `distance` by comparing all pairs, one tile at a time."""
     for column in range(0, len(right), TILE):
         part = right[column : column + TILE]
         rows = max(1, TILE // len(part))
@@ -97,15 +97,15 @@ def _compared(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[Bl
 
 
 SIDE = 32
-"""Of the thumbnail, in pixels."""
+"""Side of the thumbnail in pixels."""
 LOW = 8
-"""Frequencies kept in each direction, and rows of cells."""
+"""Number of frequencies per direction, and of rows of cells."""
 FLAT = 3.0
-"""Grey levels: a thumbnail that varies less (standard deviation) is of one colour, and its hashes are noise."""
+"""Standard deviation in grey levels below which a thumbnail counts as one colour, so that its hashes are noise."""
 CHUNK = 1 << 15
-"""Images of one cached table."""
+"""Number of images in one cached table."""
 _ROWS = 256  # thumbnails hashed together
-_VERSION = 1  # to be raised when a hash of the same image becomes another
+_VERSION = 1  # increase it whenever the hash of an unchanged image changes
 
 
 @dataclass(frozen=True)
@@ -113,22 +113,22 @@ class Hashes:
     """The hashes of N images, in the order of their source."""
 
     digest: np.ndarray
-    """uint64 [N, 2]: equal where the stored bytes are; zeros for an image that cannot be read."""
+    """uint64 [N, 2]: equal for equal stored bytes; zeros for an image that cannot be read."""
     frequencies: np.ndarray
-    """uint64 [N, 2]: of the image, and of its mirror image."""
+    """uint64 [N, 2]: hashes of the image and of its mirror image."""
     gradients: np.ndarray
-    """uint64 [N, 2]: likewise."""
+    """uint64 [N, 2]: hashes of the image and of its mirror image."""
     flat: np.ndarray
-    """bool [N]: of one colour, so that only the digest says anything."""
+    """bool [N]: whether the image has one colour, so that only its digest can be compared."""
     reason: np.ndarray
-    """object [N]: why an image cannot be read (`DecodeError.reason`), "" where it can."""
+    """object [N]: why an image cannot be read (`DecodeError.reason`), "" if it can."""
 
     def __len__(self) -> int:
         return len(self.flat)
 
     @property
     def hashed(self) -> np.ndarray:
-        """bool [N]: has the image hashes that mean something?"""
+        """bool [N]: whether the image can be read and does not have one colour, so that its hashes can be compared."""
         return ~self.flat & self.digest.any(axis=1)
 
 
@@ -195,21 +195,21 @@ def hashes_of(source: Listed, *, workers: int = 0, progress: Progress | None = N
         for begin in range(0, len(source), CHUNK):
             numbers = range(begin, min(begin + CHUNK, len(source)))
             target = cached_file("hashes", _key(source, numbers))
-            told = None if progress is None else partial(_tell, progress, numbers, len(source))
-            compute = partial(_compute, source, numbers, pool, told)
+            report = None if progress is None else partial(_report, progress, numbers, len(source))
+            compute = partial(_compute, source, numbers, pool, report)
             parts.append(_read(kept_table(target, _SCHEMA, compute, "the hashes of images")))
             if progress is not None:
                 progress(numbers.stop, len(source))
     return joined(parts)
 
 
-def _tell(progress: Progress, numbers: range, total: int, done: int) -> None:
-    if done < len(numbers):  # the last one is told when its table is written
+def _report(progress: Progress, numbers: range, total: int, done: int) -> None:
+    if done < len(numbers):  # the last image is reported when its table is written
         progress(numbers.start + done, total)
 
 
 def _key(source: Listed, numbers: range) -> str:
-    """What the images of a table are, as far as it can be told without reading them."""
+    """Return a key of the images in a table: their ids, sizes and dates, without reading them."""
     state = hashlib.blake2b(digest_size=16)
     for index in numbers:
         file = file_of(source, index)
@@ -225,7 +225,7 @@ def _compute(
     source: Listed,
     numbers: range,
     pool: Pool | None,
-    told: Callable[[int], None] | None,
+    report: Callable[[int], None] | None,
     writer: pa.RecordBatchWriter,
 ) -> None:
     """Hash some images and write their rows."""
@@ -237,12 +237,12 @@ def _compute(
         if len(looks) == _ROWS or done == len(numbers):
             writer.write_batch(_rows(looks))
             looks = []
-        if told is not None:
-            told(done)
+        if report is not None:
+            report(done)
 
 
 def _look(source: Listed, index: int) -> tuple[bytes, np.ndarray | None, str]:
-    """Digest, thumbnail and "" of one image; or why it cannot be read."""
+    """Return (digest, thumbnail, "") of one image, or (zeros, None, reason) if it cannot be read."""
     try:
         stored = source[index].image
         # a JPEG is decoded at a fraction of its size: that the thumbnail still is the same within a level

@@ -1,4 +1,4 @@
-"""Held-out images that are training images, too: counted before training, where that is cheap.
+"""Find held-out images that are also training images, before training, if that is cheap.
 
 Only images of equal stored size can be equal, so a small data set is compared in full by reading a part of it.
 `check` compares any data set, and `dedup` also finds copies that were encoded anew.
@@ -16,7 +16,7 @@ from vitrail.data.loading.prefetch import ordered, stuck, threads
 from vitrail.errors import DecodeError
 
 READ_AT_MOST = 2**28
-"""Bytes that are read to find out; a data set that takes more is not looked at."""
+"""Maximum number of bytes to read; a data set that needs more is not examined."""
 
 
 def digest(image: bytes | np.ndarray) -> bytes:
@@ -26,7 +26,7 @@ def digest(image: bytes | np.ndarray) -> bytes:
 
 
 def leaked(train: Listed, held_out: Listed) -> list[str] | None:
-    """Return the ids of held-out images whose contents are those of a training image, too.
+    """Return the ids of held-out images whose contents equal those of a training image.
 
     None where comparing them would take reading more than `READ_AT_MOST` bytes. Raises DataError for a read that hangs.
     """
@@ -39,7 +39,7 @@ def leaked(train: Listed, held_out: Listed) -> list[str] | None:
 
 
 def _digests(source: Listed, rows: list[int]) -> Iterator[bytes | None]:
-    """The digest of each of these images; None where it cannot be read, which is the loader's to report."""
+    """Yield the digest of each of these images; None for one that cannot be read, which the loader reports."""
 
     def one(index: int) -> bytes | None:
         try:

@@ -17,12 +17,12 @@ from vitrail.data.images.geometry import Op
 from vitrail.errors import UsageError
 
 FILL = (128, 128, 128)
-"""What comes in from outside where a picture is bent or moved: the middle of the range."""
+"""Fill value outside the picture where it is bent or moved: the middle of the range."""
 
 USUAL_MAGNITUDE = 10.0
 """Magnitude at which an operation is at level 1."""
 LARGEST_MAGNITUDE = 30.0
-"""As large as RandAugment's authors tried."""
+"""Largest magnitude that RandAugment's authors tried."""
 
 Change = Callable[[Image.Image, float], Image.Image]
 

@@ -79,7 +79,7 @@ def orientation(exif: bytes) -> int:
 
 
 def upright(image: np.ndarray, orientation: int) -> np.ndarray:
-    """Turn an image [H, W, C] stored with EXIF `orientation` the way it is to be seen; contiguous.
+    """Return an image [H, W, C] stored with EXIF `orientation` turned upright; contiguous.
 
     Orientations 5 to 8 exchange height and width.
     """
@@ -97,7 +97,7 @@ MAX_PIXELS = 2**27
 phone, below the 169 and more of the usual decompression bombs; 0.4 GB as RGB, about 1 GB at the peak in Pillow."""
 
 BACKGROUND = (255, 255, 255)
-"""What shows through transparent pixels."""
+"""Background colour of transparent pixels."""
 
 # A progressive JPEG repeats its work in every scan, and ordinary ones have about 10 of them: this bounds the
 # time as the pixel cap bounds the memory.
@@ -153,7 +153,7 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None 
         raise DecodeError("the file is empty (0 bytes)", reason="empty")
     format = next((format for format in FORMATS if format.magic.match(data[:512])), None)
     if format is None:
-        message = f"not an image: it begins with {data[:16]!r}; readable are {READABLE}"
+        message = f"not an image: it begins with {data[:16]!r}; readable formats are {READABLE}"
         raise DecodeError(message, reason="not-an-image")
     if format.reader is None:
         message = f"{format.name} files are not supported; convert it to one of {READABLE}"
@@ -168,7 +168,7 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None 
 
 
 def _check_size(height: int, width: int, max_pixels: int, passes: int = 1) -> None:
-    """Refuse by the header alone what would take too much memory, or too long."""
+    """Raise DecodeError, from the header alone, for an image that would take too much memory or time."""
     pixels = height * width
     if pixels > max_pixels:
         message = f"{width} x {height} is {pixels:,} pixels, more than the {max_pixels:,} allowed"
@@ -204,7 +204,7 @@ def _tiff_tags(image: ImageFile) -> dict[int, Any]:
 
 
 def _explained(error: Exception, format: Format) -> DecodeError:
-    """Say in our terms why Pillow refused; its own exceptions are only told apart by their text."""
+    """Return a DecodeError for an exception of Pillow, whose text is the only way to distinguish the causes."""
     text = str(error)
     if isinstance(error, Image.DecompressionBombError):
         reason = "too-many-pixels"
@@ -263,6 +263,6 @@ def _float_to_gray(values: np.ndarray) -> np.ndarray:
     low, high = float(values.min()), float(values.max())
     scale = next((scale for scale in (1, 255, 65535) if high <= scale), None)
     if scale is None or not low >= 0:  # also false for NaN
-        message = f"float values from {low:g} to {high:g} are no picture; 0..1, 0..255 or 0..65535 is"
+        message = f"float values from {low:g} to {high:g} are not a picture; valid ranges are 0..1, 0..255 and 0..65535"
         raise DecodeError(message, reason="unsupported")
     return np.rint(values * (255 / scale)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Which part of a picture is seen, at what size and which way round: resizing, cropping, shifting, mirroring."""
+"""Geometric transforms: resizing, cropping, shifting, mirroring."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ side: a strip of 5000 x 1 would otherwise become 1,280,000 x 256."""
 
 
 class Op(ABC):
-    """One step on the way from a decoded image to the network's input.
+    """One transform between a decoded image and the network's input.
 
     Takes uint8 [H, W, 3] and a generator, from which it draws all its randomness, and returns uint8 [h, w, 3]:
     where there is nothing to do, the very array that was passed in, which is never changed.
@@ -95,7 +95,7 @@ class Compose(Op):
 
 @dataclass(frozen=True)
 class ToSize(Op):
-    """What brings an image to `size` (height, width), and leaves one of that size alone."""
+    """A transform that resizes an image to `size` (height, width), and returns one of that size unchanged."""
 
     size: Size
 
@@ -106,7 +106,7 @@ class ToSize(Op):
 
 @dataclass(frozen=True)
 class Squash(ToSize):
-    """Resize to exactly `size` (height, width), whatever that does to the aspect ratio."""
+    """Resize to exactly `size` (height, width), without keeping the aspect ratio."""
 
     interpolation: Interpolation = "bilinear"
 

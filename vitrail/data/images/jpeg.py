@@ -1,4 +1,4 @@
-"""JPEG, the format nearly every photograph has: header, and a decode that refuses what it had to invent."""
+"""JPEG: the header, and a decoder that rejects damaged files instead of inventing pixels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAMAGE = ("bad Huffman code", "bad arithmetic code", "instead of RST")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the segments before the first scan say. Sizes in pixels as stored, before EXIF turns them."""
+    """Contents of the segments before the first scan. Sizes are in pixels as stored, before EXIF turns them."""
 
     height: int
     width: int
@@ -29,16 +29,16 @@ class Header:
     precision: int
     exif: bytes
     scans: int
-    """How often the decoder goes over the picture."""
+    """Number of times the decoder processes the whole picture."""
 
     @property
     def ordinary(self) -> bool:
-        """Is it 8-bit gray, colour or CMYK, which is what the fast decoder handles?"""
+        """Whether it is 8-bit gray, colour or CMYK, which the fast decoder supports."""
         return self.precision == 8 and self.components in (1, 3, 4) and self.height > 0 and self.width > 0
 
 
 def read_header(data: bytes) -> Header | None:
-    """Read a JPEG's segments up to its first scan, in microseconds; None where they do not lead to one."""
+    """Read a JPEG's segments up to its first scan, in microseconds; None if there is no scan."""
     frame: tuple[int, int, int, int] | None = None
     exif, progressive = b"", False
     at = 2

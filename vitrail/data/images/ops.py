@@ -50,7 +50,7 @@ __all__ = [
 
 
 def train_transform(augment: Augment, preprocess: Preprocess) -> Op:
-    """Return what happens to a training image; the result is exactly `preprocess.image_size`.
+    """Return the transform of a training image; its result is exactly `preprocess.image_size`.
 
     In order: crop, flip, 3-Augment, RandAugment, colour jitter, erasing. Mixup and CutMix come later, on
     batches (mix.py). Raises UsageError for an impossible setting.
@@ -70,7 +70,7 @@ def train_transform(augment: Augment, preprocess: Preprocess) -> Op:
 
 
 def eval_transform(preprocess: Preprocess) -> Op:
-    """Return what happens to an image when nothing is random; the result is exactly `preprocess.image_size`.
+    """Return the transform of an image in evaluation; its result is exactly `preprocess.image_size`.
 
     "squash" resizes to it. "small" resizes to the smallest picture that covers image_size / crop and cuts the
     middle out: 224 with crop 0.875 makes the short side 256. Raises UsageError for an impossible setting.

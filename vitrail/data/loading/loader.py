@@ -41,18 +41,18 @@ class Batch:
 
 @dataclass
 class Slots:
-    """The memory of one batch, to be filled by several threads."""
+    """The memory of one batch, which several threads fill."""
 
     images: np.ndarray
     labels: np.ndarray
     index: np.ndarray
     good: np.ndarray
-    """bool: which slots got an image."""
+    """bool [B]: whether the slot holds an image."""
     fetched: Future[FetchedImages] | None = None
-    """What was asked for ahead of time, of a distant source."""
+    """Images requested ahead of time from a distant source."""
 
     def batch(self) -> Batch:
-        """Hand the filled batch over as tensors, without a copy unless a slot stayed empty."""
+        """Return the filled batch as tensors, without a copy unless a slot is empty."""
         arrays = (self.images, self.labels, self.index)
         if not self.good.all():
             arrays = tuple(array[self.good] for array in arrays)
@@ -72,19 +72,20 @@ class BatchPart:
     last: bool
     """Is it the batch's last part?"""
     bad: list[tuple[int, str]] = field(default_factory=list)
-    """Index and reason of what could not be read."""
+    """(index, reason) of each image that could not be read."""
     reading: int = -1
     """The image being read, -1 before the first."""
     steps: int = 0
     """Reads begun so far."""
     steps_seen: int = -1
-    """`steps` when the consumer last lost patience."""
+    """Value of `steps` at the last timeout of the consumer."""
 
 
 class DecodedImages:
-    """Images and labels by index: one array where the images have one size, single ones for those of another.
+    """Decoded images and labels in memory, by index, so that small data sets are read and decoded once.
 
-    Several threads may put and get; an image put twice is the same image.
+    Images of the most common size share one array; images of other sizes are stored separately. Several threads may
+    put and get.
     """
 
     def __init__(self, count: int) -> None:
@@ -96,14 +97,14 @@ class DecodedImages:
         self._there = np.zeros(count, dtype=bool)
 
     def get(self, index: int) -> tuple[np.ndarray, int] | None:
-        """Return (image uint8 [H, W, 3], label), None if it was not put yet."""
+        """Return (image uint8 [H, W, 3], label), or None if the image is not in memory yet."""
         if not self._there[index] or self._images is None:
             return None
         image = self._others.get(index)
         return (self._images[index] if image is None else image), int(self._labels[index])
 
     def put(self, index: int, image: np.ndarray, label: int) -> None:
-        """Keep a copy of an image of the common size, or an image of another size itself."""
+        """Store an image: a copy if it has the common size, else the array itself."""
         with self._lock:
             if self._images is None:  # the first image decides what the common size is
                 self._images = np.empty((self._count, *image.shape), dtype=np.uint8)
@@ -119,19 +120,19 @@ Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """uint8 [H, W, 3], random numbers -> uint8 [*image_size, 3]."""
 
 ATTEMPTS = 100
-"""Unreadable images in a row, in the order of training, after which the data set is given up."""
+"""Number of consecutive unreadable images, in training order, after which loading fails."""
 _BATCHES_AHEAD = 3
 _ON_THE_WAY = 512
-"""Images of a distant source asked for ahead of decoding: at 50 ms a round trip that is 10,000 images/s."""
+"""Number of images requested ahead from a distant source: 10,000 images/s at 50 ms per round trip."""
 _ASKING = 4
-"""Batches of a distant source that are asked for at the same time; the images of each are asked for together."""
+"""Number of batches requested from a distant source at the same time, each in one request."""
 
 
 class Loader:
     """Batches of one process's share of a source.
 
-    `batch_size` counts this process's images; the batch of all processes is `world` times as large, and what
-    is in it does not depend on how it is divided. Training (`shuffle` or `drop_last`) takes the same number
+    `batch_size` counts this process's images; the batch of all processes is `world` times as large, and its
+    images do not depend on the number of processes. Training (`shuffle` or `drop_last`) takes the same number
     of steps in every process, wrapping around where needed; a data set smaller than a batch gives one smaller
     batch. Evaluation (neither) gives every image exactly once over all processes.
 
@@ -169,7 +170,7 @@ class Loader:
         self.wait_seconds = 0.0
         self.bad: list[tuple[str, str]] = []
         self.bad_index: list[int] = []
-        """Where in the source each of `bad` is."""
+        """Index in the source of each image in `bad`."""
         self._seen_bad: set[int] = set()
         self._transform = transform
         self._size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
@@ -218,7 +219,7 @@ class Loader:
             filled.close()
 
     def _next(self, filled: Iterator[BatchPart]) -> Batch | None:
-        """Wait for all parts of the next batch; None at the end of the epoch."""
+        """Wait for all parts of the next batch and return it; return None at the end of the epoch."""
         began = time.perf_counter()
         try:
             for part in filled:
@@ -230,7 +231,7 @@ class Loader:
             self.wait_seconds += time.perf_counter() - began
 
     def close(self) -> None:
-        """End the threads. The loader cannot be used after that; closing twice is allowed."""
+        """End the threads. The loader cannot be used afterwards; it may be closed twice."""
         for pool in (self._pool, self._asking):
             if pool is not None:
                 pool.close()
@@ -295,8 +296,7 @@ class Loader:
             yield slot, image, index, stream(self._seed, part.epoch, index + copy * len(self.source))
 
     def _find(self, part: BatchPart, position: int) -> tuple[np.ndarray, int, int, int] | None:
-        """Return (image, label, index, copy) for a position; None where evaluation leaves an unreadable one
-        out."""
+        """Return (image, label, index, copy) for a position; None for an unreadable image in evaluation."""
         for attempt in range(1 if self._evaluation else ATTEMPTS):
             index, copy = self._order.image(part.permutation, position, attempt)
             part.reading, part.steps = index, part.steps + 1
@@ -310,7 +310,10 @@ class Loader:
             return None
         index, reason = part.bad[-1]
         name = self._name(index)
-        raise DataError(f"{ATTEMPTS} images in a row cannot be read, the last of them {name}: {reason}")
+        raise DataError(
+            f"{ATTEMPTS} images in a row cannot be read; the last is {name}: {reason}. "
+            "`vitrail data check` lists all bad images"
+        )
 
     def _read(self, index: int, fetched: Future[FetchedImages] | None) -> tuple[np.ndarray, int]:
         """Return (pixels uint8 [H, W, 3], label), from memory if they were kept, from what was fetched if it is."""
@@ -355,7 +358,7 @@ class Loader:
             return None
         return DataError(
             f"reading image {self._name(part.reading)} (index {part.reading}) has taken more than "
-            f"{self._timeout:g} s: the disk or network it lies on does not answer"
+            f"{self._timeout:g} s: the disk or network does not respond. Check it and try again"
         )
 
     def _record(self, part: BatchPart) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitrail.errors import UsageError
 
-# what a stream is for: each purpose has its own numbers
+# the purpose of a stream; each purpose has its own random numbers
 AUGMENT, MIX = range(2)
 
 _WORD = (1 << 64) - 1
@@ -36,7 +36,7 @@ ORDER = 2
 
 
 class Permutation(Protocol):
-    """The images of an epoch in order."""
+    """The order of the images in an epoch."""
 
     def __getitem__(self, place: int, /) -> int: ...
 

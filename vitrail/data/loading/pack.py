@@ -1,8 +1,8 @@
 """Write a data set as packed shards: small JPEGs (or raw pixels) in tars of equal size, with an index.
 
 Reading is sequential and needs a quarter of the decoding: training wants 224 pixels, cameras store 4,000.
-Every shard and the index appear under their names only when complete, the index last, so a pack that was
-interrupted goes on where it stopped and one that has an index is whole."""
+Every shard and the index appear under their names only when complete, the index last, so an
+interrupted pack continues where it stopped, and a pack with an index is complete."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BLOCK = 512  # of a tar
 
 @dataclass(frozen=True)
 class Packed:
-    """What was written."""
+    """Result of packing one split."""
 
     folder: Path
     count: int
@@ -47,7 +47,7 @@ class Packed:
     shards: int
     bytes: int
     bad: list[Rejected]
-    """Images that cannot be decoded and were left out."""
+    """Images that were left out because they cannot be decoded."""
 
 
 def pack_data(path: str, folder: str | Path, **choices: Any) -> dict[str, Packed]:
@@ -61,7 +61,7 @@ def pack_data(path: str, folder: str | Path, **choices: Any) -> dict[str, Packed
 
 
 def _shuffled(source: Listed) -> Listed:
-    """The same images in an order that has nothing to do with their classes, always the same one."""
+    """Return the images in a fixed random order, independent of their classes."""
     return View(source, stream(0, 0, 0, ORDER).permutation(len(source)))
 
 
@@ -82,7 +82,7 @@ def pack(
     Images are JPEGs of `quality` 1..100 (4:2:0), or uint8 arrays without loss for None; a JPEG that is small
     enough is copied as it is. A shard ends with the image that reaches `shard_bytes`. With `shuffle` the images are
     in random order, so that neighbours can be shown together (`Data.together`). Called again with the
-    same source and choices it goes on, or finds all done; the result is the same to the bit. Raises DataError
+    same source and choices it continues or finds everything done; the result is the same to the bit. Raises DataError
     for a folder that holds something else and UsageError for impossible choices."""
     if short_side < 1 or shard_bytes < 1 or not (quality is None or 1 <= quality <= 100):
         raise UsageError(
@@ -116,7 +116,7 @@ def pack(
 
 
 def _encode(source: Listed, short_side: int, quality: int | None, index: int) -> tuple[str, bytes] | DecodeError:
-    """Return (suffix, bytes) of one image, or why it cannot be had."""
+    """Return (suffix, bytes) of one image, or the error of reading it."""
     try:
         data = source[index].image
         # twice the size is enough: the rest of the way down is antialiased

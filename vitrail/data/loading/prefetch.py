@@ -1,7 +1,7 @@
-"""Threads that work ahead, and results that come in order.
+"""Threads that work ahead, with results in order.
 
-Threads, because decoders drop the interpreter lock; daemons, so that one hung in a read cannot keep the
-process alive."""
+Threads suffice because decoders release the interpreter lock. They are daemons, so that a thread stuck in a read
+cannot keep the process alive."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ R = TypeVar("R")
 Task = tuple["Future[Any]", Callable[..., Any], Any]
 
 TIMEOUT = 120.0
-"""Seconds after which a read that has not come back counts as hung."""
+"""Seconds after which a read counts as stuck."""
 
 
 class Pool:
-    """A fixed number of threads; `close` ends them after the task each is at."""
+    """A fixed number of threads; `close` ends each after its current task."""
 
     def __init__(self, count: int) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -151,7 +151,8 @@ def ahead(pool: Pool, function: Callable[[T], R], arguments: Iterable[T], count:
 def stuck(name: str) -> DataError:
     """Return the error that names an image whose read has not come back within `TIMEOUT`."""
     return DataError(
-        f"reading {name} has taken more than {TIMEOUT:g} s: the disk or network it lies on does not answer"
+        f"reading {name} has taken more than {TIMEOUT:g} s: the disk or network does not respond. "
+        "Check it and try again"
     )
 
 

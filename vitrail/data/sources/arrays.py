@@ -16,11 +16,11 @@ from vitrail.data.split import hold_out
 from vitrail.errors import DataError
 
 LARGE = 1 << 30
-"""Bytes that any array may unpack to; beyond, the ratio counts."""
+"""Size in bytes up to which any array may unpack; above it, the ratio must hold."""
 RATIO = 200
 """Of a thousand that deflate can reach with zeros; drawings in black and white come to a few dozen."""
 DAMAGED = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, SyntaxError, TokenError)
-"""What reading a broken zip raises; the last two come from array headers."""
+"""Exceptions from reading a damaged zip; the last two come from array headers."""
 _PAIRS = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels")),
     "validation": (("x_val", "y_val"), ("x_valid", "y_valid"), ("val_images", "val_labels")),

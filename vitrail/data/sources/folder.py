@@ -1,7 +1,7 @@
-"""Class folders: `root/class/*.jpg`, or `root/split/class/*.jpg`. Files are listed once and read when asked
-for.
+"""Class folders: `root/class/*.jpg`, or `root/split/class/*.jpg`. Files are listed once; each is
+read when its image is needed.
 
-A name is no proof of a split: `train` is also a class of CIFAR-100. A folder is a split if it holds class
+A name alone does not make a split: `train` is also a class of CIFAR-100. A folder is a split if it holds class
 folders."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXPECTED = """expected is one folder per class, in split folders or not:
 
 
 class FileSource:
-    """Images in files of their own, named relative to `root`. Names are packed bytes: about 50 per image."""
+    """Images in separate files, named relative to `root`. Names are stored as packed bytes, about 50 per image."""
 
     def __init__(
         self, root: Path, names: pa.Array, labels: np.ndarray, sizes: np.ndarray, class_names: list[str]
@@ -52,7 +52,7 @@ class FileSource:
         return os.fsdecode(self._names[index].as_py())
 
     def path(self, index: int) -> Path:
-        """Where the image lies."""
+        """Return the path of an image."""
         return Path(os.fsdecode(self._root)) / self.id(index)
 
 
@@ -74,7 +74,7 @@ def named_file_source(root: Path, files: Sequence[tuple[str, str, int]], class_n
 
 
 def file_of(source: Listed, index: int) -> Path | None:
-    """Return where an image of any source lies, None where it is no file of its own."""
+    """Return the path of an image of any source; None if the image is not a separate file."""
     source, index = origin(source, index)
     return source.path(index) if isinstance(source, FileSource) else None
 
@@ -94,31 +94,33 @@ def read_file(path: str | bytes | Path) -> bytes:
 
 
 def refuse_large(size: int, name: str) -> None:
-    """Raise DecodeError "too-large" for more bytes than any image has: they are not brought into memory."""
+    """Raise DecodeError "too-large" for more than MAX_BYTES bytes, before they are read into memory."""
     if size > MAX_BYTES:
-        raise DecodeError(f"{name}: {size:,} bytes, more than the {MAX_BYTES:,} of any image", reason="too-large")
+        raise DecodeError(
+            f"{name}: {size:,} bytes, more than the {MAX_BYTES:,} that an image file may have", reason="too-large"
+        )
 
 
 def is_junk(name: str) -> bool:
-    """Hidden and system files: .DS_Store, ._x.jpg, .ipynb_checkpoints, __MACOSX, Thumbs.db, desktop.ini."""
+    """Return whether a name is of a hidden or system file: .DS_Store, ._x.jpg, __MACOSX, Thumbs.db, desktop.ini."""
     return name.startswith(".") or name.lower() in _JUNK
 
 
 def is_image_name(name: str) -> bool:
-    """Does the name end like an image's?"""
+    """Return whether a name ends in an image suffix."""
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def is_class_tree(path: Path) -> bool:
-    """Are there two folders with images, or a split folder? One folder alone may be where a table's images
-    lie."""
+    """Return whether there are two folders with images, or a split folder.
+
+    A single folder may hold the images of a table."""
     folders = folders_in(path)
     return bool(_split_folders(folders)) or sum(_layout(folder) != "empty" for folder in folders) > 1
 
 
 def read_folder(path: Path) -> DataSet:
-    """Open a tree of class folders. Raises DataError, with the tree that was expected, where there is
-    none."""
+    """Open a tree of class folders. Raises DataError, which shows the expected tree, if there is none."""
     findings = Findings("folder")
     folders = folders_in(path)
     splits = _split_folders(folders)
@@ -142,8 +144,9 @@ def read_folder(path: Path) -> DataSet:
 
 
 def read_unlabelled(path: Path) -> DataSet | None:
-    """Open a folder of images as they lie, at any depth, in `train` and the like or not; None where there are class
-    folders or no images. For learning without labels: every label is UNKNOWN."""
+    """Open a folder of images without class folders, at any depth, for training without labels: all are UNKNOWN.
+
+    Folders named train, val or test are splits. Returns None if there are class folders or no images."""
     folders = folders_in(path)
     splits = [folder for folder in folders if role_of(folder.name) and _layout(folder) == "images"]
     if not any(role_of(folder.name) == "train" for folder in splits):
@@ -159,7 +162,7 @@ def _unlabelled(path: Path, findings: Findings) -> Listed:
 
 
 def read_classes(path: Path, findings: Findings) -> Listed:
-    """List `path/class/**/image`; classes are the sorted folder names. Empty class folders are warned of."""
+    """List `path/class/**/image`; classes are the sorted folder names. An empty class folder causes a warning."""
     names: list[pa.Array] = []
     labels: list[np.ndarray] = []
     sizes: list[np.ndarray] = []

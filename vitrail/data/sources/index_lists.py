@@ -16,8 +16,8 @@ from vitrail.data.sources.folder import is_image_name, named_file_source
 from vitrail.errors import DataError
 
 WHOLE, PARTS = "train800val200", ("train800", "val200")
-"""A list that is two others joined. Where those are there it is left out, so that nobody chooses by what he trains
-on: `train800+val200` is the same."""
+"""A list that joins two others. It is left out if those exist, so that no validation image is a training image;
+`train800+val200` gives the same images."""
 _LOOKED_AT = 4096  # bytes of a text file that decide whether it is a list
 
 
@@ -38,7 +38,7 @@ def index_lists(path: Path) -> dict[str, Path]:
 
 
 def _is_list(file: Path) -> bool:
-    """Does a file begin with a line "PATH LABEL" whose path is that of an image?"""
+    """Return whether a file begins with a line "PATH LABEL" whose path is that of an image."""
     try:
         with open(file, "rb") as stream:
             first = stream.read(_LOOKED_AT).decode("utf-8", "replace").lstrip("\ufeff").split("\n")[0]
@@ -49,9 +49,9 @@ def _is_list(file: Path) -> bool:
 
 
 def read_index_lists(path: Path) -> DataSet:
-    """Open a folder with index lists. Files that are missing are listed as dropped.
+    """Open a folder with index lists. Missing files are listed as dropped.
 
-    Raises DataError for a line that is no path and label, and where no file is there.
+    Raises DataError for a line without a path and a label, and if no file of a list exists.
     """
     findings = Findings("lists")
     read = {name: list(_lines(path, file, findings)) for name, file in index_lists(path).items()}
@@ -72,7 +72,7 @@ def _lines(root: Path, file: Path, findings: Findings) -> Iterator[Line]:
         if not words:
             continue
         if len(words) != 2:
-            raise DataError(f"{file}, line {number}: expected a path and a label, found {line!r}")
+            raise DataError(f"{file}, line {number}: expected a path and a label, found {line!r}. Write PATH LABEL")
         name = os.path.normpath(words[0].strip())
         if os.path.isabs(name) or name.startswith(".."):
             findings.drop(words[0], f"{file.name}, line {number}: not below {root}")

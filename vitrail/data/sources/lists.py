@@ -1,4 +1,4 @@
-"""A list of images: a CSV that says which images of a data set make a split, and copies none of them.
+"""A list of images: a CSV that assigns images of a data set to splits without copying them.
 
 | column | what |
 |---|---|
@@ -55,7 +55,7 @@ def write_list(file: Path, data: str, found: DataSet, splits: Mapping[str, Liste
 
 
 def refers_to(file: Path) -> str | None:
-    """Return the data set that a list refers to, None for a CSV that is no such list."""
+    """Return the data set that a list refers to; None for a CSV that is not such a list."""
     try:
         with open(file, newline="", encoding="utf-8", errors="surrogateescape") as stream:
             rows = csv.reader(stream)
@@ -65,7 +65,7 @@ def refers_to(file: Path) -> str | None:
     if first is None or len(first) != len(COLUMNS):
         return None
     if first[-1] == str(file.resolve()):
-        raise DataError(f"{file} is a list of images that refers to itself")
+        raise DataError(f"{file} is a list of images that refers to itself. Name the data set in its column 'data'")
     return first[-1]
 
 
@@ -82,8 +82,8 @@ class _Wanted:
 def read_list(file: Path, found: DataSet) -> DataSet:
     """Return the splits that the list `file` makes of `found`, the data set it refers to.
 
-    Images that are there no longer are dropped with their row, the header being row 1. Raises DataError where
-    none is left, where a label is not that of the data set, and where a split is made of several.
+    Images that no longer exist are dropped with their row number; the header is row 1. Raises DataError if no
+    image is left, if a label differs from that of the data set, or if a split mixes several splits of the data set.
     """
     findings = found.findings
     findings.kind = "list"
@@ -116,7 +116,7 @@ def _read(file: Path) -> dict[str, _Wanted]:
 
 
 def _chosen(file: Path, source: Listed, wanted: _Wanted, findings: Findings) -> Listed:
-    """The images that a split of a list names, in its order."""
+    """Return the images of one split of a list, in the order of the list."""
     there = _marks(source.id(index) for index in range(len(source)))
     order = np.argsort(there, kind="stable")
     asked = _marks(wanted.ids)
@@ -142,6 +142,6 @@ def _class(source: Listed, index: int) -> str:
 
 
 def _marks(ids: Iterable[str]) -> np.ndarray:
-    """16 bytes for each id, a table of which is smaller than the ids and quickly searched."""
+    """Return a hash of 16 bytes for each id: a table that is smaller than the ids and fast to search."""
     hashes = (hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest() for name in ids)
     return np.frombuffer(b"".join(hashes), dtype="S16")

@@ -1,6 +1,6 @@
-"""One argument for all data: `open_data` looks at what is there and opens it.
+"""Open any data set from one argument: `open_data` detects the layout of a path or name and opens it.
 
-Classes are matched by name, never by position, and everything that was left out is in `Splits.report`.
+Classes are matched by name, never by position. Everything that was left out is listed in `Splits.report`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Item", "Listed", "Source", "Splits", "find", "open_data", "open_spli
 _HUB = "hf://datasets/"
 _KINDS = (
     "a folder of class folders, a CSV, parquet files, tar shards, packed shards, an .npz, "
-    "a folder with index lists, one prepared by TensorFlow Datasets, vtab:TASK:DIR, a hub data set on disk "
+    "a folder with index lists, a folder prepared by TensorFlow Datasets, vtab:TASK:DIR, a hub data set on disk "
     f"or {_HUB}owner/name, packed or tar shards at an address such as s3://bucket/folder, 'digits', "
     f"or one of {', '.join(CATALOG)}"
 )
@@ -42,7 +42,7 @@ _KINDS = (
 
 @dataclass
 class Splits:
-    """Data opened for training: labels of all splits count in `class_names`."""
+    """Data opened for training. The labels of all splits are indices into `class_names`."""
 
     train: Listed
     validation: Listed | None
@@ -51,15 +51,15 @@ class Splits:
     report: Findings
     fingerprint: str
     held_out: dict[str, Any] = field(default_factory=dict)
-    """How validation came about: {"validation": split name} where it was given, else
+    """Origin of the validation images: {"validation": split name} if the data have such a split, else
     {"seed", "share", "from", "ids": [...]} of the images held out."""
 
 
 def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) -> Splits:
-    """Open `data.path`, whatever it is, and split it for training; `seed` draws the held-out images.
+    """Open `data.path` and split it for training. `seed` draws the held-out images.
 
-    Where no `labels` are needed, images may have none, and a folder needs no class folders. Raises DataError (missing,
-    empty, one class only, labels unknown, classes that training lacks) and UsageError (no such split or column).
+    If `labels` is False, images may be unlabelled, and a folder needs no class folders. Raises DataError (missing or
+    empty data, a single class, unknown labels, classes that training lacks) and UsageError (no such split or column).
     """
     if not isinstance(data, Data):
         data = Data(path=str(data))
@@ -76,10 +76,15 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
     class_names = train.class_names
     if labels and len(class_names) < 2:
         tree = f"; {folder.EXPECTED}" if findings.kind == "folder" else ""
-        raise DataError(f"{data.path} has one class only, {class_names[0]!r}: nothing can be told apart{tree}")
+        raise DataError(
+            f"{data.path} has one class only, {class_names[0]!r}. A classifier needs at least two classes{tree}"
+        )
     unlabelled = int(np.count_nonzero(train.labels < 0))
     if labels and unlabelled:
-        raise DataError(f"{unlabelled} of {len(train)} images of split {name!r} of {data.path} have no label")
+        raise DataError(
+            f"{unlabelled} of {len(train)} images of split {name!r} of {data.path} have no label. "
+            "Label them, remove them, or choose a recipe that needs no labels"
+        )
     mark = fingerprint(found.splits)
     measured = test_split(found, data, names)
     chosen = validation_split(found, data, names, measured, labels=labels)
@@ -114,10 +119,10 @@ def open_split(
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> Listed:
-    """Open one split for evaluation, its labels counted in `class_names` (a model's), matched by name.
+    """Open one split for evaluation. Its labels are indices into `class_names` (a model's), matched by name.
 
-    Without `split`: test if there is one, else validation, else the only split there is. Raises DataError,
-    listing them, for classes that `class_names` lacks, and UsageError for a split that is not there."""
+    Default for `split`: the test split if there is one, else validation, else the only split. Raises DataError, with
+    a list, for classes that `class_names` lacks, and UsageError for a split that does not exist."""
     found = find(str(path), image_column, label_column)
     if split is not None:
         name = named_split(found, split, str(path))
@@ -130,10 +135,10 @@ def open_split(
 def find(
     path: str, image_column: str | None = None, label_column: str | None = None, *, labels: bool = True
 ) -> DataSet:
-    """Return everything at `path`, unjoined: its splits by their own names and what was left out.
+    """Return the data set at `path`: its splits by their own names, and what was left out.
 
-    Without need of `labels`, a folder of images as they lie will do. Raises DataError, saying what was looked for and
-    what would be valid, where nothing is or can be read.
+    If `labels` is False, a folder of images without class folders is accepted. Raises DataError if there is no
+    readable data set: the message says where it was looked for and what would be valid.
     """
     try:
         return _find(path, image_column, label_column, labels)
@@ -156,7 +161,9 @@ def _find(path: str, image_column: str | None, label_column: str | None, labels:
     if path in CATALOG:
         entry = CATALOG[path]
         if entry.hub is None:
-            raise DataError(f"{path} is not on the hub: give the folder you have it in. It comes from: {entry.source}")
+            raise DataError(
+                f"{path} is not on the hub. Download it and give its folder instead. It comes from: {entry.source}"
+            )
         return open_hub(entry.hub, image_column or entry.image_column, label_column or entry.label_column)
     if path.startswith(_HUB):
         return open_hub(path.removeprefix(_HUB), image_column, label_column)
@@ -166,7 +173,7 @@ def _find(path: str, image_column: str | None, label_column: str | None, labels:
 
 
 def _missing(path: str, place: Path) -> DataError:
-    """Say how far the path exists and what is near; decided without the network, so it comes at once."""
+    """Return the error for a path without data: how far the path exists, and similar names. Needs no network."""
     parent = next((p for p in place.absolute().parents if p.is_dir()), Path("/"))
     try:
         missing = place.absolute().relative_to(parent).parts[0]
@@ -192,11 +199,11 @@ def _find_file(path: Path, image_column: str | None, label_column: str | None) -
         return read_npz(path)
     if suffix == ".tar":
         return read_shards(path, [path])
-    raise DataError(f"{path} is a file of no known kind; valid are {_KINDS}")
+    raise DataError(f"{path} is a file of no known kind. Valid are {_KINDS}")
 
 
 def _listed(path: Path, data: str, image_column: str | None, label_column: str | None) -> DataSet:
-    """Open what a list of images refers to."""
+    """Open the data set that a list of images refers to."""
     try:
         return find(data, image_column, label_column)
     except DataError as error:
@@ -204,7 +211,7 @@ def _listed(path: Path, data: str, image_column: str | None, label_column: str |
 
 
 def _find_in_folder(path: Path, image_column: str | None, label_column: str | None, labels: bool) -> DataSet:
-    """Look for the most particular layout first."""
+    """Detect the layout of a folder, the most specific layout first."""
     if packed_folders(path):
         return read_packed(path)
     if index_lists(path):

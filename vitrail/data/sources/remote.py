@@ -1,8 +1,8 @@
 """Shards at an address: packed folders and webdataset tars of S3, GCS, a web server or any other fsspec file system.
 
-Images are never copied to this machine: the index is, into the cache folder, and each image is a byte range. The
-index of packed shards is one file. That of tars has to be made: every tar is read through once, several at a time,
-and an interrupted start goes on where it stopped."""
+Images are never copied to this machine. Only the index is copied, into the cache folder, and each image is read as a
+byte range. Packed shards have an index file. For tars the index is made: every tar is read once, several at a time,
+and an interrupted start continues where it stopped. Ours, because fsspec's caches copy whole files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vitrail.data.sources.shards import (
 from vitrail.data.sources.table import group_by_split
 from vitrail.errors import DataError
 
-_AT_ONCE = 16  # tars that are read through at the same time
+_AT_ONCE = 16  # number of tars that are read at the same time
 _READ = 1 << 22  # bytes asked for at a time while a tar is read through
 
 

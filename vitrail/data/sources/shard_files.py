@@ -1,7 +1,7 @@
-"""The bytes of shards, wherever they lie: positions on a local disk, or byte ranges of another file system.
+"""Read the bytes of shards: positions in local files, or byte ranges of another file system.
 
-A range of a remote file costs a round trip, some 10 to 100 ms, whatever its length. So many are asked for at once,
-and neighbours are read in one piece."""
+A range of a remote file costs a round trip, some 10 to 100 ms, whatever its length. So many ranges are requested at
+once, and neighbours are read in one piece."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _PAUSE = 0.25  # seconds before the second attempt; doubled before each further 
 
 
 class ShardFiles(Protocol):
-    """Numbered files that ranges are read of, by several threads at once."""
+    """Numbered files from which several threads read ranges at once."""
 
     names: list[str]
     distant: bool
-    """Is reading worth planning ahead, because a round trip is long?"""
+    """Whether images should be requested ahead of time, because a round trip is long."""
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
         """Return a range of a shard. Raises DecodeError("unreadable")."""
         ...
 
     def read_many(self, shards: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> list[bytes | DecodeError]:
-        """Return several ranges, in the order asked for; in the place of one that cannot be had, why."""
+        """Return several ranges, in the order of the request, or the DecodeError of a range that cannot be read."""
         ...
 
 
 class LocalFiles:
-    """Files of the operating system; some stay open."""
+    """Local files; some stay open."""
 
     distant = False
 
@@ -84,7 +84,7 @@ class LocalFiles:
 
 
 class RemoteFiles:
-    """Files of an fsspec file system, read by range; what fails is tried again, except where nothing is there."""
+    """Files of an fsspec file system, read by range. Failed reads are repeated, except for missing files."""
 
     distant = True
 
@@ -112,7 +112,7 @@ class RemoteFiles:
         return found
 
     def _ranges(self, wanted: list[tuple[int, int, int]]) -> list[bytes | DecodeError]:
-        """Read (shard, begin, end) each, the failed ones again after a pause."""
+        """Read each (shard, begin, end). Failed reads are repeated after a pause."""
         found: list[bytes | DecodeError] = [b""] * len(wanted)
         left = list(range(len(wanted)))
         for attempt in range(_ATTEMPTS):

@@ -1,4 +1,7 @@
-"""A CSV of paths and labels. Every rejected row is listed with its number, the header being row 1."""
+"""CSV files of paths and labels. Every rejected row is listed with its number; the header is row 1.
+
+Ours rather than a data frame's reader, because an error must name the row it stands in.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,9 @@ _MISSING = frozenset(("", "nan", "none", "null", "na", "n/a"))
 
 
 def find_column(names: Iterable[str], wanted: str | None, usual: tuple[str, ...], what: str, where: str) -> str:
-    """Return the column called `wanted`, or the first of the `usual` names that is there, in any case.
+    """Return the column called `wanted`, or the first column with a `usual` name, in upper or lower case.
 
-    Raises UsageError for a `wanted` that is not there, DataError where no usual name is.
+    Raises UsageError if there is no column `wanted`, and DataError if no column has a usual name.
     """
     names = list(names)
     if wanted is not None:
@@ -61,12 +64,12 @@ def find_column(names: Iterable[str], wanted: str | None, usual: tuple[str, ...]
             return by_key[key]
     raise DataError(
         f"{where} has no {what} column: its columns are {', '.join(names)}; usual names are {', '.join(usual)} "
-        f"(or name it with {what}_column)"
+        f"(or name the column in data.{what}_column)"
     )
 
 
 def split_of(path: PurePath) -> str:
-    """Return the split a file's name speaks of ("train-00000-of-00002" -> "train"), "" if none."""
+    """Return the split that a file name contains ("train-00000-of-00002" -> "train"), "" if none."""
     words = path.stem.lower().replace("-", ".").replace("_", ".").split(".")
     return next((word for word in words if role_of(word)), "")
 
@@ -93,7 +96,9 @@ def read_tables(
     found = DataSet({}, findings)
     for name, group in group_by_split(files).items():
         if len(group) > 1 or not name:
-            raise DataError(f"{path} holds several tables and not one per split: {', '.join(f.name for f in group)}")
+            raise DataError(
+                f"{path} holds several tables, not one per split: {', '.join(f.name for f in group)}. Choose one"
+            )
         rows = Rows(group[0].parent, findings)
         for source in rows.read(_records(group[0], image_column, label_column), str(group[0])).values():
             found.splits[name] = source
@@ -101,7 +106,7 @@ def read_tables(
 
 
 def _records(file: Path, image_column: str | None, label_column: str | None) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (row, path, label, split) of a CSV; raises DataError for a file that is no such table."""
+    """Yield (row, path, label, split) of a CSV. Raises DataError for a file that is not such a table."""
     try:
         with open(file, newline="", encoding="utf-8-sig") as stream:
             first = stream.readline()
@@ -137,13 +142,15 @@ class Rows:
         self._findings = findings
 
     def read(self, records: Iterable[tuple[str, str, str, str]], where: str) -> dict[str, FileSource]:
-        """Return split -> source. Rows whose file is missing or listed before are dropped with their number;
-        a row without a label raises DataError, as does a table of which no row is left."""
+        """Return split -> source. A row is dropped, with its number, if its file is missing or was listed in
+        an earlier row. Raises DataError for a row without a label, and for a table without any usable row."""
         seen: dict[str, str] = {}
         rows: dict[str, list[tuple[str, str, int]]] = {}
         for row, name, label, split in records:
             if label.lower() in _MISSING:
-                raise DataError(f"{where}, {row}: no label for {name!r} (found {label!r}); give it one or remove it")
+                raise DataError(
+                    f"{where}, {row}: no label for {name!r} (found {label!r}). Give it a label or remove the row"
+                )
             file, size = self._locate(name)
             if size is None:
                 self._findings.drop(name, f"{row}: no such file below {self._root}")

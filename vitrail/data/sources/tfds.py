@@ -1,8 +1,8 @@
 """Folders prepared by TensorFlow Datasets, read without TensorFlow.
 
 `NAME[/CONFIG]/VERSION/` holds `NAME-SPLIT.tfrecord-00000-of-00005`, `dataset_info.json`, `features.json` and
-`FEATURE.labels.txt`. Every record is checked once, when the folder is first opened; where each image lies in which
-file is kept in the cache folder, and from then on any image is one read away.
+`FEATURE.labels.txt`. Every record is checked once, when the folder is first opened; the position of
+each image is then stored in the cache folder, so that any image takes a single read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_CLASSES = 1_000_000  # more than any data set has: a number in a file is n
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a prepared folder says of itself."""
+    """Description of a prepared folder."""
 
     folder: Path
     splits: dict[str, list[Path]]
@@ -84,7 +84,7 @@ def read_tfds(
         if counts[split] not in (None, len(table)):
             raise DataError(
                 f"{prepared.folder}: split {split!r} has {len(table):,} records, and dataset_info.json says "
-                f"{counts[split]:,}: copy or prepare it again"
+                f"{counts[split]:,}: copy it or prepare it again"
             )
     seen = {name for table in tables.values() for name in table["label"].unique().drop_null().to_pylist()}
     names = names or order_classes(seen)
@@ -96,11 +96,13 @@ def read_tfds(
 
 @contextmanager
 def _understood(folder: Path) -> Iterator[None]:
-    """Context in which JSON of another shape than TensorFlow Datasets writes is a DataError."""
+    """Context in which JSON that TensorFlow Datasets would not write raises DataError."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"the .json files in {folder} are not as TensorFlow Datasets writes them: {error}") from error
+        raise DataError(
+            f"the .json files in {folder} are not as TensorFlow Datasets writes them: {error}; prepare it again"
+        ) from error
 
 
 def _describe(folder: Path) -> Prepared:
@@ -114,7 +116,7 @@ def _describe(folder: Path) -> Prepared:
             groups.setdefault(match["split"], []).append((int(match["shard"]), int(match["shards"]), file))
     listed = [str(split.get("name")) for split in info.get("splits", [])]
     if missing := [name for name in listed if name not in groups]:
-        raise DataError(f"{folder} lacks all files of split {missing[0]!r}: copy or prepare it again")
+        raise DataError(f"{folder} lacks all files of split {missing[0]!r}: copy it or prepare it again")
     splits = {}
     for name in sorted(groups, key=lambda name: (listed.index(name) if name in listed else len(listed), name)):
         shards = sorted(groups[name])

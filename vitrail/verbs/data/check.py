@@ -1,4 +1,4 @@
-"""`vitrail data check | stats | pack`: know the images before training on them. Nothing is written into them."""
+"""`vitrail data check | stats | pack`: examine images before training. The data set itself is never changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vitrail")
 LINES = 20
-"""Of a kind on a terminal; --json and --out have them all."""
+"""Maximum number of lines of one kind on a terminal; --json and --out contain all of them."""
 
 
 def check(path: str | Path, *, out: str | Path | None = None, workers: int | None = None) -> Report:
@@ -88,7 +88,7 @@ class Line:
         self.shown = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
 
     def __call__(self, done: int, total: int) -> None:
-        """Tell that `done` of `total` are done."""
+        """Show that `done` of `total` images are done."""
         if self.shown and (done % 100 == 0 or done == total):
             print(f"\r{self.what} {done:,} of {total:,}", end="\n" if done == total else "", file=sys.stderr)
 
@@ -108,7 +108,7 @@ def show(result: Report | Stats | dict[str, Packed]) -> Any:
     lines += some([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad])
     groups = [" = ".join(f"{copy.split}/{copy.id}" for copy in group) for group in result.duplicates]
     lines += some([f"the same image: {group}" for group in groups])
-    return Group(*_stats_parts(result.stats), Text("\n".join(lines or ["nothing is wrong with these images"])))
+    return Group(*_stats_parts(result.stats), Text("\n".join(lines or ["no problems found"])))
 
 
 def _stats_parts(stats: Stats) -> list[Any]:
@@ -145,7 +145,7 @@ def _packed_lines(packed: dict[str, Packed]) -> list[str]:
 
 
 def some(lines: list[str], total: int | None = None) -> list[str]:
-    """Return the first lines, and how many more there are of `total` (all there are, unless said)."""
+    """Return the first lines, and the number of further ones if `total` (default: all lines) is larger."""
     more = (len(lines) if total is None else total) - LINES
     return lines[:LINES] + ([f"... and {more:,} more"] if more > 0 else [])
 

@@ -1,4 +1,4 @@
-"""`vitrail data dedup`: which training images are also test images, or there twice?"""
+"""`vitrail data dedup`: find training images that are also test images, or duplicates."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from vitrail.data.item import DataSet
 
 SHOWN = 10_000
-"""Pairs that the result holds; a CSV file has all."""
+"""Maximum number of pairs in the result; the CSV file contains all of them."""
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """The copies that were found."""
+    """The result of a search for copies."""
 
     path: str
     images: int
-    """Images looked at for copies of others."""
+    """Number of images that were compared with others."""
     shared: list[Shared]
     pairs: list[tuple[object, ...]]
     """The first 10,000: see `vitrail.data.copies.dedup.rows`."""
@@ -34,7 +34,7 @@ class Duplicates:
     remaining: int
     """Images of `images` that remain without the copies."""
     bad: list[Bad]
-    """Images that cannot be read: compared with nothing, and not taken away."""
+    """Images that cannot be read. They are not compared, and they remain."""
     written: list[str]
     """Files."""
 
@@ -82,7 +82,7 @@ def dedup(
     from vitrail.data.sources.open import find
 
     if not 0 < cosine <= 1:
-        raise UsageError(f"cosine is {cosine}: valid are numbers above 0 and up to 1")
+        raise UsageError(f"cosine is {cosine}: valid are numbers above 0 and at most 1")
     against = (against,) if isinstance(against, str | Path) else against
     files = _outside((out, keep_list), [str(path), *map(str, against)])
     found = find(str(path))
@@ -98,11 +98,11 @@ def dedup(
         write_pairs(files[0], left, other, pairs)
     if files[1] is not None:
         write_list(files[1], str(path), found, remaining(found, left, stays))
-    return _told(str(path), left, right, pairs, list(rows(left, other, pairs.chosen(slice(SHOWN)))), stays, files)
+    return _result(str(path), left, right, pairs, list(rows(left, other, pairs.chosen(slice(SHOWN)))), stays, files)
 
 
 def _outside(files: Sequence[str | Path | None], data: list[str]) -> list[Path | None]:
-    """Check, before any work, that the lists may be written."""
+    """Return the paths of the output files. Raises UsageError or DataError, before any work, if one is not valid."""
     from vitrail.data.cache import refuse_within
 
     for file in files:
@@ -110,14 +110,14 @@ def _outside(files: Sequence[str | Path | None], data: list[str]) -> list[Path |
             if file is not None:
                 refuse_within(file, place)
         if file is not None and Path(file).suffix.lower() != ".csv":
-            raise UsageError(f"{file}: lists are written to files that end in .csv")
+            raise UsageError(f"{file}: lists are CSV files, so the name must end in .csv")
     return [None if file is None else Path(file).expanduser() for file in files]
 
 
 def _gathered(
     path: str, found: DataSet, against: Sequence[str | Path], workers: int
 ) -> tuple[HashedImages, HashedImages | None]:
-    """The images to clean, and those to compare them with; None: with themselves."""
+    """Return the images to clean, and the images to compare them with (None: with each other)."""
     from vitrail.data.copies.dedup import HashedImages, hashed, split_apart, training_splits
     from vitrail.data.sources.open import find
 
@@ -143,7 +143,7 @@ def _confirmed(
     device: str | None,
     precision: Literal["auto", "bf16", "float32"],
 ) -> Pairs:
-    """The pairs that a network takes for the same picture too."""
+    """Return the pairs whose features are similar as well."""
     from vitrail.device import choose_device
     from vitrail.evaluation.duplicates import cosines
     from vitrail.weights.load import load
@@ -162,7 +162,7 @@ def _confirmed(
     return pairs.confirmed(found, least)
 
 
-def _told(
+def _result(
     path: str,
     left: HashedImages,
     right: HashedImages | None,
@@ -198,7 +198,7 @@ def show(result: Duplicates) -> Any:
 
 
 def _split(data: str, split: str) -> str:
-    """The split of a data set, by the last part of its path; --json and --out have all of it."""
+    """Return the short name of a split: the last part of the path of its data set, and its own name."""
     name = Path(data).name or data
     return f"{name}, {split}" if split else name
 

@@ -16,7 +16,7 @@ class Subset:
 
     file: str
     train: int
-    """Images to train on."""
+    """Number of training images."""
     validation: int
     test: int
 
@@ -69,16 +69,18 @@ def _sizes(sizes: Iterable[str | int | float]) -> list[int | float]:
             share = text.endswith("%") or "." in text
             found.append(float(text.removesuffix("%")) / (100 if "%" in text else 1) if share else int(text))
         except ValueError:
-            raise UsageError(f"{text!r} is no size of a subset: write 1000, or 10% of the training images") from None
+            raise UsageError(
+                f"{text!r} is no size of a subset. Write a number of images, such as 1000, or a share, such as 10%"
+            ) from None
     if not found:
-        raise UsageError("subsets of which sizes? vitrail data split DATA FOLDER 1000 5000 10%")
+        raise UsageError("subsets of which sizes? Give at least one: vitrail data split DATA FOLDER 1000 5000 10%")
     return found
 
 
 def show(result: list[Subset]) -> str:
     """Return the result as lines."""
     lines = [
-        f"{one.file}: {one.train:,} images to train on, {one.validation:,} to choose by, {one.test:,} to test"
+        f"{one.file}: {one.train:,} training images, {one.validation:,} for validation, {one.test:,} for the test"
         for one in result
     ]
     return "\n".join(lines)
