@@ -328,7 +328,7 @@ def test_other_networks_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="a ResNetV2 goes into 'bit'"):
         FORMAT.write(resnet, Card(resnet.config), tmp_path / "a.npz")
     model = build(ViTConfig(**TINY))
-    with pytest.raises(WeightsError, match="is a folder; this format is one file"):
+    with pytest.raises(WeightsError, match="is a folder; this format is a single file"):
         FORMAT.write(model, Card(model.config), tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import subprocess
@@ -298,3 +299,14 @@ def test_the_environment_says_where_the_cache_is_and_keeps_from_the_network(tmp_
     assert (done.returncode, done.stdout) == (1, "")
     assert "google/vit-base-patch16-224-in21k" in done.stderr and str(tmp_path / "home" / "hub") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_huggingface_hub_still_has_the_names_it_does_not_document(tmp_path: Path) -> None:
+    from vitrail.weights.hub.internals import WeakFileLock, http_get, repo_folder_name
+
+    assert repo_folder_name(repo_id="owner/name", repo_type="model") == "models--owner--name"
+    assert {"resume_size", "headers", "expected_size", "displayed_filename"} <= inspect.signature(
+        http_get
+    ).parameters.keys()
+    with WeakFileLock(tmp_path / "lock"):
+        assert (tmp_path / "lock").exists()

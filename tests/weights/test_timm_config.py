@@ -53,7 +53,7 @@ def test_preprocessing_names_and_licence(tmp_path: Path) -> None:
     assert card.class_names == NAMES and card.licence == "cc-by-nc-4.0"
     # config_of has no global_pool, as some folders have not
     assert found.assumptions == [
-        "features are those of the class token, as the name 'norm' suggests: nothing says how they are pooled"
+        "features are those of the class token, as the name 'norm' suggests; the file does not say how they are pooled"
     ]
 
 
@@ -160,12 +160,12 @@ def test_leftovers_of_pre_training_are_named() -> None:
         (PLAIN, dict(attn_layer="diff"), r"is part of differential attention"),
         ("vit_base_patch16_xp_224", dict(pre_norm=False, qk_norm=False), r"attention and MLP share"),
         ("vit_base_patch16_rpn_224", {}, r"'vit_base_patch16_rpn_224' has norms behind attention and MLP"),
-        (PLAIN, dict(act_layer="quick_gelu"), r"act_layer 'quick_gelu'"),
-        (PLAIN, dict(norm_layer="rmsnorm"), r"norm_layer 'rmsnorm'"),
-        (PLAIN, dict(global_pool="max"), r"global_pool 'max'"),
+        (PLAIN, dict(act_layer="quick_gelu"), r"act_layer of config.json is 'quick_gelu'"),
+        (PLAIN, dict(norm_layer="rmsnorm"), r"norm_layer of config.json is 'rmsnorm'"),
+        (PLAIN, dict(global_pool="max"), r"global_pool of config.json is 'max'"),
         (PLAIN, dict(reg_tokens=1, global_pool="avg", pool_include_prefix=True), r"pool_include_prefix"),
-        ("beit_base_patch16_224", dict(use_abs_pos_emb=True), r"positions of two kinds, 'pos_embed' and 'blocks.0"),
-        ("beit_base_patch16_224", dict(use_shared_rel_pos_bias=True), r"positions of two kinds"),
+        ("beit_base_patch16_224", dict(use_abs_pos_emb=True), r"two kinds of positions, 'pos_embed' and 'blocks.0"),
+        ("beit_base_patch16_224", dict(use_shared_rel_pos_bias=True), r"two kinds of positions"),
         ("beit_base_patch16_224", dict(swiglu_mlp=True), r"'blocks.0.mlp.fc1_g.bias' is part of an MLP whose gate"),
         ("vit_base_mci_224", dict(img_size=64), r"'patch_embed.backbone.*is part of a "),
         ("vit_relpos_base_patch16_224", {}, r"rel_pos.*relative positions of another kind"),
@@ -215,10 +215,10 @@ def _without(*names: str) -> Any:
         (_without("blocks.1.norm1.bias"), r"lacks the tensor 'blocks.1.norm1.bias'"),
         (_without("pos_embed"), r"no 'pos_embed'.*rotary"),
         (_without("patch_embed.proj.weight"), r"lacks the tensor 'patch_embed.proj.weight'"),
-        (lambda s: s.update(pos_embed=s["pos_embed"][:, :-2].clone()), r"'pos_embed' has 15 positions, which is no"),
+        (lambda s: s.update(pos_embed=s["pos_embed"][:, :-2].clone()), r"'pos_embed' has 15 positions, which fit no"),
         (lambda s: s.update({"blocks.3.norm1.bias": torch.zeros(128)}), r"has 'blocks.3' but no 'blocks.2'"),
         (lambda s: s.update({"norm.weight": torch.zeros(127)}), r"'norm.weight' of shape \(127,\)"),
-        (lambda s: s.update({"extra": torch.zeros(3)}), r"'extra' of shape \(3,\), which has no place"),
+        (lambda s: s.update({"extra": torch.zeros(3)}), r"'extra' of shape \(3,\), which does not belong"),
         (lambda s: s.update({"fc_norm.weight": torch.zeros(128)}), r"both 'norm.weight' and 'fc_norm.weight'"),
         (lambda s: s.update(pos_embed=torch.zeros(128)), r"'pos_embed' in shape \(128,\)"),
     ],
@@ -289,10 +289,10 @@ def test_what_timm_cannot_express_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(gelu="tanh"), "gelu 'erf', not 'tanh'; save to a folder"),
+        (dict(gelu="tanh"), "gelu 'erf', not 'tanh'. Save to a folder"),
         (dict(pool="gap", class_token=True), "pool 'cls', not 'gap'"),
         (dict(heads=4), "heads 2, not 4"),
-        (dict(image_size=(32, 40)), "'pos_embed' has 21 positions, which is no square grid"),
+        (dict(image_size=(32, 40)), "'pos_embed' has 21 positions, which fit no square grid"),
         (dict(image_size=(32, 48)), r"image_size \(40, 40\), not \(32, 48\)"),
         (dict(positions="none"), "rotary"),
     ],
@@ -362,7 +362,7 @@ def test_timms_models_with_rotary_positions_are_refused_by_name(name: str, tmp_p
     theirs = timm.create_model(name, pretrained=False, depth=1, embed_dim=48, num_heads=2, num_classes=5)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(dict(architecture=name, num_classes=5)))
-    with pytest.raises(WeightsError, match=f"'{name}' has rotary positions, which vitrail has not"):
+    with pytest.raises(WeightsError, match=f"'{name}' has rotary positions, which vitrail does not support"):
         load(tmp_path)
 
 

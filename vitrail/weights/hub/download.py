@@ -1,9 +1,8 @@
-"""Weights on the Hugging Face hub: a name becomes a folder of the hub's own cache, every file checked on arrival.
+"""Weights on the Hugging Face hub: download a repository into the hub's cache and check every file.
 
-The cache is the one that all libraries share, so nothing is downloaded twice. Large files are downloaded here
-rather than by `snapshot_download`, which starts a file anew when the process before it was killed: an unfinished
-file is kept under the checksum it should get, goes on where it stopped, and takes its place when the checksum is
-right.
+All libraries share this cache, so nothing is downloaded twice. Large files are not downloaded by `snapshot_download`,
+which starts a file anew after a killed process. Here an unfinished file is stored under its expected checksum, the
+download resumes where it stopped, and the file moves into place when its checksum is right.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES
 
 log = logging.getLogger("vitrail")
 BESIDE = ("config.json", "preprocessor_config.json", "card.json", "README.md")
-"""What is fetched together with the weights, where a repository has it."""
+"""Files that are downloaded together with the weights, if a repository has them."""
 TIMEOUT = 10.0
-"""Seconds to wait for an answer of the hub before looking into the cache."""
+"""Seconds to wait for the hub before using the cache."""
 
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[^@\s]+))?")
 
 
 def is_name(source: str | Path) -> bool:
-    """Can `source` be a name on the hub, "owner/name" or "owner/name@revision", rather than a path?
+    """Return whether `source` may be a name on the hub, "owner/name" or "owner/name@revision", rather than a path.
 
-    What is there on this disk, or would be a file in a folder that is there, is a path.
+    An existing path, or a path in an existing folder, is not a name.
     """
     match = _NAME.fullmatch(str(source))
     if match is None or Path(source).exists() or Path(source).suffix in SUFFIXES:
@@ -44,11 +43,10 @@ def is_name(source: str | Path) -> bool:
 
 
 def resolve(name: str) -> Path:
-    """Return the folder with the weights of "owner/name" or "owner/name@revision", downloaded if need be.
+    """Return the folder with the weights of "owner/name" or "owner/name@revision", downloaded if necessary.
 
-    Raises WeightsError, within seconds where there is no network: what is missing, where the cache is and how
-    to fill it; and for repositories that are not there, not open, or hold no weights, and files whose checksum
-    is wrong.
+    Raises WeightsError if the repository does not exist, is not open or holds no weights, or a file has a wrong
+    checksum. Without a network it raises within seconds, and says where the cache is and how to fill it.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -82,14 +80,14 @@ def resolve(name: str) -> Path:
 
 
 def unreachable() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that mean no network: httpx's, or those of requests in older versions, OSErrors."""
+    """Return the exceptions that mean no network: those of httpx (older versions: requests), and OSError."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return HfHubHTTPError.__bases__[0], OSError
 
 
 def refusal(repository: str, revision: str, error: Any) -> str:
-    """Return what an HTTP error of the hub means for the user; "" where the hub itself is at fault."""
+    """Return what an HTTP error of the hub means for the user; "" if the hub itself failed."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -119,9 +117,10 @@ def _no_name(name: str) -> WeightsError:
 
 
 def _downloaded(repository: str, revision: str) -> Path:
-    """The snapshot of a repository, with what of it was missing fetched and checked."""
+    """Return the snapshot of a repository after downloading and checking its missing files."""
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.file_download import repo_folder_name
+
+    from vitrail.weights.hub.internals import repo_folder_name
 
     info = HfApi(library_name="vitrail").model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
     files = {sibling.rfilename: sibling for sibling in info.siblings or []}
@@ -139,9 +138,9 @@ def _downloaded(repository: str, revision: str) -> Path:
 
 
 def weight_files(names: Collection[str], repository: str) -> list[str]:
-    """Return which of a repository's files are its weights, as `open_archive` takes them from a folder.
+    """Return which files of a repository are its weights, chosen as `open_archive` does in a folder.
 
-    Raises WeightsError where there are none, or several models.
+    Raises WeightsError if there are none, or several models.
     """
     for name in SINGLE:
         if name in names:
@@ -162,10 +161,11 @@ def weight_files(names: Collection[str], repository: str) -> list[str]:
 
 
 def _fetch(repository: str, commit: str, file: Any, storage: Path) -> None:
-    """Put one large file into `storage`, the repository's part of the cache, going on where an attempt stopped."""
+    """Download a large file into `storage`, the repository's folder in the cache; resume an earlier attempt."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import WeakFileLock, build_hf_headers
+    from huggingface_hub.utils import build_hf_headers
+
+    from vitrail.weights.hub.internals import WeakFileLock, http_get
 
     sha256, size = file.lfs.sha256, file.lfs.size
     if not re.fullmatch("[0-9a-f]{64}", sha256):  # it becomes the name of a file
@@ -201,7 +201,7 @@ def _fetch(repository: str, commit: str, file: Any, storage: Path) -> None:
 
 
 def _check_small(path: Path, expected: str, repository: str) -> None:
-    """Compare a file that git itself keeps with its git checksum; a wrong one leaves the cache."""
+    """Compare a file with its git checksum; remove it from the cache if it differs."""
     content = path.read_bytes()
     found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     if found != expected:
@@ -218,7 +218,7 @@ def _damaged(name: str, repository: str, found: str, expected: str) -> WeightsEr
 
 
 def _cached(repository: str, revision: str, why: str) -> Path:
-    """The snapshot in the cache, without the network. Raises WeightsError where it is not there or not whole."""
+    """Return the snapshot in the cache without the network. Raises WeightsError if it is missing or incomplete."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -240,7 +240,7 @@ def _cached(repository: str, revision: str, why: str) -> Path:
 
 @contextmanager
 def _bars() -> Iterator[None]:
-    """The hub's progress bars on stderr, unless only warnings are wanted."""
+    """Show the hub's progress bars on stderr within the block, unless only warnings are logged."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     quiet = not log.isEnabledFor(logging.INFO) and not are_progress_bars_disabled()
@@ -258,7 +258,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _is_local(error: BaseException) -> bool:
-    """Is it this machine's disk, rather than the network, that failed?"""
+    """Return whether this machine's disk failed, rather than the network."""
     network = isinstance(error, ConnectionError | TimeoutError)
     return isinstance(error, OSError) and error.errno is not None and not network
 
@@ -266,7 +266,7 @@ def _is_local(error: BaseException) -> bool:
 def licence_beside(path: Path) -> str:
     """Return the `license` in the YAML header of README.md in the folder `path`, or beside the file `path`.
 
-    "" where there is no such file, header or entry: a licence is told, and never guessed.
+    "" if there is no such file, header or entry: a licence is never guessed.
     """
     folder = path if path.is_dir() else path.parent
     try:

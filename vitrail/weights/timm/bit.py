@@ -1,7 +1,7 @@
 """BiT's ResNets as timm names them: `stem.conv`, `stages.0.blocks.1.conv2`, `head.fc`.
 
-timm standardises kernels with sqrt(var + 1e-8), the official code with sqrt(var + 1e-10). Kernels ten times as
-large make the first compute what the second does, so a model of the official kind is saved for timm that way.
+timm standardises kernels with sqrt(var + 1e-8), the official code with sqrt(var + 1e-10). With kernels ten times as
+large, timm computes what the official code does, so a model of the official kind is saved for timm that way.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ PUBLISHED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 
 
 def is_bit(archive: Archive) -> bool:
-    """Does the archive hold a ResNetV2 of timm's?"""
+    """Return whether the archive holds a ResNetV2 of timm."""
     return {"stem.conv.weight", "stages.0.blocks.0.norm1.weight", "stages.0.blocks.0.conv1.weight"} <= archive.names
 
 
 def infer_bit(archive: Archive, hub: TimmConfig, notes: list[str]) -> ResNetConfig:
-    """Return the ResNet of a file. Raises WeightsError, naming the tensor, for one that is not BiT's."""
+    """Return the config of the ResNet in a file. Raises WeightsError, naming the tensor, if it is not a BiT."""
     refuse(archive, hub)
     if hub.pool not in (None, "", "avg"):
-        raise WeightsError(f"{archive.path}: global_pool {hub.pool!r} of config.json; known here: avg")
+        raise WeightsError(f"{archive.path}: global_pool of config.json is {hub.pool!r}; valid: avg")
     if "stages.0.blocks.0.conv3.weight" not in archive:
         raise WeightsError(f"{archive.path} lacks 'stages.0.blocks.0.conv3.weight': BiT's blocks are bottlenecks")
     width, channels = shape_of(archive, "stem.conv.weight", 4)[:2]
@@ -45,7 +45,7 @@ def infer_bit(archive: Archive, hub: TimmConfig, notes: list[str]) -> ResNetConf
 
 
 def bit_conversions(config: ResNetConfig) -> list[Conversion]:
-    """Where every tensor of a ResNet is in a file of timm's."""
+    """Return the conversions of all tensors of a ResNet in a timm file."""
     found = [same("root.weight", "stem.conv.weight")]
     for stage, units in enumerate(config.units):
         for unit in range(units):
@@ -65,12 +65,12 @@ def bit_conversions(config: ResNetConfig) -> list[Conversion]:
 
 
 def bit_architecture(config: ResNetConfig) -> str:
-    """The name of timm's function that builds this network. Raises WeightsError where there is none."""
+    """Return the name of the timm architecture of this network. Raises WeightsError if there is none."""
     for name in PUBLISHED:
         depth, width = map(int, name.split("x"))
         if (config.units, config.width) == (BIT_UNITS[depth], 64 * width):
             return f"resnetv2_{name}_bit"
     raise WeightsError(
-        f"timm has no BiT of units {config.units} and width {config.width}, so no config.json can name it; give a "
-        "path that ends in .safetensors for the tensors alone"
+        f"timm has no BiT of units {config.units} and width {config.width}, so no config.json can name it. To save "
+        "the tensors alone, give a path that ends in .safetensors."
     )

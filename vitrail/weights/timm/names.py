@@ -27,15 +27,15 @@ TABLE = "relative_position_bias_table"
 
 @dataclass(frozen=True)
 class Naming:
-    """What a file's names depend on besides the model's config."""
+    """What the names in a file depend on besides the model's config."""
 
     beit: bool = False
     qkv_bias: bool = True
-    """Without, queries, keys and values have no bias in the file; ours are zero."""
+    """Whether queries, keys and values have a bias in the file; otherwise the model's are zero."""
 
 
 def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
-    """Where every tensor of a model is in a file of timm's."""
+    """Return the conversions of all tensors of a model in a timm file."""
     found = [*_stem(config), *_tokens(config), *_positions(config)]
     for layer in range(config.depth):
         for branch in range(config.branches):
@@ -52,7 +52,7 @@ def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
 
 
 def qkv_biases(config: ViTConfig) -> list[str]:
-    """Our names of the biases of queries, keys and values."""
+    """Return vitrail's names of the biases of queries, keys and values."""
     branches = [(layer, branch) for layer in range(config.depth) for branch in range(config.branches)]
     return [f"blocks.{layer}.attentions.{branch}.attention.qkv.bias" for layer, branch in branches]
 
@@ -92,7 +92,7 @@ def _positions(config: ViTConfig) -> list[Conversion]:
 
 
 def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[Conversion]:
-    """One attention and one MLP of a layer."""
+    """Return the conversions of one attention and one MLP of a layer."""
     block = f"blocks.{layer}"
     if config.block == "parallel":
         first, second = f"{block}.attns.{branch}", f"{block}.ffns.{branch}"
@@ -133,7 +133,7 @@ def _attention_pool() -> list[Conversion]:
 
 
 def _keyless(ours: str, block: str) -> Conversion:
-    """Biases of queries and values; a key's would add one number to all logits of a query, which softmax undoes."""
+    """Return the conversion of a bias without keys: a key bias adds one number to all logits, which softmax removes."""
 
     def read(query: Tensor, value: Tensor) -> Tensor:
         return torch.cat([query, torch.zeros_like(query), value])
@@ -146,7 +146,7 @@ def _keyless(ours: str, block: str) -> Conversion:
 
 
 def _stacked(ours: str, theirs: tuple[str, ...]) -> Conversion:
-    """Tables of the layers: separate in the file, one tensor with a leading axis here."""
+    """Return the conversion of tables that are separate in the file and stacked along a new first axis here."""
 
     def read(*tables: Tensor) -> Tensor:
         return torch.stack(tables)

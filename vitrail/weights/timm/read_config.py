@@ -1,8 +1,8 @@
-"""timm's `config.json`: what a folder says about a model beyond the names and shapes of its tensors.
+"""timm's `config.json`: facts about a model beyond the names and shapes of its tensors.
 
 It names the architecture, the arguments it was built with (`model_args`), the pooling, the class names, and in
-`pretrained_cfg` the preprocessing; older exports are one flat mapping. A bare state dict has none of this: then
-the values timm's models of that kind usually have stand in, and the load report says so.
+`pretrained_cfg` the preprocessing; older exports are one flat mapping. A bare state dict has none of this. Then
+the usual values of timm's models of that kind are assumed, and the load report says so.
 """
 
 from __future__ import annotations
@@ -20,33 +20,35 @@ BARE = (".safetensors", ".pth", ".pt", ".bin")
 """Endings of a state dict on its own; any other path is a folder with a config.json."""
 
 NORM_EPS = 1e-6
-"""Of the LayerNorms in timm's ViTs."""
+"""Epsilon of the LayerNorms in timm's ViTs."""
 
 GROUP_NORM_EPS = 1e-5
-"""Of the GroupNorms in timm's ResNets."""
+"""Epsilon of the GroupNorms in timm's ResNets."""
 
 
 @dataclass(frozen=True)
 class TimmConfig:
-    """What config.json says; nothing at all for a bare file."""
+    """The content of config.json; empty for a bare file."""
 
     path: Path
     architecture: str = ""
-    """Name of a function of timm's, such as "vit_base_patch16_224"; "" where there is no config.json."""
+    """Name of a timm model, such as "vit_base_patch16_224"; "" if there is no config.json."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     pretrained: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
     labels: Any = None
 
     def argument(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """An argument of the architecture, or None. Raises WeightsError where it is of another type."""
+        """Return an argument of the architecture, or None. Raises WeightsError if it has another type."""
         value = self.arguments.get(name)
         if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            raise WeightsError(f"{self.path}: model_args[{name!r}] of config.json is {value!r}")
+            raise WeightsError(
+                f"{self.path}: model_args[{name!r}] of config.json is {value!r}, which has the wrong type"
+            )
         return value
 
     def image_size(self) -> tuple[int, int] | None:
-        """Height and width of the images the model was made for, or None. Raises WeightsError."""
+        """Return height and width of the model's images, or None. Raises WeightsError for an invalid size."""
         size = self.arguments.get("img_size")
         if size is None:
             size = self.pretrained.get("input_size")
@@ -61,7 +63,7 @@ class TimmConfig:
 
 @dataclass(frozen=True)
 class UsualPreprocessing:
-    """What timm's models of a kind usually have, where the file says nothing."""
+    """Usual preprocessing of a kind of timm model, for files that say nothing."""
 
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -71,19 +73,19 @@ class UsualPreprocessing:
 
 IMAGENET = UsualPreprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 SILENT = UsualPreprocessing(IMAGENET.mean, IMAGENET.std, crop=0.875)
-"""What timm itself takes where a config.json has no such entry."""
+"""timm's defaults for missing entries of a config.json."""
 
 
 def is_timms(archive: Archive) -> bool:
-    """Is there a config.json of timm's beside the tensors?"""
+    """Return whether timm wrote the config.json next to the tensors."""
     return isinstance(archive.config.get("architecture"), str)
 
 
 def read_timm_config(archive: Archive) -> TimmConfig:
-    """Return what config.json says. Raises WeightsError where an entry is of the wrong type."""
+    """Return the content of config.json. Raises WeightsError if an entry has the wrong type."""
     config = archive.config
     if not is_timms(archive):
-        return TimmConfig(archive.path)  # none, or another library's
+        return TimmConfig(archive.path)  # there is none, or it is another library's
     architecture = str(config["architecture"])
     pretrained, arguments = config.get("pretrained_cfg", config), config.get("model_args") or {}
     for name, value in (("pretrained_cfg", pretrained), ("model_args", arguments)):
@@ -101,7 +103,7 @@ def read_timm_config(archive: Archive) -> TimmConfig:
 
 
 def statistics(hub: TimmConfig, channels: int, usual: UsualPreprocessing, notes: list[str]) -> dict[str, Any]:
-    """Mean and standard deviation of each channel, as fields of a model's config; `notes` gets what was assumed."""
+    """Return mean and std of each channel as fields of a model's config; append assumptions to `notes`."""
     found = {}
     for name in ("mean", "std"):
         value = hub.pretrained.get(name) if hub.architecture else getattr(usual, name)
@@ -121,21 +123,21 @@ def statistics(hub: TimmConfig, channels: int, usual: UsualPreprocessing, notes:
 def preprocessing(
     hub: TimmConfig, image_size: tuple[int, int], usual: UsualPreprocessing, notes: list[str]
 ) -> Preprocess:
-    """How an image becomes the model's input; `notes` gets what was assumed."""
+    """Return the preprocessing of images; append assumptions to `notes`."""
     if not hub.architecture:
         crop = 1.0 if min(image_size) >= 384 else usual.crop
         notes.append(
             f"mean {usual.mean[0]:g}, standard deviation {usual.std[0]:g}, crop {crop:g} and {usual.interpolation} "
-            "resizing, as timm's models of this kind usually have: a bare file does not say"
+            "resizing, as usual for timm's models of this kind: a bare file does not say"
         )
         return Preprocess(image_size, crop=crop, interpolation=usual.interpolation)
     interpolation = hub.pretrained.get("interpolation") or SILENT.interpolation
     if interpolation not in ("bilinear", "bicubic"):
-        notes.append(f"bicubic resizing in the place of {interpolation!r}")
+        notes.append(f"bicubic resizing instead of {interpolation!r}")
         interpolation = "bicubic"
     crop = hub.pretrained.get("crop_pct") or SILENT.crop
     if not isinstance(crop, int | float) or not 0 < crop <= 1:
-        notes.append(f"crop 1 in the place of crop_pct {crop!r}")
+        notes.append(f"crop 1 instead of crop_pct {crop!r}")
         crop = 1.0
     mode = hub.pretrained.get("crop_mode") or "center"
     if mode == "squash":
@@ -143,7 +145,7 @@ def preprocessing(
             notes.append(f"the whole image is squashed: timm would crop {crop:g} of it")
         return Preprocess(image_size, resize="squash", interpolation=interpolation)
     if mode != "center":
-        notes.append(f"a central crop in the place of crop_mode {mode!r}")
+        notes.append(f"a central crop instead of crop_mode {mode!r}")
     given = hub.image_size()
     if given and given != image_size:
         notes.append(
@@ -153,7 +155,7 @@ def preprocessing(
 
 
 def class_names(hub: TimmConfig, classes: int, notes: list[str]) -> list[str]:
-    """The name of each output, or [] where config.json has none that fit; `notes` says so."""
+    """Return the name of each output, or [] if config.json has none that fit; then `notes` says so."""
     labels = hub.labels
     if isinstance(labels, Mapping):
         names = [labels.get(str(index)) for index in range(len(labels))]

@@ -1,4 +1,8 @@
-"""Which ViT a file of timm's holds, from the names and shapes of its tensors and its config.json."""
+"""Infer the ViT in a timm file from the names and shapes of its tensors and its config.json.
+
+`infer` first rejects what vitrail cannot express (the tables at the end of this file), then reads each part of the
+model: blocks, stem, tokens, positions, heads, pooling. A value that the file does not say is assumed and noted.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +31,16 @@ _HEADS = (
     (r"test_vit2?$", 2),
     (r"test_vit[34]$", 3),
 )
-"""Architectures with another number of heads than their width suggests."""
+"""(pattern of the architecture, heads) for architectures whose number of heads does not follow from their width."""
 
 _TANH = re.compile(r"vit_(base_patch32_siglip_|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip_|giantopt_)")
-"""Architectures that timm builds with the tanh GELU."""
+"""Pattern of the architectures that timm builds with the tanh GELU."""
 
 
 def infer(archive: Archive, hub: TimmConfig, notes: list[str]) -> tuple[ViTConfig, Naming]:
-    """Return the model of a file and how the file names it; `notes` gets what had to be assumed.
+    """Return the config of the model in a file and the file's naming; append assumptions to `notes`.
 
-    Raises WeightsError, naming the tensor or the entry of config.json, for what vitrail's ViT cannot express.
+    Raises WeightsError, naming the tensor or the entry of config.json, if vitrail's ViT cannot express the model.
     """
     refuse(archive, hub)
     blocks, naming = _blocks(archive)
@@ -58,23 +62,36 @@ def infer(archive: Archive, hub: TimmConfig, notes: list[str]) -> tuple[ViTConfi
         norm_eps=NORM_EPS,
         **statistics(hub, stem["channels"], usual(archive), notes),
     )
-    if hub.argument("pool_include_prefix", bool) and config.pool != "cls" and config.prefix:
-        raise WeightsError(f"{archive.path}: pool_include_prefix pools the tokens in front of the grid's too")
-    if config.distilled and config.final_norm == "pooled":
-        raise WeightsError(f"{archive.path}: 'fc_norm.weight' beside 'dist_token', where timm does not apply it")
-    if config.mlp == "swiglu" and config.pool == "map":
-        raise WeightsError(f"{archive.path}: 'attn_pool.mlp.fc1.weight' is plain where the blocks' MLPs are gated")
+    _refuse_combinations(archive, hub, config)
     return config, naming
 
 
+def _refuse_combinations(archive: Archive, hub: TimmConfig, config: ViTConfig) -> None:
+    """Raise WeightsError for parts that vitrail has, but not in this combination."""
+    if hub.argument("pool_include_prefix", bool) and config.pool != "cls" and config.prefix:
+        raise WeightsError(
+            f"{archive.path}: pool_include_prefix of config.json also pools the tokens in front of the grid; vitrail "
+            "pools only the grid's tokens"
+        )
+    if config.distilled and config.final_norm == "pooled":
+        raise WeightsError(
+            f"{archive.path} has both 'fc_norm.weight' and 'dist_token'; timm does not apply fc_norm to two tokens"
+        )
+    if config.mlp == "swiglu" and config.pool == "map":
+        raise WeightsError(
+            f"{archive.path}: 'attn_pool.mlp.fc1.weight' is part of a plain MLP, but the MLPs of the blocks are gated; "
+            "vitrail has one kind of MLP per model"
+        )
+
+
 def usual(archive: Archive) -> UsualPreprocessing:
-    """What timm's models of this kind usually have: DeiT's, DINOv2's and MAE's take ImageNet's statistics."""
+    """Return the usual preprocessing of such a model; DeiT, DINOv2 and MAE use ImageNet's mean and std."""
     meta = {"dist_token", "blocks.0.ls1.gamma", "mask_token"} & archive.names
     return IMAGENET if meta and "blocks.0.attn.q_bias" not in archive else UsualPreprocessing()
 
 
 def count(archive: Archive, prefix: str) -> int:
-    """How many numbered parts there are below `prefix`. Raises WeightsError where one is left out."""
+    """Return the number of numbered parts below `prefix`. Raises WeightsError if a number is missing."""
     pattern = re.compile(re.escape(prefix) + r"(\d+)\.")
     numbers = {int(match[1]) for name in archive.names if (match := pattern.match(name))}
     for number in range(len(numbers)):
@@ -84,15 +101,16 @@ def count(archive: Archive, prefix: str) -> int:
 
 
 def _blocks(archive: Archive) -> tuple[dict[str, Any], Naming]:
+    """Return the sizes and kind of the blocks as fields of the config, and the naming of their tensors."""
     parallel = "blocks.0.attns.0.attn.qkv.weight" in archive
     attention = "blocks.0.attns.0.attn" if parallel else "blocks.0.attn"
     mlp = "blocks.0.ffns.0.mlp" if parallel else "blocks.0.mlp"
     joint, width = shape_of(archive, f"{attention}.qkv.weight", 2)
     if joint != 3 * width:
-        raise WeightsError(f"{archive.path}: '{attention}.qkv.weight' has {joint} rows; {3 * width} were expected")
+        raise WeightsError(f"{archive.path}: '{attention}.qkv.weight' has {joint} rows; expected {3 * width}")
     hidden, mlp_dim = rows(archive, f"{mlp}.fc1.weight"), shape_of(archive, f"{mlp}.fc2.weight", 2)[1]
     if hidden not in (mlp_dim, 2 * mlp_dim):
-        raise WeightsError(f"{archive.path}: '{mlp}.fc1' makes {hidden} features and '{mlp}.fc2' takes {mlp_dim}")
+        raise WeightsError(f"{archive.path}: '{mlp}.fc1' has {hidden} outputs, but '{mlp}.fc2' has {mlp_dim} inputs")
     values = dict(
         width=width,
         depth=count(archive, "blocks."),
@@ -108,6 +126,7 @@ def _blocks(archive: Archive) -> tuple[dict[str, Any], Naming]:
 
 
 def _stem(archive: Archive) -> dict[str, Any]:
+    """Return patch, channels and, for a hybrid, the ResNet in front as fields of the config."""
     _, channels, kernel = stem_sizes(archive, "patch_embed.proj.weight")
     backbone = "patch_embed.backbone."
     if not any(name.startswith(backbone) for name in archive.names):
@@ -126,32 +145,34 @@ def _stem(archive: Archive) -> dict[str, Any]:
 
 
 def _tokens(archive: Archive, name: str) -> int:
+    """Return the number of tokens in the tensor `name`, 0 if the archive lacks it."""
     return shape_of(archive, name, 3)[1] if name in archive else 0
 
 
 def _scaled(archive: Archive) -> bool:
-    """Is there a LayerScale?"""
+    """Return whether the blocks have LayerScale."""
     return not archive.names.isdisjoint({"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma"})
 
 
 def _gelu(hub: TimmConfig, mlp: str) -> Literal["erf", "tanh"]:
+    """Return the kind of GELU: from `act_layer`, else from the architecture."""
     act = hub.argument("act_layer", str)
     if mlp == "swiglu" or act is None:
         return "tanh" if _TANH.match(hub.architecture) else "erf"
     if act not in ("gelu", "gelu_tanh"):
-        raise WeightsError(f"{hub.path}: act_layer {act!r} of config.json; known here: gelu, gelu_tanh")
+        raise WeightsError(f"{hub.path}: act_layer of config.json is {act!r}; valid: gelu, gelu_tanh")
     return "tanh" if act == "gelu_tanh" else "erf"
 
 
 def _heads(archive: Archive, hub: TimmConfig, width: int, notes: list[str]) -> int:
-    """From the arguments, else the architecture, else what models of this width have."""
+    """Return the number of heads: from `num_heads`, else the architecture, else as usual for this width."""
     given: int | None = hub.argument("num_heads", int)
     known = (number for pattern, number in _HEADS if re.match(pattern, hub.architecture))
     heads = given or next(known, None)
     if heads:
         return heads
     if width == 1152:
-        heads, why = 16, "16 heads, as SO-400M models, which have this width of 1152"
+        heads, why = 16, "16 heads, as in SO-400M models, which have this width of 1152"
     else:
         heads, why = usual_heads(archive, width)
     if not hub.architecture:
@@ -160,41 +181,44 @@ def _heads(archive: Archive, hub: TimmConfig, width: int, notes: list[str]) -> i
 
 
 def _pooling(archive: Archive, hub: TimmConfig, cls: bool, notes: list[str]) -> dict[str, Any]:
+    """Return pooling, class token and final norm as fields of the config; `cls`: the file has a class token."""
     norms = [name for name in ("norm", "fc_norm") if f"{name}.weight" in archive]
     if len(norms) != 1:
         found = "both 'norm.weight' and 'fc_norm.weight'" if norms else "neither 'norm.weight' nor 'fc_norm.weight'"
-        raise WeightsError(f"{archive.path} has {found}: a ViT has one norm after its last block")
+        raise WeightsError(f"{archive.path} has {found}; a ViT has exactly one norm after its last block")
     if hub.pool == "map" or "attn_pool.latent" in archive:
         if (probes := shape_of(archive, "attn_pool.latent", 3)[1]) != 1:
-            raise WeightsError(f"{archive.path}: 'attn_pool.latent' holds {probes} probes; one is known here")
+            raise WeightsError(f"{archive.path}: 'attn_pool.latent' holds {probes} probes; vitrail supports one")
         pool = "map"
     elif hub.pool:
         if hub.pool not in _POOLS:
-            raise WeightsError(f"{archive.path}: global_pool {hub.pool!r} of config.json; known here: token, avg, map")
+            raise WeightsError(f"{archive.path}: global_pool of config.json is {hub.pool!r}; valid: token, avg, map")
         pool = _POOLS[hub.pool]
     else:
         pool = "cls" if cls and norms == ["norm"] else "gap"
         if cls:
             what = "those of the class token" if pool == "cls" else "the average over the grid's tokens"
-            notes.append(f"features are {what}, as the name {norms[0]!r} suggests: nothing says how they are pooled")
+            notes.append(
+                f"features are {what}, as the name {norms[0]!r} suggests; the file does not say how they are pooled"
+            )
     token = None if cls == (pool == "cls") else cls  # None: what the pool implies
     return dict(pool=pool, class_token=token, final_norm="pooled" if norms == ["fc_norm"] else "tokens")
 
 
 def _positions(archive: Archive, hub: TimmConfig, patch: int, tokens: dict[str, int]) -> dict[str, Any]:
-    """Kind, image size and which tokens have positions, as fields of the config; with BEiT's tables the heads too."""
+    """Return kind of positions, image size and tokens with positions as config fields; for BEiT also heads."""
     each, shared = f"blocks.0.attn.{TABLE}", f"rel_pos_bias.{TABLE}"
     found = [name for name in ("pos_embed", each, shared) if name in archive]
     if len(found) > 1:
-        raise WeightsError(f"{archive.path} has positions of two kinds, {found[0]!r} and {found[1]!r}")
+        raise WeightsError(f"{archive.path} has two kinds of positions, {found[0]!r} and {found[1]!r}; a model has one")
     given = hub.image_size()
     grid = None if given is None else (given[0] // patch, given[1] // patch)
     fields: dict[str, Any]
     if not found:
         if not hub.architecture:
             raise WeightsError(
-                f"{archive.path} has no 'pos_embed', and names cannot tell a model without positions from one with "
-                "rotary ones: give it a config.json that names the architecture"
+                f"{archive.path} has no 'pos_embed', so it has none or rotary ones, and names do "
+                "not tell which. Add a config.json that names the architecture."
             )
         size = grid or (max(224 // patch, 1),) * 2
         fields = dict(positions="none")
@@ -211,7 +235,7 @@ def _positions(archive: Archive, hub: TimmConfig, patch: int, tokens: dict[str, 
 
 
 def _grid(archive: Archive, fronts: tuple[int, ...], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
-    """Rows and columns that the positions are for, and how many positions in front belong to other tokens."""
+    """Return the grid (rows, columns) of the positions, and the number of positions in front for other tokens."""
     length = shape_of(archive, "pos_embed", 3)[1]
     possible = sorted(set(fronts))
     if given and length - given[0] * given[1] in possible:
@@ -219,23 +243,23 @@ def _grid(archive: Archive, fronts: tuple[int, ...], given: tuple[int, int] | No
     squares = [front for front in possible if length > front and isqrt(length - front) ** 2 == length - front]
     if len(squares) != 1:
         raise WeightsError(
-            f"{archive.path}: 'pos_embed' has {length} positions, which is {'more than one' if squares else 'no'} "
-            f"square grid with {' or '.join(map(str, possible))} in front of it; give it a config.json with an "
-            "architecture and pretrained_cfg.input_size"
+            f"{archive.path}: 'pos_embed' has {length} positions, which fit {'more than one' if squares else 'no'} "
+            f"square grid with {' or '.join(map(str, possible))} in front of it. Add a config.json with an "
+            "architecture and pretrained_cfg.input_size."
         )
     side = isqrt(length - squares[0])
     return (side, side), squares[0]
 
 
 def _window(archive: Archive, name: str, offsets: int, given: tuple[int, int] | None) -> tuple[int, int]:
-    """Rows and columns of the grid that a table of (2 rows - 1) * (2 columns - 1) offsets is for."""
+    """Return the grid (rows, columns) of a table with (2 rows - 1) * (2 columns - 1) offsets."""
     if given and offsets == (2 * given[0] - 1) * (2 * given[1] - 1):
         return given
     side = isqrt(max(offsets, 0))
     if side * side != offsets or side % 2 == 0:
         raise WeightsError(
-            f"{archive.path}: {name!r} has {offsets + 3} rows, which fit no square grid; give it a config.json with "
-            "an architecture and pretrained_cfg.input_size"
+            f"{archive.path}: {name!r} has {offsets + 3} rows, which fit no square grid. Add a config.json with "
+            "an architecture and pretrained_cfg.input_size."
         )
     return (side + 1) // 2, (side + 1) // 2
 
@@ -259,7 +283,7 @@ _TENSORS = (
     (r"\.rel_pos(_[hw]$|\.)|^rel_pos_bias\..*mlp", "relative positions of another kind than BEiT's"),
     (r"^attn_pool\.pos_embed$", "positions in the attention pooling"),
 )
-"""Patterns of tensor names, and what such a tensor is part of."""
+"""(pattern of tensor names, what such a tensor is part of) for parts that vitrail does not have."""
 
 _ARCHITECTURES = (
     (r"rope|eva02|dinov3|vit_pe_", "rotary positions"),
@@ -268,10 +292,10 @@ _ARCHITECTURES = (
     (r"quickgelu", "another approximation of GELU"),
     (r"^test_vit3$", "pooling over registers"),
 )
-"""What names and shapes do not show."""
+"""(pattern of architectures, what they have that vitrail does not) where names and shapes do not show it."""
 
 _ARGUMENTS = {"norm_layer": ("layernorm", "layernormfp32"), "padding_same": (True,)}
-"""The values of arguments that leave no trace in names and shapes, with which the model is one known here."""
+"""Argument -> supported values, for arguments that leave no trace in names and shapes."""
 
 _UNUSED = (
     (r"relative_position_index$", "computed from the size of the grid"),
@@ -282,19 +306,19 @@ _UNUSED = (
 
 
 def refuse(archive: Archive, hub: TimmConfig) -> None:
-    """Raise WeightsError, naming the tensor or the entry of config.json, for a model vitrail cannot express."""
+    """Raise WeightsError, naming the tensor or the entry of config.json, for a model that vitrail cannot express."""
     for pattern, what in _ARCHITECTURES:
         if re.search(pattern, hub.architecture):
-            raise WeightsError(f"{archive.path}: {hub.architecture!r} has {what}, which vitrail has not")
+            raise WeightsError(f"{archive.path}: {hub.architecture!r} has {what}, which vitrail does not support")
     for name, known in _ARGUMENTS.items():
         value = hub.arguments.get(name)
         if value is not None and value not in known:
-            raise WeightsError(f"{archive.path}: {name} {value!r} of config.json; known here: {known[0]!r}")
+            raise WeightsError(f"{archive.path}: {name} of config.json is {value!r}; valid: {known[0]!r}")
     for pattern, what in _TENSORS:
         if found := sorted(name for name in archive.names if re.search(pattern, name)):
-            raise WeightsError(f"{archive.path}: {found[0]!r} is part of {what}, which vitrail has not")
+            raise WeightsError(f"{archive.path}: {found[0]!r} is part of {what}, which vitrail does not support")
 
 
 def unused(archive: Archive) -> dict[str, str]:
-    """Names of tensors that have no place in the model, and why."""
+    """Return name -> reason for the tensors that the model does not use."""
     return {name: why for pattern, why in _UNUSED for name in sorted(archive.names) if re.search(pattern, name)}

@@ -1,7 +1,7 @@
-"""A model as timm's file: tensors under timm's names and, in a folder, the config.json that builds the network.
+"""Write a model for timm: tensors under timm's names and, in a folder, the config.json that builds the network.
 
-A bare state dict (a path that ends in .safetensors, .pth, .pt or .bin) says less than a folder. Whichever it is,
-what was written is read again, its names and shapes at least, and refused where it would be another model.
+A bare state dict (a path that ends in .safetensors, .pth, .pt or .bin) says less than a folder. In both cases the
+names and shapes are read again before they are written, and rejected if they describe another model.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from vitrail.weights.timm.vit import infer
 from vitrail.weights.timm.write_config import bit_json, vit_json
 
 BIT_SCALE = 10.0
-"""sqrt(1e-8 / 1e-10): what makes timm's standardisation of a kernel the official one, see `bit.py`."""
+"""sqrt(1e-8 / 1e-10): with this factor, timm's standardisation of a kernel equals the official one; see `bit.py`."""
 
 Tensors = dict[str, Tensor]
 
 
 def write_timm(model: nn.Module, card: Card, path: Path) -> None:
-    """Write a folder with config.json and model.safetensors, or a bare state dict where `path` ends like one.
+    """Write a folder with config.json and model.safetensors, or a bare state dict if `path` has such an ending.
 
-    Raises WeightsError with the reason where timm has no such model, or a bare file could not tell it from another.
+    Raises WeightsError with the reason if timm has no such model, or a bare file would describe another one.
     """
     bare = path.suffix in BARE
     if path.is_dir() if bare else path.is_file():
@@ -51,7 +51,7 @@ def write_timm(model: nn.Module, card: Card, path: Path) -> None:
     else:
         raise WeightsError(f"timm's format is for a ViT or a ResNet, not a {type(model).__name__}")
     for name, tensor in tensors.items():
-        check_finite(name, tensor, f"not saving to {path}")
+        check_finite(name, tensor, f"the model is not saved to {path}")
     if values is None:
         write_tensors(path, tensors)
         return
@@ -86,10 +86,10 @@ def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | 
 
 
 def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
-    """The same function of the image in timm's terms: all tokens in front of the grid have positions, or none has.
+    """Return config and tensors of an equivalent model that timm can express.
 
-    A position that only some of them have is added to the token itself, which the model would do in any case, and
-    a fixed table of sines becomes a learned one with its values.
+    In timm, either all tokens in front of the grid have positions or none has. A position that only some of them have
+    is added to the token itself, which the model would do anyway. A fixed table of sines becomes a learned one.
     """
     config, state = model.config, state_of(model)
     if config.positions == "sincos":
@@ -109,7 +109,7 @@ def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
 
 
 def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
-    """As the file had it that the model came from, as long as that still fits."""
+    """Return the naming of the file that the model was loaded from, if it still fits."""
     origin = origin_of(card, "timm")
     biases = any(bool(state[name].any()) for name in qkv_biases(config))
     beit = config.positions == "relative_bias" or (bool(origin.get("beit")) and fits_beit(config))
@@ -117,27 +117,27 @@ def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
 
 
 def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTConfig) -> None:
-    """Raise WeightsError where a reader, vitrail's own at least, would take what is written for another model."""
+    """Raise WeightsError if vitrail's reader would take the tensors and config.json for another model."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     archive = Archive(
         Path("this model"), "safetensors", shapes, tensors.__getitem__, config=json.loads(json.dumps(values or {}))
     )
-    folder = "; save to a folder, whose config.json says it" if values is None else ""
+    folder = ". Save to a folder, whose config.json says it" if values is None else ""
     try:
         read = _meaning(infer(archive, read_timm_config(archive), [])[0])
     except WeightsError as error:
-        raise WeightsError(f"the file would not say which model it is: {error}{folder}") from error
+        raise WeightsError(f"the file would not say which model it holds: {str(error).rstrip('.')}{folder}") from error
     wrong = [
         f"{name} {read.get(name)!r}, not {value!r}"
         for name, value in _meaning(config).items()
         if read.get(name) != value
     ]
     if wrong:
-        raise WeightsError(f"timm's names and shapes would be read as {', '.join(wrong)}{folder}")
+        raise WeightsError(f"timm's names and shapes would describe a model with {', '.join(wrong)}{folder}")
 
 
 def _meaning(config: ViTConfig) -> dict[str, Any]:
-    """What of a config is part of the function from image to logits, apart from preprocessing."""
+    """Return the values of a config that the function from preprocessed image to logits depends on."""
     plain = ("width", "depth", "heads", "mlp_dim", "patch", "image_size", "channels", "classes", "stem", "stem_units")
     tokens = ("has_class_token", "distilled", "registers")
     rest = ("block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
@@ -153,13 +153,13 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
 
 
 def fits_beit(config: ViTConfig) -> bool:
-    """Could timm's BEiT be this model, whatever its positions?"""
+    """Return whether timm's BEiT can express this model, apart from its positions."""
     plain = (config.stem, config.block, config.mlp, config.gelu) == ("linear", "sequential", "gelu", "erf")
     return plain and config.has_class_token and config.prefix == 1 and config.pool in ("cls", "gap")
 
 
 def vit_refusal(config: ViTConfig, bare: bool) -> str:
-    """Why timm has no ViT like this, or no way to say so; "" where it has. `bare`: without a config.json."""
+    """Return why timm cannot express this ViT, "" if it can. `bare`: there is no config.json."""
     relative = config.positions == "relative_bias"
     hybrid = config.stem == "resnet"
     special = {
@@ -198,7 +198,7 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
 
 
 def bit_refusal(config: ResNetConfig) -> str:
-    """Why timm has no ResNet like this; "" where it has."""
+    """Return why timm cannot express this ResNet, "" if it can."""
     checks = {
         "its 3 x 3 convolutions are axial attention": config.axial,
         f"its kernels are standardised as {config.std_conv!r} does": config.std_conv == "hybrid",
