@@ -228,6 +228,7 @@ def test_only_what_was_given_is_passed_on() -> None:
     assert str(given["duration"]) == "1000000 examples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "value"), [("500", Steps(500)), ("1.5 epochs", Epochs(1.5))])
 def test_durations_on_the_command_line(word: str, value: object) -> None:
     assert parse(train, ["--duration", word], "train")[1] == {"duration": value}
@@ -313,6 +314,7 @@ def test_there_are_settings_that_may_be_null() -> None:
     assert all("none" in names[name] for name in ("vit.positions", "data.test", "data.validation"))
 
 
+@pytest.mark.slow
 def test_none_is_a_word_where_it_means_something() -> None:
     argv = ["--vit.positions", "none", "--data.validation", "none", "--data.test", "none", "--average.kind", "none"]
     _, given = parse(train, argv, "train")
@@ -390,6 +392,7 @@ def test_help_is_plain_full_sentences(verb: str, capsys: pytest.CaptureFixture[s
     assert HARD_TO_READ.findall(cli.VERBS[verb].summary) == []
 
 
+@pytest.mark.slow
 def test_a_flag_that_equals_its_default_was_given() -> None:
     lr = str(recipe("digits").optim.lr)
     _, given = parse(train, ["x", "--recipe", "digits", "--optim.lr", lr, "--batch_size=64"], "train")

@@ -181,6 +181,7 @@ def test_all_problems_at_once_with_file_line_and_suggestion(tmp_path: Path) -> N
         assert part in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "part"),
     [

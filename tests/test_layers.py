@@ -137,6 +137,7 @@ def test_a_package_needs_only_what_it_promises(package: str) -> None:
     assert foreign == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TORCH_FREE)
 def test_flags_and_values_import_without_torch(name: str) -> None:
     if name not in modules(ROOT):

@@ -57,6 +57,7 @@ def test_memory_and_communication_in_closed_form() -> None:
     assert sent == pytest.approx([31 / 32 * size * count for size in (8, 12, 4)])
 
 
+@pytest.mark.slow
 def test_blocks_recomputed_keep_their_inputs_and_one_block() -> None:
     config = replace(paper_plan.config_of("S/16"), depth=1)
     one = paper_plan.memory(config, 32, paper_plan.Cluster())

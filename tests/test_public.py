@@ -140,6 +140,7 @@ def test_importing_takes_no_time() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train", "evaluate", "cost", "inspect", "report", "serve", "export"])
 def test_a_verb_is_a_function_whatever_has_been_imported(name: str) -> None:
     code = f"""
@@ -165,6 +166,7 @@ def test_the_verbs() -> None:
     assert list(cli.VERBS) == list(FLAGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", FLAGS)
 def test_the_flags_of_a_verb(verb: str) -> None:
     _, function = cli.VERBS[verb].load()
@@ -172,6 +174,7 @@ def test_the_flags_of_a_verb(verb: str) -> None:
     assert flag_names(function) == sorted({*FLAGS[verb].split(), *everywhere.split()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb",
     [

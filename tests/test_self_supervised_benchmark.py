@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.self_supervised import curve
 from vitrail.config import Steps
 from vitrail.data.settings import Data
@@ -12,6 +14,7 @@ from vitrail.training import loop
 from vitrail.training.run import Model, Run
 
 
+@pytest.mark.slow
 def test_a_curve_has_the_loss_and_the_neighbours_of_every_evaluation(tmp_path: Path) -> None:
     run = Run(
         out=str(tmp_path),

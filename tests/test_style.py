@@ -119,6 +119,7 @@ def test_functions_are_short_on_the_whole() -> None:
     assert statistics.quantiles(lengths, n=10)[-1] <= 35
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_every_file_is_named_after_its_job(path: Path) -> None:
     assert not EMPTY_NAMES & set(path.relative_to(ROOT).with_suffix("").parts)

@@ -97,7 +97,7 @@ def test_without_a_recipe_the_data_choose_one_and_the_reason_is_told() -> None:
 
 
 def test_a_recipe_that_brings_no_data_needs_some() -> None:
-    with pytest.raises(UsageError, match="which images"):
+    with pytest.raises(UsageError, match="no images to train on"):
         plan(Asked(recipe="scratch-small"))
 
 
@@ -116,6 +116,7 @@ def test_all_that_is_wrong_with_keywords_at_once() -> None:
         assert part in str(error.value)
 
 
+@pytest.mark.slow
 def test_print_config_prints_what_would_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["train", "--recipe", "digits", "--optim.lr", "0.5", "--duration", "5 %", "--print-config"]
     assert cli.main(argv) == 0
@@ -173,6 +174,7 @@ def test_quiet_training_says_only_what_came_of_it(tmp_path: Path, capsys: pytest
     assert "step 2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_report_that_fails_costs_nothing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -44,6 +44,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_predictions_of_shards_are_those_of_the_network(network: Path, digits: Path, tmp_path: Path) -> None:
     found = vitrail.predict(network, digits, out=tmp_path / "out", merge=tmp_path / "all.parquet", top=3, workers=0,
                             precision="float32")  # fmt: skip

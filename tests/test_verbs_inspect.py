@@ -136,6 +136,7 @@ def test_without_images_what_needs_none(networks: Path, tmp_path: Path, capsys: 
     assert "no positions: position similarity needs a Vision Transformer, not a ResNet" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_side_by_side(networks: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     three = [networks / name for name in ("plain", "bag", "axial")]
     result = vitrail.inspect(*three, data=photos, out=tmp_path)
@@ -151,6 +152,7 @@ def test_runs_side_by_side(networks: Path, photos: Path, tmp_path: Path, caplog:
         vitrail.inspect(three[0], three[0], out=tmp_path)
 
 
+@pytest.mark.slow
 def test_at_another_resolution_and_many_pictures(
     networks: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +233,7 @@ def test_no_readable_image_is_an_error(networks: Path, tmp_path: Path) -> None:
         vitrail.inspect(networks / "plain", what=("filters",), out=tmp_path / "bad.png" / "x")
 
 
+@pytest.mark.slow
 def test_real_photographs_upright_and_of_any_shape(networks: Path, shared_data: Path, tmp_path: Path) -> None:
     awkward = shared_data / "awkward-images"
     turned, inks = awkward / "Landscape_7.jpg", awkward / "Channel_digital_image_CMYK_color.jpg"

@@ -147,6 +147,7 @@ def test_a_batch_script_asks_for_what_was_asked(nodes: int, gpus: int) -> None:
     subprocess.run(["bash", "-n"], input=script.text.encode(), check=True)
 
 
+@pytest.mark.slow
 def test_a_batch_script_passes_the_shell_checker(tmp_path: Path) -> None:
     checker = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if checker is None:
@@ -260,6 +261,7 @@ def test_a_task_needs_a_bucket(bucket: str | None) -> None:
         sky("train", "photos", bucket=bucket)
 
 
+@pytest.mark.slow
 def test_a_bucket_is_no_folder_that_all_machines_see() -> None:
     assert sky(*TRAIN[:4], "--shard", bucket="bucket").processes == 8
     with pytest.raises(UsageError, match="all of them see"):

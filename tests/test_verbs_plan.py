@@ -130,6 +130,7 @@ def test_few_images_and_none_to_start_from(tmp_path: Path, capsys: Captured) -> 
     assert alone["command"] == f"vitrail train {photos}"
 
 
+@pytest.mark.slow
 def test_little_time_is_kept_by_the_command(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Rehearsal,

@@ -77,6 +77,7 @@ def test_several_runs_are_compared(
     assert value["settings"] == {"optim.lr": {"r-1": 1e-3, "r-2": 3e-3}}
 
 
+@pytest.mark.slow
 def test_the_keyword_is_the_flag(runs: list[Path], tmp_path: Path) -> None:
     result = vitrail.report(*runs, out=tmp_path / "c.html")
     assert result.path == tmp_path / "c.html" and result.comparison is not None

@@ -70,6 +70,7 @@ def test_the_grids_are_those_of_table_4() -> None:
         assert name.startswith(row.recipe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "dev", "how"),
     [
@@ -155,6 +156,7 @@ def test_where_trials_go(photos: Path) -> None:
     assert verb._executor(4, [], "auto") == OnRay("auto", 4)
 
 
+@pytest.mark.slow
 def test_the_command_line_is_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(verb, "show", lambda result: "")

@@ -111,6 +111,7 @@ def test_a_model_folder(tmp_path: Path) -> None:
     assert larger.macs == macs(replace(config, image_size=(32, 32), classes=7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -179,6 +180,7 @@ def test_a_dry_run_tells_the_cost(tmp_path: Path) -> None:
     assert preview.checked["cost, network"].endswith("GMACs per image")
 
 
+@pytest.mark.slow
 def test_a_dry_run_on_the_command_line(tmp_path: Path, capsys: Captured) -> None:
     found = as_json(["train", "--recipe", "smoke", "--out", str(tmp_path), "--dry-run"], capsys)
     assert {"params", "macs", "exaflops", "device_days", "core_days", "usd"} <= found["cost"].keys()
@@ -196,6 +198,7 @@ def test_small_first_images_cost_less(tmp_path: Path) -> None:
     assert smallest * full.images < growing.flops < full.flops
 
 
+@pytest.mark.slow
 def test_a_time_limit_bounds_the_cost(tmp_path: Path) -> None:
     _, cost = check(replace(recipe("digits"), out=str(tmp_path), time_limit=1e-6))
     assert cost.device_days == pytest.approx(1e-6 / 1440)

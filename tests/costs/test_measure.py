@@ -122,6 +122,7 @@ def test_training_learns_and_inference_does_not() -> None:
         assert all(parameter.grad is None for parameter in trial.model.parameters())
 
 
+@pytest.mark.slow
 def test_peak_memory_holds_the_activations_and_the_state() -> None:
     trial = Trial(TINY, "training", CPU, "float32")
     line = memory_line(trial)

@@ -153,6 +153,7 @@ def test_nothing_to_check(tmp_path: Path) -> None:
         check(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_the_awkward_images_give_reasons_or_pictures(shared_data: Path, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     for name in ("awkward", "plain"):

@@ -307,6 +307,7 @@ def test_the_first_picture_of_several(format):
 # ---------------------------------------------------------------- orientation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", range(1, 9))
 def test_orientation_is_applied_once_whatever_the_format(value):
     stored = picture(16, 24)

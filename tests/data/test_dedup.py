@@ -119,6 +119,7 @@ def reencoded(image: Image.Image) -> dict[str, Image.Image]:
     }
 
 
+@pytest.mark.slow
 def test_flowers_are_found_again_however_they_were_encoded_and_not_taken_for_each_other(
     shared_data: Path, tmp_path: Path
 ) -> None:
@@ -281,6 +282,7 @@ def test_copies_across_sets_by_kind(tmp_path: Path) -> None:
     assert {row["distance"] for row in rows if row["exact"] == "1"} == {"0"} and {row["cosine"] for row in rows} == {""}
 
 
+@pytest.mark.slow
 def test_within_one_set_the_held_out_splits_stay_and_of_the_others_the_first(tmp_path: Path) -> None:
     root = tmp_path / "photos"
     pictures = [picture(number) for number in range(6)]

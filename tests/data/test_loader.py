@@ -130,6 +130,7 @@ def test_shuffling_is_fair() -> None:
 # processes
 
 
+@pytest.mark.slow
 @given(count=st.integers(1, 60), batch=st.integers(1, 7), world=st.integers(1, 5))
 def test_evaluation_covers_every_image_once_over_all_ranks(count: int, batch: int, world: int) -> None:
     seen = [
@@ -139,6 +140,7 @@ def test_evaluation_covers_every_image_once_over_all_ranks(count: int, batch: in
     assert sorted(index for one in seen for index in one) == list(range(count))
 
 
+@pytest.mark.slow
 @given(
     count=st.integers(1, 60),
     batch=st.integers(1, 7),
@@ -268,6 +270,7 @@ def test_an_error_in_a_thread_reaches_the_caller_with_the_image(workers: int) ->
         run(Numbered(4), transform=lambda image, random: image[:2], shuffle=False, workers=workers)
 
 
+@pytest.mark.slow
 def test_a_read_that_hangs_is_named_and_not_waited_for() -> None:
     gate, ended = threading.Event(), list[int]()
 

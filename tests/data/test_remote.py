@@ -193,6 +193,7 @@ def test_a_shard_that_is_missing_or_short_is_named(web: Web, tmp_path: Path, pac
         find(f"{web.address}/copy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "message"),
     [
@@ -215,6 +216,7 @@ def test_a_file_system_without_its_package_says_what_to_install(monkeypatch: pyt
         find("s3://bucket/photos")
 
 
+@pytest.mark.slow
 def test_an_unreadable_image_is_replaced_and_listed(web: Web, tmp_path: Path, packed: Path) -> None:
     source = find(f"{web.address}/data/train").splits[""]
     web.failures = 10**6

@@ -172,6 +172,7 @@ def test_a_small_jpeg_is_copied_and_raw_pixels_are_exact(tmp_path: Path) -> None
         np.testing.assert_array_equal(raw[index].image, decode(source[index].image))
 
 
+@pytest.mark.slow
 def test_packing_arrays_keeps_every_value(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (7, 9, 8, 3), dtype=np.uint8)
     source = ArraySource("s", images, np.arange(7) % 2, ["a", "b"])
@@ -208,6 +209,7 @@ def test_bad_images_are_left_out_and_listed(tmp_path: Path) -> None:
     assert ids == ["a/0.jpg", "a/2.jpg", "b/3.jpg"]
 
 
+@pytest.mark.slow
 def test_splits_are_packed_into_folders_of_their_own(tmp_path: Path) -> None:
     photos(tmp_path / "d" / "train", [(20, 24)] * 6)
     photos(tmp_path / "d" / "val", [(20, 24)] * 2)

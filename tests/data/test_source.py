@@ -39,6 +39,7 @@ def write_tree(root: Path, tree: dict[str, int], size: int = 4) -> Path:
 # the split
 
 
+@pytest.mark.slow
 @given(labels=st.lists(st.integers(0, 5), min_size=2, max_size=200), share=st.floats(0.02, 0.9), seed=st.integers(0, 9))
 def test_hold_out_takes_its_share_of_every_class_and_loses_nothing(labels: list[int], share: float, seed: int) -> None:
     source = array_source(labels)
@@ -230,6 +231,7 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
         open_data(str(tmp_path / "a.zip"))
 
 
+@pytest.mark.slow
 def test_an_unpublished_set_and_an_offline_hub_say_where_it_could_be(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(DataError, match="not on the hub"):
         open_data("jft300m")
@@ -245,6 +247,7 @@ def test_an_unpublished_set_and_an_offline_hub_say_where_it_could_be(tmp_path: P
         open_data("hf://datasets/some/where")
 
 
+@pytest.mark.slow
 def test_the_hub_is_read_through_its_memory_map(tmp_path: Path, monkeypatch) -> None:
     import datasets
 

@@ -27,6 +27,7 @@ def test_each_part_of_the_tuple_matters():
     assert len(draws) == 81
 
 
+@pytest.mark.slow
 def test_neighbouring_streams_are_uniform_and_uncorrelated():
     """What an epoch of augmentations sees: the first numbers of consecutive indices."""
     draws = np.array([stream(3, 1, index).random(4) for index in range(20_000)])

@@ -231,6 +231,7 @@ def _no_other(path: str, image: str | None, label: str | None) -> Any:
     raise AssertionError(f"{path} was opened by other means")
 
 
+@pytest.mark.slow
 def test_clevr_is_cut_and_labelled(tmp_path: Path) -> None:
     image = png(0)
     train = [{"image": image, "objects/size": [0] * (3 + i % 8), "objects/shape": [1]} for i in range(2000)]
@@ -246,6 +247,7 @@ def test_clevr_is_cut_and_labelled(tmp_path: Path) -> None:
     assert found.findings.warnings == ["30 test images, not 15,000"]
 
 
+@pytest.mark.slow
 def test_pixels_of_dsprites_are_white(tmp_path: Path) -> None:
     image = png(3, "1/255")  # values 0 and 1
     assert decode(image).max() == 1

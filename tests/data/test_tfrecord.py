@@ -137,6 +137,7 @@ def test_only_what_is_wanted_is_parsed() -> None:
     assert example(data, {"objects/location"})["objects/location"].numbers.tolist() == [1.5, -2.0]
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_are_an_example_or_refused(data: bytes) -> None:
@@ -146,6 +147,7 @@ def test_any_bytes_are_an_example_or_refused(data: bytes) -> None:
         assert "not a tf.train.Example" in str(error)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 200), st.integers(0, 255))
 @settings(max_examples=150, deadline=None)
 def test_a_damaged_example_is_parsed_or_refused(place: int, value: int) -> None:

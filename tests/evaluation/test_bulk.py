@@ -49,6 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_every_shard_has_an_answer_and_a_marker(shards: Path, tmp_path: Path) -> None:
     one = job(tmp_path / "out", shards)
     told: list[tuple[int, int]] = []

@@ -98,6 +98,7 @@ def test_numbers_agree_with_scikit_learn(images: int, classes: int, seed: int, b
     assert found.probability.shape == found.top.shape
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(**sizes, batch_size=st.integers(1, 64), ranks=st.integers(1, 4))
 def test_every_image_counts_once_however_it_is_split(

@@ -150,6 +150,7 @@ def test_extracting_leaves_model_and_random_numbers_alone() -> None:
     assert np.random.get_state()[1].tolist() == state[1]  # type: ignore[index,union-attr]
 
 
+@pytest.mark.slow
 def test_reduced_precision_agrees_to_its_rounding() -> None:
     model = random_model(ViTConfig(**TINY))  # type: ignore[arg-type]
     exact = extract(model, shuffled(9), NAMES, precision="float32").features

@@ -156,6 +156,7 @@ def test_real_counts_any_of_an_images_classes(val20: Path, real: tuple[Benchmark
     assert [wnids()[good[0]] for good in valid.values()] == [found.class_names[k] for k in found.label]
 
 
+@pytest.mark.slow
 def test_real_agrees_with_timms_evaluator(val20: Path, real: tuple[Benchmark, np.ndarray, Classification]) -> None:
     timm = SourceFileLoader("real_labels", str(timm_data() / "real_labels.py")).load_module()
     opened, logits, found = real
@@ -327,6 +328,7 @@ def test_folders_of_v2_are_numbers_and_not_text(shared_data: Path, tmp_path: Pat
         open_benchmark("v2", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["a", "r"])
 def test_a_and_r_choose_among_their_200_classes(protocol: str, shared_data: Path, tmp_path: Path) -> None:
     chosen = part(protocol)

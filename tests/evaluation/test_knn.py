@@ -27,6 +27,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "TRAIN_ROWS", request.param[1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blocks")
 def test_neighbours_are_scikit_learns() -> None:
     train, test = features(83, 9, 4, 0).features, features(41, 9, 4, 1).features

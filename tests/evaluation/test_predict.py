@@ -93,6 +93,7 @@ def test_a_model_without_a_card_is_refused(folder: Path) -> None:
         predict_files(torch.nn.Identity(), [folder])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
 def test_each_file_gets_its_own_answer_in_order(folder: Path, workers: int, batch_size: int) -> None:

@@ -162,6 +162,7 @@ def test_a_model_folder_is_no_place_for_a_program(run_folder: Path) -> None:
     assert vitrail.load(folder)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_needs_neither_vitrail_nor_torch(program: Path, photos: Path) -> None:
     (example,) = (block.text for block in blocks(PAGE) if block.language == "python")
     wanted = {str(Path(row.path).relative_to(photos)): row.classes[0] for row in vitrail.predict(program, photos).rows}

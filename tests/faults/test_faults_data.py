@@ -249,6 +249,7 @@ def test_44_archives_with_ways_out_or_bombs(tmp_path: Path) -> None:
         find(str(tmp_path / "photos.zip"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "stored"), [(3 * 2**30, 3 * 2**30), (2**50, 100)])
 def test_44_an_npz_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, count: int, stored: int) -> None:
     """By what its directory says before anything is unpacked, and by what its header says before allocating."""

@@ -124,6 +124,7 @@ def test_06_any_table_is_read_or_refused(tmp_path_factory: pytest.TempPathFactor
         find(str(file))  # none of the images is there
 
 
+@pytest.mark.slow
 @QUIETLY
 @given(how=changes)
 def test_20_changed_configurations(how: list) -> None:

@@ -95,6 +95,7 @@ def test_18_a_read_that_hangs_is_named_in_training(tmp_path: Path, module: str, 
     assert said in command.err and "has taken more than 0.5 s" in command.err
 
 
+@pytest.mark.slow
 def test_18_a_read_that_hangs_is_named_by_predict(tmp_path: Path, trained: Path) -> None:
     photos = draw(tmp_path / "photos", count=2)
     os.mkfifo(photos / "red" / "pipe.png")
@@ -486,6 +487,7 @@ def test_40_out_of_memory_in_an_evaluation_keeps_the_state(divided: Path, tmp_pa
 # predict
 
 
+@pytest.mark.slow
 def test_46_predict_goes_on_past_bad_files_and_strict_says_so(trained: Path, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "torn.png").write_bytes((photos / "red" / "0.png").read_bytes()[:50])
     files = [str(photos / "red" / "0.png"), str(tmp_path / "torn.png"), str(photos / "blue")]
@@ -514,6 +516,7 @@ def killed_after(rows: int) -> None:
     predict.decode = decode
 
 
+@pytest.mark.slow
 def test_46_predict_goes_on_where_it_was_killed(trained: Path, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "torn.png").write_bytes(b"no image")
     words = ["predict", trained, tmp_path / "torn.png", photos, "--batch-size", "4", "--workers", "1"]
@@ -539,6 +542,7 @@ def small_files(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
+@pytest.mark.slow
 def test_46_predict_on_a_full_disk(trained: Path, photos: Path, tmp_path: Path) -> None:
     command = run("predict", trained, photos, "--out", "/dev/full/x.csv", cwd=tmp_path)
     assert command.process.exitcode == 2 and "cannot write /dev/full" in command.err
@@ -584,6 +588,7 @@ def homeless() -> None:
         os.setuid(54321)
 
 
+@pytest.mark.slow
 def test_54_without_a_home(trained: Path, photos: Path, tmp_path: Path) -> None:
     for place in (trained.parent.parent, photos, tmp_path):
         open_to_all(place)
@@ -615,6 +620,7 @@ def hidden(name: str) -> None:
     sys.modules[name] = None  # type: ignore[assignment]
 
 
+@pytest.mark.slow
 def test_55_a_missing_extra_says_how_to_get_it(trained: Path, tmp_path: Path) -> None:
     command = run("serve", trained, cwd=tmp_path, before=hidden, given=("uvicorn",))
     assert command.process.exitcode in (1, 2)

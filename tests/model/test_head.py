@@ -98,6 +98,7 @@ def test_a_token_that_is_not_read_still_matters() -> None:
         assert (model(images) - before).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -70,6 +70,7 @@ def test_a_layer_is_the_sum_of_its_blocks_on_one_input() -> None:
         torch.testing.assert_close(block(x, places, (2, 2)), expected)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_row_and_side_by_side_agree_exactly_where_nothing_comes_between() -> None:
     def silence(*kinds: tuple[int, str]) -> ViT:

@@ -55,6 +55,7 @@ def parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (32, 96), (70, 45)])
 def test_bit_is_timms(height: int, width: int) -> None:

@@ -65,6 +65,7 @@ def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return ((ours - theirs).norm() / theirs.norm()).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["fused", "explicit"])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
@@ -216,6 +217,7 @@ def test_every_position_place_and_head_trains(positions: str, place: str, pool: 
         assert model(torch.randn(1, 3, 48, 16)).shape == (1, 5)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     rows=st.integers(1, 5), columns=st.integers(1, 5), patch=st.sampled_from([2, 3, 7]),

@@ -95,6 +95,7 @@ def stuck(
     go.set()
 
 
+@pytest.mark.slow
 def test_the_same_numbers_as_vitrail_predict(models: list[ServedModel], folder: Path, tmp_path: Path) -> None:
     paths = []
     for i, kind in enumerate(("PNG", "JPEG", "BMP", "GIF")):
@@ -132,6 +133,7 @@ def decoded(address: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
 
 
+@pytest.mark.slow
 def test_another_model_and_how_many_classes(models: list[ServedModel]) -> None:
     found = one(models, "POST", "/v1/predict", png(), headers=PNG, query="model=resnet&top=2").json
     assert found["model"] == "resnet" and len(found["images"][0]["top"]) == 2
@@ -173,6 +175,7 @@ def test_attention_is_what_inspect_computes(models: list[ServedModel], folder: P
     np.testing.assert_allclose(found["positions"], position_tiles(model).values[1, 2], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "status", "words"),
     [
@@ -194,6 +197,7 @@ def _wide() -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "kind", "status", "reason"),
     [
@@ -271,6 +275,7 @@ def test_a_full_queue_says_when_to_come_back(models: list[ServedModel], stuck: A
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 
 
+@pytest.mark.slow
 def test_the_deadline_and_a_client_that_leaves(models: list[ServedModel], stuck: Any) -> None:
     begun, go = stuck
 
@@ -307,6 +312,7 @@ def test_foreign_pages_and_names(models: list[ServedModel]) -> None:
 PATHS = ("/../pyproject.toml", "/page/../app.py", "/docs", "/redoc", "/page.py", "//etc/passwd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_there_are_no_other_files(models: list[ServedModel], path: str) -> None:
     answer = one(models, "GET", path)

@@ -163,6 +163,7 @@ def test_the_best_model_is_the_one_that_was_evaluated(whole: Path) -> None:
         assert (saved["classes"][:, 0] == saved["labels"]).mean() == pytest.approx(best["top1"], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_test_images_are_looked_at_once_by_the_best_model(whole: Path, tmp_path: Path) -> None:
     splits = open_data(Data(path="digits"))
     result = json.loads((whole / "run.json").read_text())["result"]
@@ -296,6 +297,7 @@ def test_a_kill_during_a_save_loses_only_what_came_after_the_save_before(
     assert_same_bits(whole, folder)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,6 +315,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert_same_bits(whole, folder)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_friendly_and_can_be_extended(tmp_path: Path) -> None:
     run = tiny(tmp_path, duration=Steps(6))
     first = loop.fit(run)
@@ -370,6 +373,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     monkeypatch.setattr(stepping, "backward", backward)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_is_skipped_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -384,6 +388,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_named(
     assert "skipped an update that is not finite" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_gives_up_after_a_few_and_keeps_no_poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, set(range(6, 100)))
     with pytest.raises(TrainingError, match="3 steps in a row"):
@@ -409,6 +414,7 @@ def test_poisoned_weights_are_never_saved(tmp_path: Path, monkeypatch: pytest.Mo
     assert checkpoint.latest_valid(tmp_path / "train-1" / "checkpoints") is None
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_survived_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -425,6 +431,7 @@ def test_a_full_disk_is_told_and_survived_for_a_while(
     assert capsys.readouterr().err.count("disk full: need 1 GB, have 10 B") == 2
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(folder: Path, step: int, state: Any, **options: Any) -> Path:
         raise checkpoint.DiskFullError(folder, 10**9, 10)
@@ -492,6 +499,7 @@ def photographs(folder: Path, broken: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_unreadable_image_is_told_once_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = Data(path=str(photographs(tmp_path / "data", broken=1)))
     result = loop.fit(tiny(tmp_path / "runs", data=data, augment=Augment(), batch_size=8))
@@ -501,6 +509,7 @@ def test_an_unreadable_image_is_told_once_and_listed(tmp_path: Path, capsys: pyt
     assert line["image"].endswith("00.png") and line["reason"]
 
 
+@pytest.mark.slow
 def test_many_unreadable_images_end_the_run(tmp_path: Path) -> None:
     data = Data(path=str(photographs(tmp_path / "data", broken=4)))  # 10 %
     run = tiny(tmp_path / "runs", data=data, augment=Augment(), batch_size=8)

@@ -51,6 +51,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {f"{at.name}/{name}": (at / name).read_bytes() for at in folder.iterdir() for name in names}
 
 
+@pytest.mark.slow
 def test_training_goes_on_meanwhile_and_the_bits_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The save of step 2 is held until step 3 has begun, which it never would if training waited for it."""
     begun, events = threading.Event(), list[str]()

@@ -317,6 +317,7 @@ def test_knn_during_training_is_that_of_the_kept_features(tmp_path: Path) -> Non
         loop.fit(tiny(tmp_path, "masked-patch", knn=0))
 
 
+@pytest.mark.slow
 def test_the_teacher_is_what_is_kept_and_what_neighbours_are_looked_for_with(tmp_path: Path) -> None:
     run = tiny(tmp_path, "dino", knn=5, optim=Optim(lr=0.01))
     folder = loop.fit(run).folder
@@ -353,6 +354,7 @@ def test_crops_are_cut_from_a_larger_view(tmp_path: Path) -> None:
     assert next(evaluation_loader(run, splits.train).epoch(0)).images.shape[-2:] == (16, 16)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_skipped_moves_no_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
     after, backward = DINOObjective.after_step, stepping.backward

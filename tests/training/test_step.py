@@ -53,6 +53,7 @@ def gradients(objective: SupervisedObjective, batch: Images, parts: int = 1) -> 
     return {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 5, 12, 50])
 @pytest.mark.parametrize("mixing", [Augment(), Augment(mixup=1.0, cutmix=1.0)])
 def test_accumulation_gives_the_gradient_of_the_whole_batch(parts: int, mixing: Augment) -> None:

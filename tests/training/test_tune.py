@@ -103,6 +103,7 @@ def test_every_part_is_tried() -> None:
     assert get_args(Tune) == ("all", *PARTS)
 
 
+@pytest.mark.slow
 @every
 def test_what_learns_is_what_its_name_says(kind: str, part: Tune) -> None:
     model = network(KINDS[kind])
@@ -169,6 +170,7 @@ def test_frozen_bits_stay_and_have_no_state(kind: str, part: Tune, name: Any) ->
     assert set(average.state_dict()["mean"]) == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_bf16_accumulation_and_activation_checkpointing_leave_the_frozen_alone(part: Tune) -> None:
     def trained(**how: Any) -> dict[str, Tensor]:
@@ -220,6 +222,7 @@ def kept(config: ViTConfig | ResNetConfig, part: Tune, *, autocast: bool = False
     return kept_bytes(forward)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_keeps_less_than_the_whole_and_the_head_only_what_it_reads(kind: str) -> None:
     config = KINDS[kind]

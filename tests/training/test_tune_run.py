@@ -159,6 +159,7 @@ def test_the_run_says_what_learned(whole: Path, runs: Path) -> None:
     assert reference == {name: facts["base"][name] for name in ("source", "path", "sha256")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tune", ["ffn", "head"])
 def test_other_parts_and_a_resnet(tmp_path: Path, tune: Any) -> None:
     config = CONFIG if tune == "ffn" else ResNetConfig(units=(1, 1), width=32, image_size=(8, 8), classes=7)
@@ -171,6 +172,7 @@ def test_other_parts_and_a_resnet(tmp_path: Path, tune: Any) -> None:
         assert torch.equal(value, base[name]) == (not name.startswith("head") and ".mlp." not in name), name
 
 
+@pytest.mark.slow
 def test_everything_is_stored_where_everything_learns(tmp_path: Path) -> None:
     base_in(tmp_path)
     folder = loop.fit(tiny(tmp_path, tune="all", duration=Epochs(1))).folder
@@ -191,6 +193,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path: Pa
 # resuming
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(
     whole: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +205,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(
         assert torch.equal(found[name], value), name
 
 
+@pytest.mark.slow
 def test_resuming_after_both_have_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tmp_path / "old"
     base_in(old)

@@ -60,6 +60,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(Processes, "command", command)
 
 
+@pytest.mark.slow
 def test_each_slot_has_one_trial_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = """
 where = os.path.join(folder, "..", "busy-" + device)
@@ -84,6 +85,7 @@ def test_a_single_process_has_all_cores(tmp_path: Path, monkeypatch: pytest.Monk
     assert outcome.reason == "all"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "told"),
     [

@@ -219,6 +219,7 @@ def test_search_then_choice_then_seeds(tmp_path: Path) -> None:
     assert written["top1"]["std"] == pytest.approx(0.01) and len(written["search"]) == 4
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_never_trained_again(tmp_path: Path) -> None:
     def again(rates: tuple[float, ...], trainer: Pretend, **changes: Any) -> list[tuple[float, bool]]:
         run = tiny(**changes)

@@ -268,6 +268,7 @@ def test_what_cannot_be_run_is_refused(small: Run, data: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_figure_compares_the_same_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("vitrail.transfer.vtab_means.means", lambda scores: seen.append(scores) or means(scores))

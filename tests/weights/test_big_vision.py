@@ -58,6 +58,7 @@ def test_computes_what_the_reference_does_and_goes_back_as_it_came(
     identical(read(tmp_path / "b.npz", prefix), arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", [False, True], ids=["layers", "scanned"])
 @pytest.mark.parametrize("pool", ["gap", "map", "tok"])
 def test_bfloat16(pool: str, stack: bool, tmp_path: Path) -> None:
@@ -142,6 +143,7 @@ def test_it_is_told_from_googles_format_by_its_names(tmp_path: Path) -> None:
     assert load(save(tmp_path / "b.npz", big_vision(pool="tok"))).card.source == "big_vision"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -120,6 +120,7 @@ def test_a_new_head_leaves_the_rest(tmp_path: Path) -> None:
     identical(*rest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, dict(classes=0), dict(width=64, units=(1, 1, 1))])
 def test_a_model_of_ours_is_read_by_the_reference(changes: dict[str, Any], tmp_path: Path) -> None:
     model = randomised(build(ResNetConfig(**(dict(units=(1, 2), width=32, classes=4) | changes))))

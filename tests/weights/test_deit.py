@@ -215,6 +215,7 @@ def test_every_entry_of_a_synchronised_batch_norm_has_a_place() -> None:
     assert set(nn.SyncBatchNorm(4).state_dict()) == set(BATCH_NORM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
 def test_load_and_save_give_the_file_back(tmp_path: Path, kind: str, ending: str) -> None:

@@ -42,6 +42,7 @@ def test_a_folder_computes_what_transformers_does(tmp_path: Path, name: str) -> 
     assert set(model.load_report.loaded) == loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "vit-biasless", "deit-taught", "beit", "beit-shared", "mae", "dinov2-swiglu"])
 def test_a_bare_state_dict_is_recognised_by_its_names(tmp_path: Path, name: str) -> None:
     theirs = peer(name, hidden_size=128, num_attention_heads=2)
@@ -51,6 +52,7 @@ def test_a_bare_state_dict_is_recognised_by_its_names(tmp_path: Path, name: str)
     assert "2 heads of 64 features" in str(model.load_report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit-bare", "deit-bare", "beit-bare", "dinov2-bare", "dinov2-registers-bare"])
 def test_a_file_without_its_config_is_recognised_by_its_names(tmp_path: Path, name: str) -> None:
     theirs = saved(tmp_path / "folder", name, hidden_size=128, num_attention_heads=2)
@@ -93,6 +95,7 @@ def test_names_of_classes_are_kept(tmp_path: Path) -> None:
     assert load(tmp_path).card.class_names == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -119,6 +122,7 @@ def test_what_the_config_becomes(tmp_path: Path, name: str, expected: dict[str, 
     assert {field: getattr(config, field) for field in expected} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "unused"),
     [
@@ -188,6 +192,7 @@ def test_half_precision_becomes_float32(tmp_path: Path) -> None:
     assert_equal_to(model, theirs.float(), [(32, 32)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [

@@ -88,6 +88,7 @@ def ours(**changes: Any) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "architecture"),
     [
@@ -164,6 +165,7 @@ def test_a_resnet_is_refused(tmp_path: Path) -> None:
         FORMAT.write(build(config), Card(config), tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "vit-masked", "vit-bare", "beit", "beit-masked", "mae", "deit", "deit-taught"])
 def test_a_new_head_is_written_too(tmp_path: Path, name: str) -> None:
     saved(tmp_path / "theirs", name)

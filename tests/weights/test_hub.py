@@ -67,6 +67,7 @@ def test_what_is_needed_is_downloaded_and_nothing_else(hub: FakeHub) -> None:
         assert not hub.transfers(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", ["", "@v1", f"@{COMMIT}"])
 def test_a_second_time_nothing_is_downloaded(hub: FakeHub, revision: str) -> None:
     first = resolve(REPOSITORY + revision)
@@ -88,6 +89,7 @@ def test_a_model_pushed_by_vitrail_is_loaded_by_its_name(tmp_path: Path, hub: Fa
     assert loaded.card.class_names == ["cat", "dog"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["variable", "nobody listens", "server error", "another server"])
 def test_without_the_network_the_cache_answers(
     hub: FakeHub, cache: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -175,6 +177,7 @@ def test_a_part_that_is_too_long_is_thrown_away(hub: FakeHub, cache: Path) -> No
     assert hub.transfers(WEIGHTS) == [None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
 def test_a_wrong_checksum_is_an_error_and_leaves_nothing(hub: FakeHub, cache: Path, name: str) -> None:
     hub.tampered = {name}

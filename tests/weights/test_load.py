@@ -98,6 +98,7 @@ def toy_file(path: Path, model: nn.Module, **changes: Tensor | None) -> Path:
 # ---- what is loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".npz"])
 @pytest.mark.parametrize(
     "config",
@@ -406,6 +407,7 @@ def test_absurd_networks_are_refused_before_they_are_built(changes: dict[str, An
         expected(tiny(**changes), Path("w.npz"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -487,6 +489,7 @@ def test_a_path_that_is_not_there_is_told(source: Any, monkeypatch: pytest.Monke
 # ---- memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_tensors_stay_mapped_and_training_never_writes_to_the_file(
     tmp_path: Path, toy: Callable[..., Toy], suffix: str

@@ -67,6 +67,7 @@ def test_the_formats_are_those_that_were_promised() -> None:
     assert {case[0] for case in CASES} == set(FORMATS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "name", "wanted"), CASES, ids=lambda value: value if isinstance(value, str) else "")
 def test_what_is_saved_computes_the_same_when_it_is_loaded(
     tmp_path: Path, format: str, name: str, wanted: ViTConfig | ResNetConfig
@@ -82,6 +83,7 @@ def test_what_is_saved_computes_the_same_when_it_is_loaded(
     assert saved.error < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "name", "wanted"), CASES, ids=lambda value: value if isinstance(value, str) else "")
 def test_nothing_is_replaced_unless_that_is_wanted(
     tmp_path: Path, format: str, name: str, wanted: ViTConfig | ResNetConfig

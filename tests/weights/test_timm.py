@@ -89,6 +89,7 @@ def test_any_size_equals_timms_dynamic_one(kind: str, tmp_path: Path) -> None:
         assert_equal(ours, theirs, images(ours, size))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 4), columns=st.integers(1, 4), patch=st.sampled_from([3, 4, 8]), heads=st.integers(1, 3),
@@ -156,6 +157,7 @@ def test_pre_logits_of_older_versions(tmp_path: Path) -> None:
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("units", "width", "channels"), [((1, 2), 32, 3), ((2, 1, 1), 64, 1)])
 def test_bit(units: tuple[int, ...], width: int, channels: int, tmp_path: Path) -> None:
     theirs = bit(units, width, in_chans=channels)
@@ -217,6 +219,7 @@ def test_our_models_are_the_same_networks_in_timm(kind: str, tmp_path: Path) -> 
     same(load(tmp_path), rebuilt(tmp_path), images(ours))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "DeiT-III", "BEiT", "distilled", "parallel", "gated"])
 def test_a_network_timm_was_asked_for_takes_our_file_strictly(kind: str, tmp_path: Path) -> None:
     architecture, arguments = FAMILIES[kind]

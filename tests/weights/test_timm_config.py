@@ -150,6 +150,7 @@ def test_leftovers_of_pre_training_are_named() -> None:
     assert found.unused["decoder_embed.weight"] == "the decoder of MAE's pre-training"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "arguments", "message"),
     [
@@ -252,6 +253,7 @@ def test_a_config_that_makes_no_sense_is_refused(changes: dict[str, Any], messag
 HYBRID = dict(stem="resnet", patch=32, image_size=(64, 64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -286,6 +288,7 @@ def test_what_timm_cannot_express_is_refused_with_the_reason(
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -168,6 +168,7 @@ def test_a_library_that_fails_is_a_note_and_not_the_end(tmp_path: Path) -> None:
     assert found.library is None and "timm cannot run" in " ".join(found.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "said"),
     [({"image": "integers-1"}, "damaged"), ({"image": "integers-1", "outputs": {"logits": 3}}, "damaged")],
