@@ -83,7 +83,6 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.evaluation.test_bulk import first_pixels, job
-from vitrail.evaluation import bulk
 calls, replace = 0, os.replace
 def killing(source, target):
     global calls
@@ -93,7 +92,7 @@ def killing(source, target):
             replace(source, target)
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
-bulk.os.replace = killing
+os.replace = killing
 job(Path(sys.argv[1]), Path(sys.argv[2])).run(first_pixels, 0, 1)
 """
 

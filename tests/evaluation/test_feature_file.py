@@ -62,10 +62,10 @@ def test_features_from_anywhere(write: Any, tmp_path: Path) -> None:
     [
         (
             dict(test_labels=None),
-            r"lacks test_labels: it holds class_names, test_features, .*needed are train_features",
+            r"lacks test_labels: it holds class_names, test_features, .*It must hold train_features",
         ),
         (dict(train_features=np.zeros(6)), r"train_features is float64 of shape \(6,\); it must be numbers"),
-        (dict(train_features=np.zeros((6, 0))), "at least one of each"),
+        (dict(train_features=np.zeros((6, 0))), "with at least one image and at least one feature"),
         (dict(test_features=np.array([["x"] * 4] * 3)), "test_features is <U1"),
         (dict(test_features=np.zeros((3, 5))), "train_features has 4 columns and test_features 5"),
         (dict(test_features=np.zeros((2, 4))), "test_features has 2 rows and test_labels 3"),

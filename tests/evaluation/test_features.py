@@ -240,7 +240,7 @@ def test_what_cannot_be_used_is_refused() -> None:
     found = collect(flat, shuffled(5), [])  # files without classes
     with pytest.raises(DataError, match="features of test image 3 are not finite"):
         found.features[3, 1] = np.nan
-        found.known("test")
+        found.labelled("test")
 
 
 def test_images_without_a_class_are_embedded_but_not_counted() -> None:
@@ -248,12 +248,12 @@ def test_images_without_a_class_are_embedded_but_not_counted() -> None:
     loader.labels[2:4] = -1
     found = collect(flat, loader, NAMES)
     assert len(found) == 6
-    features, labels = found.known("test")
+    features, labels = found.labelled("test")
     np.testing.assert_array_equal(features, flat(loader.images).numpy()[[0, 1, 4, 5]])
     np.testing.assert_array_equal(labels, [0, 1, 4, 0])
     loader.labels[:] = -1
     with pytest.raises(DataError, match="none of the 6 test images has a known class"):
-        collect(flat, loader, NAMES).known("test")
+        collect(flat, loader, NAMES).labelled("test")
 
 
 def test_a_module_keeps_its_place() -> None:

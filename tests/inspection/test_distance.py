@@ -14,7 +14,7 @@ from vitrail.errors import UsageError
 from vitrail.inspection.distance import attention_distance, grid_distances
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
-from vitrail.model.taps import attention_maps
+from vitrail.model.record import attention_maps
 from vitrail.model.variants import ResNetConfig
 
 

@@ -12,7 +12,7 @@ from vitrail.errors import UsageError
 from vitrail.inspection.maps import head_maps
 from vitrail.inspection.patches import component_maps, patch_components
 from vitrail.model.attention import attention_path
-from vitrail.model.taps import attention_maps, block_outputs
+from vitrail.model.record import attention_maps, block_outputs
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)

@@ -9,7 +9,7 @@ from tiny_models import tiny, uniform
 
 from vitrail.errors import UsageError
 from vitrail.inspection.positions import COSINE, position_tiles
-from vitrail.model.taps import attention_maps
+from vitrail.model.record import attention_maps
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

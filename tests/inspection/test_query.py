@@ -10,7 +10,7 @@ from tiny_models import KINDS, tiny
 from vitrail.errors import UsageError
 from vitrail.inspection.maps import patch_attention
 from vitrail.model.build import build
-from vitrail.model.taps import attention_maps
+from vitrail.model.record import attention_maps
 from vitrail.model.variants import ResNetConfig
 
 

@@ -12,7 +12,7 @@ from vitrail.errors import UsageError
 from vitrail.inspection.rollout import rollout
 from vitrail.model.attention import Attention, attention_path
 from vitrail.model.build import build
-from vitrail.model.taps import attention_maps
+from vitrail.model.record import attention_maps
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 

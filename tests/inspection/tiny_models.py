@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.model.attention import Attention
-from vitrail.model.taps import attentions
+from vitrail.model.record import attentions
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 

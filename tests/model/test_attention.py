@@ -12,7 +12,7 @@ from vitrail.errors import UsageError
 from vitrail.model.attention import Attention, attend, attention_path, uses_explicit
 from vitrail.model.build import build
 from vitrail.model.layers import LayerNorm, Linear
-from vitrail.model.taps import attention_maps, block_outputs, tap_attention
+from vitrail.model.record import attention_maps, block_outputs, tap_attention
 from vitrail.model.variants import ViTConfig
 
 TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
-from vitrail.model.taps import attention_maps
+from vitrail.model.record import attention_maps
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.model.wide import WideBlock, compute_together

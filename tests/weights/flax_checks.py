@@ -14,8 +14,8 @@ from flax_reference import Result
 from torch import nn
 
 from vitrail.model.build import build
+from vitrail.model.record import block_outputs
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.taps import block_outputs
 from vitrail.model.vit import ViT
 
 Arrays = Mapping[str, np.ndarray]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.taps import block_outputs
+from vitrail.model.record import block_outputs
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import open_archive
 from vitrail.weights.card import Card

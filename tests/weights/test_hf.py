@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vitrail.errors import WeightsError
-from vitrail.model.taps import block_outputs
+from vitrail.model.record import block_outputs
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.load import load
 

@@ -13,7 +13,7 @@ from torchvision.models.vision_transformer import ConvStemConfig, VisionTransfor
 
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.taps import block_outputs
+from vitrail.model.record import block_outputs
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card

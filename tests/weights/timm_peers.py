@@ -15,8 +15,8 @@ from timm.models import save_for_hf
 from timm.models.resnetv2 import ResNetV2
 from torch import Tensor, nn
 
+from vitrail.model.record import block_outputs
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.taps import block_outputs
 from vitrail.model.vit import ViT
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

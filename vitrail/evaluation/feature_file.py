@@ -1,48 +1,42 @@
-"""Features in an .npz: what `vitrail embed` writes and `vitrail probe --features` reads, whoever wrote it.
+"""Features in an .npz file: `vitrail embed` writes it, `vitrail probe --features` reads it, from any program.
 
-Of a data set: train_features, train_labels, test_features, test_labels; class_names, train_ids and test_ids where
-they are known. Of loose files: features and ids (their paths), and labels and class_names where they are known.
+For a data set it holds train_features, train_labels, test_features and test_labels, and class_names, train_ids and
+test_ids if they are known. For single files it holds features and ids (paths), and labels and class_names if known.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 
 from vitrail.errors import DataError
 from vitrail.evaluation.features import Features
+from vitrail.files import DAMAGED_ZIP, read_array_header, replacing
 
 KEYS = ("train_features", "train_labels", "test_features", "test_labels")
-_BROKEN = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, SyntaxError, TokenError)
 
 
 def save_features(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to an .npz that appears when it is whole; nothing is copied. Raises DataError."""
+    """Write arrays to an .npz, replaced atomically, without copying them. Raises DataError if it cannot be written."""
     path = Path(path)
-    partial = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(partial, path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load_features(path: str | Path) -> tuple[Features, Features]:
-    """Return the features of training and of test images.
+    """Return the features of the training images and of the test images.
 
-    Without class_names, classes are called by their numbers. Raises DataError, naming array and problem, for an
-    array that is missing, of a wrong type or shape, not finite or torn, and for Python objects, which are not read.
+    Without class_names, the names are the classes' numbers. Raises DataError with the array and the problem: it is
+    missing, damaged or not finite, has a wrong type or shape, or holds Python objects, which are never read.
     """
     path = Path(path)
     try:
@@ -50,12 +44,12 @@ def load_features(path: str | Path) -> tuple[Features, Features]:
             members = {name.removesuffix(".npy"): name for name in archive.namelist()}
             if missing := [key for key in KEYS if key not in members]:
                 raise DataError(
-                    f"{path} lacks {', '.join(missing)}: it holds {', '.join(sorted(members)) or 'nothing'}, and "
-                    f"needed are {', '.join(KEYS)}, as `vitrail embed` writes them from a data set with splits"
+                    f"{path} lacks {', '.join(missing)}: it holds {', '.join(sorted(members)) or 'nothing'}. It must "
+                    f"hold {', '.join(KEYS)}; `vitrail embed` writes them for a data set with splits"
                 )
             optional = [key for key in ("class_names",) if key in members]
             arrays = {key: _read(path, archive, members[key]) for key in (*KEYS, *optional)}
-    except _BROKEN as error:
+    except DAMAGED_ZIP as error:
         raise DataError(f"{path} cannot be read as an .npz of features: {error}") from error
     for split in ("train", "test"):
         arrays |= _checked(path, split, arrays[f"{split}_features"], arrays[f"{split}_labels"])
@@ -70,50 +64,47 @@ def load_features(path: str | Path) -> tuple[Features, Features]:
     )
     for part, what in ((train, "training"), (test, "test")):
         try:
-            part.known(what)
+            part.labelled(what)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
     return train, test
 
 
 def _read(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
-    """One array, after a look at its header: `numpy.load` would allocate whatever that claims."""
+    """Return one array after checking its header; `numpy.load` would allocate whatever the header claims."""
     info = archive.getinfo(member)
     with archive.open(info) as stream:
-        version = np.lib.format.read_magic(stream)
-        shape, _, dtype = (
-            np.lib.format.read_array_header_1_0(stream)
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0(stream)
+        header = read_array_header(stream)
+    if header.dtype.hasobject:
+        raise DataError(f"{path}: {member} holds Python objects, which could run code and are not read")
+    size, there = math.prod(header.shape) * header.dtype.itemsize, info.file_size - header.length
+    if size != there:
+        raise DataError(
+            f"{path}: the header of {member} claims {header.dtype} of shape {header.shape}, {size:,} bytes, but "
+            f"{there:,} are there"
         )
-        if dtype.hasobject:
-            raise DataError(f"{path}: {member} holds Python objects, which could run code and are not read")
-        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-        if size != info.file_size - stream.tell():
-            raise DataError(
-                f"{path}: the header of {member} claims {dtype} of shape {shape}, {size:,} bytes, but "
-                f"{info.file_size - stream.tell():,} are there"
-            )
     with archive.open(info) as stream:
         return np.lib.format.read_array(stream, allow_pickle=False)
 
 
 def _checked(path: Path, split: str, features: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Features as float32 [N, width] and labels as int64 [N]."""
+    """Return features as float32 [N, width] and labels as int64 [N]. Raises DataError if they are anything else."""
     if features.ndim != 2 or features.dtype.kind not in "fiu" or 0 in features.shape:
         raise DataError(
             f"{path}: {split}_features is {features.dtype} of shape {features.shape}; it must be numbers "
-            "[images, features], at least one of each"
+            "[images, features], with at least one image and at least one feature"
         )
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
             f"{path}: {split}_labels is {labels.dtype} of shape {labels.shape}; it must be integers [images], "
-            "from 0 on, -1 where the class is not known"
+            "0 or larger, or -1 for an unknown class"
         )
     if len(labels) != len(features):
         raise DataError(f"{path}: {split}_features has {len(features)} rows and {split}_labels {len(labels)}")
     if labels.min() < -1:
-        raise DataError(f"{path}: {split}_labels holds {labels.min()}; labels go from 0 on, -1 is an unknown class")
+        raise DataError(
+            f"{path}: {split}_labels holds {labels.min()}; a label is 0 or larger, or -1 for an unknown class"
+        )
     return {
         f"{split}_features": features.astype(np.float32, copy=False),
         f"{split}_labels": labels.astype(np.int64, copy=False),

@@ -1,8 +1,8 @@
-"""Features of a frozen network, each image exactly once: what few-shot, kNN and linear probes are computed from.
+"""Features of a frozen network, one row per image, for few-shot, kNN and linear probes.
 
-The features are what the classifier sees (`ViT.features`, `ResNet.features`): the pooled tokens after the final
-LayerNorm and, where the model has the pre-training head's tanh layer, after that layer too, as in big_vision's
-few-shot evaluation. Of a distilled model they are the class token's and then the distillation token's.
+The features are the input of the classifier (`ViT.features`, `ResNet.features`): the pooled tokens after the final
+LayerNorm and, if the model has the pre-training head's tanh layer, after that layer too, as in big_vision's few-shot
+evaluation. A distilled model's features are those of the class token, followed by those of the distillation token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vitrail.errors import DataError
 from vitrail.evaluation.classify import Batches, Precision, Predict, predictor
 
 _CHECKED = 4096
-"""Rows looked at together."""
+"""Number of rows checked at a time."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Features:
     features: np.ndarray
     """float32 [N, width]."""
     labels: np.ndarray
-    """int64 [N]; -1 where it is not known."""
+    """int64 [N]; -1 for an unknown class."""
     index: np.ndarray
     """int64 [N]: number of the image in its source."""
     class_names: list[str]
@@ -41,25 +41,25 @@ class Features:
 
     @property
     def width(self) -> int:
-        """Features of an image."""
+        """Return the number of features of an image."""
         return int(self.features.shape[1])
 
-    def known(self, what: str) -> tuple[np.ndarray, np.ndarray]:
+    def labelled(self, what: str) -> tuple[np.ndarray, np.ndarray]:
         """Return features and labels of the images whose class is known.
 
-        Raises DataError, calling the images `what`, where there are none, or a feature is not finite.
+        Raises DataError if there are none, or if a feature is not finite. `what` names the images in the error.
         """
         for begin in range(0, len(self), _CHECKED):
             wrong = ~np.isfinite(self.features[begin : begin + _CHECKED]).all(axis=1)
             if wrong.any():
                 raise DataError(
-                    f"the features of {what} image {self.index[begin + int(wrong.argmax())]} are not finite: nothing "
-                    "can be learned from them; were the weights they come from?"
+                    f"the features of {what} image {self.index[begin + int(wrong.argmax())]} are not finite. Check "
+                    "that the model's weights are finite: vitrail weights verify MODEL"
                 )
-        labelled = self.labels >= 0
-        if not labelled.any():
+        known = self.labels >= 0
+        if not known.any():
             raise DataError(f"none of the {len(self)} {what} images has a known class")
-        return (self.features, self.labels) if labelled.all() else (self.features[labelled], self.labels[labelled])
+        return (self.features, self.labels) if known.all() else (self.features[known], self.labels[known])
 
 
 def extract(
@@ -70,10 +70,10 @@ def extract(
     device: torch.device | str | None = None,
     precision: Precision = "auto",
 ) -> Features:
-    """Return what `model`'s classifier sees of the images in one pass of `loader`, on every process.
+    """Return the features of the images in one epoch of `loader`, on every process.
 
-    The model is used in eval mode and left as it was; no random number is drawn. On a CPU a frozen copy computes.
-    Raises DataError where no image could be read, or a label is beyond `class_names`.
+    The model computes in eval mode, or on a CPU a frozen copy of it does; the model is not changed and no random
+    number is drawn. Raises DataError if no image could be read, or a label is not a number of `class_names`.
     """
     return collect(predictor(model, device, precision, features=True), loader, class_names)
 
@@ -81,9 +81,8 @@ def extract(
 def collect(embed: Predict, loader: Batches, class_names: Sequence[str]) -> Features:
     """Return `embed(images)`, float32 [batch, width], of all images of all processes, on every process.
 
-    An image that arrives twice (a padded last batch, a sampler that wraps around) counts once. The memory is that
-    of the result and a few batches: rows are handed over a batch at a time, and given up as they are. Raises as
-    `extract` does.
+    An image that arrives twice (a padded last batch, a sampler that wraps around) counts once. Processes exchange one
+    batch at a time and then free it, so memory holds the result and a few batches. Raises the errors of `extract`.
     """
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     labels: list[np.ndarray] = []
@@ -101,7 +100,7 @@ def collect(embed: Predict, loader: Batches, class_names: Sequence[str]) -> Feat
     index, label = (np.concatenate(column) for column in zip(*(rows for rows, _, _ in gathered), strict=True))
     bad = sorted({item for _, _, items in gathered for item in items})
     if not len(index):
-        raise DataError(f"there are no features: no image could be read ({len(bad)} failed)")
+        raise DataError(f"no features: no image could be read ({len(bad)} failed)")
     if label.max() >= len(class_names) > 0:
         raise DataError(
             f"label {label.max()} in the data; with {len(class_names)} classes they go from 0 to {len(class_names) - 1}"

@@ -253,8 +253,8 @@ def fewshot(plan: Plan, train: Features, test: Features) -> FewShot:
     """
     if train.width != test.width:
         raise DataError(f"training images have {train.width} features and test images {test.width}")
-    train.known("training")
-    tested, truth = test.known("test")
+    train.labelled("training")
+    tested, truth = test.labelled("test")
     top1 = np.empty((len(plan.shots), len(plan.l2), len(plan.draws)))
     for seed, drawn in enumerate(plan.draws):
         for number, shots in enumerate(plan.shots):

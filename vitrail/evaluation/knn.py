@@ -54,8 +54,8 @@ def knn(
     """
     if train.width != test.width:
         raise DataError(f"training images have {train.width} features and test images {test.width}")
-    source, labels = train.known("training")
-    asked, truth = test.known("test")
+    source, labels = train.labelled("training")
+    asked, truth = test.labelled("test")
     if not k or min(k) < 1 or max(k) > len(labels):
         raise UsageError(f"k is {list(k)}; with {len(labels)} training images it must be from 1 to {len(labels)}")
     if not temperature > 0:

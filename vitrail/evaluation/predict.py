@@ -1,7 +1,6 @@
-"""Classes of images in files: a stream of rows in the order of the files, whatever the number of files.
+"""Predict the classes of image files: one row per file, in the order of the files, for any number of files.
 
-The same decoder and the same resize and crop as in evaluation. A file that is no image becomes a row that says
-why, and the stream goes on.
+Images are decoded, resized and cropped as in evaluation. An unreadable file becomes a row with the reason.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.data.sources.folder import is_image_name, is_junk, read_file
 from vitrail.errors import DataError, DecodeError, WeightsError
 from vitrail.evaluation.classify import Precision, Predict, predictor
+from vitrail.files import replacing
 
 Kind = Literal["csv", "jsonl"]
 
@@ -41,7 +41,7 @@ class Prediction(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """A file that could not become an image; `reason` is that of `DecodeError`."""
+    """A file that could not be read as an image; `reason` is the reason of its `DecodeError`."""
 
     path: str
     reason: str
@@ -52,18 +52,17 @@ Row = Prediction | Unreadable
 
 
 def find_images(paths: Iterable[str | Path]) -> Iterator[Path]:
-    """Yield the files that `paths` mean: files, folders (all images below them) and glob patterns such as
-    "photos/**/*.jpg".
+    """Yield the files of `paths`: files, folders (all images below them) and patterns such as "photos/**/*.jpg".
 
-    In folders and patterns, hidden files and files that do not end like images are passed over; a file named
-    itself is always yielded, even one that is missing, for its row to say so. Raises DataError if nothing that
-    was named is there.
+    In folders and patterns, hidden files and files without an image suffix are skipped. A file that is itself in
+    `paths` is always yielded, even if it is missing, and its row then gives the reason. Raises DataError if none of
+    `paths` exists.
     """
     named = [Path(path).expanduser() for path in paths]
     found = [(path, _matches(path)) for path in named]
     if not any(matches for _, matches in found):
         what = ", ".join(str(path) for path in named[:3]) or "no path"
-        raise DataError(f"nothing to predict at {what}: give image files, folders of images, or a glob pattern")
+        raise DataError(f"nothing to predict at {what}. Give image files, folders of images, or a glob pattern")
     return _expanded(found)
 
 
@@ -87,17 +86,17 @@ def _expanded(found: list[tuple[Path, list[Path]]]) -> Iterator[Path]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """All images below a folder, sorted; links to folders are followed once."""
-    seen: set[tuple[int, int]] = set()
+    """Yield all images below a folder, sorted. A folder that links lead to several times is visited once."""
+    visited: set[tuple[int, int]] = set()
     closed: list[OSError] = []
     for root, folders, files in os.walk(folder, followlinks=True, onerror=closed.append):
         while closed:  # a folder that cannot be listed: reading it fails with the reason
             yield Path(closed.pop().filename)
         status = os.stat(root)
-        if (status.st_dev, status.st_ino) in seen:
+        if (status.st_dev, status.st_ino) in visited:
             folders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        visited.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not is_junk(name))
         yield from (Path(root) / name for name in sorted(files) if _is_wanted(name))
     while closed:
@@ -120,16 +119,16 @@ def predict_files(
     predict: Predict | None = None,
     skip: int = 0,
 ) -> Iterator[Row]:
-    """Yield a row for each file of `paths` (see `find_images`), in their order, as the batches are done.
+    """Yield a row for each file of `paths` (see `find_images`), in their order, batch by batch.
 
-    `model` is a network with a card (from `vitrail.load`); `predict` runs another engine in its place; the first
-    `skip` files are left out. Each row has the `top` best classes, or fewer if there are not as many. `workers`
-    threads decode; at most a few batches are held. Raises DataError if there is no file, and when one takes longer to
-    read than `prefetch.TIMEOUT` (without threads it is waited for), WeightsError for a model without card.
+    `model` is a network with a card (from `vitrail.load`); `predict` replaces its computation by another engine. The
+    first `skip` files are skipped. Each row has the `top` best classes, or all if there are fewer. `workers` threads
+    decode; at most a few batches are in memory. Raises DataError if there is no file, or if reading one in a thread
+    takes longer than `prefetch.TIMEOUT`, and WeightsError for a model without a card.
     """
     card = getattr(model, "card", None)
     if card is None:
-        raise WeightsError("this model has no card, which says how its images are prepared: use vitrail.load")
+        raise WeightsError("this model has no card, so its preprocessing is unknown. Load it with vitrail.load")
     names = [as_text(name) for name in card.class_names] or [str(i) for i in range(card.config.classes)]
     ask = predict or predictor(model, device, precision)
     files = islice(find_images(paths), skip, None)
@@ -145,7 +144,7 @@ def _rows(
     batch_size: int,
     workers: int,
 ) -> Iterator[Row]:
-    paths: list[Path] = []  # of what is being prepared, in order
+    paths: list[Path] = []  # files that are being prepared, in order
 
     def remembered() -> Iterator[Path]:
         for path in files:
@@ -167,7 +166,7 @@ def _rows(
 
 
 def _preparer(preprocess: Preprocess) -> Callable[[Path], np.ndarray | Unreadable]:
-    """File -> uint8 [H, W, 3] as the network takes it, or why not."""
+    """Return a function: file -> the network's input uint8 [H, W, 3], or the reason why it is unreadable."""
     transform = eval_transform(preprocess)
     unused = np.random.default_rng(0)  # nothing is random in evaluation
 
@@ -183,7 +182,7 @@ def _preparer(preprocess: Preprocess) -> Callable[[Path], np.ndarray | Unreadabl
 def _best(
     predict: Predict, images: list[np.ndarray], names: list[str], top: int
 ) -> list[tuple[list[str], list[float]]]:
-    """Classes and probabilities of each image, best first."""
+    """Return classes and probabilities of each image, best first."""
     if not images:
         return []
     batch = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
@@ -202,12 +201,12 @@ def as_text(value: str | Path) -> str:
 
 @dataclass
 class Summary:
-    """What a stream of rows came to."""
+    """Counts of a stream of rows."""
 
     predicted: int = 0
     unreadable: list[Unreadable] = field(default_factory=list)
     errors: Path | None = None
-    """Where the files that could not be read are listed, if there are any and a place was given."""
+    """CSV with the unreadable files; None if all were readable or the rows went to a stream."""
 
     def __str__(self) -> str:
         text = f"{self.predicted} images predicted"
@@ -220,12 +219,11 @@ class Summary:
 
 
 def write_predictions(rows: Iterable[Row], out: Path | TextIO, *, kind: Kind = "csv") -> Summary:
-    """Write predictions as they come and return what they came to.
+    """Write predictions one by one and return their counts.
 
     kind "csv": columns path, class, probability, class_2, probability_2, ...; "jsonl": one object per line with
-    path, class, probability and top. A Path is written atomically: it appears when all rows are in it, and
-    unreadable files are listed (path, reason, message) in a CSV beside it, `<name>.errors.csv`. To a stream go
-    the predictions alone.
+    path, class, probability and top. A Path is replaced atomically when all rows are written, and unreadable files
+    are listed (path, reason, message) in a CSV next to it, `<name>.errors.csv`. A stream gets only the predictions.
     """
     summary = Summary()
     write = {"csv": _write_csv, "jsonl": _write_json_lines}[kind]
@@ -233,12 +231,12 @@ def write_predictions(rows: Iterable[Row], out: Path | TextIO, *, kind: Kind = "
         write(_counted(rows, summary), out)
         out.flush()
         return summary
-    with _replacing(out) as file:
+    with _replacing_text(out) as file:
         write(_counted(rows, summary), file)
     errors = out.with_name(f"{out.name}.errors.csv")
     errors.unlink(missing_ok=True)  # of an earlier run
     if summary.unreadable:
-        with _replacing(errors) as file:
+        with _replacing_text(errors) as file:
             csv.writer(file, lineterminator="\n").writerows([Unreadable._fields, *summary.unreadable])
         summary.errors = errors
     return summary
@@ -276,13 +274,8 @@ def _write_json_lines(rows: Iterable[Prediction], file: TextIO) -> None:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[TextIO]:
-    """A text file that takes the place of `path` on leaving; on an error it is removed."""
-    partial = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+def _replacing_text(path: Path) -> Iterator[TextIO]:
+    """Replace a text file atomically; folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(partial, "w", encoding="utf-8", newline="") as file:
-            yield file
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        yield file

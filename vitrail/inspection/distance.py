@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrail.errors import UsageError
 from vitrail.inspection.network import eval_mode, require_vit
 from vitrail.model.posemb import Grid
-from vitrail.model.taps import AttentionMap, attentions, tap_attention
+from vitrail.model.record import AttentionMap, attentions, tap_attention
 from vitrail.model.vit import ViT
 
 Place = tuple[int, int, str | None]

@@ -16,7 +16,7 @@ from vitrail.errors import UsageError
 from vitrail.inspection.network import eval_mode, require_vit
 from vitrail.inspection.pooling import average_pooling_weights
 from vitrail.model.posemb import Grid
-from vitrail.model.taps import AttentionMap, tap_attention
+from vitrail.model.record import AttentionMap, tap_attention
 from vitrail.model.vit import ViT
 
 

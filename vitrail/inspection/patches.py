@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.errors import UsageError
 from vitrail.inspection.network import eval_mode, require_vit
-from vitrail.model.taps import block_outputs
+from vitrail.model.record import block_outputs
 from vitrail.model.vit import ViT
 
 COUNT = 3

@@ -34,7 +34,7 @@ from vitrail.inspection.pooling import pooling_weights
 from vitrail.model.attention import Attention
 from vitrail.model.head import MAPHead
 from vitrail.model.posemb import Grid
-from vitrail.model.taps import attentions
+from vitrail.model.record import attentions
 from vitrail.model.vit import ViT
 
 

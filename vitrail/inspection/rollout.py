@@ -24,7 +24,7 @@ from torch import Tensor
 from vitrail.inspection.network import eval_mode, require_vit
 from vitrail.inspection.pooling import pooling_weights
 from vitrail.model.posemb import Grid
-from vitrail.model.taps import AttentionMap, tap_attention
+from vitrail.model.record import AttentionMap, tap_attention
 from vitrail.model.vit import ViT
 
 

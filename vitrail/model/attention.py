@@ -1,12 +1,15 @@
-"""Multi-head self-attention (paper, appendix A) and the two ways it is computed.
+"""Multi-head self-attention (paper, appendix A) and the two ways to compute it.
 
-* fused: torch's scaled_dot_product_attention, the right one on a GPU.
-* explicit: three matrix products and a softmax. On a CPU without AMX it is 2.5 to 8 times faster in training,
-  because its products go to oneDNN while the fused kernel's small tiles do not
-  (`python -m benchmarks.attention` measures both).
+* "fused" is torch's scaled_dot_product_attention. It is the faster one on a GPU.
+* "explicit" is two matrix products with a softmax between them. On a CPU without AMX it is 2.5 to 8 times faster in
+  training, because oneDNN computes its products (`python -m benchmarks.attention` measures both).
 
-Both agree to rounding, forward and backward. `attention_path` forces one; looking at attention maps
-(`vitrail.model.taps`) switches neither.
+Both agree to rounding, forward and backward. `uses_explicit` chooses, and `attention_path` overrides the choice.
+Recording attention maps (`vitrail.model.record`) does not change it.
+
+The module `Attention` computes scaled weights and calls `mix`, which projects tokens to queries, keys and values and
+calls `attend`. In the last layer only the tokens that the head reads send queries; there `mix` calls `attend_first`.
+Queries are always already scaled by 1/sqrt(features) when they reach these functions.
 """
 
 from __future__ import annotations
@@ -26,19 +29,19 @@ from vitrail.model.torch_private import softmax_backward
 
 Path = Literal["auto", "fused", "explicit"]
 Bias = Callable[[Tensor], Tensor | None]
-"""scaled queries [batch, heads, n, features] -> what to add to the logits [batch or 1, heads, n, tokens]"""
+"""scaled queries [batch, heads, n, features] -> values to add to the logits [batch or 1, heads, n, tokens]"""
 
 _path: ContextVar[Path] = ContextVar("attention_path", default="auto")
 
 LONGEST_EXPLICIT = 1024
-"""Above this many tokens the explicit path's maps take more memory than its speed is worth."""
+"""Maximum number of tokens for the explicit path. With more tokens, its maps take too much memory."""
 
 _HAS_AMX = has_amx()  # asked once: torch.compile cannot trace the question
 
 
 @contextmanager
 def attention_path(path: Path) -> Iterator[None]:
-    """Within the block, compute attention this way: "fused", "explicit" or "auto"."""
+    """Context in which attention is computed by this path: "fused", "explicit" or "auto"."""
     token = _path.set(path)
     try:
         yield
@@ -47,9 +50,9 @@ def attention_path(path: Path) -> Iterator[None]:
 
 
 def uses_explicit(tokens: int, device: torch.device) -> bool:
-    """Is attention over this many tokens computed by the explicit path here?
+    """Return whether attention over this many tokens is computed by the explicit path.
 
-    The rule is fixed, not timed at start: two runs on one machine must give the same bits.
+    The rule is fixed and not measured at start, so that two runs on one machine give the same bits.
     """
     path = _path.get()
     if path != "auto":
@@ -58,7 +61,7 @@ def uses_explicit(tokens: int, device: torch.device) -> bool:
 
 
 class _ExplicitAttention(torch.autograd.Function):
-    """softmax(q k^T + bias) v with q already scaled; keeps the maps and one copy of q, k and v."""
+    """softmax(q k^T + bias) v with q already scaled. Saves the maps and one copy of q, k and v."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, bias: Tensor | None) -> Tensor:
@@ -95,10 +98,10 @@ class _ExplicitAttention(torch.autograd.Function):
 
 
 def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Attention of all heads.
+    """Return the attention of all heads [batch, tokens, heads * features].
 
-    qkv [batch, tokens, 3, heads, features] with the queries already scaled; bias [batch, heads, tokens, tokens],
-    or one for the whole batch, is added to the logits. Returns [batch, tokens, heads * features].
+    qkv [batch, tokens, 3, heads, features] has scaled queries. bias [batch or 1, heads, tokens, tokens] is added to
+    the logits.
     """
     if uses_explicit(qkv.shape[1], qkv.device):
         return _ExplicitAttention.apply(qkv, None if bias is None else bias.to(qkv.dtype))
@@ -109,9 +112,9 @@ def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None = None) -> Tensor:
-    """Attention of a few queries to all tokens: what the last layer owes to the tokens that are read.
+    """Return the attention of n queries to all tokens [batch, n, width], for the last layer.
 
-    query [batch, n, width] is already scaled; key_value [batch, tokens, 2 * width]. Returns [batch, n, width].
+    query [batch, n, width] is already scaled; key_value is [batch, tokens, 2 * width].
     """
     query = query.unflatten(-1, (heads, -1))
     extra = bias(query.transpose(1, 2)) if bias else None
@@ -126,8 +129,8 @@ def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None
 def _explicit_first(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
     """query [batch, n, heads, features], key and value [batch, tokens, width] -> [batch, n, width].
 
-    Heads are told apart in the few queries, each of them zero outside of its head's features, and not in the keys
-    and values, which so need no copies.
+    Each query is copied once per head, with zeros outside of that head's features. So keys and values need not be
+    split into heads, which would copy them.
     """
     count, heads = query.shape[1:3]
     alone = torch.diag_embed(query.movedim(2, -1), dim1=2, dim2=3).flatten(3).flatten(1, 2)  # [batch, n * heads, width]
@@ -141,10 +144,10 @@ def _explicit_first(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
 def mix(
     x: Tensor, weight: Tensor, offset: Tensor, heads: int, bias: Bias | None = None, read: int | None = None
 ) -> Tensor:
-    """Attention up to its output projection: x [batch, tokens, in] -> [batch, tokens or read, heads * features].
+    """Return attention without the output projection: x [batch, tokens, in] -> [batch, tokens or read, width].
 
-    weight [3 * heads * features, in] and offset project to queries, which come out scaled, keys and values; `bias`
-    and `read` are as in `Attention.forward`.
+    weight [3 * width, in] and offset project tokens to scaled queries, keys and values. `bias` and `read`
+    are as in `Attention.forward`.
     """
     if read is None:
         qkv = linear(x, weight, offset).unflatten(-1, (3, heads, -1))
@@ -164,7 +167,7 @@ class Attention(nn.Module):
         self.out = Linear(width, width)
 
     def scaled(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the projection, the queries' part times 1/sqrt(features).
+        """Return weight and bias of the projection, with the queries' part multiplied by 1/sqrt(features).
 
         Scaling the weight costs nothing per token; for 64 features it is exact.
         """
@@ -174,18 +177,18 @@ class Attention(nn.Module):
         return self.qkv.weight * rows[:, None], self.qkv.bias * rows
 
     def project(self, x: Tensor) -> Tensor:
-        """Scaled queries, keys and values [batch, tokens, 3, heads, features]."""
+        """Return scaled queries, keys and values [batch, tokens, 3, heads, features]."""
         return linear(x, *self.scaled()).unflatten(-1, (3, self.heads, -1))
 
     def forward(self, x: Tensor, bias: Bias | None = None, read: int | None = None) -> Tensor:
-        """See the class; `bias` computes what is added to the logits from the scaled queries.
+        """See the class. `bias` computes values to add to the logits from the scaled queries.
 
-        `read` computes the output of the first so many tokens only; all tokens are still attended to.
+        With `read`, only the first `read` tokens send queries and are returned; they still attend to all tokens.
         """
         return self.out(mix(x, *self.scaled(), self.heads, bias, read))
 
     def maps(self, x: Tensor, bias: Bias | None = None, heads: list[int] | None = None) -> Tensor:
-        """The attention maps themselves [batch, heads, tokens, tokens] in float32, for the heads asked for."""
+        """Return the attention maps [batch, heads, tokens, tokens] in float32 of these heads; None means all heads."""
         q, k, _ = self.project(x).permute(2, 0, 3, 1, 4)
         extra = bias(q) if bias else None
         if heads is not None:

@@ -1,13 +1,20 @@
-"""A network that will not learn any more, laid out for speed: `freeze(model)`.
+"""Inference copies of a network: `freeze(model)` does once everything that does not depend on the image.
 
-On a CPU every weight matrix is packed once the way oneDNN wants it (it would otherwise be packed again in every
-call); the scale of the queries, the scale and shift of the norms and LayerScale are folded into the projections; and
-residuals are added inside the matrix product that makes them. The branches of parallel blocks become one wide branch
-(`vitrail.model.wide`) in bfloat16, and on other devices; in float32 on a CPU they go one by one, because wider
-activations leave the cache. The kernels of ResNets are standardised once. All else on other devices is eval mode in
-the type asked for.
+A trained network repeats work in every call that only training needs. The frozen copy removes it, in four ways:
 
-`portable` folds the same, and leaves out what only torch on a CPU knows: for programs that other runtimes read.
+1. Folding. The scale of the queries, the scale and shift of a norm, and LayerScale are multiplied into the weights
+   of the dense layers next to them (`vitrail.model.wide` does this). The kernels of a ResNet are standardised.
+2. Packing, on a CPU only. oneDNN stores a weight matrix in its own layout; without `Packed` it would convert the
+   matrix in every call. The residual is added inside the matrix product.
+3. Joining. The branches of a parallel block become one wide branch, in bfloat16 and on a GPU. In float32 on a CPU
+   they stay separate, because wider activations do not fit into the cache.
+4. Rounding. All values are folded in the type of the model first, then rounded once to `dtype`.
+
+On a GPU a network without parallel branches only changes its type and goes to eval mode. With `portable`, folding
+and joining happen everywhere and packing nowhere, for export to other runtimes.
+
+`freeze` at the end of the file replaces each `Block` of a ViT by a `FrozenBlock`: `FrozenAttention`s, then
+`FrozenMLP`s, whose dense layers are all `Packed` or all `Plain`.
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ from vitrail.model.wide import Wide, for_branches, wide_attention, wide_mlp
 
 
 class Packed(nn.Module):
-    """A dense layer whose weight [out, in] is in oneDNN's own layout."""
+    """A dense layer whose weight [out, in] is stored in oneDNN's own layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -44,16 +51,18 @@ class Packed(nn.Module):
         return onednn_linear(x, self.weight, self.bias)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual [..., out] + the layer applied to x [..., in], in one pass."""
+        """Return residual [..., out] + the layer applied to x [..., in], in one pass."""
         return onednn_linear_add(x, residual, self.weight, self.bias)
 
 
 class Plain(nn.Module):
-    """A dense layer as torch has it, where there is no oneDNN."""
+    """A dense layer that calls `F.linear`, for GPUs and for export."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)  # often a part of a larger one
+        self.weight = nn.Parameter(
+            weight.detach().clone(), requires_grad=False
+        )  # a copy: often a slice of a larger tensor
         self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,7 +70,7 @@ class Plain(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual [..., out] + the layer applied to x [..., in]."""
+        """Return residual [..., out] + the layer applied to x [..., in]."""
         return residual + self(x)
 
 
@@ -69,7 +78,7 @@ Layer = type[Packed] | type[Plain]
 
 
 class FrozenAttention(nn.Module):
-    """Attention branches as one; in the last layer only the tokens that are read query."""
+    """One or more attention branches as one. In the `last` layer, only the tokens that the head reads send queries."""
 
     def __init__(self, wide: Wide, heads: int, layer: Layer, last: bool) -> None:
         super().__init__()
@@ -81,7 +90,7 @@ class FrozenAttention(nn.Module):
         self.out = layer(wide.outer.weight, wide.outer.bias.sum(0))
 
     def forward(self, x: Tensor, normed: Tensor, bias: Bias, read: int | None) -> Tensor:
-        """x [batch, tokens or read, width] + what normed [batch, tokens, width] adds to it."""
+        """Return x [batch, tokens or read, width] + the attention of normed [batch, tokens, width]."""
         if self.qkv is not None:
             qkv = self.qkv(normed).unflatten(-1, (3, self.heads, -1))
             return self.out.added_to(x, attend(qkv, bias(qkv[:, :, 0].transpose(1, 2))))
@@ -91,7 +100,7 @@ class FrozenAttention(nn.Module):
 
 
 class FrozenMLP(nn.Module):
-    """MLP branches as one."""
+    """One or more MLP branches as one."""
 
     def __init__(self, wide: Wide, mlp: MLP | SwiGLU, layer: Layer) -> None:
         super().__init__()
@@ -101,14 +110,14 @@ class FrozenMLP(nn.Module):
             self.activate = partial(F.gelu, approximate=mlp.approximate)
 
     def forward(self, x: Tensor, normed: Tensor) -> Tensor:
-        """x [batch, tokens, width] + what normed, of the same shape, adds to it."""
+        """Return x [batch, tokens, width] + the MLP of normed, which has the same shape."""
         return self.fc2.added_to(x, self.activate(self.fc1(normed)))
 
 
 class FrozenBlock(nn.Module):
-    """`Block` with the norms' scales and shifts, and LayerScale, folded into the layers behind and before them.
+    """A `Block` whose norms only normalise; their scales and shifts, and LayerScale, are in the dense layers.
 
-    Where `together`, its branches are one.
+    With `together`, its branches are computed as one.
     """
 
     def __init__(
@@ -123,7 +132,7 @@ class FrozenBlock(nn.Module):
         self.norm = LayerNorm(width, eps=eps, elementwise_affine=False)
         heads = self.branches * attentions[0].attention.heads
         self.attentions, self.mlps = nn.ModuleList(), nn.ModuleList()
-        for at in range(0, len(attentions), self.branches):  # folded in the type they are in, then rounded
+        for at in range(0, len(attentions), self.branches):  # folded in the model's type, then rounded
             wide = wide_attention(attentions[at : at + self.branches]).to(dtype)
             self.attentions.append(FrozenAttention(wide, heads, layer, last))
         for at in range(0, len(mlps), self.branches):
@@ -148,13 +157,13 @@ class FrozenBlock(nn.Module):
 def freeze(model: nn.Module, dtype: torch.dtype = torch.float32, *, portable: bool = False) -> nn.Module:
     """Return a copy of a model for inference in `dtype`: images -> logits in that type.
 
-    The same outputs to rounding; on a CPU 1.1 to 1.2 times as fast (B/16, batch 1 and 8). It cannot
-    be trained, saved or tapped. Axial blocks gain only the type. A `portable` copy has torch's own layers alone.
+    Outputs are equal to rounding; on a CPU the copy is 1.1 to 1.2 times as fast (B/16, batch 1 and 8). It cannot be
+    trained, saved or tapped. Axial blocks only change their type. A `portable` copy has only torch's own layers.
     """
     frozen = copy.deepcopy(model)
     for module in frozen.modules():
         if isinstance(module, StdConv2d):
-            module.fix()  # in the type it is in, then rounded
+            module.fix()  # in the model's type, before it is rounded
     frozen = frozen.to(dtype).eval().requires_grad_(False)
     if not isinstance(frozen, ViT) or not isinstance(model, ViT) or frozen.config.block == "axial":
         return frozen

@@ -1,14 +1,15 @@
-"""Dense layers and LayerNorm: torch's own, computed the way a CPU does it fastest.
+"""Dense layers and LayerNorm with torch's parameters and results, computed faster on a CPU.
 
-On a GPU and under `torch.compile` these are exactly `nn.Linear` and `nn.LayerNorm`. In eager mode on a CPU
+On a GPU and under `torch.compile` these are exactly `nn.Linear` and `nn.LayerNorm`. In eager mode on a CPU there are
+three differences; names and parameters stay, and results are equal to rounding (tests/model/test_attention.py):
 
-* matrix products go to oneDNN with the bias fused (torch adds it in a pass of its own, and sends float32 to
-  MKL, half as fast on AMD);
-* LayerNorm under autocast writes bfloat16 at once instead of float32 that the next layer casts;
-* in float32, the GELU before a dense layer is computed again in the backward pass instead of being kept: a
-  quarter of a block's activation memory for 2 % of its time, which pays for the attention maps that are kept.
+* `linear` calls oneDNN and adds the bias inside the matrix product. torch adds it in a second pass, and sends float32
+  to MKL, which is half as fast on AMD.
+* `layer_norm` writes bfloat16 directly under autocast. torch writes float32, which the next layer casts.
+* `linear_after_gelu` saves the input of the GELU in float32 and computes the GELU again in the backward pass. This
+  saves a quarter of a block's activation memory for 2 % of its time.
 
-Same parameters, same names, same results to rounding (tests/model/test_attention.py).
+Modules (`Linear`, `LayerNorm`) call these functions; code that computes its weights calls the functions directly.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _HAS_ONEDNN = has_onednn()  # asked once: torch.compile cannot trace the questio
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type a matrix product with this tensor runs in, autocast included."""
+    """Return the type in which a matrix product with this tensor is computed, with autocast taken into account."""
     kind = x.device.type
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if autocast else x.dtype
 
 
 def on_onednn(x: Tensor, dtype: torch.dtype) -> bool:
-    """Are products of this type computed by calling oneDNN directly?"""
+    """Return whether matrix products with this tensor, in this type, call oneDNN directly."""
     return (
         x.device.type == "cpu"
         and dtype in (torch.float32, torch.bfloat16)
@@ -43,9 +44,9 @@ def on_onednn(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """x [..., in], weight [out, in], bias [out]; `gelu` puts a GELU of that kind in front of the product.
+    """x [..., in], weight [out, in], bias [out] -> [..., out]; with `gelu` ("none" or "tanh") a GELU comes first.
 
-    Nothing is kept for a gradient that nobody wants: a frozen layer keeps its input only to differentiate a GELU.
+    Only tensors that the required gradients need are saved: a frozen layer saves its input only if it has a GELU.
     """
 
     @staticmethod
@@ -82,7 +83,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`: x [..., in], weight [out, in], bias [out] -> [..., out]."""
+    """Return `F.linear`: x [..., in], weight [out, in], bias [out] -> [..., out]."""
     dtype = compute_dtype(x)
     if on_onednn(x, dtype):
         return _Linear.apply(x, weight, bias, dtype, None)
@@ -90,7 +91,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_after_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str = "none") -> Tensor:
-    """`linear` of GELU(x)."""
+    """Return `linear` of GELU(x)."""
     dtype = compute_dtype(x)
     if on_onednn(x, dtype):
         return _Linear.apply(x, weight, bias, dtype, approximate)
@@ -98,7 +99,7 @@ def linear_after_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, approximat
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """`F.layer_norm` over the last dimension, in the type the next matrix product takes; float32 statistics."""
+    """Return `F.layer_norm` over the last dimension in the type of the next matrix product; statistics are float32."""
     dtype = compute_dtype(x)
     if x.device.type != "cpu" or dtype == torch.float32 or torch.compiler.is_compiling():
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -106,14 +107,17 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def device_of_constants() -> str | None:
-    """Return the device for buffers with values that no file holds: the CPU where a network is built on "meta"."""
+    """Return the device for constant buffers: the CPU if a network is built on "meta", else None (the default).
+
+    No checkpoint holds these values, so they must be real on "meta" too.
+    """
     return "cpu" if torch.get_default_device().type == "meta" else None
 
 
 class _NoValuesOnMeta:
-    """A layer of torch's that draws no initial values on the meta device, where tensors have none.
+    """Mixin for a layer of torch that draws no initial values on the meta device, where tensors have no values.
 
-    For its first random number there torch would import 900 modules, which takes seconds and 150 MB.
+    The first random number on the meta device makes torch import 900 modules, which takes seconds and 150 MB.
     """
 
     weight: Tensor
@@ -125,7 +129,7 @@ class _NoValuesOnMeta:
 
 
 class PlainLinear(_NoValuesOnMeta, nn.Linear):
-    """`nn.Linear`, computed as torch does."""
+    """`nn.Linear` with torch's own computation."""
 
 
 class Conv2d(_NoValuesOnMeta, nn.Conv2d):
@@ -133,20 +137,20 @@ class Conv2d(_NoValuesOnMeta, nn.Conv2d):
 
 
 class Linear(_NoValuesOnMeta, nn.Linear):
-    """`nn.Linear` through `linear`."""
+    """`nn.Linear` computed by `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
         return linear(input, self.weight, self.bias)
 
     def after_gelu(self, x: Tensor, approximate: str = "none") -> Tensor:
-        """The layer applied to GELU(x)."""
+        """Return the layer applied to GELU(x)."""
         return linear_after_gelu(x, self.weight, self.bias, approximate)
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` over the last dimension, through `layer_norm`."""
+    """`nn.LayerNorm` over the last dimension, computed by `layer_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., width] -> the same shape, in the type the next matrix product takes."""
+        """[..., width] -> the same shape, in the type of the next matrix product."""
         return layer_norm(input, self.weight, self.bias, self.eps)

@@ -111,8 +111,8 @@ def linear_probe(
             f"Invalid: lr {rates}, weight decay {decays}, {epochs} epochs, minibatch {minibatch}. Valid: learning "
             "rates are above 0, weight decays at least 0, epochs and minibatch at least 1."
         )
-    features, labels = train.known("training")
-    asked, truth = test.known("test")
+    features, labels = train.labelled("training")
+    asked, truth = test.labelled("test")
     classes = len(train.class_names)
     pairs = [(rate, decay) for decay in decays for rate in rates]
     others, held = held_out(labels, seed)

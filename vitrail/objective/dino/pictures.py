@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.model.taps import attention_maps
+from vitrail.model.record import attention_maps
 from vitrail.model.vit import ViT
 from vitrail.objective.dino.crops import GLOBAL, HEIGHT, LEFT, TOP, WIDTH
 from vitrail.objective.self_supervised import to_pixels

@@ -1,8 +1,8 @@
-"""Looking inside without slowing down: attention maps and block outputs of the layers and heads asked for.
+"""Record attention maps and block outputs of chosen layers and heads during a forward pass.
 
-The model itself computes attention by whichever path is fastest and never returns maps. A tap hooks the
-attention modules asked for, recomputes their maps from queries and keys, and hands each one on before the next
-exists, so memory holds one layer's maps at a time, however deep the network.
+The model computes attention by the fastest path and never returns maps. `tap_attention` hooks the chosen attention
+modules and computes their maps again from queries and keys. It passes each map on before the next one is computed,
+so memory holds the maps of one layer at a time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from vitrail.model.vit import ViT
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """Maps of one attention: `maps` [batch, heads, tokens, tokens], rows are queries and sum to 1.
+    """Maps of one attention module: `maps` [batch, heads, tokens, tokens]; rows are queries and sum to 1.
 
-    `branch` counts the attentions of a parallel block; `axis` is "row" or "column" in an axial block (there,
-    batch is images x rows, or images x columns), else None.
+    `branch` is the number of the branch in a parallel block. `axis` is "row" or "column" in an axial block (there
+    the batch is images x rows, or images x columns), else None.
     """
 
     layer: int
@@ -36,7 +36,7 @@ class AttentionMap:
 
 
 def attentions(model: ViT) -> Iterator[tuple[int, int, str | None, Attention]]:
-    """Every attention of the encoder in the order it runs: (layer, branch, axis, module)."""
+    """Yield all attention modules of the encoder in the order in which they run: (layer, branch, axis, module)."""
     for layer, block in enumerate(model.blocks):
         parts: list[tuple[str | None, nn.Module]] = [(None, block)]
         if isinstance(block, AxialBlock):
@@ -55,10 +55,10 @@ def tap_attention(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """Within the block, every forward pass calls `receive` with the maps of these layers and heads.
+    """Context in which every forward pass calls `receive` with the maps of these layers and heads.
 
-    None means all; negative indices count from the end. Keep what you need of a map, not the map itself,
-    and memory stays flat. Raises UsageError for a layer or head that does not exist.
+    None means all; negative indices count from the end. To save memory, store only the values you need, not the map
+    itself. Raises UsageError for a layer or head that does not exist.
     """
     wanted = _indices(layers, model.config.depth, "layer")
     chosen = None if heads is None else _indices(heads, model.config.heads, "head")
@@ -85,7 +85,7 @@ def tap_attention(
 def attention_maps(
     model: ViT, images: Tensor, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> list[AttentionMap]:
-    """Return the maps of these layers and heads for a batch of images, all of them held in memory."""
+    """Return the maps of these layers and heads for a batch of images, all in memory."""
     found: list[AttentionMap] = []
     with torch.no_grad(), tap_attention(model, found.append, layers, heads):
         model.features(images)
@@ -93,7 +93,7 @@ def attention_maps(
 
 
 def block_outputs(model: ViT, images: Tensor, layers: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """Return the tokens [batch, prefix + grid, width] that leave these layers (before the final LayerNorm)."""
+    """Return the output tokens [batch, prefix + grid, width] of these layers (before the final LayerNorm)."""
     outputs: dict[int, Tensor] = {}
     handles = []
     for layer in _indices(layers, model.config.depth, "layer"):
