@@ -14,6 +14,7 @@ from vitrail.data.images.decode import decode
 from vitrail.data.loading.pack import pack, pack_data
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.sources.open import find, open_data
+from vitrail.data.sources.shard_files import LocalFiles
 from vitrail.data.sources.shards import INDEX, ShardSource
 from vitrail.errors import DataError, DecodeError, UsageError
 
@@ -278,3 +279,12 @@ def test_a_damaged_pack_is_refused_when_opened(tmp_path: Path, harm: str) -> Non
         os.truncate(shard, 1_000)
     with pytest.raises(DataError, match=r"shard-00000\.tar (is missing|has 1000 bytes)"):
         open_data(str(tmp_path / "out"))
+
+
+def test_files_are_read_without_pread_as_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "shard.tar"
+    file.write_bytes(bytes(range(100)))
+    monkeypatch.delattr("os.pread")
+    files = LocalFiles([file])
+    assert files.read(0, 90, 5) == bytes(range(90, 95))
+    assert files.read(0, 3, 4) == bytes(range(3, 7))

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from tokenize import TokenError
 
 import numpy as np
 
 from vitrail.data.item import DataSet, Findings, Item, Listed, View, order_classes
 from vitrail.data.split import hold_out
 from vitrail.errors import DataError
+from vitrail.files import DAMAGED_ZIP, read_array_header
 
 LARGE = 1 << 30
 """Size in bytes up to which any array may unpack; above it, the ratio must hold."""
 RATIO = 200
-"""Of a thousand that deflate can reach with zeros; drawings in black and white come to a few dozen."""
-DAMAGED = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, SyntaxError, TokenError)
-"""Exceptions from reading a damaged zip; the last two come from array headers."""
+"""Maximum ratio of unpacked to packed size. Zeros reach a thousand; black and white drawings a few dozen."""
 _PAIRS = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels")),
     "validation": (("x_val", "y_val"), ("x_valid", "y_valid"), ("val_images", "val_labels")),
@@ -85,7 +82,7 @@ def read_npz(path: Path) -> DataSet:
                 )
             arrays = {name: _load(path, archive, members[name]) for pair in wanted.values() for name in pair}
             checks = {name: archive.getinfo(members[name]).CRC for pair in wanted.values() for name in pair}
-    except DAMAGED as error:
+    except DAMAGED_ZIP as error:
         raise DataError(f"{path} is not a readable .npz: {error}") from error
     return DataSet(_sources(path, wanted, arrays, checks), Findings("arrays"))
 
@@ -136,24 +133,23 @@ def _load(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
             "compress like that"
         )
     with archive.open(info) as stream:
-        version = np.lib.format.read_magic(stream)
-        if version > (2, 0):
-            raise DataError(f"{path}: {member} is an array of version {version}; images and labels are of 1 or 2")
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read_header(stream)
-        header = stream.tell()
-        if dtype.hasobject:
-            raise DataError(f"{path}: {member} holds Python objects, which are not read")
-        if min(shape, default=0) < 0 or header + math.prod(shape) * dtype.itemsize != info.file_size:
-            raise DataError(
-                f"{path}: the header of {member} claims {dtype} of shape {shape}, but "
-                f"{info.file_size - header:,} bytes are there"
-            )
+        try:
+            header = read_array_header(stream)
+        except ValueError as error:
+            raise DataError(f"{path}: the header of {member} cannot be read: {error}") from error
+    shape, dtype = header.shape, header.dtype
+    if dtype.hasobject:
+        raise DataError(f"{path}: {member} holds Python objects, which are not read; images and labels are numbers")
+    if min(shape, default=0) < 0 or header.length + math.prod(shape) * dtype.itemsize != info.file_size:
+        raise DataError(
+            f"{path}: the header of {member} claims {dtype} of shape {shape}, but "
+            f"{info.file_size - header.length:,} bytes are there"
+        )
     if info.compress_type != zipfile.ZIP_STORED:
         with archive.open(info) as stream:
             return np.lib.format.read_array(stream, allow_pickle=False)
     with open(path, "rb") as file:  # the data follow a local header whose name and extra fields vary in length
         file.seek(info.header_offset + 26)
         name_length, extra_length = np.frombuffer(file.read(4), "<u2")
-    offset = info.header_offset + 30 + int(name_length) + int(extra_length) + header
-    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+    offset = info.header_offset + 30 + int(name_length) + int(extra_length) + header.length
+    return np.memmap(path, dtype, "r", offset, shape, "F" if header.fortran else "C")

@@ -24,6 +24,18 @@ _ATTEMPTS = 4
 _PAUSE = 0.25  # seconds before the second attempt; doubled before each further one
 
 
+_SEEKING = threading.Lock()
+
+
+def _read_at(handle: int, size: int, offset: int) -> bytes:
+    """Return bytes at a position. Windows has no `pread`: there the file's position is moved under a lock."""
+    if hasattr(os, "pread"):
+        return os.pread(handle, size, offset)
+    with _SEEKING:
+        os.lseek(handle, offset, os.SEEK_SET)
+        return os.read(handle, size)
+
+
 class ShardFiles(Protocol):
     """Numbered files from which several threads read ranges at once."""
 
@@ -56,9 +68,9 @@ class LocalFiles:
         handle = self._handles.get(shard)
         try:
             if handle is not None:
-                return os.pread(handle, size, offset)
-            handle = os.open(self._files[shard], os.O_RDONLY)
-            data = os.pread(handle, size, offset)
+                return _read_at(handle, size, offset)
+            handle = os.open(self._files[shard], os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            data = _read_at(handle, size, offset)
         except OSError as error:
             raise DecodeError(f"{self._files[shard]}: {error.strerror}", reason="unreadable") from error
         with self._lock:

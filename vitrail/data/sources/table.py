@@ -18,29 +18,8 @@ from vitrail.data.item import UNKNOWN, DataSet, Findings, order_classes, role_of
 from vitrail.data.sources.folder import FileSource, named_file_source
 from vitrail.errors import DataError, UsageError, did_you_mean
 
-IMAGE_COLUMNS = (
-    "image",
-    "img",
-    "path",
-    "file",
-    "filename",
-    "file_name",
-    "filepath",
-    "image_path",
-    "jpg",
-    "pixels",
-)
-LABEL_COLUMNS = (
-    "label",
-    "labels",
-    "fine_label",
-    "class",
-    "class_name",
-    "category",
-    "target",
-    "cls",
-    "species",
-)
+IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path", "jpg", "pixels")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "class_name", "category", "target", "cls", "species")
 SUFFIXES = (".csv", ".tsv")
 P = TypeVar("P", bound=PurePath)
 _MISSING = frozenset(("", "nan", "none", "null", "na", "n/a"))
