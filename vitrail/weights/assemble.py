@@ -1,4 +1,4 @@
-"""A model from a config and tensors, without initialising it first and without a second copy of any tensor.
+"""Build a model from a config and tensors, without initialising it first and without copying the tensors.
 
 The network is built with parameters that have shapes and no memory, and takes over the tensors it is given. A
 tensor that is memory-mapped stays so: privately and copy-on-write, so that training writes to memory of its own.
@@ -25,17 +25,17 @@ from vitrail.weights.card import Card
 
 Config = ViTConfig | ResNetConfig
 Source = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
-"""The names that are wanted -> each of them with its tensor, in the shape of the card's config, in any order."""
+"""Wanted names -> (name, tensor) for each of them, in any order, in the shape of the card's config."""
 
 HEAD = ("head.", "head_dist.", "pre_logits.")
-"""What a new classifier replaces."""
+"""Prefixes of the tensors that a new classifier replaces."""
 DEEPEST = 1000
-"""Layers that a card may claim: building the network takes time for each, whether the file has it or not."""
+"""Maximum number of layers that a card may claim, because building the network takes time for each."""
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a model is loaded with other than its file says; None keeps it. Raises UsageError."""
+    """Values that replace those of the file when a model is loaded; None keeps the file's. Raises UsageError."""
 
     classes: int | None = None
     image_size: int | tuple[int, int] | None = None
@@ -72,8 +72,8 @@ class Overrides:
 def assemble(card: Card, source: Source, report: LoadReport, changes: Overrides) -> ViT | ResNet:
     """Return the network of a card with the tensors of `source`, in eval mode, with `card` and `load_report`.
 
-    Fills `report` with what was loaded, resampled and reset. Tensors of `source` are taken over, not copied,
-    and must be checked: right in shape and type, finite, and each with memory of its own.
+    Fill `report` with the tensors that were loaded, resampled and reset. Tensors of `source` are used without a copy,
+    so they must have the right shape and dtype, be finite, and not share memory.
     """
     old = card.config
     config = changes.apply(old)
@@ -92,7 +92,7 @@ def assemble(card: Card, source: Source, report: LoadReport, changes: Overrides)
     report.reset = [name for name in shapes if name in new]
     report.missing = {name: why for name, why in report.missing.items() if name in shapes and name not in new}
     changed: dict[str, Any] = {}
-    if new or config != old:  # another function of the image: what the old one gave is no measure of it
+    if new or config != old:  # the network computes something else now, so the reference vector is no longer valid
         changed = dict(config=config, reference={})
     if changes.classes is not None:
         changed["class_names"] = []
@@ -104,7 +104,7 @@ def assemble(card: Card, source: Source, report: LoadReport, changes: Overrides)
 
 
 def skeleton(config: Config) -> ViT | ResNet:
-    """Return the network of a config whose parameters have no memory yet. Raises WeightsError where none can be."""
+    """Return the network of a config, its parameters without memory. Raises WeightsError if it cannot be built."""
     layers = config.depth * config.branches if isinstance(config, ViTConfig) else sum(config.units)
     if layers > DEEPEST:
         raise WeightsError(f"a network of {layers} layers is claimed; up to {DEEPEST} are believed")
@@ -116,20 +116,20 @@ def skeleton(config: Config) -> ViT | ResNet:
 
 
 def expected(config: Config, path: Path) -> dict[str, Tensor]:
-    """Every tensor of a config's network, without memory: names, shapes, types. Raises WeightsError naming `path`."""
+    """Return all tensors of a config's network by name, without memory. Raises WeightsError naming `path`."""
     try:
         return _tensors_of(config)
     except (UsageError, WeightsError) as error:
         raise WeightsError(f"{path} does not describe a model: {error}") from error
 
 
-@lru_cache(maxsize=1)  # a file is compared with its network before it is loaded, and while it is
+@lru_cache(maxsize=1)  # a file is compared with its network before and while it is loaded
 def _tensors_of(config: Config) -> dict[str, Tensor]:
     return dict(skeleton(config).state_dict())
 
 
 def fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Let a `skeleton` take over its tensors. Raises WeightsError naming one that is missing."""
+    """Give a `skeleton` its tensors. Raises WeightsError naming a missing one."""
     if missing := sorted(model.state_dict().keys() - tensors.keys()):
         raise WeightsError(f"no values for {missing[0]!r}")
     model.load_state_dict(tensors, strict=True, assign=True)
@@ -143,10 +143,10 @@ def fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def admit(name: str, tensor: Tensor, like: Tensor, path: Path, taken: set[int]) -> Tensor:
-    """The tensor as the model takes it over: in the type of `like`, finite, contiguous, with memory of its own.
+    """Return the tensor for the model: in the dtype of `like`, finite, contiguous, with memory of its own.
 
-    It is itself where that is so already, and a copy otherwise. A view into something larger is copied too:
-    saving it, or copying it, would take all of that along. `taken` collects addresses. Raises WeightsError.
+    It is copied only if necessary. A view into a larger tensor is copied, because saving or copying it would include
+    the larger one. `taken` collects addresses. Raises WeightsError.
     """
     if tensor.is_floating_point() != like.is_floating_point() or tensor.is_complex():
         raise WeightsError(f"{path}: {name!r} holds {tensor.dtype} where {like.dtype} belongs")
@@ -162,8 +162,8 @@ def admit(name: str, tensor: Tensor, like: Tensor, path: Path, taken: set[int]) 
 
 
 def check_finite(name: str, tensor: Tensor, what: str) -> None:
-    """Raise WeightsError, `what` and the number of values, where a tensor has NaN or infinity."""
-    # both stay in any sum; a sum that overflows is looked at again
+    """Raise WeightsError, with `what` and the number of values, if a tensor has NaN or infinity."""
+    # a sum keeps NaN and infinity; a sum that overflowed is counted below
     if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():
         count = int((~tensor.isfinite()).sum())
         if count:
@@ -171,7 +171,7 @@ def check_finite(name: str, tensor: Tensor, what: str) -> None:
 
 
 def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Config, report: LoadReport) -> Tensor:
-    """A tensor at the resolution of `new`; what is done to it goes into the report."""
+    """Return a tensor resampled to the resolution of `new`; record it in the report."""
     if isinstance(old, ViTConfig) and isinstance(new, ViTConfig) and old.grid != new.grid and tensor.numel():
         # by the grid, not by the shape: 2 x 8 and 4 x 4 have tables of one length
         resized, way = tensor, "linear"
@@ -200,25 +200,25 @@ def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Con
 
 @dataclass
 class LoadReport:
-    """What happened to each tensor on the way from the file into the model, by name."""
+    """What loading did with each tensor of the file and of the model, by name."""
 
     path: Path
     format: str = "vitrail"
-    """The format the file is in: "vitrail", or a name of `vitrail.weights.formats.NAMES`."""
+    """Format of the file: "vitrail", or a name of `vitrail.weights.formats.NAMES`."""
     loaded: list[str] = field(default_factory=list)
-    """Our names of what came from the file. With a base, from either."""
+    """Names, in the model, of the tensors from the file and its base."""
     base: str = ""
-    """Of a file that holds only what was tuned: how many tensors came from where."""
+    """If the file holds only the tuned part: number of tensors from the base, and its source."""
     resampled: dict[str, str] = field(default_factory=dict)
-    """Name: what was done, such as "14 x 14 -> 24 x 24, official"."""
+    """Name -> how it was resampled, such as "14 x 14 -> 24 x 24, official"."""
     reset: list[str] = field(default_factory=list)
-    """Started anew, at zero: the classifier."""
+    """Names of the tensors reset to zero: the classifier."""
     unused: dict[str, str] = field(default_factory=dict)
-    """Name in the file: why it has no place in this model, such as "replaced by a new head"."""
+    """Name in the file -> why the model does not use it, such as "replaced by a new head"."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Our names that the file lacks: why they are zero, such as "BEiT's keys have no bias"."""
+    """Name in the model that the file lacks -> why it is zero, such as "BEiT's keys have no bias"."""
     assumptions: list[str] = field(default_factory=list)
-    """What the file does not say and was taken for granted."""
+    """Assumptions about what the file does not say."""
 
     def __str__(self) -> str:
         parts = [f"loaded {len(self.loaded)} tensors from {self.path} ({self.format})"]
@@ -232,7 +232,7 @@ class LoadReport:
 
 
 def _grouped(names: dict[str, str]) -> str:
-    """Names with their reasons, each reason once: a decoder has a hundred tensors and one reason."""
+    """Return names grouped by reason, because a hundred tensors of a decoder share one reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in names.items():
         by_reason.setdefault(reason, []).append(name)

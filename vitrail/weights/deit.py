@@ -5,11 +5,11 @@ DeiT's first models have timm's names and are timm's to read. This format is for
 | theirs | ours |
 |---|---|
 | `blocks.I.gamma_1`, `gamma_2` | LayerScale of the attention and of the MLP |
-| `blocks.I.{norm1,attn}`, `{norm11,attn1}`, `{norm2,mlp}`, `{norm21,mlp1}` | two branches side by side |
+| `blocks.I.{norm1,attn}`, `{norm11,attn1}`, `{norm2,mlp}`, `{norm21,mlp1}` | two parallel branches |
 | `patch_embed.proj.{0,1,3,4,6,7}` | the hMLP stem: convolutions and (Sync)BatchNorms |
-| `pos_embed` [1, patches, width] | positions that the class token has no part in |
+| `pos_embed` [1, patches, width] | positions of the patches only, without the class token |
 
-A file says neither the number of heads nor how images are prepared: the report says what was assumed.
+A file says neither the number of heads nor the preprocessing: the load report lists what was assumed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 STEM_CONVS, STEM_NORMS = (0, 3, 6), (1, 4, 7)
-"""Places in the hMLP stem's sequence, the same in both; GELU is at 2 and 5."""
+"""Indices in the hMLP stem's sequence, equal in DeiT and vitrail; GELU is at 2 and 5."""
 
 # ours (branch of a block, what in it): theirs, for the first and for the second branch
 _ATTENTIONS = (("norm1", "attn", "gamma_1"), ("norm11", "attn1", "gamma_1_1"))
@@ -83,7 +83,7 @@ FORMAT = DeiT()
 
 
 def conversions(config: ViTConfig) -> list[Conversion]:
-    """Every tensor of a model and its name in DeiT's files."""
+    """Return the conversions of all tensors of a model to the names in DeiT's files."""
     found = [same("cls", "cls_token"), same("positions.embedding", "pos_embed")]
     found += [same("dist", "dist_token")] if config.distilled else []
     if config.stem == "linear":
@@ -102,7 +102,7 @@ def conversions(config: ViTConfig) -> list[Conversion]:
 
 
 def _branches(block: str, branch: int, *, scaled: bool) -> list[Conversion]:
-    """One attention branch and one MLP branch of a block."""
+    """Return the conversions of one attention branch and one MLP branch of a block."""
     norm, inner, gamma = _ATTENTIONS[branch]
     ours = f"{block}.attentions.{branch}"
     found = [
@@ -122,7 +122,7 @@ def _branches(block: str, branch: int, *, scaled: bool) -> list[Conversion]:
 
 
 def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
-    """The model a file is of, and what had to be assumed."""
+    """Return the config of the model in a file, and the assumptions made."""
     hmlp = "patch_embed.proj.0.weight" in archive
     parallel = "blocks.0.norm11.weight" in archive
     depth = 1 + max(int(match[1]) for name in archive.names if (match := re.match(r"blocks\.(\d+)\.", name)))
@@ -181,7 +181,7 @@ def _hmlp_stem(archive: Archive) -> tuple[int, int, int]:
 
 
 def _square(archive: Archive, front: int) -> tuple[int, bool]:
-    """Side of the grid, and whether the tokens in front have rows among the positions."""
+    """Return the side of the grid, and whether the tokens in front of it have positions."""
     count = shape_of(archive, "pos_embed", 3)[1]
     for tokens, has_row in ((count, False), (count - front, True)):
         if tokens > 0 and math.isqrt(tokens) ** 2 == tokens:
@@ -193,7 +193,7 @@ def _square(archive: Archive, front: int) -> tuple[int, bool]:
 
 
 def _refusal(config: ViTConfig | ResNetConfig) -> str:
-    """Why the DeiT repository has no model like this; "" where it has one."""
+    """Return why DeiT's files cannot hold this model, "" if they can."""
     if not isinstance(config, ViTConfig):
         return "it is a ResNet"
     height, width = config.image_size

@@ -1,7 +1,7 @@
-"""PyTorch's own files (.pth, .pt, .bin): pickles, read by an unpickler that knows tensors and calls nothing.
+"""PyTorch's own files (.pth, .pt, .bin): pickles, read by an unpickler that knows only tensors and runs no code.
 
-`torch.load(weights_only=True)` runs no code. What it believes is checked here: torch maps a record without
-asking whether the record is compressed or as long as the pickle says, and a tensor with a stride of 0 may claim
+`torch.load(weights_only=True)` runs no code. The sizes that it trusts are checked here: torch maps a record without
+checking that it is uncompressed and as long as the pickle says, and a tensor with a stride of 0 may claim
 a size that no file holds.
 """
 
@@ -23,13 +23,13 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
-"""Where a training checkpoint keeps its tensors; averaged weights first, as timm chooses."""
+"""Keys of a training checkpoint that may hold the tensors; averaged weights first, as in timm."""
 WRAPPERS = ("module.", "_orig_mod.")
-"""What DDP and torch.compile put in front of every name."""
+"""Prefixes that DDP and torch.compile add to every name."""
 
 
 def read_torch(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the state dict of a file, memory-mapped where it can be, and what was chosen on the way.
+    """Return the state dict of a file, memory-mapped if possible, and notes on the choices made.
 
     Raises WeightsError for pickles that ask for code, and for files that are damaged or hold no tensors.
     """
@@ -55,14 +55,14 @@ def read_torch(path: Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _private() -> AbstractContextManager[None]:
-    """Map so that writing into a tensor never reaches the file, whatever the process has set."""
+    """Return a context in which maps are private: writing into a tensor never changes the file."""
     if sys.platform == "win32":  # always private there
         return nullcontext()
     return torch.serialization.set_default_mmap_options(mmap.MAP_PRIVATE)
 
 
 def _record_sizes(path: Path) -> set[int] | None:
-    """Lengths of the tensors' records, or None for a file that cannot be mapped: old, or compressed."""
+    """Return the lengths of the tensors' records, or None for an old file, which cannot be mapped."""
     try:
         if not zipfile.is_zipfile(path):
             return None
@@ -89,7 +89,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _unwrapped(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """The state dict inside a checkpoint, its names without wrappers, and a note on each choice."""
+    """Return the state dict inside a checkpoint, its names without wrappers, and a note on each choice."""
     notes = []
     if not isinstance(content, dict):
         raise WeightsError(f"{path} holds a {type(content).__name__} rather than named tensors")
@@ -111,7 +111,7 @@ def _unwrapped(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _check(path: Path, name: str, tensor: Tensor, sizes: set[int] | None) -> None:
-    """Refuse what is no plain tensor with all of its values in the file."""
+    """Raise WeightsError unless the tensor is plain and the file holds all of its values."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         raise WeightsError(f"{path}: {name!r} is no plain tensor but {tensor.layout}, {tensor.dtype}, {tensor.device}")
     there, claimed = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()

@@ -41,7 +41,7 @@ class Torchvision:
     name: str = "torchvision"
 
     def recognises(self, archive: Archive) -> bool:
-        """By its class token and its positions, which no other library names so."""
+        """Return whether the class token and the positions have the names that only torchvision uses."""
         return {"class_token", POSITIONS} <= archive.names
 
     def find(self, archive: Archive) -> ForeignModel:
@@ -68,7 +68,7 @@ FORMAT = Torchvision()
 
 
 def conversions(config: ViTConfig, mlp: tuple[str, str] = NEW) -> list[Conversion]:
-    """Every tensor of a model and its name in torchvision; `mlp` names the dense layers."""
+    """Return the conversions of all tensors of a model to torchvision's names; `mlp` names the dense layers."""
     found = [
         *same_pair("stem", "conv_proj"),
         same("cls", "class_token"),
@@ -96,7 +96,7 @@ def _layer(index: int) -> str:
 
 
 def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str]]:
-    """The model a file is of, and what had to be assumed."""
+    """Return the config of the model in a file, and the assumptions made."""
     if "conv_proj.conv_last.weight" in archive:
         raise WeightsError(
             f"{archive.path} has torchvision's convolutional stem ('conv_proj.conv_last.weight'), whose strides no "
@@ -128,7 +128,7 @@ def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str
 
 
 def _preprocess(config: ViTConfig) -> tuple[Preprocess, str]:
-    """How torchvision prepares images for its published weights of this size, and the sentence that says so."""
+    """Return the preprocessing of torchvision's published weights of this size, and a note for the load report."""
     size = config.image_size[0]
     end_to_end = size > 224  # SWAG's, fine-tuned at 384, 512 or 518 px without a crop
     resized = size if end_to_end else _RESIZED.get((config.width, config.patch, size), round(size / 0.875))
@@ -142,7 +142,7 @@ def _preprocess(config: ViTConfig) -> tuple[Preprocess, str]:
 
 
 def _refusal(config: object) -> str:
-    """Why torchvision has no model like this; "" where it has one."""
+    """Return why torchvision cannot express this model, "" if it can."""
     if not isinstance(config, ViTConfig):
         return "it is a ResNet"
     height, width = config.image_size

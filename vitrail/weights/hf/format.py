@@ -1,8 +1,8 @@
 """transformers' folders: ViT, DeiT, BEiT, ViT-MAE and DINOv2, with what `config.json` says about them.
 
 A folder holds `config.json`, `model.safetensors` (or `pytorch_model.bin`) and `preprocessor_config.json`. A bare
-state dict is read too, with transformers' defaults for what only config.json would say. Not read, because no
-prediction depends on it: mask tokens and decoders of masked pre-training, and a pooler beside a classifier.
+state dict is read too, with transformers' defaults for what only config.json would say. Parts that no
+prediction depends on are not read: mask tokens and decoders of masked pre-training, and a pooler beside a classifier.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ FORMAT = HuggingFace()
 
 
 def _layout(archive: Archive) -> tuple[Family, Layout]:
-    """Which family an archive is of, and under which names. Raises WeightsError for another kind of model."""
+    """Return the family and the naming of an archive. Raises WeightsError for another kind of model."""
     prefix = next((prefix for prefix in PREFIXES if f"{prefix}{STEM}.weight" in archive), None)
     kind = archive.config.get("model_type")
     if prefix is None and kind in FAMILIES:
@@ -116,7 +116,7 @@ def _layout(archive: Archive) -> tuple[Family, Layout]:
 
 
 def _guess(archive: Archive, prefix: str) -> str:
-    """The `model_type` of a bare state dict, by the tensors that only one family has."""
+    """Return the `model_type` of a bare state dict, recognised by the tensors that only one family has."""
     layer = (
         f"{prefix}encoder.layer.0"
         if f"{prefix}encoder.layer.0.layernorm_before.weight" in archive
@@ -135,7 +135,7 @@ def _guess(archive: Archive, prefix: str) -> str:
 
 
 def _processing(archive: Archive, family: Family, values: dict[str, Any]) -> Processing:
-    """Preprocessing of an archive; without a file that says it, that of the family's published models."""
+    """Return the preprocessing of an archive; if no file describes it, that of the family's published models."""
     image_size, channels = values["image_size"], values["channels"]
     if archive.processor:
         processing = read_processor(archive.processor, image_size, str(archive.path))
@@ -153,7 +153,7 @@ def _processing(archive: Archive, family: Family, values: dict[str, Any]) -> Pro
 
 
 def _unused(family: Family, name: str) -> str:
-    """Why a tensor has no place here; "" for one that should have had one."""
+    """Return why the model does not use a tensor, "" if there is no reason."""
     return next((why for pattern, why in family.unused if re.fullmatch(pattern, name)), "")
 
 
@@ -162,7 +162,7 @@ def _biases(config: ViTConfig) -> list[str]:
 
 
 def _target(model: nn.Module, card: Card) -> tuple[Family, Layout]:
-    """The family that can express a model, its own first, and the names it came with. Raises WeightsError."""
+    """Return the family that can express a model, preferring its own, and its naming. Raises WeightsError."""
     config = model.config
     if not isinstance(config, ViTConfig):
         raise WeightsError("format 'hf' has no place for this model: it is a ResNet; save it as 'timm' or 'bit'")
@@ -171,13 +171,13 @@ def _target(model: nn.Module, card: Card) -> tuple[Family, Layout]:
     origin = origin_of(card, "hf")
     kept = Layout(**origin["layout"]) if "layout" in origin else None
     family = FAMILIES[kept.model_type] if kept else FAMILIES[_choose(config)]
-    if kept and family.refusal(config):  # changed since
+    if kept and family.refusal(config):  # the model has changed since it was loaded
         kept, family = None, FAMILIES[_choose(config)]
     if reason := family.refusal(config):
         raise WeightsError(f"format 'hf' has no place for this model: {reason}")
     layout = family.layout(config)
     if kept:
-        if not layout.prefix:  # a bare encoder may have been saved with a head that we do not read
+        if not layout.prefix:  # a bare encoder may have been saved with a head that vitrail does not read
             prefix = kept.prefix if kept.prefix in ("", family.prefix) else ""
             same_place = kept.norm.endswith("pooler.layernorm") == layout.norm.endswith("pooler.layernorm")
             layout = replace(layout, prefix=prefix, norm=kept.norm if same_place else f"{prefix}{layout.norm}")
@@ -187,7 +187,7 @@ def _target(model: nn.Module, card: Card) -> tuple[Family, Layout]:
 
 
 def _choose(config: ViTConfig) -> str:
-    """The `model_type` that is most likely to express a config; its refusal is the reason where it cannot."""
+    """Return the `model_type` that is most likely to express a config."""
     if config.distilled or (config.registers and config.register_positions):
         return "deit"
     if config.registers:
@@ -202,7 +202,7 @@ def _choose(config: ViTConfig) -> str:
 
 
 def _tensors(model: nn.Module, family: Family, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a file. Raises WeightsError for one of the model's that would be left out."""
+    """Return the tensors of a file. Raises WeightsError for a tensor of the model that would be left out."""
     config = model.config
     assert isinstance(config, ViTConfig)
     conversions = family.conversions(config, layout)
@@ -212,7 +212,7 @@ def _tensors(model: nn.Module, family: Family, layout: Layout) -> dict[str, Tens
 
 
 def _processor(card: Card, config: ViTConfig) -> dict[str, Any]:
-    """preprocessor_config.json: the one that the model came with, as long as it still says what the card does."""
+    """Return preprocessor_config.json: the one the model was loaded with, if it still agrees with the card."""
     found = origin_of(card, "hf").get("processor")
     if found:
         processing = read_processor(found, config.image_size, "the model's card")

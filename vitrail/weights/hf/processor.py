@@ -16,25 +16,25 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 
 RESAMPLE = {2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers of the ways to resize that we have."""
+"""Pillow's number -> name, for the interpolations that vitrail has."""
 EDGES = ("BitImageProcessor", "BitFeatureExtractor", "CLIPImageProcessor", "CLIPFeatureExtractor")
-"""Those that take a single number for the shortest edge; all others for a square."""
+"""Processors that interpret a single number as the shortest edge; all others interpret it as a square."""
 
 
 @dataclass
 class Processing:
-    """What a preprocessor_config.json comes to here."""
+    """The preprocessing that a preprocessor_config.json describes."""
 
     preprocess: Preprocess
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Of pixels scaled to [0, 1]."""
+    """Mean and std of pixels scaled to [0, 1]."""
     notes: list[str] = field(default_factory=list)
-    """Where we differ from it."""
+    """Differences between vitrail's preprocessing and the file's."""
 
 
 def read_processor(values: Mapping[str, Any], image_size: tuple[int, int], where: str) -> Processing:
-    """Return the preprocessing a processor stands for. Raises WeightsError for sizes that are none."""
+    """Return the preprocessing that a processor describes. Raises WeightsError for invalid sizes."""
     values = {name: value for name, value in values.items() if value is not None}
     notes: list[str] = []
     resample = values.get("resample", 2)
@@ -62,7 +62,7 @@ def read_processor(values: Mapping[str, Any], image_size: tuple[int, int], where
 
 
 def write_processor(preprocess: Preprocess, config: ViTConfig) -> dict[str, Any]:
-    """Return the preprocessor_config.json that does the same."""
+    """Return the preprocessor_config.json of a preprocessing."""
     height, width = preprocess.image_size
     values: dict[str, Any] = dict(
         image_processor_type="ViTImageProcessor",
@@ -88,7 +88,7 @@ def write_processor(preprocess: Preprocess, config: ViTConfig) -> dict[str, Any]
 def _resized(
     values: Mapping[str, Any], image_size: tuple[int, int], where: str, notes: list[str]
 ) -> tuple[tuple[int, int], int]:
-    """Height and width that images are squashed to, and the shortest edge, 0 where they are squashed."""
+    """Return the height and width that images are squashed to, and the shortest edge (0 if they are squashed)."""
     size = values.get("size")
     if values.get("do_resize") is False:
         notes.append("images are resized to the model's size: the processor leaves their size alone")
@@ -102,7 +102,7 @@ def _resized(
 
 
 def _pair(size: Any, where: str) -> tuple[int, int]:
-    """Height and width of any way to write a size."""
+    """Return height and width of a size in any notation. Raises WeightsError."""
     if isinstance(size, Mapping):
         size = [size.get("height"), size.get("width")]
     pair = [size, size] if isinstance(size, int) else size
@@ -114,7 +114,7 @@ def _pair(size: Any, where: str) -> tuple[int, int]:
 
 
 def _statistics(values: Mapping[str, Any], where: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of pixels in [0, 1], whatever range the processor itself scales them to."""
+    """Return mean and std of pixels in [0, 1], for any range that the processor scales them to."""
     found = []
     for name, none in (("image_mean", 0.0), ("image_std", 1.0)):
         numbers = values.get(name, 0.5) if values.get("do_normalize", True) else none
