@@ -87,7 +87,7 @@ def test_features_of_shards_are_those_in_an_npz(network: Path, digits: Path, tmp
 
 
 def test_what_a_folder_cannot_take(network: Path, digits: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="for the answers to one data set"):
+    with pytest.raises(UsageError, match="for the results of one data set"):
         vitrail.predict(network, digits, digits, out=tmp_path / "out")
     with pytest.raises(UsageError, match="merge is for a folder"):
         vitrail.predict(network, digits, out=tmp_path / "x.csv", merge=tmp_path / "y.parquet")

@@ -198,5 +198,5 @@ def test_flags_that_contradict_are_refused(network: Path, pictures: Path, option
 def test_a_network_of_other_classes_is_refused(pictures: Path, tmp_path: Path) -> None:
     config = replace(CONFIG, classes=10)
     save_model(tmp_path / "ten", ViT(config), Card(config, [], PREPROCESS))
-    with pytest.raises(DataError, match="tells 10 classes apart"):
+    with pytest.raises(DataError, match="has 10 classes, but the protocol needs the 1,000"):
         vitrail.evaluate(tmp_path / "ten", pictures, protocol="r")

@@ -283,7 +283,7 @@ def test_lists_of_numbers_are_given_in_one_go_or_one_by_one() -> None:
         (["probe", "fewshot"], "vitrail probe fewshot MODEL DATA, or a file, --features FILE.npz"),
         (["probe", "knn", "m", "--features", "f.npz"], "Give either features or a model"),
         (["probe", "linear", "--features", "f.npz", "--split", "test"], "Give either features or a model"),
-        (["probe", "knn", "no/such"], "on which images? no/such is no run that knows"),
+        (["probe", "knn", "no/such"], "no images are given, and no/such is not a run folder with images"),
         (["probe", "fewshot", "--features", "f.npz", "--shots", "0"], "cannot be read as an .npz of features"),
         (["probe", "photos"], "Valid: fewshot, knn, linear"),
         (["embed", "m", "photos/"], "--out FEATURES.npz"),
@@ -307,7 +307,7 @@ def test_settings_are_checked_before_a_network_is_asked(network: Path, numbers: 
         vitrail.probe.fewshot(features=numbers, protocol="paper")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no precision is called 'half'"):
         vitrail.probe.knn(network, "digits", precision="half")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="not prepared as 'none'"):
+    with pytest.raises(UsageError, match=r"prepare is 'none'\. Valid: model, protocol"):
         vitrail.probe.fewshot(network, "digits", prepare="none")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="lacks train_features"):
         np.savez(numbers.parent / "other.npz", features=np.zeros((3, 2)))

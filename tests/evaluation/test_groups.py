@@ -58,7 +58,10 @@ def test_groups_are_read_from_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name,group\nant,insect\n", "has the columns name, group; groups are a CSV with the columns class and group"),
+        (
+            "name,group\nant,insect\n",
+            "has the columns name, group. A file of groups is a CSV with the columns class and group",
+        ),
         ("", "has the columns none"),
         ("class,group\nant,insect\nant,pest\n", "puts class 'ant' into two groups: 'insect' and 'pest'"),
     ],

@@ -111,7 +111,7 @@ def test_an_order_that_is_assumed_is_said(names: list[str], said: str) -> None:
 
 
 def test_a_network_of_other_classes_is_refused() -> None:
-    with pytest.raises(DataError, match="tells 21,843 classes apart, and the protocol is for the 1,000 of ImageNet"):
+    with pytest.raises(DataError, match="has 21,843 classes, but the protocol needs the 1,000 classes of ImageNet"):
         output_order([], 21843)
 
 
@@ -480,5 +480,5 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
 
 def test_a_loader_of_fewer_outputs_is_noticed() -> None:
     predict: Any = choosing(lambda images: torch.zeros(len(images), 10), np.arange(12))
-    with pytest.raises(DataError, match="gave 10 outputs, and output 11 is asked for"):
+    with pytest.raises(DataError, match="gave 10 outputs, but the protocol needs output 11"):
         predict(torch.zeros(2, 3, 8, 8))

@@ -338,4 +338,4 @@ def test_16_a_file_deleted_after_the_start(tmp_path: Path) -> None:
     victim = photos / "red" / "3.png"
     command = train(photos, "--data.holdout", "0", steps=12, before=vanishing, given=(str(victim),))
     assert command.process.exitcode == 0, command.err
-    assert "left out, unreadable: red/3.png (unreadable)" in command.err
+    assert "unreadable image, skipped: red/3.png (unreadable)" in command.err

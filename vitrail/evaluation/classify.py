@@ -1,8 +1,8 @@
-"""How well a frozen network classifies: top-1, top-5, loss, per class, confusion; each image exactly once.
+"""Classification results of a frozen network: top-1, top-5, loss, accuracy per class, confusion; one row per image.
 
-What is kept of an image is its five best classes, the probability of its own class and its Brier score, not its
-logits, so memory grows with the number of images and not with images x classes. Every number is then computed
-from these rows sorted by image, so it does not depend on batch size, number of processes or order.
+A row holds the five best classes, the loss and the Brier score of an image, not its logits. So memory grows with the
+number of images and not with images x classes. Every number is computed from the rows sorted by image, so it does not
+depend on batch size, number of processes or order.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from vitrail.errors import DataError
 from vitrail.model.frozen import freeze
 
 Predict = Callable[[Tensor], Tensor]
-"""images [batch, channels, height, width] -> logits [batch, classes]; any engine, any weights"""
+"""images [batch, channels, height, width] -> logits [batch, classes], computed by any engine"""
 
-KEPT = 5
-"""Classes kept of each image."""
-
+BEST_CLASSES = 5
+"""Number of best classes stored for each image."""
 
 Precision = Literal["auto", "bf16", "float32"]
 
@@ -49,28 +48,28 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Classification:
-    """The answers of a network, one row per image, sorted by `index`; and all that follows from them."""
+    """The outputs of a network, one row per image, sorted by `index`, and the numbers computed from them."""
 
     class_names: list[str]
     index: np.ndarray
     """int64 [N]: number of the image in its source."""
     label: np.ndarray
-    """int64 [N]; -1 where it is not known: such images are answered but not counted."""
+    """int64 [N]; -1 for an unknown class. Such images have outputs but are not counted."""
     top: np.ndarray
-    """int64 [N, k]: the k = min(5, classes) best classes, best first; -1 where the logits are not finite."""
+    """int64 [N, k]: the k = min(5, classes) best classes, best first; -1 if the logits are not finite."""
     probability: np.ndarray
     """float32 [N, k]: softmax probability of each of them."""
     loss: np.ndarray
-    """float64 [N]: minus the log probability of the label; NaN where it is not known."""
+    """float64 [N]: minus the log probability of the label; NaN if the label is unknown."""
     brier: np.ndarray
-    """float64 [N]: squared distance of all probabilities from 1 for the label and 0 for the others; NaN where it is
-    not known."""
+    """float64 [N]: squared distance of all probabilities from 1 for the label and 0 for the others; NaN if the
+    label is unknown."""
     bad: list[tuple[str, str]] = field(default_factory=list)
-    """(id, reason) of images that could not be read; they are in no number."""
+    """(id, reason) of unreadable images; no number includes them."""
 
     @property
     def known(self) -> np.ndarray:
-        """bool [N]: has the image a label?"""
+        """bool [N]: whether the label is known."""
         return self.label >= 0
 
     @property
@@ -80,17 +79,17 @@ class Classification:
 
     @property
     def correct(self) -> np.ndarray:
-        """bool [N]: is the best class the label?"""
+        """bool [N]: whether the best class is the label."""
         return self.known & (self.top[:, 0] == self.label)
 
     @property
     def top1(self) -> float:
-        """Share of labelled images whose best class is right."""
+        """Share of labelled images whose best class is correct."""
         return float(self.correct.sum()) / self.count
 
     @property
     def top5(self) -> float:
-        """Share of labelled images with their class among the best five (or all, if there are fewer)."""
+        """Share of labelled images whose class is among the five best (or among all, if there are fewer)."""
         return float((self.known & (self.top == self.label[:, None]).any(axis=1)).sum()) / self.count
 
     @property
@@ -100,12 +99,12 @@ class Classification:
 
     @property
     def class_count(self) -> np.ndarray:
-        """int64 [K]: labelled images of each class."""
+        """int64 [K]: number of labelled images of each class."""
         return np.bincount(self.label[self.known], minlength=len(self.class_names))
 
     @property
     def class_correct(self) -> np.ndarray:
-        """int64 [K]: of these, how many are right."""
+        """int64 [K]: number of correctly classified images of each class."""
         return np.bincount(self.label[self.correct], minlength=len(self.class_names))
 
     @property
@@ -116,21 +115,21 @@ class Classification:
 
     @cached_property
     def confusion(self) -> np.ndarray:
-        """int64 [K, K]: images of class (row) answered as class (column)."""
+        """int64 [K, K]: number of images of class (row) that are classified as class (column)."""
         answered = self.known & (self.top[:, 0] >= 0)
         classes = len(self.class_names)
         cells = self.label[answered] * classes + self.top[answered, 0]
         return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
     def metrics(self) -> dict[str, float]:
-        """The numbers to log: top1, top5, nll, count."""
+        """Return the numbers to log: top1, top5, nll, count."""
         return {"top1": self.top1, "top5": self.top5, "nll": self.nll, "count": self.count}
 
 
 class Classify:
-    """Evaluator: iterating runs it and yields (name, value); `result` then holds the whole `Classification`.
+    """Evaluator: iterating over it evaluates and yields (name, value); `result` then holds the `Classification`.
 
-    Built once, it can be run again and again, as the weights behind `predict` change.
+    It can be run many times while the weights behind `predict` change.
     """
 
     def __init__(self, predict: Predict, loader: Batches, class_names: Sequence[str]) -> None:
@@ -147,12 +146,12 @@ class Classify:
 def classify(
     predict: Predict, loader: Batches, class_names: Sequence[str], key: AnswerKey | None = None
 ) -> Classification:
-    """Run `predict` over one pass of `loader` and return the answers of all processes, on every process.
+    """Run `predict` over one epoch of `loader` and return the outputs of all processes, on every process.
 
-    `key` says what is right where labels are not simply numbers of outputs; probabilities are those of outputs, and
-    several right ones count together as one in `loss` and `brier`. An image that arrives twice (a padded last
-    batch, a sampler that wraps around) counts once. Raises DataError where labels and classes do not fit, or no
-    labelled image could be read.
+    `key` defines which outputs are correct if labels are not the numbers of outputs. Probabilities belong to outputs;
+    `loss` and `brier` use the sum over all correct outputs of an image. An image that arrives twice (a padded last
+    batch, a sampler that wraps around) counts once. Raises DataError if labels and classes do not fit, or no labelled
+    image could be read.
     """
     outputs = len(class_names) if key is None else key.right.shape[1]
     labels = outputs if key is None else len(key.label)
@@ -160,11 +159,11 @@ def classify(
     for batch in loader.epoch(0):
         logits = predict(batch.images)
         if logits.shape[1] != outputs:
-            raise DataError(f"the model has {logits.shape[1]} outputs, the data {outputs} classes")
+            raise DataError(f"the model has {logits.shape[1]} outputs, but the data have {outputs} classes")
         largest = int(batch.labels.max())
         if largest >= labels:
             raise DataError(f"label {largest} in the data; with {labels} classes they go from 0 to {labels - 1}")
-        rows.append((batch.index, batch.labels, *_answers(logits, _right(batch.labels, outputs, key))))
+        rows.append((batch.index, batch.labels, *_image_rows(logits, _right(batch.labels, outputs, key))))
     mine = [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
     gathered = world.gather((mine, [(str(item[0]), str(item[1])) for item in loader.bad]))
     columns = [part for part, _ in gathered if part]
@@ -176,30 +175,30 @@ def classify(
         label, top = key.as_classes(label, top, hit)
     index, first = np.unique(index, return_index=True)
     if not (label >= 0).any():
-        raise DataError(f"none of the {len(index)} images has a known class: there is nothing to compare with")
+        raise DataError(f"none of the {len(index)} images has a known class. Evaluation needs labelled images")
     label, top, probability, loss, brier = (column[first] for column in (label, top, probability, loss, brier))
     return Classification(list(class_names), index, label, top, probability, loss, brier, sorted(set(bad)))
 
 
 def _right(labels: Tensor, outputs: int, key: AnswerKey | None) -> Tensor:
-    """Which outputs are right for each label: bool [B, outputs]."""
+    """Return which outputs are correct for each label: bool [B, outputs]."""
     if key is not None:
         return torch.from_numpy(key.marks(labels.cpu().numpy()))
     return labels[:, None] == torch.arange(outputs, device=labels.device)
 
 
 @torch.no_grad()
-def _answers(logits: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Best outputs [B, k], which of them are right [B, k], their probabilities [B, k], loss and Brier score [B].
+def _image_rows(logits: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return best outputs, whether each is correct, and their probabilities [B, k], and loss and Brier score [B].
 
-    Where logits are not finite an image has no answer (-1): it is wrong whatever its label is, while topk
-    would rank NaN first and could be right by accident.
+    If its logits are not finite, an image gets -1 as best outputs and counts as wrong. topk would rank NaN first and
+    could be correct by accident.
     """
     right = right.to(logits.device)
     finite = logits.isfinite().all(dim=1, keepdim=True)
     unknown = ~right.any(dim=1)
     log_probability = logits.float().log_softmax(dim=1)
-    values, top = log_probability.topk(min(KEPT, logits.shape[1]), dim=1)
+    values, top = log_probability.topk(min(BEST_CLASSES, logits.shape[1]), dim=1)
     own = log_probability.masked_fill(~right, -torch.inf).logsumexp(dim=1)
     others = log_probability.exp().masked_fill(right, 0).square().sum(dim=1)
     scores = torch.stack([-own, others + (1 - own.exp()).square()]).masked_fill(unknown, torch.nan)
@@ -214,13 +213,13 @@ def predictor(
     *,
     features: bool = False,
 ) -> Predict:
-    """Return images -> float32 logits of `model` as it is now, on `device` (None: where the model is).
+    """Return images -> float32 logits of `model`, on `device` (None: the device of the model).
 
-    With `features`, what its classifier sees instead (`vitrail.evaluation.features`).
+    With `features`, return images -> features instead (`vitrail.evaluation.features`).
 
-    Images may come from anywhere; uint8 crosses to the device as uint8. On a CPU a frozen copy answers
-    (`vitrail.model.frozen`); elsewhere the model itself does, in eval mode, its weights float32 and rounded by
-    autocast. Training or not, the model is left as it was.
+    Images may be on any device; uint8 images are moved as uint8. On a CPU a frozen copy of the model computes
+    (`vitrail.model.frozen`). On other devices the model itself computes in eval mode, with float32 weights and
+    autocast. The model and its training mode are not changed.
     """
     here = next(model.parameters()).device
     place = here if device is None else torch.device(device)
@@ -270,7 +269,7 @@ def save_classification(path: Path, found: Classification) -> None:
 
 
 def load_classification(path: Path, class_names: Sequence[str]) -> Classification:
-    """Read what `save_classification` wrote. Raises DataError for a file that is torn or of another kind."""
+    """Read a file that `save_classification` wrote. Raises DataError for a damaged or different file."""
     try:
         with np.load(path, allow_pickle=False) as file:
             bad = [(str(id_), str(reason)) for id_, reason in file["bad"]]
@@ -281,8 +280,8 @@ def load_classification(path: Path, class_names: Sequence[str]) -> Classificatio
                 file["classes"].astype(np.int64),
                 file["probabilities"],
                 file["loss"],
-                file["brier"] if "brier" in file else np.full(len(file["index"]), np.nan),  # of an earlier version
+                file["brier"] if "brier" in file else np.full(len(file["index"]), np.nan),  # absent in earlier versions
                 bad,
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as the answers of an evaluation: {error}") from error
+        raise DataError(f"{path} cannot be read as the outputs of an evaluation: {error}") from error

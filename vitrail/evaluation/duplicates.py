@@ -7,6 +7,7 @@ looked at, each pair's left image once.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,10 @@ def cosines(
     precision: Precision = "auto",
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Return float32 [P]: the cosine of the angle between the features of the two images of each pair.
+    """Return the cosine similarity of the features of the two images of each pair, float32 [P].
 
-    `model` is a network with a card (from `vitrail.load`), which says how its images are prepared; of a mirrored pair
-    the right image is mirrored first. NaN where an image cannot be read any more. Raises WeightsError for a model
+    `model` is a network with a card (from `vitrail.load`), which defines its preprocessing. In a mirrored pair the
+    right image is mirrored first. The value is NaN if an image can no longer be read. Raises WeightsError for a model
     without a card.
     """
     if getattr(model, "card", None) is None:
@@ -66,7 +67,7 @@ def cosines(
 def _features(
     model: Any, images: HashedImages, numbers: np.ndarray, mirrored: bool, choices: dict[str, Any]
 ) -> np.ndarray:
-    """Features of length 1 of each image, float32 [K, width]; NaN where one cannot be read. Each is read once."""
+    """Return features of length 1 of each image, float32 [K, width]; NaN if unreadable. Each image is read once."""
     distinct, places = np.unique(numbers, return_inverse=True)
     found: list[tuple[np.ndarray, np.ndarray]] = []
     parts = images.part_of(distinct)
@@ -84,19 +85,18 @@ def _features(
 
 
 def _of_source(model: Any, source: View, mirrored: bool, choices: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """(numbers of the images that could be read, their features)."""
+    """Return the numbers of the readable images and their features."""
     prepare = eval_transform(model.card.preprocess)
-    loader = Loader(
-        source,
-        transform=Compose((prepare, Flip(1.0))) if mirrored else prepare,
-        image_size=model.card.preprocess.image_size,
-        batch_size=choices["batch_size"],
-        workers=choices["workers"],
-        shuffle=False,
-        drop_last=False,
-    )
-    try:
+    with closing(
+        Loader(
+            source,
+            transform=Compose((prepare, Flip(1.0))) if mirrored else prepare,
+            image_size=model.card.preprocess.image_size,
+            batch_size=choices["batch_size"],
+            workers=choices["workers"],
+            shuffle=False,
+            drop_last=False,
+        )
+    ) as loader:
         found = extract(model, loader, source.class_names, device=choices["device"], precision=choices["precision"])
-    finally:
-        loader.close()
     return found.index, found.features

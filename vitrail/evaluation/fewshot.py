@@ -1,9 +1,9 @@
 """Linear few-shot accuracy: least squares from frozen features to {-1, 1}^K in closed form (paper, section 4.1).
 
-Two published protocols, named by where and when they hold (`PROTOCOLS`). Both standardise every feature with the
-mean and the population deviation (+ 1e-5) of the shots alone, append a constant 100, so large that as a bias it is
-hardly regularised, and take the class of the largest output. They differ in which images are the shots, and in how
-strongly they regularise.
+There are two published protocols, named by their source and year (`PROTOCOLS`). Both standardise every feature with
+the mean and the population deviation (+ 1e-5) of the shots. Both append a constant 100 as bias, so large that it is
+hardly regularised, and predict the class of the largest output. They differ in the choice of shots and in the strength
+of the regularisation.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from vitrail.words import listing
 BIAS = 100.0
 """The constant feature."""
 EPS = 1e-5
-"""Added to each deviation."""
+"""Constant added to each deviation."""
 SHOTS = (1, 5, 10, 25)
 _ROWS = 8192
-"""Test images answered together."""
+"""Number of test images classified at a time."""
 
 Form = Literal["auto", "primal", "dual"]
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What a published few-shot evaluation does."""
+    """The settings of a published few-shot evaluation."""
 
     l2: tuple[float, ...]
     """Regularisation strengths."""
     seeds: int | None
-    """Draws of the shots, seeds 0, 1, ...; None: no draw, the first images of each class are its shots."""
+    """Number of random draws of the shots, with seeds 0, 1, ...; None: the first images of each class are its shots."""
 
 
 PROTOCOLS: dict[str, Protocol] = {
     "big_vision-2023": Protocol((2.0**10,), 3),
     "paper-2020": Protocol(tuple(2.0**power for power in range(-10, 20)), None),
 }
-"""big_vision's evaluator since 2023, with one strength; and that of the paper's time, whose strength is the one that
-ranks best over the data sets it is measured on (`best_l2`)."""
+"""big_vision's evaluator since 2023 uses one strength. The evaluator of the paper's time uses the strength with the
+best mean rank over the evaluated data sets (`best_l2`)."""
 
 
 def protocol_named(name: str) -> Protocol:
-    """Return a protocol. Raises UsageError with the nearest name."""
+    """Return a protocol. Raises UsageError with the most similar name."""
     if name not in PROTOCOLS:
         raise UsageError(
             f"no few-shot protocol is called {name!r}.{did_you_mean(name, PROTOCOLS)} Valid: {', '.join(PROTOCOLS)}"
@@ -58,7 +58,7 @@ def protocol_named(name: str) -> Protocol:
 
 @dataclass(frozen=True)
 class Ridge:
-    """Regularised least squares, taken apart once for all strengths.
+    """Regularised least squares, with one eigendecomposition for all strengths.
 
     With X [n, d] the standardised features and the constant, and Y [n, K] in {-1, 1}, the weights for strength l2 are
 
@@ -90,7 +90,9 @@ class Ridge:
         deviation = x.std(axis=0) + EPS
         x = _standardised(x, mean, deviation)
         if not np.isfinite(x).all():
-            raise DataError("the features of the few-shot images are not finite: nothing can be fitted to them")
+            raise DataError(
+                "the features of the few-shot images are not finite. Check that the model's weights are finite"
+            )
         y = np.full((len(labels), classes), -1.0)
         y[np.arange(len(labels)), labels] = 1.0
         if form == "primal" or (form == "auto" and len(x) >= x.shape[1]):
@@ -107,7 +109,7 @@ class Ridge:
         return self.left @ (self.right / (self.eigenvalues + l2)[:, None])
 
     def answers(self, features: np.ndarray, l2: Sequence[float]) -> np.ndarray:
-        """Return the classes of images [m, width] for each strength: int64 [len(l2), m]."""
+        """Return the predicted classes of features [m, width] for each strength: int64 [len(l2), m]."""
         found = np.empty((len(l2), len(features)), np.int64)
         for begin in range(0, len(features), _ROWS):
             rows = features[begin : begin + _ROWS].astype(np.float64)
@@ -151,9 +153,9 @@ def _check_strengths(l2: Sequence[float]) -> None:
 def draw(labels: np.ndarray, classes: int, shots: Sequence[int], seed: int | None) -> dict[int, np.ndarray]:
     """Return the numbers of the images that are the shots, class after class, for each of `shots`.
 
-    Each class's images are shuffled with `seed`, as big_vision does (one generator, classes in order), or left in
-    their order where it is None; the first k are its shots, so that fewer shots lie in more. A class with fewer
-    than k images gives all it has. Images without a label (-1) are never drawn.
+    Each class's images are shuffled with `seed`, as in big_vision (one generator, classes in order); None keeps their
+    order. The first k images of a class are its shots, so smaller sets of shots are parts of larger ones. A class with
+    fewer than k images gives all its images. Images without a label (-1) are never drawn.
     """
     order = np.argsort(labels, kind="stable")
     order = order[np.searchsorted(labels[order], 0) :]
@@ -167,14 +169,14 @@ def draw(labels: np.ndarray, classes: int, shots: Sequence[int], seed: int | Non
 
 @dataclass(frozen=True)
 class Plan:
-    """Which images are shots, decided from the labels alone: only their features need to be computed.
+    """The images that are shots, chosen from the labels, so that only their features need to be computed.
 
-    `shots` are images per class, `seeds` and `l2` replace the protocol's where they are given. Raises UsageError
-    for values that make no sense, DataError for a class without any image.
+    `shots` are numbers of images per class. `seeds` and `l2` replace the protocol's values. Raises UsageError for
+    invalid values, and DataError for a class without images.
     """
 
     labels: np.ndarray
-    """int64 [N], of all training images."""
+    """int64 [N]: labels of all training images."""
     class_names: list[str]
     protocol: str = "big_vision-2023"
     shots: tuple[int, ...] = SHOTS
@@ -188,7 +190,9 @@ class Plan:
         if not self.shots or min(self.shots) < 1 or (self.seeds is not None and self.seeds < 1):
             raise UsageError(f"shots {list(self.shots)} and seeds {self.seeds}: both count from 1")
         if published.seeds is None and self.seeds not in (None, 1):
-            raise UsageError(f"{self.protocol} draws no shots, it takes the first of each class: leave seeds out")
+            raise UsageError(
+                f"{self.protocol} takes the first of each class as shots and has no seeds. Remove the seeds"
+            )
         _check_strengths(self.l2)
         object.__setattr__(self, "shots", tuple(sorted(set(self.shots))))
         object.__setattr__(self, "l2", tuple(self.l2) or published.l2)
@@ -206,12 +210,12 @@ class Plan:
 
     @property
     def rows(self) -> np.ndarray:
-        """Numbers of all images that are shots in any draw, ascending."""
+        """Return the numbers of all images that are shots in any draw, ascending."""
         return np.unique(np.concatenate([found[self.shots[-1]] for found in self.draws]))
 
     @property
     def short(self) -> dict[int, list[str]]:
-        """For each of `shots`, the classes that have fewer images, where there are any: all of them are taken."""
+        """Return the classes with fewer images for each of `shots`, if there are any. All their images are shots."""
         counts = list(zip(self.class_names, self._counts(), strict=True))
         found = {shots: [name for name, count in counts if count < shots] for shots in self.shots}
         return {shots: names for shots, names in found.items() if names}
@@ -225,16 +229,16 @@ class FewShot:
     shots: tuple[int, ...]
     l2: tuple[float, ...]
     top1: np.ndarray
-    """float64 [shots, l2, seeds]: share of test images whose class is found."""
+    """float64 [shots, l2, seeds]: share of correctly classified test images."""
     train_images: int
-    """Images that were shots in any draw."""
+    """Number of images that are shots in any draw."""
     test_images: int
     short: dict[int, list[str]] = field(default_factory=dict)
     """Shots -> classes that have fewer images."""
 
     @property
     def mean(self) -> np.ndarray:
-        """[shots, l2]: over the seeds."""
+        """[shots, l2]: mean over the seeds."""
         return self.top1.mean(axis=2)
 
     @property
@@ -246,10 +250,10 @@ class FewShot:
 
 
 def fewshot(plan: Plan, train: Features, test: Features) -> FewShot:
-    """Return the accuracies on `test` of what `plan` draws from `train`.
+    """Return the accuracies on `test` with the shots that `plan` chooses from `train`.
 
-    The rows of `train` are found by `train.index`, which counts in `plan.labels`; an image without a row, because it
-    could not be read, is left out. Raises DataError for features that are not finite or do not fit together.
+    `train.index` holds each row's position in `plan.labels`. Images without a row, because they are unreadable, are
+    skipped. Raises DataError for features that are not finite or have different widths.
     """
     if train.width != test.width:
         raise DataError(f"training images have {train.width} features and test images {test.width}")
@@ -265,7 +269,7 @@ def fewshot(plan: Plan, train: Features, test: Features) -> FewShot:
 
 
 def _rows_of(images: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Where in the ascending `index` each of `images` is; those that are not there are left out."""
+    """Return the positions of `images` in the ascending `index`, without those that `index` does not hold."""
     rows = np.minimum(np.searchsorted(index, images), len(index) - 1)
     return rows[index[rows] == images]
 
@@ -273,9 +277,9 @@ def _rows_of(images: np.ndarray, index: np.ndarray) -> np.ndarray:
 def best_l2(accuracies: Sequence[Mapping[tuple[int, float], float]]) -> dict[int, float]:
     """Return, for each number of shots, the strength of the best mean rank over data sets (protocol "paper-2020").
 
-    `accuracies` holds, for each data set, (shots, l2) -> test accuracy. One strength for all data sets keeps the
-    choice from fitting each of them; with a single data set it is chosen on the very images it is measured on.
-    Of equal accuracies the later strength ranks higher, of equal mean ranks the earlier is taken.
+    `accuracies` holds (shots, l2) -> test accuracy for each data set. One strength for all data sets prevents fitting
+    it to each of them; with a single data set it is chosen on the test images themselves. Among equal accuracies the
+    later strength ranks higher; among equal mean ranks the earlier strength is chosen.
     """
     best = {}
     for shots in sorted({shots for shots, _ in accuracies[0]}):

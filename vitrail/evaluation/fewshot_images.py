@@ -1,4 +1,4 @@
-"""Images as the few-shot protocols prepare them: squashed to 256 pixels without antialiasing, the middle 224 kept."""
+"""Preprocessing of the few-shot protocols: resize to 256 x 256 without antialiasing, then the central 224 x 224."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vitrail.data.images.geometry import CentralCrop, Op, Size
 class FewShotImages(Op):
     """big_vision's `resize(256)|central_crop(224)`, for training and test images; for other sizes in proportion.
 
-    TensorFlow's bilinear resize between pixel centres, which looks at four pixels however much it shrinks, and cuts
-    fractions off. The range [-1, 1] that follows is the network's own normalisation.
+    The resize is TensorFlow's bilinear one between pixel centres. It reads four pixels at any scale and rounds down.
+    The network's own normalisation then maps to the range [-1, 1].
     """
 
     size: Size
-    """(height, width) handed to the network."""
+    """(height, width) of the network's input."""
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
@@ -41,7 +41,7 @@ def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _between(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The two pixels that each target pixel lies between, and how far it is from the first, float32 [target]."""
+    """Return the two pixels around each target pixel, and its distance from the first, float32 [target]."""
     place = (np.arange(target, dtype=np.float32) + np.float32(0.5)) * np.float32(source / target) - np.float32(0.5)
     first = np.floor(place)
     low = np.clip(first, 0, source - 1).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Accuracy by groups of classes: dogs and cars, common and rare, whatever a CSV says belongs together."""
+"""Accuracy by groups of classes, such as animals and vehicles, or common and rare. A CSV file defines the groups."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from vitrail.evaluation.classify import Classification
 
 @dataclass(frozen=True)
 class Group:
-    """How well the classes of one group are recognised."""
+    """Accuracy on the classes of one group."""
 
     name: str
     classes: int
-    """Classes of the group with images."""
+    """Number of classes of the group that have images."""
     count: int
-    """Labelled images."""
+    """Number of labelled images."""
     top1: float
-    """Share of the images whose best class is right."""
+    """Share of the images whose best class is correct."""
     top5: float
     class_mean: float
-    """Mean over the classes of their top-1, each class counting the same."""
+    """Mean of the top-1 accuracies of the classes, with equal weight for each class."""
 
 
 def read_groups(path: Path) -> dict[str, str]:
-    """Read a CSV with the columns class and group: class -> group.
+    """Read a CSV with the columns class and group, and return class -> group.
 
     Raises DataError for a file without these columns, or with a class in two groups.
     """
@@ -41,7 +41,9 @@ def read_groups(path: Path) -> dict[str, str]:
             columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
             if not {"class", "group"} <= columns.keys():
                 there = ", ".join(columns) or "none"
-                raise DataError(f"{path} has the columns {there}; groups are a CSV with the columns class and group")
+                raise DataError(
+                    f"{path} has the columns {there}. A file of groups is a CSV with the columns class and group"
+                )
             for row in reader:
                 one, its = ((row[columns[name]] or "").strip() for name in ("class", "group"))
                 if not one or not its:
@@ -49,23 +51,25 @@ def read_groups(path: Path) -> dict[str, str]:
                 if groups.setdefault(one, its) != its:
                     raise DataError(f"{path} puts class {one!r} into two groups: {groups[one]!r} and {its!r}")
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; groups are a CSV: class,group") from error
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}. A file of groups is a CSV with the columns class and group"
+        ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a readable CSV: {error}") from error
     return groups
 
 
 def misfits(groups: Mapping[str, str], class_names: Sequence[str]) -> list[str]:
-    """Return which classes are in no group and which of the groups' are not here, as sentences.
+    """Return sentences about classes that are in no group, and about classes of the groups that do not exist.
 
-    Raises DataError where no class of `groups` is here.
+    Raises DataError if `class_names` has no class of `groups`.
     """
     alone = [name for name in class_names if name not in groups]
     strangers = sorted(groups.keys() - set(class_names))
     if len(alone) == len(class_names):
         near = did_you_mean(strangers[0], class_names) if strangers else ""
         example = f"{strangers[0]!r} is none of them" if strangers else "it names no class"
-        raise DataError(f"the groups are of other classes than the {len(class_names):,} here: {example}.{near}")
+        raise DataError(f"the file of groups has none of the {len(class_names):,} classes: {example}.{near}")
     notes = []
     if alone:
         notes.append(f"classes in no group: {len(alone):,}, the first of them {alone[0]!r}")
@@ -83,7 +87,7 @@ def group_means(found: Classification, groups: Mapping[str, str]) -> list[Group]
         members = np.array([groups.get(name) == group for name in found.class_names])
         images = found.known & members[found.label]
         if images.any():
-            seen = accuracy[members & (counts > 0)]
-            shares = (float(found.correct[images].mean()), float(among5[images].mean()), float(seen.mean()))
-            means.append(Group(group, len(seen), int(images.sum()), *shares))
+            per_class = accuracy[members & (counts > 0)]
+            shares = (float(found.correct[images].mean()), float(among5[images].mean()), float(per_class.mean()))
+            means.append(Group(group, len(per_class), int(images.sum()), *shares))
     return means

@@ -32,14 +32,14 @@ class Order:
 def output_order(class_names: Sequence[str], outputs: int) -> Order:
     """Find ImageNet's classes among the outputs of a network.
 
-    Names that are or begin with WordNet ids, or that are the numbers 0 to 999, say where each class is. Other names
-    (tench, goldfish, ...) and none at all are taken to stand in the order of the classes' numbers, as they do in
-    every published network. Raises DataError for a network with other than 1,000 outputs.
+    Names that are or begin with WordNet ids, and the numbers 0 to 999, identify each class. With other names (tench,
+    goldfish, ...) or without names, the outputs are assumed to be in the order of the classes' numbers, as in every
+    published network. Raises DataError if the network does not have 1,000 outputs.
     """
     if outputs != 1000:
         raise DataError(
-            f"this network tells {outputs:,} classes apart, and the protocol is for the 1,000 of ImageNet: load one "
-            "that was trained or fine-tuned on ImageNet (ILSVRC2012)"
+            f"this network has {outputs:,} classes, but the protocol needs the 1,000 classes of ImageNet. Load a "
+            "network that was trained or fine-tuned on ImageNet (ILSVRC2012)"
         )
     for keys, known in (
         ([(re.match(r"n\d{8}(?!\d)", name) or [""])[0] for name in class_names], wnids()),
@@ -57,17 +57,18 @@ def output_order(class_names: Sequence[str], outputs: int) -> Order:
 
 
 def choosing(predict: Predict, outputs: np.ndarray) -> Predict:
-    """Return images -> logits [batch, len(outputs)]: those of `outputs` alone, in their order.
+    """Return images -> logits [batch, len(outputs)] of only these outputs, in this order.
 
-    Probabilities made of them are those of a network that knows no other classes, as the authors of ImageNet-A and
-    ImageNet-R evaluate.
+    The softmax then runs over these classes only, as the authors of ImageNet-A and ImageNet-R evaluate.
     """
     chosen = torch.from_numpy(outputs)
 
     def answer(images: Tensor) -> Tensor:
         logits = predict(images)
         if outputs.max() >= logits.shape[1]:
-            raise DataError(f"the network gave {logits.shape[1]} outputs, and output {outputs.max()} is asked for")
+            raise DataError(
+                f"the network gave {logits.shape[1]} outputs, but the protocol needs output {outputs.max()}"
+            )
         return logits[:, chosen.to(logits.device)]
 
     return answer

@@ -1,4 +1,4 @@
-"""The reliability diagram: accuracy over confidence, and how many answers there are of each confidence."""
+"""The reliability diagram: accuracy against confidence, and the number of images at each confidence."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from matplotlib.ticker import PercentFormatter
 from vitrail.evaluation.calibration import Calibration
 
 COLOURS = ("#0072b2", "#d55e00")
-"""Blue and vermilion, of Okabe and Ito: told apart under every kind of colour blindness."""
+"""Blue and vermilion from the palette of Okabe and Ito, distinct under every kind of colour blindness."""
 
 
 def plot(figure: Figure, found: Calibration) -> None:
-    """Draw into an empty figure; text and lines take matplotlib's text colour.
+    """Draw into an empty figure; text and lines have matplotlib's text colour.
 
-    Above, a bar for each bin is its accuracy, and a stroke its mean confidence: above the bar the network is too
-    sure, inside it too timid. Below, the share of images in each bin.
+    In the upper plot, each bin has a bar for its accuracy and a line for its mean confidence. A line above the bar
+    means overconfidence, a line inside the bar underconfidence. The lower plot shows the share of images in each bin.
     """
     blue, vermilion = COLOURS
     ink = matplotlib.rcParams["text.color"]
@@ -48,7 +48,7 @@ def plot(figure: Figure, found: Calibration) -> None:
 
 
 def draw(found: Calibration, path: Path) -> None:
-    """Write the diagram to `path`, in the format its suffix names."""
+    """Write the diagram to `path`, in the format of its suffix."""
     figure = Figure(figsize=(4.8, 4.8), layout="constrained")
     plot(figure, found)
     figure.savefig(path, dpi=144)

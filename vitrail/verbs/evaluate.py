@@ -1,4 +1,4 @@
-"""`vitrail evaluate`: how good is this network on these images?"""
+"""`vitrail evaluate`: measure the accuracy of a network on images."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     from vitrail.model.vit import ViT
 
 WORST = 15
-"""Classes and confusions shown on a terminal; --json has them all."""
+"""Maximum number of classes and confusions shown on a terminal; --json shows all."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A network's answers on a data set, and which they were."""
+    """A network's results on a data set."""
 
     model: str
     data: str
     found: Classification
     groups: list[Group] = field(default_factory=list)
-    """Means over groups of classes, where a file says which they are."""
+    """Means over groups of classes, if a file defines groups."""
     notes: list[str] = field(default_factory=list)
-    """What was assumed or left out."""
+    """Assumptions, and what was skipped."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """Which images, how they are shown, and what is right."""
+    """The images to evaluate, their preprocessing, and their correct classes."""
 
     source: Listed
     name: str
     class_names: list[str]
     transform: Op
     outputs: np.ndarray | None = None
-    """Of the network, those it chooses among; None: all."""
+    """The network's outputs to choose among; None: all."""
     key: AnswerKey | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -145,7 +145,7 @@ def _classify(
 
 
 def _own(network: ViT | ResNet, model: str | Path, data: str | Path | None, split: str | None) -> _Task:
-    """Any images, with the network's classes."""
+    """Return the task for any images with the network's classes."""
     from vitrail.data.images.ops import eval_transform
 
     card = network.card
@@ -154,7 +154,7 @@ def _own(network: ViT | ResNet, model: str | Path, data: str | Path | None, spli
 
 
 def _protocol(network: ViT | ResNet, protocol: str, data: str, labels: str | Path | None) -> _Task:
-    """One of ImageNet's test sets."""
+    """Return the task for one of ImageNet's test sets."""
     from vitrail.data.benchmarks.imagenet import open_benchmark
     from vitrail.evaluation.imagenet import output_order, view
 

@@ -1,4 +1,4 @@
-"""`vitrail predict`: what is on these images?"""
+"""`vitrail predict`: name the classes of images."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KINDS: dict[str, Kind] = {".csv": "csv", ".json": "jsonl", ".jsonl": "jsonl"}
 
 @dataclass
 class Predictions:
-    """The answers, unless they went to a file, and the files that could not be read."""
+    """The predictions, unless they were written to a file, and the unreadable files."""
 
     rows: list[Prediction]
     unreadable: list[Unreadable]
     summary: str
     out: str | None = None
     exit_code: int = 0
-    """What the command ends with: 1 where `strict` was asked for and a file could not be read."""
+    """Exit status of the command: 1 if `strict` is set and a file could not be read."""
 
 
 def predict(
@@ -71,13 +71,15 @@ def predict(
         precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
     if not images:
-        raise UsageError(f"predict which images? vitrail predict {model} FILE|FOLDER|PATTERN ...")
+        raise UsageError(
+            f"no images are given. Give files, folders or patterns: vitrail predict {model} FILE|FOLDER|PATTERN ..."
+        )
     if precision not in ("auto", "bf16", "float32"):
         raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
     if out is not None and not is_bulk(out) and Path(out).suffix.lower() not in KINDS:
         raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}, or to a folder")
     if merge is not None and not is_bulk(out):
-        raise UsageError(f"merge is for a folder of answers (--out), not for {out or 'the terminal'}")
+        raise UsageError(f"merge is for a folder of results (--out), not for {out or 'the terminal'}")
     from vitrail.device import available_cores
     from vitrail.evaluation.predict import Prediction, Summary, Unreadable, predict_files
     from vitrail.weights.load import weights_fingerprint
@@ -103,7 +105,7 @@ def predict(
     found = list(rows())
     bad = [row for row in found if isinstance(row, Unreadable)]
     for row in bad:
-        log.warning("left out %s: %s", row.path, row.message)
+        log.warning("skipped %s: %s", row.path, row.message)
     good = [row for row in found if isinstance(row, Prediction)]
     return Predictions(good, bad, str(Summary(len(good), bad)), exit_code=int(strict and bool(bad)))
 

@@ -1,8 +1,9 @@
-"""`predict` and `embed` with a folder as --out: a whole data set, part by part, by any number of processes."""
+"""`predict` and `embed` with a folder as --out: results for a data set, part by part, by any number of processes."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,23 +28,23 @@ log = logging.getLogger("vitrail")
 
 @dataclass(frozen=True)
 class Answered:
-    """How far the answers for a data set are."""
+    """Progress of the results for a data set."""
 
     state: State
     merged: str | None = None
     exit_code: int = 0
-    """1 where `strict` was asked for and an image could not be read."""
+    """1 if `strict` is set and an image could not be read."""
 
 
 def is_bulk(out: str | Path | None) -> bool:
-    """Does --out name a folder, in which a data set is answered part by part?"""
+    """Return whether --out is a folder, which gets the results for a data set part by part."""
     return out is not None and (Path(out).suffix == "" or Path(out).is_dir())
 
 
 def open_job(verb: str, model: str | Path, paths: tuple[str | Path, ...], out: str | Path, **settings: Any) -> Job:
-    """Open the data and the folder for the answers. Raises UsageError and DataError."""
+    """Open the data and the folder for the results. Raises UsageError and DataError."""
     if len(paths) != 1:
-        raise UsageError(f"{out} is a folder, for the answers to one data set: name one; loose files go to one file")
+        raise UsageError(f"{out} is a folder, for the results of one data set. Give one data set, or a file as --out")
     from vitrail.data.cache import refuse_within
     from vitrail.data.sources.open import find
     from vitrail.data.split import fingerprint
@@ -57,12 +58,12 @@ def open_job(verb: str, model: str | Path, paths: tuple[str | Path, ...], out: s
 
 
 def run(job: Job, answer: Answer, merge: str | Path | None, *, strict: bool = False) -> Answered:
-    """Do this process's share of a job; whoever finds it complete merges, if that is asked for. Raises DataError."""
+    """Compute this process's share of a job. The process that finds it complete writes `merge`. Raises DataError."""
     from vitrail import world
     from vitrail.verbs.data.check import Line
 
     if merge is not None and Path(merge).suffix != ".parquet":
-        raise UsageError(f"{merge}: answers are merged into a file that ends in .parquet")
+        raise UsageError(f"--merge {merge} is not valid: results are merged into a file that ends in .parquet")
     rank, size = world.share()
     log.info("process %d of %d: %d of %d parts", rank, size, len(job.parts[rank::size]), len(job.parts))
     state = job.run(answer, rank, size, Line("answered"))
@@ -74,7 +75,7 @@ def run(job: Job, answer: Answer, merge: str | Path | None, *, strict: bool = Fa
 
 
 def classes_of(card: Card, predict: Predict, top: int, loading: dict[str, Any]) -> Answer:
-    """Return the answer "the `top` likeliest classes, best first, and their probabilities"."""
+    """Return a function that computes the `top` most likely classes, best first, and their probabilities."""
     import numpy as np
     import pyarrow as pa
 
@@ -100,7 +101,7 @@ def classes_of(card: Card, predict: Predict, top: int, loading: dict[str, Any]) 
 
 
 def features_of(embedder: Embedder) -> Answer:
-    """Return the answer "features", float32."""
+    """Return a function that computes features, float32."""
     import numpy as np
     import pyarrow as pa
 
@@ -117,35 +118,32 @@ def features_of(embedder: Embedder) -> Answer:
 def _asked(
     source: Listed, ask: Callable[[Tensor], np.ndarray], loading: dict[str, Any]
 ) -> tuple[dict[str, pa.Array], list[np.ndarray], Bad]:
-    """Return columns id and label, what `ask` gave for each batch, and what could not be read."""
+    """Return columns id and label, the result of `ask` for each batch, and the unreadable images."""
     import numpy as np
     import pyarrow as pa
 
     from vitrail.data.item import ids
     from vitrail.data.loading.loader import Loader
 
-    loader = Loader(source, shuffle=False, drop_last=False, **loading)
     found, index = [], [np.empty(0, np.int64)]
-    try:
+    with closing(Loader(source, shuffle=False, drop_last=False, **loading)) as loader:
         for batch in loader.epoch(0):
             found.append(ask(batch.images))
             index.append(batch.index.numpy())
-    finally:
-        loader.close()
-    seen = np.concatenate(index)
+    numbers = np.concatenate(index)
     names = [*source.class_names, None]  # an unknown label is -1
-    labels = [names[label] for label in source.labels[seen].tolist()]
-    columns = {"id": pa.array(ids(source, seen), pa.string()), "label": pa.array(labels, pa.string())}
+    labels = [names[label] for label in source.labels[numbers].tolist()]
+    columns = {"id": pa.array(ids(source, numbers), pa.string()), "label": pa.array(labels, pa.string())}
     return columns, found, loader.bad
 
 
 def show(result: Answered) -> str:
-    """Return how far it is, as text for a terminal."""
+    """Return the progress as text for a terminal."""
     state = result.state
     if not state.complete:
         return (
-            f"{state.done} of {state.parts} parts are done, {state.images:,} images; the others are left to other "
-            f"processes, or to the same command: {state.folder}"
+            f"{state.done} of {state.parts} parts are done, {state.images:,} images. Other processes, or the same "
+            f"command again, compute the other parts: {state.folder}"
         )
     unread = f", {len(state.bad):,} of them unreadable (listed in the markers)" if state.bad else ""
     merged = f"; merged into {result.merged}" if result.merged else ""
@@ -153,7 +151,7 @@ def show(result: Answered) -> str:
 
 
 def as_json(result: Answered) -> Any:
-    """Return the same as JSON values."""
+    """Return the progress as JSON values."""
     state = result.state
     return {
         "out": str(state.folder),

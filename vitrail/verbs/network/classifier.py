@@ -1,4 +1,4 @@
-"""The network that verbs ask: whatever `vitrail.load` takes; for `evaluate` and `predict`, one that names classes."""
+"""Load the network of a verb from any source that `vitrail.load` takes; with a classifier for some verbs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("vitrail")
 def load_network(source: str | Path, image_size: int | None = None) -> ViT | ResNet:
     """Return a network with its card, resampled to `image_size` pixels if that is given.
 
-    What was assumed about a foreign file is logged. Raises WeightsError, and UsageError for an impossible size.
+    Assumptions about a foreign file are logged. Raises WeightsError, and UsageError for an impossible size.
     """
     from vitrail.weights.load import load
 
@@ -30,27 +30,27 @@ def load_network(source: str | Path, image_size: int | None = None) -> ViT | Res
 
 
 def load_classifier(source: str | Path, image_size: int | None = None) -> ViT | ResNet:
-    """Return a network with a classifier, as `load_network` does. Raises WeightsError where it has none."""
+    """Return a network with a classifier, as `load_network` does. Raises WeightsError if it has none."""
     network = load_network(source, image_size)
     if not network.config.classes:
         raise WeightsError(
-            f"{source} has no classifier, it gives features: vitrail finetune DIR --from {source} trains one"
+            f"{source} has no classifier, only features. Train a classifier: vitrail finetune DIR --from {source}"
         )
     return network
 
 
 def output_names(network: ViT | ResNet, images: Listed, source: str | Path) -> list[str]:
-    """Return the name of each output: the weights' own; where they name none, those of the images, in order.
+    """Return the name of each output: from the weights, or else the classes of the images, in order.
 
-    Raises DataError where the numbers of outputs and classes differ, so that this cannot be right.
+    Raises DataError if the weights have no names and the numbers of outputs and classes differ.
     """
     if network.card.class_names:
         return list(network.card.class_names)
     classes, names = network.config.classes, list(images.class_names)
     if classes != len(names):
         raise DataError(
-            f"{source} has {classes} outputs without names and the images have {len(names)} classes: nothing says "
-            f"which is which. vitrail finetune DIR --from {source} trains a classifier for these images"
+            f"{source} has {classes} outputs without names and the images have {len(names)} classes, so they cannot "
+            f"be matched. Train a classifier for these images: vitrail finetune DIR --from {source}"
         )
     log.warning(
         "%s does not name its outputs: they are taken to be the images' classes in order, from %r to %r",

@@ -1,4 +1,4 @@
-"""What `vitrail evaluate --out` writes: the numbers, the reliability diagram, and the answer to every image."""
+"""The files of `vitrail evaluate --out`: the numbers, the reliability diagram, and the outputs for every image."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def make_room(out: Path) -> None:
-    """Create the folder that `write` is going to need, before the work is done. Raises UsageError."""
+    """Create the folder for `write` before the evaluation starts. Raises UsageError if that is not possible."""
     with _explained(out):
         (out.parent if _is_file(out) else out).mkdir(parents=True, exist_ok=True)
 
 
 def write(found: Classification, numbers: Any, out: Path) -> None:
-    """Write answers and numbers (JSON values) to the folder `out`; the answers alone to a file named .npz.
+    """Write outputs and numbers (JSON values) to the folder `out`, or only the outputs to a file named .npz.
 
-    Raises UsageError where that cannot be written.
+    Raises UsageError if `out` cannot be written.
     """
     from vitrail.evaluation.calibration import calibration, write_bins
     from vitrail.evaluation.classify import save_classification

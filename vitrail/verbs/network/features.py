@@ -1,8 +1,9 @@
-"""The features that `probe` measures and `embed` writes: which images they are of, and the network that gives them."""
+"""The images and the network from which `probe` and `embed` compute features."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,19 +24,19 @@ Prepare = Literal["model", "protocol"]
 
 @dataclass(frozen=True)
 class Splits:
-    """The two sides of a probe."""
+    """The training and the test images of a probe."""
 
     train: Listed
     test: Listed
     name: str
-    """What the images are, for the user."""
+    """Description of the images, for the user."""
 
 
 def open_splits(model: str | Path, data: str | Path | None, split: str | None) -> Splits:
-    """Open training images and the images to measure on; without `data`, those of the run `model`.
+    """Open training and test images of `data`; without `data`, those of the run `model`.
 
-    These are the test split where it has labels, else the validation split, else a tenth held out. Raises UsageError
-    and DataError.
+    The test images are the test split if it has labels, else the validation split, else a tenth of the training images,
+    which is held out. Raises UsageError and DataError.
     """
     from vitrail.data.item import View
     from vitrail.data.sources.open import open_data
@@ -44,7 +45,7 @@ def open_splits(model: str | Path, data: str | Path | None, split: str | None) -
     if data is None:
         written = Path(model) / "config.yaml"
         if not written.is_file():
-            raise UsageError(f"on which images? {model} is no run that knows: name them after it")
+            raise UsageError(f"no images are given, and {model} is not a run folder with images. Give DATA after it")
         run = from_yaml(written, Run())
         asked, seed = run.data, run.seed
     else:
@@ -56,13 +57,13 @@ def open_splits(model: str | Path, data: str | Path | None, split: str | None) -
     if chosen is not None:
         return Splits(opened.train, chosen, asked.path)
     if data is None:
-        raise UsageError(f"{model} was trained without test or validation images: name others after it")
-    kept, out = hold_out(opened.train, Data().holdout, seed)
-    return Splits(View(opened.train, kept), View(opened.train, out), f"{asked.path}, a tenth held out")
+        raise UsageError(f"{model} was trained without test or validation images. Give DATA after it")
+    train, test = hold_out(opened.train, Data().holdout, seed)
+    return Splits(View(opened.train, train), View(opened.train, test), f"{asked.path}, a tenth held out")
 
 
 class Embedder:
-    """Source -> features of its images by one network, prepared as its card or as the few-shot protocol says."""
+    """Compute features with one network. Images are prepared as its card or as the few-shot protocol prescribes."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Embedder:
         if precision not in ("auto", "bf16", "float32"):
             raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
         if prepare not in ("model", "protocol"):
-            raise UsageError(f"images are not prepared as {prepare!r}: model or protocol")
+            raise UsageError(f"prepare is {prepare!r}. Valid: model, protocol")
         import torch
 
         from vitrail.data.images.ops import eval_transform
@@ -91,7 +92,7 @@ class Embedder:
         self.embed = predictor(network, choose_device(device), precision, features=True)
         size = preprocess.image_size
         self.width = int(self.embed(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape[1])
-        """Features of an image."""
+        """Number of features of an image."""
         transform = FewShotImages(size) if prepare == "protocol" else eval_transform(preprocess)
         self.loading: dict[str, Any] = dict(
             transform=transform,
@@ -101,15 +102,12 @@ class Embedder:
         )
 
     def __call__(self, source: Listed) -> Features:
-        """Return the features of all images that can be read; the others are logged. Raises DataError."""
+        """Return the features of all readable images. The others are logged. Raises DataError."""
         from vitrail.data.loading.loader import Loader
         from vitrail.evaluation.features import collect
 
-        loader = Loader(source, shuffle=False, drop_last=False, **self.loading)
-        try:
+        with closing(Loader(source, shuffle=False, drop_last=False, **self.loading)) as loader:
             found = collect(self.embed, loader, source.class_names)
-        finally:
-            loader.close()
         for id_, reason in found.bad:
-            log.warning("left out, unreadable: %s (%s)", id_, reason)
+            log.warning("unreadable image, skipped: %s (%s)", id_, reason)
         return found
