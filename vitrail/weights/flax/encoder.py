@@ -1,4 +1,4 @@
-"""The encoder as flax names it: what the files of Google's vision_transformer and of big_vision share.
+"""The encoder in flax files, shared by the formats of Google's vision_transformer and of big_vision.
 
 After a prefix (none, `opt/target/`, `params/`, `params/img/`), with D the width, H heads of E features, M the MLP:
 
@@ -35,30 +35,30 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import Conversion, conv_kernel, dense, same, scale_bias
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
-"""What released files and training checkpoints put in front of every name."""
+"""Prefixes of all names in released files and training checkpoints."""
 
 MODULES = {
     "old": ("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
     "linen": ("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
 }
-"""Naming: attention, the norm in front of the MLP, and the MLP."""
+"""Naming -> names of the attention, of the norm before the MLP, and of the MLP."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one file spells the encoder's names. A card's provenance keeps it, so that a file goes back as it came."""
+    """Naming of the encoder in one file. A card's provenance stores it, so that saving restores the file's names."""
 
     prefix: str = ""
     naming: str = "old"
     scan: bool = False
 
     def block(self, layer: int) -> str:
-        """What the names of this layer start with."""
+        """Return the start of the names of a layer."""
         return f"{self.prefix}Transformer/encoderblock" + ("/" if self.scan else f"_{layer}/")
 
 
 def find_prefix(archive: Archive) -> str | None:
-    """Return the prefix of an archive that holds a flax ViT, None for any other archive."""
+    """Return the prefix of the names in an archive that holds a flax ViT, None for any other archive."""
     for prefix in PREFIXES:
         block = f"{prefix}Transformer/encoderblock"
         if f"{prefix}embedding/kernel" in archive and any(name.startswith(block) for name in archive.names):
@@ -67,7 +67,7 @@ def find_prefix(archive: Archive) -> str | None:
 
 
 def is_big_vision(archive: Archive, prefix: str) -> bool:
-    """Is it a file of big_vision, not of vision_transformer?
+    """Return whether a file is from big_vision, not from vision_transformer.
 
     Only big_vision has positions outside the encoder (or computed ones), scanned layers and a MAP head.
     """
@@ -79,7 +79,7 @@ def is_big_vision(archive: Archive, prefix: str) -> bool:
 
 
 def find_layout(archive: Archive, prefix: str) -> Layout:
-    """Return how the names of this file are spelled. Raises WeightsError where they are in no known way."""
+    """Return the naming of a file. Raises WeightsError if it is unknown."""
     scan = any(name.startswith(f"{prefix}Transformer/encoderblock/") for name in archive.names)
     for naming, (attention, _, _) in MODULES.items():
         layout = Layout(prefix, naming, scan)
@@ -90,7 +90,7 @@ def find_layout(archive: Archive, prefix: str) -> Layout:
 
 
 def shape_of(archive: Archive, name: str, *axes: str) -> tuple[int, ...]:
-    """Return the shape of a tensor that the model's sizes are read from. Raises WeightsError where it does not fit."""
+    """Return the shape of a required tensor with these axes. Raises WeightsError if it does not fit."""
     if name not in archive:
         raise WeightsError(f"{archive.path} lacks the tensor {name!r} ({', '.join(axes)})")
     shape = tuple(archive.shape(name))
@@ -156,9 +156,9 @@ def patch_size(archive: Archive, prefix: str) -> int:
 
 
 def grid_of(cells: int) -> tuple[int, int]:
-    """Return the grid that so many positions stand for: the squarest one, no taller than wide.
+    """Return the grid (rows, columns) of `cells` positions: the squarest one, no taller than wide.
 
-    The formats keep the number of positions and not their rows; their own readers take the square root.
+    The formats store the number of positions but not their rows; their own readers take the square root.
     """
     rows = math.isqrt(cells)
     while cells % rows:
@@ -167,7 +167,7 @@ def grid_of(cells: int) -> tuple[int, int]:
 
 
 def assumed_grid(grid: tuple[int, int], name: str) -> list[str]:
-    """Return what has to be said about a grid that is not square, as a list of sentences."""
+    """Return the note for the load report if a grid is not square, as a list."""
     if grid[0] == grid[1]:
         return []
     return [
@@ -177,7 +177,7 @@ def assumed_grid(grid: tuple[int, int], name: str) -> list[str]:
 
 
 def build_config(archive: Archive, **values: Any) -> ViTConfig:
-    """Return the config; contradictions between the file's shapes become a WeightsError."""
+    """Return the config. Raises WeightsError if the file's shapes contradict each other."""
     try:
         return ViTConfig(**values)
     except UsageError as error:
@@ -185,7 +185,7 @@ def build_config(archive: Archive, **values: Any) -> ViTConfig:
 
 
 def outside(archive: Archive, prefix: str) -> dict[str, str]:
-    """Return the names that are not the image network's, each with the reason to leave it out."""
+    """Return name -> reason for the tensors that do not belong to the image network."""
     reasons = {}
     for name in sorted(archive.names):
         if not name.startswith(prefix):
@@ -195,14 +195,14 @@ def outside(archive: Archive, prefix: str) -> dict[str, str]:
 
 
 def projector_note(prefix: str, classes: int | None) -> list[str]:
-    """Return what has to be said about the head of an image tower, as a list of sentences."""
+    """Return the note for the load report about the head of an image tower, as a list."""
     if prefix != "params/img/" or not classes:
         return []
     return [f"the head projects onto the {classes} features shared with the text tower: they count as classes"]
 
 
 def encoder_conversions(config: ViTConfig, layout: Layout) -> list[Conversion]:
-    """Entries of all layers, of the norm after them, of the pre-logits and of the head."""
+    """Return the conversions of all layers, of the norm after them, of the pre-logits and of the head."""
     conversions = scale_bias("norm", f"{layout.prefix}Transformer/encoder_norm")
     for layer in range(config.depth):
         block = _block(f"blocks.{layer}", layout.block(layer), layout.naming, config.heads)
@@ -215,7 +215,7 @@ def encoder_conversions(config: ViTConfig, layout: Layout) -> list[Conversion]:
 
 
 def linear_stem_conversions(config: ViTConfig, prefix: str) -> list[Conversion]:
-    """Entries of the patch projection."""
+    """Return the conversions of the patch projection."""
     return [
         conv_kernel("stem.weight", f"{prefix}embedding/kernel"),
         same("stem.bias", f"{prefix}embedding/bias"),
@@ -235,9 +235,9 @@ def _block(ours: str, theirs: str, naming: str, heads: int) -> list[Conversion]:
 
 
 def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> list[Conversion]:
-    """Kernels (D, H, E) and biases (H, E) of these parts of an attention, behind each other in one linear layer.
+    """Return the conversions of kernels (D, H, E) and biases (H, E) of `parts` to one linear layer, in this order.
 
-    `read` raises ValueError for another number of heads: their features would be shared out in another way.
+    `read` raises ValueError for another number of heads, which would split the features differently.
     """
 
     def read_kernels(*kernels: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ def projections(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> l
 
 
 def out_projection(ours: str, theirs: str, heads: int) -> list[Conversion]:
-    """The kernel (H, E, D) that joins the heads, and its bias (D)."""
+    """Return the conversions of the kernel (H, E, D) that joins the heads, and of its bias (D)."""
 
     def read(kernel: Tensor) -> Tensor:
         return _of_heads(kernel, 0, heads).flatten(0, 1).mT
@@ -278,9 +278,9 @@ def _of_heads(tensor: Tensor, axis: int, heads: int) -> Tensor:
 
 
 def _of_stack(entry: Conversion, layer: int) -> Conversion:
-    """The entry of one layer whose arrays are row `layer` of a scanned model's.
+    """Return the conversion of one layer whose arrays are row `layer` of a scanned model's arrays.
 
-    It writes stacks of one row: `vitrail.weights.flax.write.foreign_tensors` puts those of all layers together.
+    It writes stacks of one row; `vitrail.weights.formats.foreign_tensors` joins those of all layers.
     """
 
     def read(*stacks: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ DTYPES["bfloat16"] = torch.bfloat16
 
 
 def found_dtypes(archive: Archive, names: Iterable[str]) -> dict[str, Any]:
-    """Return the types of a file's arrays for a card: the most common one, and the names that differ."""
+    """Return the dtypes of a file's arrays for a card: the most common one, and the arrays that differ."""
     kinds = _dtypes(archive, sorted(names))
     common = Counter(kinds.values()).most_common(1)[0][0]
     return {"dtype": common, "other_dtypes": {name: kind for name, kind in kinds.items() if kind != common}}
@@ -46,10 +46,10 @@ def _dtypes(archive: Archive, names: Iterable[str]) -> dict[str, str]:
 
 
 def write_npz(path: Path, tensors: Mapping[str, Tensor], origin: Mapping[str, Any]) -> None:
-    """Write the arrays, each in the type that `origin` names where that one holds its values.
+    """Write the arrays, each in the dtype that `origin` names, if that dtype holds its values exactly.
 
-    bfloat16 becomes NumPy's void of two bytes, as in released files. `vitrail.weights.save` checks what was written
-    and moves it into its place. Raises WeightsError where `path` is a folder.
+    bfloat16 becomes NumPy's void of two bytes, as in released files. `vitrail.weights.save` checks the written file
+    and moves it into place. Raises WeightsError if `path` is a folder.
     """
     refuse_folder(path, "model.npz")
     others = origin.get("other_dtypes", {})
@@ -61,7 +61,7 @@ def write_npz(path: Path, tensors: Mapping[str, Tensor], origin: Mapping[str, An
 
 
 def _array(tensor: Tensor, found: str | None) -> np.ndarray:
-    """The tensor as an array of the type it was found in, or of its own type where that one is too narrow by now."""
+    """Return a tensor as an array in the dtype of its file, or in its own dtype if that one is too narrow."""
     if found in DTYPES:
         narrow = tensor.to(DTYPES[found])
         if torch.equal(narrow.to(tensor.dtype), tensor):
@@ -89,7 +89,7 @@ def expressible(model: nn.Module, name: str, *, stems: tuple[str, ...], pools: t
 
 
 def _without_place(config: ViTConfig, stems: tuple[str, ...], pools: tuple[str, ...]) -> list[tuple[bool, str]]:
-    """(is it so?, what there is no array for)"""
+    """Return (whether it applies, the part that the format has no array for) for each such part."""
     return [
         (config.stem not in stems, f"a {config.stem!r} stem (it knows {', '.join(stems)})"),
         (config.block != "sequential", f"{config.block} blocks"),
@@ -105,7 +105,7 @@ def _without_place(config: ViTConfig, stems: tuple[str, ...], pools: tuple[str, 
 
 
 def _unsaid(config: ViTConfig) -> list[tuple[bool, str]]:
-    """(is it so?, what the file cannot say and its readers take otherwise)"""
+    """Return (whether it applies, what the file cannot say and its readers assume) for each such value."""
     hybrid = config.stem == "resnet"
     standardised = (config.std_conv, config.group_norm_eps) != ("hybrid", 1e-6)
     return [
@@ -128,7 +128,7 @@ def _unsaid(config: ViTConfig) -> list[tuple[bool, str]]:
 
 
 def check_grid(config: ViTConfig, name: str) -> None:
-    """Raise WeightsError where a reader would take the number of positions for another grid."""
+    """Raise WeightsError if a reader would infer another grid from the number of positions."""
     rows, columns = config.grid
     if (assumed := grid_of(rows * columns)) != config.grid:
         raise WeightsError(

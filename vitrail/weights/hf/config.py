@@ -1,4 +1,4 @@
-"""`config.json` of transformers: what it says beyond the shapes of tensors, compared with them, and written back."""
+"""`config.json` of transformers: read, compared with the shapes of the tensors, and written."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vitrail.weights.mapping import stem_sizes, usual_heads
 ERF = ("gelu", "gelu_python")
 TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_python_tanh", "gelu_fast", "gelu_accurate")
 COMMON = dict(num_attention_heads=12, hidden_act="gelu")
-"""transformers' values for all families where config.json is silent."""
+"""transformers' defaults for missing entries of config.json, for all families."""
 
 
 def infer(archive: Archive, family: Family, layout: Layout) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of ViTConfig, preprocessing aside, and what was assumed. Raises WeightsError."""
+    """Return the fields of ViTConfig without preprocessing, and the assumptions made. Raises WeightsError."""
     settings = {**COMMON, **family.defaults, **archive.config}
     notes = list(family.remarks)
     width, channels, patch = stem_sizes(archive, f"{layout.prefix}{STEM}.weight")
@@ -87,7 +87,7 @@ def _gelu(archive: Archive, name: Any) -> str:
 
 
 def _compare(archive: Archive, family: Family, values: Mapping[str, Any]) -> None:
-    """Raise WeightsError where config.json is of another model than the tensors."""
+    """Raise WeightsError if config.json describes another model than the tensors."""
     fields = dict(hidden_size="width", num_hidden_layers="depth", num_channels="channels", patch_size="patch")
     for name, field in {**fields, **family.checked}.items():
         said, found = archive.config.get(name, values[field]), values[field]
@@ -96,7 +96,7 @@ def _compare(archive: Archive, family: Family, values: Mapping[str, Any]) -> Non
 
 
 def class_names(archive: Archive, classes: int) -> list[str]:
-    """Return the names of config.json's `id2label`, [] where it has none that mean anything. Raises WeightsError."""
+    """Return the names in `id2label` of config.json, [] if it has only placeholders. Raises WeightsError."""
     labels = archive.config.get("id2label")
     if not classes or not labels:
         return []
@@ -111,12 +111,12 @@ def class_names(archive: Archive, classes: int) -> list[str]:
 
 
 def placeholders(classes: int) -> list[str]:
-    """The names transformers gives to classes without names."""
+    """Return the names that transformers gives to classes without names."""
     return [f"LABEL_{index}" for index in range(classes)]
 
 
 def to_json(config: ViTConfig, card: Card, family: Family, layout: Layout, dtype: str) -> dict[str, Any]:
-    """Return the config.json of a model; entries of the file it came from, which say nothing here, are kept."""
+    """Return the config.json of a model, with unrelated entries of the file that it was loaded from."""
     origin = card.provenance.get("origin") or {}
     same_kind = origin.get("format") == "hf" and origin.get("layout", {}).get("model_type") == family.model_type
     found: dict[str, Any] = dict(origin.get("config", {})) if same_kind else {}

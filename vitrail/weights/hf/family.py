@@ -58,24 +58,24 @@ MEMORY = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How one file names its tensors, as far as the model's own config does not say it."""
+    """Naming of the tensors in one file, as far as the model's config does not determine it."""
 
     model_type: str
-    """Of config.json: which family."""
+    """`model_type` of config.json: the family."""
     architecture: str
-    """The class in transformers."""
+    """Name of the class in transformers."""
     prefix: str = ""
-    """In front of the encoder's names: "vit." where the model has a head."""
+    """Prefix of the encoder's names: "vit." if the model has a head."""
     disk: bool = True
-    """Are the names those of files, or those of modules since 5.0?"""
+    """Whether the names are those of files, or else those of modules since 5.0."""
     norm: str = "layernorm"
-    """Whole name of the LayerNorm after the last block."""
+    """Full name of the LayerNorm after the last block."""
     qkv_bias: bool = True
-    """Do queries, keys and values have a bias?"""
+    """Whether queries, keys and values have a bias."""
 
 
 def refusal_of_all(config: ViTConfig) -> str:
-    """Why no encoder of transformers can express a config; "" where one may."""
+    """Return why no encoder of transformers can express a config, "" if one may."""
     learned = config.positions == "1d"
     checks = {
         f"transformers' encoders have linear stems, not {config.stem}": config.stem != "linear",
@@ -90,73 +90,73 @@ def refusal_of_all(config: ViTConfig) -> str:
 
 
 class Family:
-    """The plain ViT. A pooler that feeds nothing is the pre-logits layer of its own pre-training (paper, 3.1)."""
+    """The plain ViT. An unused pooler is read as the pre-logits layer of pre-training (paper, 3.1)."""
 
     model_type = "vit"
     title = "ViT"
-    """How the names of its classes begin."""
+    """Start of the names of its classes in transformers."""
     norms = ("layernorm_before", "layernorm_after")
     gammas = ("", "")
-    """LayerScale of attention and MLP, in the families that have it."""
+    """Names of the LayerScale of attention and MLP, in families that have it."""
     front = 1
-    """Rows of the position table in front of the grid's."""
+    """Number of rows of the position table before the grid's."""
     defaults: Mapping[str, Any] = dict(layer_norm_eps=1e-12, patch_size=16, pooler_act="tanh")
-    """What transformers assumes where config.json is silent, if it is not the same for all families."""
+    """transformers' defaults for missing entries of config.json that differ between families."""
     checked: Mapping[str, str] = {"intermediate_size": "mlp_dim"}
-    """Entries of config.json that the shapes must agree with, and their fields in ViTConfig."""
+    """Entry of config.json -> field of ViTConfig that it must agree with."""
     resize_mode: ResizeMode = "hf"
     remarks: tuple[str, ...] = ()
-    """What a load report says of every model of the family."""
+    """Notes for the load report of every model of the family."""
     unused: tuple[tuple[str, str], ...] = (
         (r"(\w+\.)?embeddings\.mask_token", "mask token of masked pre-training"),
         (r"(\w+\.)?pooler\.dense\.\w+", "the classifier reads the class token, not the pooler"),
         (r"decoder\..*", "decoder of masked pre-training"),
     )
-    """Patterns of names without a place here, and why."""
+    """(pattern of names that the model does not use, reason)."""
 
     @property
     def prefix(self) -> str:
-        """What stands in front of every name in a model with a head."""
+        """Prefix of every name in a model with a head."""
         return f"{self.model_type}."
 
     @property
     def bare(self) -> str:
-        """Name of its class without a head."""
+        """Name of its class without a head, in transformers."""
         return f"{self.title}Model"
 
     @property
     def classifier(self) -> str:
-        """Name of its class with a classifier; "" where there is none."""
+        """Name of its class with a classifier, in transformers; "" if there is none."""
         return f"{self.title}ForImageClassification"
 
     # reading
 
     def own(self, archive: Archive, layout: Layout, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of ViTConfig that set this family apart. Raises WeightsError for what has no place here."""
+        """Return the fields of ViTConfig that are specific to this family. Raises WeightsError."""
         classes = rows(archive, "classifier.weight")
         return dict(classes=classes, pre_logits=None if classes else pooler(archive, layout, settings))
 
     def mlp_dim(self, archive: Archive, layout: Layout) -> int:
-        """Hidden width of the MLPs."""
+        """Return the hidden width of the MLPs."""
         return rows(archive, f"{self.layers(layout)}.0.{self.parts(layout)['fc1']}.weight")
 
     def final_norm(self, archive: Archive, prefix: str) -> str:
-        """Whole name of the LayerNorm after the last block."""
+        """Return the full name of the LayerNorm after the last block."""
         return f"{prefix}layernorm"
 
     def side(self, archive: Archive, layout: Layout) -> int:
-        """Side of the square grid that the positions are for."""
+        """Return the side of the square grid that the positions are for."""
         name = f"{layout.prefix}embeddings.position_embeddings"
         return square_side(archive, name, shape_of(archive, name, 3)[1] - self.front)
 
     def preprocess(self, image_size: tuple[int, int], patch: int) -> tuple[Preprocess, Statistics]:
-        """Preprocessing, mean and std of this family's published models."""
+        """Return preprocessing, mean and std of this family's published models."""
         return Preprocess(image_size, "squash"), HALF
 
     # writing
 
     def refusal(self, config: ViTConfig) -> str:
-        """Why this family cannot express a config; "" where it can. `refusal_of_all` has been asked before."""
+        """Return why this family cannot express a config, "" if it can; call `refusal_of_all` first."""
         return self.lacks(
             config,
             {
@@ -168,7 +168,7 @@ class Family:
         )
 
     def lacks(self, config: ViTConfig, checks: Mapping[str, bool]) -> str:
-        """A sentence about the first of these that is true, or of what only few families have."""
+        """Return a sentence about the first check that is true, or about a part that only few families have."""
         rare = {
             f"{config.mlp} MLP": config.mlp != "gelu",
             f"{config.positions} positions": config.positions != "1d",
@@ -178,43 +178,43 @@ class Family:
         return f"{self.bare} has no {found[0]}" if found else ""
 
     def layout(self, config: ViTConfig) -> Layout:
-        """The names under which transformers itself would save such a model."""
+        """Return the names under which transformers would save such a model."""
         headed = self.has_head(config)
         prefix = self.prefix if headed else ""
         norm = f"{prefix}{self.norm_within(config)}"
         return Layout(self.model_type, self.classifier if headed else self.bare, prefix, norm=norm)
 
     def has_head(self, config: ViTConfig) -> bool:
-        """Is its class one with a head?"""
+        """Return whether its class in transformers has a head."""
         return bool(config.classes)
 
     def norm_within(self, config: ViTConfig) -> str:
-        """Name of the last LayerNorm within the encoder."""
+        """Return the name of the last LayerNorm within the encoder."""
         return "layernorm"
 
     def json(self, config: ViTConfig, layout: Layout) -> dict[str, Any]:
-        """The entries of config.json that set this family apart."""
+        """Return the entries of config.json that are specific to this family."""
         values: dict[str, Any] = dict(intermediate_size=config.mlp_dim, qkv_bias=layout.qkv_bias)
         if config.pre_logits:
             values |= dict(pooler_output_size=config.pre_logits, pooler_act="tanh")
         return values
 
     def invented(self, config: ViTConfig, layout: Layout) -> dict[str, Tensor]:
-        """Tensors that transformers insists on and that no prediction depends on."""
+        """Return tensors that transformers requires and no prediction depends on."""
         return {}
 
     # both
 
     def layers(self, layout: Layout) -> str:
-        """Name of the list of blocks."""
+        """Return the name of the list of blocks."""
         return f"{layout.prefix}encoder.layer" if layout.disk else f"{layout.prefix}layers"
 
     def parts(self, layout: Layout) -> dict[str, str]:
-        """Names of query, key, value, out, fc1 and fc2 within a block."""
+        """Return the names of query, key, value, out, fc1 and fc2 within a block."""
         return DISK if layout.disk else MEMORY
 
     def conversions(self, config: ViTConfig, layout: Layout) -> list[Conversion]:
-        """Where each tensor is."""
+        """Return the conversions of all tensors."""
         embeddings = f"{layout.prefix}embeddings"
         conversions = [*same_pair("stem", f"{layout.prefix}{STEM}"), same("cls", f"{embeddings}.cls_token")]
         conversions += self.tokens(config, embeddings)
@@ -227,19 +227,19 @@ class Family:
         return conversions + (self.heads(config) if config.classes else [])
 
     def tokens(self, config: ViTConfig, embeddings: str) -> list[Conversion]:
-        """Tokens in front of the grid, other than the class token."""
+        """Return the conversions of tokens in front of the grid, other than the class token."""
         return []
 
     def positions(self, config: ViTConfig, layout: Layout) -> list[Conversion]:
-        """Position tables."""
+        """Return the conversions of the position tables."""
         return [same("positions.embedding", f"{layout.prefix}embeddings.position_embeddings")]
 
     def heads(self, config: ViTConfig) -> list[Conversion]:
-        """Classifiers."""
+        """Return the conversions of the classifiers."""
         return same_pair("head", "classifier")
 
     def block(self, config: ViTConfig, layout: Layout, layer: int) -> list[Conversion]:
-        """One encoder layer."""
+        """Return the conversions of one encoder layer."""
         theirs, part = f"{self.layers(layout)}.{layer}", self.parts(layout)
         attention, mlp = f"blocks.{layer}.attentions.0", f"blocks.{layer}.mlps.0"
         conversions = [
@@ -255,19 +255,19 @@ class Family:
         return conversions
 
     def qkv(self, ours: str, theirs: str, layout: Layout) -> list[Conversion]:
-        """Queries, keys and values."""
+        """Return the conversions of queries, keys and values."""
         names = [f"{theirs}.{self.parts(layout)[part]}" for part in ("query", "key", "value")]
         kinds = ("weight", "bias") if layout.qkv_bias else ("weight",)
         return [joined(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in names)) for kind in kinds]
 
     def mlp(self, config: ViTConfig, layout: Layout, ours: str, theirs: str) -> list[Conversion]:
-        """The two dense layers of an MLP."""
+        """Return the conversions of the two dense layers of an MLP."""
         part = self.parts(layout)
         return [entry for fc in ("fc1", "fc2") for entry in same_pair(f"{ours}.{fc}", f"{theirs}.{part[fc]}")]
 
 
 def pooler(archive: Archive, layout: Layout, settings: Mapping[str, Any]) -> int | None:
-    """Width of a pooler, which is the pre-logits layer of a model without a head; None where there is none."""
+    """Return the width of a pooler (the pre-logits layer of a model without a head), or None."""
     name = f"{layout.prefix}pooler.dense.weight"
     if name not in archive:
         return None
