@@ -43,7 +43,7 @@ def cached_table(
     state = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = json.dumps([1, state, settings], sort_keys=True, default=str)
     what, room = f"an index of {files[0].parent}", "room for a copy of the data set"
-    return kept_table(cached_file("tables", key), schema, batches, what, room)
+    return stored_table(cached_file("tables", key), schema, batches, what, room)
 
 
 def cached_file(kind: str, key: str) -> Path:
@@ -51,7 +51,7 @@ def cached_file(kind: str, key: str) -> Path:
     return cache_folder() / kind / (hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + ".arrow")
 
 
-def kept_table(
+def stored_table(
     target: Path,
     schema: pa.Schema,
     batches: Callable[[pa.RecordBatchWriter], None],

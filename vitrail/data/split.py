@@ -17,10 +17,10 @@ _BLOCK = 1 << 16
 
 
 def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (indices kept, indices held out), int64, each ascending.
+    """Return (indices for training, indices held out), int64, each ascending.
 
-    Of every class with two images or more, round(share * n) but at least one is held out and at least one
-    kept. Raises UsageError unless 0 < share < 1."""
+    Of every class with two images or more, round(share * n) but at least one is held out, and at least one
+    remains. Raises UsageError unless 0 < share < 1."""
     if not 0 < share < 1:
         raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")
     position, count = _within_class(source, seed, "hold-out")
@@ -94,8 +94,8 @@ def fingerprint(splits: dict[str, Listed]) -> str:
 
 def _digests(source: Listed) -> np.ndarray:
     """Return `row_digest` of every image as a number, uint64 [N]; an index may already contain them."""
-    kept = getattr(source, "digests", None)
-    if kept is not None and (digests := kept()) is not None:
+    indexed = getattr(source, "digests", None)
+    if indexed is not None and (digests := indexed()) is not None:
         return np.asarray(digests)
     names = [*source.class_names, ""]
     digests = np.empty(len(source), dtype=np.uint64)

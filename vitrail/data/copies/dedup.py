@@ -198,7 +198,7 @@ def find_copies(
     if mirrored:
         found += _near(left, right, distance, mirrored=True)
     pairs = Pairs(*(np.concatenate(column) for column in zip(*found, strict=True)))
-    # of several ways in which a pair was found the plainest is kept: exact, not mirrored, nearest
+    # a pair that was found in several ways counts once: exact before near, mirrored last, nearest first
     pairs = pairs.chosen(np.lexsort((pairs.distance, pairs.mirrored, ~pairs.exact, pairs.left, pairs.right)))
     again = (pairs.left[1:] == pairs.left[:-1]) & (pairs.right[1:] == pairs.right[:-1])
     return pairs.chosen(np.append(True, ~again)[: len(pairs)])

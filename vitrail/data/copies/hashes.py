@@ -5,7 +5,7 @@ Two of them, from one grey thumbnail of 32 x 32 pixels:
 - `frequencies` (pHash): the 8 x 8 lowest frequencies of its discrete cosine transform, each above their median or not;
 - `gradients` (dHash): its means over a grid of 8 x 9 cells, each below its right neighbour or not.
 
-Pictures that have one of them in common by chance seldom have the other. Each is kept mirrored, too, and beside them a
+Pictures that share one of them by chance seldom share the other. Each is also stored for the mirror image, with a
 digest of the stored bytes, for exact copies. An image is read once: the hashes of every 32,768 images are a table in
 the cache folder, so that an interrupted scan continues where it stopped, and a second one reads 50 bytes per image.
 Measured on one core: 1.5 ms for an ImageNet file, nearly all of it decoding.
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from vitrail.data.cache import cached_file, kept_table
+from vitrail.data.cache import cached_file, stored_table
 from vitrail.data.check import Progress
 from vitrail.data.copies.leaks import digest
 from vitrail.data.images.decode import decode
@@ -147,9 +147,11 @@ def thumbnail(image: np.ndarray) -> np.ndarray:
 def hash_thumbnails(thumbnails: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Grey uint8 [N, 32, 32] -> `frequencies` and `gradients` uint64 [N, 2], `flat` bool [N]."""
     values = thumbnails.astype(np.float64)
-    # rounded: what is 0 by symmetry must not be told from 0 by the noise of the sums
+    # rounded, so that noise of the sums does not change values that are 0 by symmetry
     low = (_COSINES @ values @ _COSINES.T).round(3)
-    mirrored = low * np.where(np.arange(LOW) % 2, -1, 1)  # what is odd from left to right changes its sign
+    mirrored = low * np.where(
+        np.arange(LOW) % 2, -1, 1
+    )  # frequencies that are odd from left to right change their sign
     pair = np.stack([low, mirrored], axis=1).reshape(len(values), 2, -1)
     frequencies = _packed(pair > np.median(pair, axis=2, keepdims=True))
     cells = _ROW_CELLS @ values @ _COLUMN_CELLS.T  # sums of whole numbers: exact
@@ -197,7 +199,7 @@ def hashes_of(source: Listed, *, workers: int = 0, progress: Progress | None = N
             target = cached_file("hashes", _key(source, numbers))
             report = None if progress is None else partial(_report, progress, numbers, len(source))
             compute = partial(_compute, source, numbers, pool, report)
-            parts.append(_read(kept_table(target, _SCHEMA, compute, "the hashes of images")))
+            parts.append(_read(stored_table(target, _SCHEMA, compute, "the hashes of images")))
             if progress is not None:
                 progress(numbers.stop, len(source))
     return joined(parts)

@@ -73,7 +73,7 @@ def decode_ordinary(data: bytes, header: Header, short_side: int | None) -> np.n
     With `short_side` the picture is shrunk to 1/2, 3/8, 1/4 or 1/8 inside the inverse DCT, the least that keeps
     both sides at least that long; larger factors are slower than decoding it whole.
 
-    libjpeg fills what is missing with gray and only warns. Strict decoding turns the warning into an error,
+    libjpeg fills missing parts with gray and only warns. Strict decoding turns the warning into an error,
     which is raised here as DecodeError. Warnings about harmless things (stray bytes between segments, unknown
     versions) give None.
     """

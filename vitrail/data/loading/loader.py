@@ -274,13 +274,13 @@ class Loader:
         images = self._images(part)
         if self._cache is not None and isinstance(self._transform, Op):
             # small images: arithmetic over many at once, the same bits as one by one
-            kept = list(images)
-            if kept and len({image.shape for _, image, _, _ in kept}) == 1:
-                slots = [slot for slot, _, _, _ in kept]
-                stack = np.stack([image for _, image, _, _ in kept])
-                part.slots.images[slots] = transform_batch(self._transform, stack, [r for _, _, _, r in kept])
+            decoded = list(images)
+            if decoded and len({image.shape for _, image, _, _ in decoded}) == 1:
+                slots = [slot for slot, _, _, _ in decoded]
+                stack = np.stack([image for _, image, _, _ in decoded])
+                part.slots.images[slots] = transform_batch(self._transform, stack, [r for _, _, _, r in decoded])
                 return part
-            images = iter(kept)
+            images = iter(decoded)
         for slot, image, index, random in images:
             part.slots.images[slot] = self._transformed(image, random, index)
         return part
@@ -316,9 +316,9 @@ class Loader:
         )
 
     def _read(self, index: int, fetched: Future[FetchedImages] | None) -> tuple[np.ndarray, int]:
-        """Return (pixels uint8 [H, W, 3], label), from memory if they were kept, from what was fetched if it is."""
-        if self._cache is not None and (kept := self._cache.get(index)) is not None:
-            return kept
+        """Return (pixels uint8 [H, W, 3], label) from the cache, from the fetched images, or from the source."""
+        if self._cache is not None and (cached := self._cache.get(index)) is not None:
+            return cached
         try:
             item = self._item(index, fetched)
             image = decode(item.image) if isinstance(item.image, bytes) else item.image

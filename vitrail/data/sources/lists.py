@@ -9,7 +9,7 @@
 | data | the data set: an absolute path, or a name; the same in every row |
 
 Whatever reads data reads such a list too. Ids and class names are those of the data set, also of classes that the
-list leaves out, so that what is drawn by id, and the network's outputs, stay the same for every list of one set.
+list leaves out, so that the images drawn by id, and the network's outputs, are equal for all lists of one data set.
 """
 
 from __future__ import annotations

@@ -100,10 +100,10 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
     if chosen is not None:
         validation, held = others[chosen], dict[str, Any](validation=chosen)
     elif data.holdout > 0:
-        kept, out = hold_out(train, data.holdout, seed)
+        remaining, out = hold_out(train, data.holdout, seed)
         ids = [train.id(int(index)) for index in out]
         held = {"seed": seed, "share": data.holdout, "from": name, "ids": ids}
-        train, validation = View(train, kept), View(train, out)
+        train, validation = View(train, remaining), View(train, out)
     else:
         validation, held = None, {}
     if data.subset is not None:

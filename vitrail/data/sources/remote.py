@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from vitrail import world
-from vitrail.data.cache import cached_file, kept_table, read_table
+from vitrail.data.cache import cached_file, read_table, stored_table
 from vitrail.data.item import DataSet, Findings
 from vitrail.data.loading.prefetch import ordered, threads
 from vitrail.data.sources.address import address_of, expand, explained, locate, look
@@ -184,7 +184,7 @@ def _index(system: Any, path: str) -> pa.Table:
             rows = list(members(stream, size, name, address))
         writer.write_table(index_table([{"shard": 0, **row} for row in rows]))
 
-    return kept_table(target, SCHEMA, write, f"an index of {address}")
+    return stored_table(target, SCHEMA, write, f"an index of {address}")
 
 
 def _numbered(table: pa.Table, number: int) -> pa.Table:

@@ -17,7 +17,7 @@ import numpy as np
 from vitrail.data.sources.address import address_of
 from vitrail.errors import DecodeError
 
-_OPEN = 256  # shards kept open; the limit on open files is often 1,024
+_OPEN = 256  # number of shards that stay open; the limit on open files is often 1,024
 _GAP = 1 << 15  # bytes between two ranges that are rather read than made a request of its own
 _PIECE = 1 << 24  # the longest range that neighbours are joined to
 _ATTEMPTS = 4

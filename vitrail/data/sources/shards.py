@@ -128,7 +128,9 @@ class ShardSource:
     def fetch(self, indices: np.ndarray) -> list[bytes | np.ndarray | DecodeError]:
         """See `Distant.fetch`."""
         sizes = self.sizes[indices]
-        read = np.where(sizes > MAX_BYTES, 0, sizes)  # what is too large is refused and not brought into memory
+        read = np.where(
+            sizes > MAX_BYTES, 0, sizes
+        )  # an image that is too large is rejected before it is read into memory
         shards, offsets = (self._table[name].take(pa.array(indices)).to_numpy() for name in ("shard", "offset"))
         found: list[bytes | np.ndarray | DecodeError] = []
         for index, size, data in zip(
@@ -191,7 +193,7 @@ def index_table(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def read_shards(path: Path, files: list[Path]) -> DataSet:
-    """Open tar files as webdataset names them; the index is kept in the cache folder. Raises DataError."""
+    """Open tar files as webdataset names them; the index is stored in the cache folder. Raises DataError."""
     found = DataSet({}, Findings("shards"))
     for name, group in group_by_split(files).items():
         table = cached_table(group, {"format": "webdataset 2"}, SCHEMA, partial(_write_index, group))

@@ -50,13 +50,13 @@ def split(
     found = find(str(path))
     splits = split_found(found, Data(path=str(path), holdout=holdout), seed)
     chosen = {len(indices): indices for indices in (subset(splits.train, size, seed) for size in asked)}
-    kept = {"validation": splits.validation, "test": splits.test}
-    others = {name: source for name, source in kept.items() if source is not None}
+    held_out = {"validation": splits.validation, "test": splits.test}
+    others = {name: source for name, source in held_out.items() if source is not None}
     written = []
     for count, indices in sorted(chosen.items()):
         file = target / f"{count}.csv"
         write_list(file, str(path), found, {"train": View(splits.train, indices), **others})
-        written.append(Subset(str(file), count, *(len(others.get(name, ())) for name in kept)))
+        written.append(Subset(str(file), count, *(len(others.get(name, ())) for name in held_out)))
     return written
 
 
