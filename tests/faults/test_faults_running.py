@@ -528,13 +528,13 @@ def test_46_predict_goes_on_where_it_was_killed(trained: Path, photos: Path, tmp
         file.write('["/torn/line')
     again = run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(25,))
     assert again.process.exitcode == 0, again.err  # it had fewer than 25 left to look at
-    assert "going on after" in again.err
+    assert "continuing after" in again.err
     assert (tmp_path / "answers.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not (tmp_path / ".answers.csv.part").exists()
     assert "torn.png" in (tmp_path / "answers.csv.errors.csv").read_text()
     run(*words, "--out", "answers.csv", cwd=tmp_path, before=killed_after, given=(25,))
     other = run(*words, "--top", "1", "--out", "answers.csv", cwd=tmp_path)  # another question: from the start
-    assert other.process.exitcode == 0 and "going on after" not in other.err
+    assert other.process.exitcode == 0 and "continuing after" not in other.err
 
 
 def small_files(most: int) -> None:
@@ -550,7 +550,7 @@ def test_46_predict_on_a_full_disk(trained: Path, photos: Path, tmp_path: Path) 
     assert command.process.exitcode == 2 and "cannot write answers.csv: File too large" in command.err
     assert not (tmp_path / "answers.csv").exists()
     command = run("predict", trained, photos, "--out", "answers.csv", cwd=tmp_path)
-    assert command.process.exitcode == 0 and "going on after" in command.err
+    assert command.process.exitcode == 0 and "continuing after" in command.err
 
 
 # the world around

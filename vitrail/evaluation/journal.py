@@ -20,13 +20,13 @@ from vitrail.files import lock
 class Journal:
     """The finished rows of earlier calls for `out` with the same `key`, up to the first file that differs.
 
-    `files` are the files to predict, in order. `kept` is the number of files that are already predicted. Raises
+    `files` are the files to predict, in order. `finished` is the number of files that are already predicted. Raises
     UsageError if the journal cannot be written.
     """
 
     def __init__(self, out: Path, key: Any, files: Iterable[Path]) -> None:
         self.path = out.with_name(f".{out.name}.part")
-        self.kept = 0
+        self.finished = 0
         head = (json.dumps(key, sort_keys=True) + "\n").encode()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class Journal:
                 if row is None or row.path != as_text(path):
                     break
                 whole += len(line)
-                self.kept += 1
+                self.finished += 1
             file.truncate(whole)  # removes an incomplete last row, or the rows of another call
             if not whole:
                 file.write(head)
@@ -50,14 +50,14 @@ class Journal:
             raise UsageError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def rows(self, predict: Callable[[int], Iterable[Row]]) -> Iterator[Row]:
-        """Yield the finished rows, then those of `predict(kept)`, each after it is written to the journal."""
+        """Yield the finished rows, then those of `predict(finished)`, each after it is written to the journal."""
         with open(self.path, "rb") as file:
             for line in islice(file, 1, None):
                 row = _read(line)
                 assert row is not None
                 yield row
         with open(self.path, "a", encoding="utf-8", buffering=1) as file:
-            for row in predict(self.kept):
+            for row in predict(self.finished):
                 file.write(json.dumps(row) + "\n")
                 yield row
 

@@ -1,4 +1,4 @@
-"""Encoder blocks: MSA and MLP with pre-norm residuals (Eq. 2, 3), in a row, side by side, or along the axes."""
+"""Encoder blocks: MSA and MLP with pre-norm residuals (Eq. 2, 3), sequential, parallel, or axial."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP: half of the first layer's features decide how much of the other half passes.
+    """Gated MLP: half of the first layer's features multiply the other half, as gates.
 
     Shazeer, "GLU Variants Improve Transformer"; DINOv2's giant. `hidden` features are left after the product.
     """
@@ -52,13 +52,13 @@ class SwiGLU(nn.Module):
 
 
 def swiglu(hidden: Tensor) -> Tensor:
-    """silu(gate) * value, [..., 2 * features] -> [..., features]; the gate comes first."""
+    """Return silu(gate) * value, [..., 2 * features] -> [..., features]; the gate comes first."""
     gate, value = hidden.chunk(2, dim=-1)
     return F.silu(gate) * value
 
 
 class Residual(nn.Module):
-    """What a branch goes through before it is added: dropout, LayerScale, stochastic depth."""
+    """Dropout, LayerScale and stochastic depth of a branch, before it is added to the residual."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Residual(nn.Module):
         return branch if alive is None else branch * alive.to(branch.dtype)
 
     def alive(self, x: Tensor) -> Tensor | None:
-        """By what stochastic depth multiplies the branch of each image of x, [batch, 1, 1]; None: nothing."""
+        """Return the factors of stochastic depth for each image of x, [batch, 1, 1]; None: nothing is dropped."""
         if not (self.training and self.drop_path):
             return None
         keep = 1 - self.drop_path
@@ -93,7 +93,7 @@ class AttentionBranch(nn.Module):
         self.residual = Residual(config, drop_path)
 
     def forward(self, x: Tensor, bias: Bias | None = None, read: int | None = None) -> Tensor:
-        """[batch, tokens, width] -> what is added to it, or to the first `read` tokens."""
+        """Return the values to add to x [batch, tokens, width], or to its first `read` tokens."""
         return self.residual(self.dropout(self.attention(self.norm(x), bias, read)))
 
 
@@ -110,7 +110,7 @@ class MLPBranch(nn.Module):
         self.residual = Residual(config, drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, tokens, width] -> what is added to it."""
+        """Return the values to add to x [batch, tokens, width]."""
         return self.residual(self.mlp(self.norm(x)))
 
 
@@ -129,10 +129,10 @@ class Block(nn.Module):
         self.layer = layer
         self.attentions = nn.ModuleList(AttentionBranch(config, drop_path) for _ in range(config.branches))
         self.mlps = nn.ModuleList(MLPBranch(config, drop_path) for _ in range(config.branches))
-        self._positions = (positions,)  # in a tuple: the ViT owns them, not each block
+        self._positions = (positions,)  # in a tuple, so that they are a submodule of the ViT only, not of each block
 
     def bias(self, places: Tensor, grid: Grid) -> Bias:
-        """What this layer adds to attention logits, as a function of the queries."""
+        """Return the function: queries -> values that this layer adds to the attention logits."""
         return partial(self._positions[0].logits, self.layer, places=places, grid=grid)
 
     @recomputable

@@ -1,4 +1,4 @@
-"""From tokens to one feature vector and on to logits: class token, average, or attention pooling (appendix D.3)."""
+"""Pooling of tokens to one feature vector, and the classifier: class token, mean or attention pooling (D.3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitrail.model.variants import ViTConfig
 
 
 class ClassToken(nn.Module):
-    """The class token's output (Eq. 4), then the distillation token's: they come first, and no other is read."""
+    """The output of the class token (Eq. 4), then of the distillation token. No other token is read."""
 
     def __init__(self, tokens: int = 1) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class MAPHead(nn.Module):
         return pooled + self.mlp(self.norm(pooled))
 
     def weigh(self, grid: Tensor) -> tuple[Tensor, Tensor]:
-        """The probe's maps [batch, heads, 1, n] over the grid's tokens [batch, n, width], and their values."""
+        """Return the probe's maps [batch, heads, 1, n] over the grid's tokens [batch, n, width], and their values."""
         batch, _, width = grid.shape
         query = self.query(self.probe).view(1, 1, self.heads, -1).transpose(1, 2)
         key, value = self.key_value(grid).view(batch, -1, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
@@ -75,7 +75,7 @@ Pooling = ClassToken | AveragePool | ClassTokenAndAverage | MAPHead
 
 
 def build_pool(config: ViTConfig) -> Pooling:
-    """Return the pooling a config asks for: (tokens, prefix) -> features.
+    """Return the pooling of a config: (tokens, prefix) -> features.
 
     `reads` is how many of the first tokens it looks at; None: all.
     """
@@ -101,7 +101,7 @@ class PreLogits(nn.Module):
 def build_heads(
     config: ViTConfig, device: torch.device | None = None, dtype: torch.dtype | None = None
 ) -> tuple[Linear | None, Linear | None]:
-    """Return the classifier, and the distillation token's in a distilled model; without classes there is none."""
+    """Return the classifier, and the distillation token's in a distilled model; None without classes."""
     inputs, classes = config.head_width, config.classes
     head = Linear(inputs, classes, device=device, dtype=dtype) if classes else None
     dist = Linear(inputs, classes, device=device, dtype=dtype) if classes and config.distilled else None

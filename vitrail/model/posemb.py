@@ -29,11 +29,11 @@ class Positions(nn.Module):
         self.at_input = config.place == "input"
 
     def table(self, layer: int, grid: Grid) -> Tensor | None:
-        """Embeddings [1, front + rows * columns, width] used at `layer`, front = `config.front` at most."""
+        """Return the embeddings [1, front + rows * columns, width] of `layer`, with front <= `config.front`."""
         return None
 
     def tokens(self, layer: int | None, grid: Grid) -> Tensor | None:
-        """What to add to all tokens [1, prefix + rows * columns, width]; layer None is the encoder's input."""
+        """Return values to add to all tokens [1, prefix + rows * columns, width]; layer None is the encoder's input."""
         if (layer is None) != self.at_input:
             return None
         table = self.table((layer or 0) % self.copies, grid)
@@ -47,7 +47,7 @@ class Positions(nn.Module):
         return torch.cat([table[:, :front], table.new_zeros(1, missing, table.shape[2]), table[:, front:]], dim=1)
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor | None:
-        """What to add to the attention logits [batch or 1, heads, n, tokens]; None: nothing.
+        """Return values to add to the attention logits [batch or 1, heads, n, tokens]; None: nothing.
 
         query [batch, heads, n, features] is already scaled and that of the first n tokens, often all; places
         [tokens - prefix] or [batch, tokens - prefix] gives the raster index of the grid tokens, the last ones.
@@ -69,7 +69,7 @@ class Learned1D(Positions):
 
 
 class Learned2D(Positions):
-    """Half of the features from the row, half from the column (D.4)."""
+    """Half of the features depend on the row, half on the column (D.4)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
@@ -86,7 +86,7 @@ class Learned2D(Positions):
 
 
 class SinCos(Positions):
-    """Fixed sines and cosines of row and column (MoCo v3, MAE, big_vision): nothing to learn."""
+    """Fixed sines and cosines of row and column (MoCo v3, MAE, big_vision), without parameters."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
@@ -97,14 +97,14 @@ class SinCos(Positions):
         self._tables: dict[tuple[Grid, torch.device, torch.dtype], Tensor] = {}
 
     def table(self, layer: int, grid: Grid) -> Tensor:
-        """See `Positions.table`; the tables of the last few grids are kept."""
+        """See `Positions.table`; the tables of the last few grids are cached."""
         if torch.compiler.is_compiling():  # a tensor of a graph must not outlive it
             return sincos_2d(grid, self.config.width)[None].to(self.where)
         key = (grid, self.where.device, self.where.dtype)
         if key not in self._tables:
             if len(self._tables) == 8:
                 self._tables.clear()
-            with torch.inference_mode(False):  # what evaluation makes, training uses
+            with torch.inference_mode(False):  # training may use a table that evaluation made
                 self._tables[key] = sincos_2d(grid, self.config.width)[None].to(self.where)
         return self._tables[key]
 
@@ -163,7 +163,7 @@ class RelativeBias(Positions):
 
 
 def bias_rows(places: Tensor, grid: Grid, *, class_token: bool) -> Tensor:
-    """Which row of `RelativeBias.bias` each pair of tokens uses, [..., query, key].
+    """Return the row of `RelativeBias.bias` for each pair of tokens, [..., query, key].
 
     places [..., tokens] are raster indices in `grid`; with `class_token` there is one token more in front.
     """
@@ -180,7 +180,7 @@ def bias_rows(places: Tensor, grid: Grid, *, class_token: bool) -> Tensor:
 
 
 def sincos_2d(grid: Grid, width: int, temperature: float = 10_000.0) -> Tensor:
-    """Sines and cosines of the column, then of the row, a quarter of the features each.
+    """Return sines and cosines of the column, then of the row, each for a quarter of the features.
 
     Returns [rows * columns, width], as MoCo v3 and big_vision lay them out; `width` must be divisible by 4.
     """
@@ -201,5 +201,5 @@ KINDS: dict[str, type[Positions]] = {
 
 
 def build_positions(config: ViTConfig) -> Positions:
-    """Return the positions a config asks for."""
+    """Return the position embeddings of a config."""
     return KINDS[config.positions](config)

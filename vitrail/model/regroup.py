@@ -1,4 +1,4 @@
-"""The same blocks in a row or side by side: `regroup(model, branches)` (follow-up, section 3.2).
+"""Regroup sequential blocks into parallel branches, or back: `regroup(model, branches)` (follow-up, section 3.2).
 
 The follow-up reorganises the blocks of a sequential network by pairs, or by threes, into parallel ones, which changes
 neither parameters nor FLOPs. Blocks 1, 2 | 3, 4 | ... in the order they run become branches 1, 2 of layers 1, 2, ...,
@@ -20,7 +20,7 @@ _BRANCH = re.compile(r"blocks\.(\d+)\.(attentions|mlps)\.(\d+)\.(.+)")
 
 
 def regroup(model: ViT, branches: int) -> ViT:
-    """Return a copy of `model` with the same blocks in layers of `branches` branches; 1 puts them in a row.
+    """Return a copy of `model` with the same blocks in layers of `branches` branches; 1 makes it sequential.
 
     Kept are the weights, one to one, the order of attentions and of MLPs, and what is outside of the blocks; there and
     back again gives the same network to the bit. Not kept is the function: in a row, an MLP sees what the attention
@@ -65,7 +65,7 @@ def regrouped(config: ViTConfig, branches: int) -> ViTConfig:
 
 
 def _moved(name: str, before: int, after: int) -> str:
-    """The name of a block's tensor in a network with `after` branches in place of `before`."""
+    """Return the name of a block's tensor after regrouping from `before` to `after` branches."""
     if not (found := _BRANCH.fullmatch(name)):
         return name
     layer, kind, branch, rest = found.groups()

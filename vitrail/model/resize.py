@@ -36,7 +36,7 @@ _KERNELS: dict[str, dict[str, Any]] = {
 def resize_positions(
     table: Tensor, old: tuple[int, int], new: tuple[int, int], mode: ResizeMode = "official"
 ) -> Tensor:
-    """Resample a position table from one grid to another; tokens in front of the grid's are kept as they are.
+    """Resample a position table from one grid to another; tokens in front of the grid's do not change.
 
     table [copies, prefix + old_h * old_w, width] -> [copies, prefix + new_h * new_w, width], where prefix is
     what the table has beyond the old grid. Differentiable. Raises UsageError for an unknown mode.
@@ -109,7 +109,7 @@ def _check(mode: str) -> None:
 
 
 def resize_line(table: Tensor, length: int) -> Tensor:
-    """Resample a table along one axis, end points kept: [copies, n, width] -> [copies, length, width]."""
+    """Resample a table along one axis, with the end points unchanged: [copies, n, width] -> [copies, length, width]."""
     if table.shape[1] == length:
         return table
     line = F.interpolate(table.float().transpose(1, 2), size=length, mode="linear", align_corners=True)

@@ -127,17 +127,21 @@ def _engine(model: str | Path, device: str | None, precision: Precision) -> tupl
 
 
 def _write(out: Path, key: list[Any], images: tuple[str | Path, ...], rows: Callable[..., Iterator[Row]]) -> Summary:
-    """Write the answers to `out`, going on from what an interrupted call of this `key` has left."""
+    """Write predictions to `out`, continuing after the rows of an interrupted call with the same `key`."""
     from vitrail.evaluation.journal import Journal
     from vitrail.evaluation.predict import find_images, write_predictions
 
     journal = Journal(out, key, find_images(images))
-    if journal.kept:
-        log.info("going on after %d files that an earlier call has looked at", journal.kept)
+    if journal.finished:
+        log.info("continuing after %d files that an earlier call finished", journal.finished)
     try:
-        written = write_predictions(journal.rows(lambda kept: rows(skip=kept)), out, kind=KINDS[out.suffix.lower()])
+        written = write_predictions(
+            journal.rows(lambda finished: rows(skip=finished)), out, kind=KINDS[out.suffix.lower()]
+        )
     except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}; another call goes on from here") from error
+        raise UsageError(
+            f"cannot write {out}: {error.strerror or error}. The same command continues from here"
+        ) from error
     journal.close()
     return written
 
