@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYER = {
-    **dict.fromkeys(("errors", "version", "device", "files", "words", "world", "config"), 0),
+    **dict.fromkeys(("errors", "version", "device", "files", "words", "world", "config", "torch_private"), 0),
     **dict.fromkeys(("model", "data"), 1),
     **dict.fromkeys(("weights", "objective", "evaluation", "inspection", "costs"), 2),
     **dict.fromkeys(("exports", "training"), 3),

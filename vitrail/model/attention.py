@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitrail.device import has_amx
 from vitrail.model.layers import Linear, linear
-from vitrail.model.torch_private import softmax_backward
+from vitrail.torch_private import softmax_backward
 
 Path = Literal["auto", "fused", "explicit"]
 Bias = Callable[[Tensor], Tensor | None]

@@ -33,9 +33,9 @@ from vitrail.model.block import MLP, Block, SwiGLU, swiglu
 from vitrail.model.layers import LayerNorm, on_onednn
 from vitrail.model.posemb import Grid, Positions
 from vitrail.model.resnet.stdconv import StdConv2d
-from vitrail.model.torch_private import onednn_linear, onednn_linear_add, onednn_pack
 from vitrail.model.vit import ViT
 from vitrail.model.wide import Wide, for_branches, wide_attention, wide_mlp
+from vitrail.torch_private import onednn_linear, onednn_linear_add, onednn_pack
 
 
 class Packed(nn.Module):

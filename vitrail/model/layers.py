@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.device import has_onednn
-from vitrail.model.torch_private import onednn_linear
+from vitrail.torch_private import onednn_linear
 
 _HAS_ONEDNN = has_onednn()  # asked once: torch.compile cannot trace the question
 

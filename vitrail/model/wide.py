@@ -26,7 +26,7 @@ from vitrail.model.block import MLP, Block, swiglu
 from vitrail.model.layers import layer_norm, linear, linear_after_gelu
 from vitrail.model.posemb import Grid
 from vitrail.model.recompute import recomputable
-from vitrail.model.torch_private import has_hooks
+from vitrail.torch_private import has_hooks
 
 
 class Dense(NamedTuple):

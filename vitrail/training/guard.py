@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail import world
+from vitrail import torch_private, world
 from vitrail.errors import TrainingError, UsageError, VitrailError
 from vitrail.files import lock
-from vitrail.model import torch_private
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

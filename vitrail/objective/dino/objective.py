@@ -19,9 +19,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from vitrail import world
+from vitrail import torch_private, world
 from vitrail.errors import UsageError
-from vitrail.model import torch_private
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.stems.patch import pixel_statistics
 from vitrail.model.vit import ViT

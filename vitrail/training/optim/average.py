@@ -12,9 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vitrail import world
+from vitrail import torch_private, world
 from vitrail.errors import CheckpointError
-from vitrail.model import torch_private
 from vitrail.training.run import Average
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail import world
-from vitrail.model import torch_private
+from vitrail import torch_private, world
 
 
 class LAMB(torch.optim.Optimizer):

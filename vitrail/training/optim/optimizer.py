@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail import world
+from vitrail import torch_private, world
 from vitrail.errors import UsageError
-from vitrail.model import torch_private
 from vitrail.training.optim.lamb import LAMB
 from vitrail.training.optim.layer_decay import by_factor, layer_factors, slow_rows
 from vitrail.training.run import Optim

@@ -21,8 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitrail import world
-from vitrail.model import torch_private
+from vitrail import torch_private, world
 from vitrail.model.vit import ViT
 from vitrail.model.wide import compute_together
 from vitrail.objective.base import Moment, Objective, Prepared

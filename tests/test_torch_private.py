@@ -12,8 +12,8 @@ from torch import nn
 
 from vitrail.device import has_onednn
 
-ROOT = Path(__file__).resolve().parents[2]
-HOME = "vitrail/model/torch_private.py"
+ROOT = Path(__file__).resolve().parents[1]
+HOME = "vitrail/torch_private.py"
 EXCEPTIONS = {
     # importable without torch, so that the command line starts at once: it asks for the machine only when needed
     ("vitrail/device.py", "torch.cpu._is_avx512_bf16_supported"),
