@@ -54,7 +54,6 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.training.run import Schedule as Schedule
     from vitrail.verbs.bench import bench as bench
     from vitrail.verbs.cost import cost as cost
-    from vitrail.verbs.demo import demo as demo
     from vitrail.verbs.doctor import doctor as doctor
     from vitrail.verbs.embed import embed as embed
     from vitrail.verbs.evaluate import evaluate as evaluate
@@ -67,6 +66,7 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.verbs.report import report as report
     from vitrail.verbs.serve import serve as serve
     from vitrail.verbs.sweep import sweep as sweep
+    from vitrail.verbs.train import demo as demo
     from vitrail.verbs.train import train as train
     from vitrail.verbs.vtab import vtab as vtab
     from vitrail.weights.load import load as load
@@ -87,7 +87,6 @@ _MODULES = {
     "vitrail.training.run": "Average Model Optim Run Schedule",
     "vitrail.verbs.bench": "bench",
     "vitrail.verbs.cost": "cost",
-    "vitrail.verbs.demo": "demo",
     "vitrail.verbs.doctor": "doctor",
     "vitrail.verbs.embed": "embed",
     "vitrail.verbs.evaluate": "evaluate",
@@ -100,7 +99,7 @@ _MODULES = {
     "vitrail.verbs.report": "report",
     "vitrail.verbs.serve": "serve",
     "vitrail.verbs.sweep": "sweep",
-    "vitrail.verbs.train": "train",
+    "vitrail.verbs.train": "demo train",
     "vitrail.verbs.vtab": "vtab",
     "vitrail.version": "__version__",
     "vitrail.weights.load": "load",

@@ -48,7 +48,7 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
-    "demo": Verb("vitrail.verbs.demo:demo", "train on the embedded digits, in about a minute"),
+    "demo": Verb("vitrail.verbs.train:demo", "train on the embedded digits, in about a minute"),
     "plan": Verb("vitrail.verbs.plan.plan:plan", "recommend how to learn from these images, with time and memory"),
     "train": Verb("vitrail.verbs.train:train", "train a network on a folder of images"),
     "finetune": Verb("vitrail.verbs.finetune:finetune", "fine-tune a pretrained network on other images"),

@@ -167,7 +167,7 @@ def record_unreadable(
     folder: RunFolder, status: RunStatus, say: Callable[[str], None], image: str, reason: str
 ) -> None:
     """Report and log an unreadable training image, which another image replaces."""
-    say(f"left out, unreadable: {image} ({reason})")
+    say(f"unreadable image, skipped: {image} ({reason})")
     folder.log("unreadable", status.step, image=image, reason=reason)
 
 

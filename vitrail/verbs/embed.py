@@ -159,7 +159,7 @@ def show(result: Embedded | Answered) -> str:
         return bulk.show(result)
     counts = ", ".join(f"{count:,} {name} images".replace("  ", " ") for name, count in result.images.items())
     lines = [f"{counts} of {result.width} features each: {result.out}"]
-    return "\n".join(lines + [f"left out, unreadable: {id_} ({reason})" for id_, reason in result.unreadable])
+    return "\n".join(lines + [f"unreadable image, skipped: {id_} ({reason})" for id_, reason in result.unreadable])
 
 
 def as_json(result: Embedded | Answered) -> Any:

@@ -220,7 +220,7 @@ def show(result: Evaluation) -> Any:
         means.add_row(group.name, str(group.classes), str(group.count), *shares)
     parts: list[Any] = [head, sure, *map(Text, result.notes), classes]
     parts += [table for table in (means, confused) if table.row_count]
-    parts += [f"left out, unreadable: {id_} ({reason})" for id_, reason in found.bad]
+    parts += [f"unreadable image, skipped: {id_} ({reason})" for id_, reason in found.bad]
     return Lines(*parts)
 
 
