@@ -213,7 +213,7 @@ def test_any_name_arrives_as_it_is(words: list[str], cluster: dict[str, str], tm
         (["train", "photos", "--epcohs", "3"], "Did you mean '--epochs'"),
         (["train", "photos", "--recipe", "scratch-smal"], "Did you mean|Valid"),
         (["train", "photos", "--config", "not-there.yaml"], "not-there.yaml"),
-        (["train"], "which images"),
+        (["train"], "no images to train on"),
         (["finetune", "photos"], "which network"),
         (["train", "photos", "--out", "x"], "Remove --out from the launched command"),
         (["train", "photos", "--resume", "latest"], "Remove --resume from the launched command"),
