@@ -17,8 +17,8 @@ import docstring_parser
 import pytest
 
 from vitrail import cli
-from vitrail.config import Duration, Epochs, Percent, Steps
 from vitrail.data.settings import Data
+from vitrail.durations import Duration, Epochs, Percent, Steps
 from vitrail.errors import DataError, UsageError, WeightsError
 from vitrail.objective.settings import DINO
 from vitrail.recipes.registry import recipe
@@ -26,7 +26,7 @@ from vitrail.training.run import Optim, Run
 from vitrail.verbs import doctor as doctor_module
 from vitrail.verbs.flags.parse import flag_texts, parse
 from vitrail.verbs.inspect.inspect import inspect as inspect_images
-from vitrail.verbs.train import train
+from vitrail.verbs.train.train import train
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -277,7 +277,7 @@ def flags_that_may_be_null(function: Callable[..., Any]) -> dict[str, set[str]]:
                 walk(each, f"{prefix}{field.name}.")
 
     annotations = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    hints = get_type_hints(SimpleNamespace(__annotations__=annotations), function.__globals__)
+    hints = get_type_hints(SimpleNamespace(__annotations__=annotations), inspect.unwrap(function).__globals__)
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             look(name, hints[name])

@@ -7,16 +7,19 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrail.config import Duration, Epochs, Examples, Percent, Steps, from_yaml, merge, parse_duration, to_yaml
+from vitrail.config import from_yaml, merge, to_yaml
 from vitrail.data.settings import Preprocess
+from vitrail.durations import Duration, Epochs, Examples, Percent, Steps, parse_duration
 from vitrail.errors import UsageError
+from vitrail.import_path import Open
+from vitrail.ranges import FolderName, Limit
 from vitrail.training.run import Optim, Run
 
 KINDS = (Steps, Epochs, Examples, Percent)
@@ -27,17 +30,43 @@ durations = st.builds(
 )
 
 
+def valid(kind: Any, limit: Limit) -> st.SearchStrategy[Any]:
+    """Any value of a type within its range."""
+    if isinstance(limit, FolderName):
+        return st.text(min_size=1).filter(limit.holds)
+    if kind is Duration:
+        return durations.filter(limit.holds)
+    if kind is int:
+        inside: st.SearchStrategy[Any] = st.integers(int(limit.least), int(limit.most))
+    else:
+        least, most = max(limit.least, -1e300), min(limit.most, 1e300)
+        inside = st.floats(least, most, exclude_min=limit.above, exclude_max=limit.below)
+    return inside if limit.extra is None else inside | st.just(kind(limit.extra))
+
+
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """Any value an annotation allows."""
     if hint is Duration:
         return durations
     if is_dataclass(hint):
-        hints = get_type_hints(hint)
-        return st.builds(hint, **{field.name: values_of(hints[field.name]) for field in fields(hint)})
+        hints = get_type_hints(hint, include_extras=True)
+        parts = {field.name: values_of(hints[field.name]) for field in fields(hint)}
+        if hint is Preprocess:  # the resized image is bounded too: size / crop
+            parts["crop"] = st.floats(0.5, 1)
+        for pair in parts.keys() & {"scale", "ratio", "global_scale", "local_scale"}:
+            if get_origin(hints[pair]) is tuple:  # (low, high)
+                parts[pair] = parts[pair].map(lambda ends: tuple(sorted(ends)))
+        kind: Any = hint
+        return st.builds(kind, **parts)
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
+    if get_origin(hint) is Annotated:
+        return valid(*get_args(hint))
     if get_origin(hint) in (Union, UnionType):
-        return st.one_of([values_of(arm) for arm in get_args(hint)])
+        own = [
+            arm for arm in get_args(hint) if isinstance(arm, type) and issubclass(arm, Open) and not is_dataclass(arm)
+        ]
+        return st.one_of([values_of(arm) for arm in get_args(hint) if arm not in own])  # not the base of own classes
     if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
         return st.lists(values_of(get_args(hint)[0]), max_size=4).map(tuple)
     if get_origin(hint) is tuple:
@@ -105,7 +134,7 @@ def test_a_run_cannot_last_a_percentage() -> None:
 @pytest.mark.slow
 @given(st.text() | st.text("\n\r\t\x85\u2028\ufeff '\":#-?", min_size=1))
 def test_any_text_survives(text: str) -> None:
-    assert from_yaml(to_yaml(Run(name=text)), Run()).name == text
+    assert from_yaml(to_yaml(Run(out=text)), Run()).out == text
 
 
 def test_to_yaml_is_yaml_that_any_reader_understands() -> None:

@@ -17,13 +17,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYER = {
-    **dict.fromkeys(("errors", "version", "device", "files", "words", "world", "config", "torch_private"), 0),
+    **dict.fromkeys(
+        ("errors", "version", "device", "disk", "files", "streams", "words", "world", "config", "durations"), 0
+    ),
+    **dict.fromkeys(("ranges", "durations", "import_path", "run_log", "torch_private"), 0),
     **dict.fromkeys(("model", "data"), 1),
     **dict.fromkeys(("weights", "objective", "evaluation", "inspection", "costs"), 2),
     **dict.fromkeys(("exports", "training"), 3),
     "transfer": 4,
     "recipes": 5,
-    **dict.fromkeys(("study", "server", "reports"), 6),
+    **dict.fromkeys(("studies", "server", "reports"), 6),
     "verbs": 7,
     "cli": 8,
     # the public face and `python -m vitrail`: they may reach everything, nothing reaches them
@@ -35,6 +38,8 @@ TORCH_FREE = (
     "vitrail",
     "vitrail.errors",
     "vitrail.config",
+    "vitrail.durations",
+    "vitrail.ranges",
     "vitrail.model.variants",
     "vitrail.data.settings",
     "vitrail.training.run",
@@ -143,6 +148,23 @@ def test_flags_and_values_import_without_torch(name: str) -> None:
     if name not in modules(ROOT):
         pytest.fail(f"{name} is gone: the command line reads its flags from it")
     code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_verbs_import_without_torch() -> None:
+    verbs = sorted(name for name in modules(ROOT) if name.startswith("vitrail.verbs"))
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules: sys.exit(f'{name} imports torch: every --help would wait for it')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *verbs], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_flags_are_read_without_numpy() -> None:
+    code = "import sys, vitrail.verbs.train.train, vitrail.verbs.flags.parse; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import public_face
 import pytest
 
 import vitrail
@@ -23,7 +25,10 @@ Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examp
 Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError
 WeightsError __version__
 bench cost create demo doctor embed evaluate export finetune fit from_yaml inspect load plan predict probe recipe
-regroup report save serve sweep to_yaml train variant vtab
+regroup report save serve study sweep to_yaml train variant vtab
+Card Metric Objective ObjectiveSettings OwnPart Preview ResNet Result ViT freeze reset_head
+attention_distance attention_maps component_maps embedding_map head_maps neighbours patch_attention patch_components
+position_tiles principal_filters relevance rollout tap_attention
 """
 
 RUN = """
@@ -37,18 +42,21 @@ objective.smallest_block objective.tokenizer objective.width
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile data.holdout data.image_column
-data.label_column data.max_bad data.strict data.subset data.test data.together data.train
+data.label_column data.label_columns data.label_separator data.labels_per_image
+data.max_bad data.sampler data.strict data.subset data.test data.together data.train
 data.validation device duration early_stop evaluate_every fewshot knn
-image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.corrupt objective.head_bias
-objective.kind objective.loss objective.mask objective.mask_after_stem objective.other objective.smoothing
-objective.target optim.betas optim.clip optim.eps optim.layer_decay optim.lr optim.momentum optim.name
-optim.weight_decay optim.weight_decay_end out
+image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.class_weights
+objective.class_weights_beta objective.corrupt objective.gamma_negative objective.gamma_positive objective.head_bias
+objective.kind objective.logit_adjustment objective.loss objective.margin objective.mask objective.mask_after_stem
+objective.other objective.smoothing objective.target optim.betas optim.clip optim.eps optim.layer_decay optim.lr
+optim.momentum optim.name optim.weight_decay optim.weight_decay_end out
 precision preprocess.crop preprocess.image_size preprocess.interpolation preprocess.resize progressive.start
 progressive.until schedule.drops schedule.end schedule.shape schedule.timescale schedule.warmup seed shard time_limit
 timeout tune
 vit.cls_position vit.depth vit.dropout vit.drop_path vit.drop_path_shape vit.heads
 vit.layer_scale vit.mlp_dim vit.patch vit.place vit.pool vit.positions vit.pre_logits vit.registers vit.stem
 vit.stem_norm vit.width weights wide_branches workers
+augment.class data.class metric.class metric.name objective.class optim.class schedule.class vit.attention vit.head
 """
 TRAINING = f"path recipe config epochs lr resume nproc print_config dry_run {RUN}"
 
@@ -64,31 +72,37 @@ FLAGS = {
     ),
     "launch sky": "command nodes accelerator gpus_per_node bucket on_demand name workdir install image setup",
     "vtab": "weights data tasks seeds image_size steps batch_size lr config out device precision workers show_list",
-    "evaluate": "model data split protocol labels groups image_size batch_size workers device precision out",
-    "predict": "model images top strict out merge batch_size workers device precision",
-    "embed": "model paths out merge split prepare image_size batch_size workers device precision",
+    "study": (
+        "name data transfer scale rows seeds seed minutes longer parallel devices ray limit_images limit_steps dry_run "
+        "out"
+    ),
+    "evaluate": "model data split protocol labels groups image_size batch_size workers device precision engine out raw",
+    "predict": "model images top strict out merge raw batch_size workers device precision engine",
+    "embed": "model paths out merge split tokens layers prepare image_size batch_size workers device precision engine",
     "inspect": (
-        "model images out what layer head class_name data split count pictures image_size format batch_size device"
+        "model images out what layer head class_name data split count pictures image_size format batch_size device raw"
     ),
     "report": "run runs out",
     "serve": (
-        "models host port allow_host image_size batch_size queue max_mb max_megapixels deadline drain device precision"
+        "models host port allow_host image_size batch_size queue max_mb max_megapixels deadline drain device precision "
+        "engine"
     ),
-    "export": "model images to out image_size output precision overwrite",
+    "export": "model images to out image_size output precision calibrate max_drop overwrite",
     "probe fewshot": (
         "model data features shots seeds l2 protocol prepare split image_size batch_size workers device precision"
     ),
     "probe knn": "model data features k temperature split image_size batch_size workers device precision",
-    "probe linear": (
-        "model data features lr weight_decay epochs minibatch seed split image_size batch_size workers device precision"
+    "probe linear": "model data features l2 iterations seed split image_size batch_size workers device precision",
+    "cost": (
+        "model images epochs image_size classes device utilisation usd_per_hour core_days devices energy watts "
+        "overhead intensity count"
     ),
-    "cost": "model images epochs image_size classes device utilisation usd_per_hour count",
-    "bench": "models image_size batch_size mode device precision seconds out",
-    "data check": "path out workers",
+    "bench": "models image_size batch_size mode device precision engines seconds out",
+    "data check": "path out raw workers",
     "data stats": "path",
     "data pack": "path folder short_side quality shard_mb shuffle workers",
-    "data dedup": "path against model distance cosine mirrored out keep_list batch_size workers device precision",
-    "data split": "path folder sizes seed holdout",
+    "data dedup": "path against model distance cosine mirrored out keep_list raw batch_size workers device precision",
+    "data split": "path folder sizes seed holdout raw",
     "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",
     "weights verify": "source",
@@ -103,6 +117,14 @@ FLAGS = {
 
 def test_all_is_what_was_promised() -> None:
     assert sorted(vitrail.__all__) == sorted(NAMES.split())
+
+
+@pytest.mark.slow
+def test_parameters_defaults_and_results_are_what_was_promised() -> None:
+    """If you change the public face on purpose: `python tests/public_face.py > tests/public_face.txt`."""
+    promised = set(re.sub(r"\n +", " ", (ROOT / "tests" / "public_face.txt").read_text()).splitlines())
+    found = set(public_face.face())
+    assert {"gone": promised - found, "new": found - promised} == {"gone": set(), "new": set()}
 
 
 @pytest.mark.parametrize("name", NAMES.split())
@@ -170,7 +192,7 @@ def test_the_verbs() -> None:
 @pytest.mark.parametrize("verb", FLAGS)
 def test_the_flags_of_a_verb(verb: str) -> None:
     _, function = cli.VERBS[verb].load()
-    everywhere = "json quiet verbose traceback"
+    everywhere = "json quiet verbose traceback modules"
     assert flag_names(function) == sorted({*FLAGS[verb].split(), *everywhere.split()})
 
 
@@ -182,6 +204,7 @@ def test_the_flags_of_a_verb(verb: str) -> None:
         "train",
         "finetune",
         "sweep",
+        "study",
         "vtab",
         "evaluate",
         "predict",

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
-from vitrail.data.images.decode import MAX_PIXELS, decode, orientation
+from vitrail.data.images.decode import MAX_PIXELS, decode
+from vitrail.data.images.orientation import orientation
 from vitrail.errors import DecodeError
 
 REFUSED = {
@@ -329,6 +330,44 @@ def test_both_jpeg_decoders_turn_alike():
     data = encoded(picture(), "JPEG", exif=exif)
     at = data.index(b"\xff\xdb")
     assert (decode(data[:at] + b"\x00\x17" + data[at:]) == decode(data)).all()
+
+
+XMP = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description {0}/></rdf:RDF></x:xmpmeta>'
+
+
+@pytest.mark.parametrize(
+    "written", ['tiff:Orientation="6"', "tiff:Orientation = '6'", "><tiff:Orientation>6</tiff:Orientation><a"]
+)
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_orientation_in_xmp(format, written):
+    stored, block = picture(), XMP.format(written).encode()
+    if format == "PNG":
+        info = PngImagePlugin.PngInfo()
+        info.add_itxt("XML:com.adobe.xmp", block.decode())
+        data = encoded(stored, "PNG", pnginfo=info)
+    else:
+        data = encoded(stored, format, xmp=block, **({"lossless": True} if format == "WEBP" else {}))
+    plain = encoded(stored, format, **({"lossless": True} if format == "WEBP" else {}))
+    assert (decode(data) == np.rot90(decode(plain), -1)).all()
+    exif = Image.Exif()
+    exif[0x0112] = 1
+    if format == "JPEG":  # what EXIF states comes first
+        assert (decode(encoded(stored, format, xmp=block, exif=exif)) == decode(plain)).all()
+
+
+@pytest.mark.parametrize("name", ["exif", "APP1", "xmp"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_orientation_as_imagemagick_writes_it_into_a_png(name, compressed):
+    block = XMP.format('tiff:Orientation="6"').encode() if name == "xmp" else b"Exif\0\0" + exif_block(6)
+    digits = block.hex()
+    lines = "\n".join(digits[at : at + 72] for at in range(0, len(digits), 72))
+    info = PngImagePlugin.PngInfo()
+    info.add_text(f"Raw profile type {name}", f"\n{name}\n{len(block):8d}\n{lines}\n", zip=compressed)
+    stored = picture()
+    assert (decode(encoded(stored, "PNG", pnginfo=info)) == np.rot90(decode(encoded(stored, "PNG")), -1)).all()
+    info = PngImagePlugin.PngInfo()
+    info.add_text(f"Raw profile type {name}", "\nexif\n 12\nno digits\n")
+    assert (decode(encoded(stored, "PNG", pnginfo=info)) == decode(encoded(stored, "PNG"))).all()
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

@@ -353,7 +353,7 @@ def test_too_many_pairs_are_refused_and_so_is_an_impossible_distance(monkeypatch
     monkeypatch.setattr(dedup, "MOST", 20)
     shades = [Image.fromarray(np.clip(as_array(picture(0)) // 2 + level, 0, 255)) for level in range(9)]
     images = gathered(train=source_of(*shades))
-    with pytest.raises(DataError, match=r"more than 20 pairs.*at most 6 bits.*choose a smaller one"):
+    with pytest.raises(DataError, match=r"more than 20 pairs.*at most 6 bits.*Choose a smaller distance"):
         find_copies(images, None)
     for distance in (-1, 32):
         with pytest.raises(UsageError, match="valid are 0"):

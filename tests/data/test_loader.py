@@ -16,8 +16,8 @@ from PIL import Image
 from vitrail.data.images.ops import eval_transform, train_transform
 from vitrail.data.item import Item
 from vitrail.data.loading.loader import ATTEMPTS, Batch, Loader
-from vitrail.data.loading.order import Order
-from vitrail.data.loading.prefetch import Pool, ordered
+from vitrail.data.loading.order import EpochOrder
+from vitrail.data.loading.prefetch import ThreadPool, ordered
 from vitrail.data.settings import Augment, Preprocess
 from vitrail.errors import DataError, DecodeError, UsageError
 
@@ -119,7 +119,7 @@ def test_order_and_augmentation_change_with_seed_and_epoch() -> None:
 
 def test_shuffling_is_fair() -> None:
     """Each image is in each place equally often: chi-square of 600 epochs of 6 images."""
-    order = Order(6, 1, shuffle=True, drop_last=True)
+    order = EpochOrder(6, 1, shuffle=True, drop_last=True)
     table = np.zeros((6, 6))
     for epoch in range(600):
         table[np.arange(6), order.permutation(0, epoch)] += 1
@@ -240,7 +240,7 @@ def test_training_takes_the_next_image_of_the_order(workers: int) -> None:
 
 
 def test_too_many_bad_images_end_training() -> None:
-    with pytest.raises(DataError, match=rf"{ATTEMPTS} images in a row cannot be read.*not-an-image"):
+    with pytest.raises(DataError, match=rf"{ATTEMPTS} consecutive images cannot be read.*not-an-image"):
         run(Numbered(8, frozenset(range(8))))
 
 
@@ -370,7 +370,7 @@ def test_results_come_in_order_and_no_more_than_asked_for_are_begun(workers: int
         time.sleep(0.003 * (number % 3))
         return number * number
 
-    pool = Pool(workers)
+    pool = ThreadPool(workers)
     squares = ordered(pool, slow, iter(range(50)), ahead=4)
     for number in range(50):
         assert next(squares) == number * number
@@ -383,7 +383,7 @@ def test_a_timeout_raised_by_the_work_itself_is_not_taken_for_a_hang() -> None:
     def fails(number: int) -> int:
         raise TimeoutError("server said so")
 
-    pool = Pool(1)
+    pool = ThreadPool(1)
     with pytest.raises(TimeoutError, match="server said so"):
         next(ordered(pool, fails, [1], ahead=1, timeout=5, hung=lambda _: DataError("hung")))
     pool.close()
@@ -472,7 +472,7 @@ def test_runs_of_neighbours_are_an_order_of_all_images(
 ) -> None:
     batch = runs * world * size * repeats  # of all processes
     count = 2 * batch // repeats + extra
-    order = Order(count, batch // world, shuffle=True, drop_last=True, repeats=repeats, world=world, together=size)
+    order = EpochOrder(count, batch // world, shuffle=True, drop_last=True, repeats=repeats, world=world, together=size)
     permutation = order.permutation(seed, 0)
     assert sorted(permutation[place] for place in range(count)) == list(range(count))
 
@@ -486,7 +486,9 @@ def test_a_process_gets_whole_runs_and_batches_do_not_depend_on_how_many_there_a
     for world in (1, 2, 4):
         seen[world] = [[] for _ in range(count // whole)]
         for rank in range(world):
-            order = Order(count, whole // world, shuffle=True, drop_last=True, rank=rank, world=world, together=size)
+            order = EpochOrder(
+                count, whole // world, shuffle=True, drop_last=True, rank=rank, world=world, together=size
+            )
             permutation = order.permutation(seed, 1)
             assert len(order) == count // whole
             for number in range(len(order)):
@@ -503,7 +505,7 @@ def test_a_process_gets_whole_runs_and_batches_do_not_depend_on_how_many_there_a
 
 
 def test_runs_begin_elsewhere_in_another_epoch() -> None:
-    order = Order(400, 80, shuffle=True, drop_last=True, together=8)
+    order = EpochOrder(400, 80, shuffle=True, drop_last=True, together=8)
     begins = set()
     for epoch in range(8):
         permutation = order.permutation(0, epoch)

@@ -16,27 +16,21 @@ from scipy import stats
 from timm.data import auto_augment as timm_augment
 from torchvision.transforms import v2
 
-from vitrail.data.images.augment import OPERATIONS
+from vitrail.data.images.augment import OPERATIONS, ColorJitter, RandAugment, RandomErasing, ThreeAugment
 from vitrail.data.images.decode import decode
-from vitrail.data.images.ops import (
+from vitrail.data.images.geometry import (
     CentralCrop,
-    ColorJitter,
     Compose,
     Flip,
     InceptionCrop,
     Op,
     PadShift,
-    RandAugment,
     RandomCrop,
-    RandomErasing,
     ResizeSmall,
     Squash,
-    ThreeAugment,
-    eval_transform,
     resize,
-    train_transform,
-    transform_batch,
 )
+from vitrail.data.images.ops import eval_transform, train_transform
 from vitrail.data.loading.order import stream
 from vitrail.data.settings import Augment, Preprocess
 from vitrail.errors import UsageError
@@ -128,7 +122,7 @@ def test_an_image_of_the_final_size_is_passed_through(resize_mode):
     image = picture(32, 32)
     assert eval_transform(replace(SMALL, resize=resize_mode))(image, None) is image
     images = image[None]
-    assert transform_batch(eval_transform(replace(SMALL, resize=resize_mode)), images, [None]) is images
+    assert eval_transform(replace(SMALL, resize=resize_mode)).batch(images, [None]) is images
     assert train_transform(Augment(crop="center", flip=False), SMALL)(image, None) is image
 
 
@@ -172,7 +166,7 @@ def test_an_operation_is_a_function_of_image_and_stream_and_leaves_the_image_alo
 def test_a_batch_is_bit_equal_to_one_by_one(op, count):
     images = np.stack([picture(32, 36, seed) for seed in range(count)])
     before = images.copy()
-    result = transform_batch(op, images, [stream(1, 2, index) for index in range(count)])
+    result = op.batch(images, [stream(1, 2, index) for index in range(count)])
     expected = np.stack([op(image, stream(1, 2, index)) for index, image in enumerate(images)])
     assert (result == expected).all() and (images == before).all()
 
@@ -184,7 +178,7 @@ def test_the_fast_batch_of_small_images_never_loops_over_operations(monkeypatch)
     expected = np.stack([transform(image, stream(0, 0, index)) for index, image in enumerate(images)])
     for kind in (Compose, Flip, PadShift, ResizeSmall, CentralCrop):
         monkeypatch.setattr(kind, "__call__", None)
-    result = transform_batch(transform, images, [stream(0, 0, index) for index in range(50)])
+    result = transform.batch(images, [stream(0, 0, index) for index in range(50)])
     assert (result == expected).all() and (result != images).any(axis=(1, 2, 3)).mean() > 0.8
 
 
@@ -412,24 +406,27 @@ def test_random_crop_of_a_squashed_picture_is_bits():
 
 
 @pytest.mark.parametrize(
-    "augment, preprocess, named",
+    "augment, changes, named",
     [
-        (Augment(scale=(0.0, 1.0)), SMALL, "scale"),
-        (Augment(scale=(0.5, 0.2)), SMALL, "scale"),
-        (Augment(ratio=(0.0, 1.0)), SMALL, "ratio"),
-        (Augment(crop="pad", pad=-1), SMALL, "pad"),
-        (Augment(randaugment=(2, 31)), SMALL, "randaugment"),
-        (Augment(randaugment=(-1, 5)), SMALL, "randaugment"),
-        (Augment(color_jitter=2), SMALL, "color_jitter"),
-        (Augment(erasing=1.5), SMALL, "erasing"),
-        (Augment(), replace(SMALL, crop=0.0), "preprocess.crop"),
-        (Augment(), replace(SMALL, crop=1.1), "preprocess.crop"),
-        (Augment(), replace(SMALL, image_size=(0, 32)), "image_size"),
+        (dict(scale=(0.0, 1.0)), {}, "scale"),
+        (dict(scale=(0.5, 0.2)), {}, "scale"),
+        (dict(ratio=(0.0, 1.0)), {}, "ratio"),
+        (dict(crop="pad", pad=-1), {}, "pad"),
+        (dict(randaugment=(2, 31)), {}, "randaugment"),
+        (dict(randaugment=(-1, 5)), {}, "randaugment"),
+        (dict(color_jitter=2), {}, "color_jitter"),
+        (dict(erasing=1.5), {}, "erasing"),
+        ({}, dict(crop=0.0), "crop is 0.0"),
+        ({}, dict(crop=1.1), "crop is 1.1"),
+        ({}, dict(crop=math.nan), "crop is nan"),
+        ({}, dict(image_size=(0, 32)), r"image_size is \(0, 32\)"),
+        ({}, dict(image_size=(32, 100_000)), r"image_size is \(32, 100000\)"),
+        ({}, dict(crop=0.001), "crop is 0.001, so images of 32 x 32 pixels would be cut from larger ones"),
     ],
 )
-def test_impossible_settings_are_refused_by_name(augment, preprocess, named):
+def test_impossible_settings_are_refused_by_name(augment, changes, named):
     with pytest.raises(UsageError, match=named):
-        train_transform(augment, preprocess)
+        train_transform(Augment(**augment), replace(SMALL, **changes))
 
 
 @pytest.mark.parametrize("op", [CentralCrop((24, 24)), RandomCrop((24, 24)), PadShift(10)])

@@ -15,17 +15,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vitrail.config import Epochs, Steps, from_yaml
+from vitrail.config import from_yaml
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data
+from vitrail.durations import Epochs, Steps
 from vitrail.errors import CheckpointError, DataError, TrainingError, UsageError
 from vitrail.training import loop
 from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint, saving
+from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.guard import Interrupted, run_lock
+from vitrail.training.progress import Progress
 from vitrail.training.run import Average, Model, Optim, Run, Schedule
-from vitrail.training.step import Outcome
+from vitrail.training.step import FinishedStep, StepSums
 from vitrail.training.validation import validation as evaluation
 from vitrail.weights.store import load_model
 from vitrail.weights.verify import verify
@@ -254,7 +257,7 @@ def test_a_signal_inside_an_evaluation_is_obeyed_and_the_evaluation_repeated(
     with monkeypatch.context() as patch:
         original = evaluation.classify
 
-        def classify(predict: Callable[..., Any], loader: Any, names: list[str]) -> Any:
+        def classify(predict: Callable[..., Any], loader: Any, names: list[str], **options: Any) -> Any:
             seen = iter(range(1000))
 
             def noisy(images: torch.Tensor) -> torch.Tensor:
@@ -262,7 +265,7 @@ def test_a_signal_inside_an_evaluation_is_obeyed_and_the_evaluation_repeated(
                     os.kill(os.getpid(), signal.SIGTERM)
                 return predict(images)
 
-            return original(noisy, loader, names)
+            return original(noisy, loader, names, **options)
 
         patch.setattr(evaluation, "classify", classify)
         folder = interrupted(run)
@@ -361,7 +364,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     """Make loss and gradient of these steps NaN."""
     original = stepping.backward
 
-    def backward(objective: Any, batch: Any, *, step: int, **options: Any) -> Outcome:
+    def backward(objective: Any, batch: Any, *, step: int, **options: Any) -> StepSums:
         outcome = original(objective, batch, step=step, **options)
         if step not in steps:
             return outcome
@@ -385,7 +388,31 @@ def test_a_step_that_is_not_finite_is_skipped_and_named(
     train = open_data(Data(path="digits")).train
     known = {train.id(i) for i in range(len(train))}
     assert len(skipped[0]["images"]) == 32 and set(skipped[0]["images"]) <= known
-    assert "skipped an update that is not finite" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "skipped an update that is not finite" in said
+
+
+@pytest.mark.slow
+def test_skipped_updates_are_counted_also_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, {1, 2, 9})
+    interrupt_at(monkeypatch, 6)
+    folder = interrupted(tiny(tmp_path))
+    monkeypatch.undo()
+    poison(monkeypatch, {9})
+    result = loop.fit(tiny(tmp_path), resume=folder)
+    assert result.skipped == 3 and "3 updates were skipped because they were not finite" in result.message
+    assert json.loads((folder / "run.json").read_text())["result"]["skipped"] == 3
+    again = loop.fit(tiny(tmp_path), resume=folder)
+    assert again.skipped == 3
+
+
+def test_the_progress_line_says_how_many_updates_were_skipped() -> None:
+    progress = Progress(10, 4, torch.device("cpu"))
+    sums = StepSums(["loss", "count", "norm"], torch.tensor([2.0, 4.0, 1.0]))
+    progress.update(FinishedStep(6, torch.arange(4), 0.1, sums), RunStatus(), 0.0, None)
+    assert "step 7/10  loss 0.5000" in progress.line() and "skipped" not in progress.line()
+    progress.update(FinishedStep(7, torch.arange(4), 0.1, sums), RunStatus(skipped=2), 0.0, None)
+    assert "2 updates skipped" in progress.line()
 
 
 @pytest.mark.slow
@@ -463,7 +490,7 @@ def test_a_time_limit_ends_the_run_on_time_and_annealed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_early_stopping_counts_evaluations_without_improvement(tmp_path: Path) -> None:
-    run = tiny(tmp_path, optim=Optim(lr=0.0), average=Average(), early_stop=2, duration=Epochs(50))
+    run = tiny(tmp_path, optim=Optim(lr=1e-30), average=Average(), early_stop=2, duration=Epochs(50))
     result = loop.fit(run)
     assert (result.ended, result.steps) == ("early stop", 12)  # the first evaluation improves, two do not
     assert loop.fit(run, resume=result.folder).steps == 12
@@ -477,7 +504,7 @@ def test_early_stopping_needs_something_to_decide_by(tmp_path: Path) -> None:
 
 
 def test_errors_come_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="at least one step"):
+    with pytest.raises(UsageError, match="duration is 0 steps; it must be greater than 0"):
         loop.fit(tiny(tmp_path / "runs", duration=Steps(0)))
     with pytest.raises(UsageError, match="warmup"):
         loop.fit(tiny(tmp_path / "runs", schedule=Schedule(warmup=Steps(100))))

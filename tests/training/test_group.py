@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -31,9 +32,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitrail import world
-from vitrail.config import Steps, to_yaml
+from vitrail.config import to_yaml
 from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_split
+from vitrail.durations import Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.base import Objective, Prepared
@@ -470,3 +472,42 @@ def test_ctrl_c_in_a_terminal_reaches_every_process_once_and_saves(tmp_path: Pat
             os.killpg(run.pid, signal.SIGINT)
     assert run.wait(60) == 130, said
     assert "saved" in said[-1] and list((tmp_path / "train-1" / "checkpoints").glob("step-*")), said
+
+
+def reading(data: Path, out: Path) -> NoReturn:
+    """Train on images some of which cannot be read, and write down which ones this process has met."""
+    setups, set_up = [], loop.set_up
+
+    def kept(*arguments: Any, **options: Any) -> Any:
+        setups.append(set_up(*arguments, **options))
+        return setups[-1]
+
+    loop.set_up = kept
+    with joined(), open(out / f"stderr-{world.rank()}", "w") as said, redirect_stderr(said):
+        loop.fit(tiny(out, data=Data(str(data), holdout=0.0, max_bad=0.9), batch_size=8, duration=Steps(6)))
+        (out / f"unreadable-{world.rank()}.json").write_text(json.dumps(setups[0].loader.bad))
+    group.leave(0)
+
+
+@pytest.mark.slow
+def test_unreadable_images_of_all_processes_are_counted(tmp_path: Path) -> None:
+    for number in range(24):
+        path = tmp_path / "images" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(path)
+        if number < 5:
+            path.write_bytes(path.read_bytes()[:40])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = (tmp_path / "images", tmp_path)
+    members = [Forked(reading, *arguments, env=environment(rank, 2, port)) for rank in range(2)]
+    assert [member.wait(120) for member in members] == [0, 0]
+    main, other = (json.loads((tmp_path / f"unreadable-{rank}.json").read_text()) for rank in range(2))
+    assert main and other and len({name for name, _ in main + other}) == 5
+    logged = lines(tmp_path / "train-1", "unreadable")
+    assert [line["image"] for line in logged if "image" in line] == [name for name, _ in main]
+    counts = [line["count"] for line in logged if "count" in line]
+    assert counts == sorted(set(counts)) and counts[-1] == len(main) + len(other)
+    said = (tmp_path / "stderr-0").read_text()
+    assert f"unreadable images so far: {counts[-1]}, summed over the 2 processes" in said

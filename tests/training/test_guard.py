@@ -13,6 +13,7 @@ from torch import nn
 
 from vitrail.errors import TrainingError, UsageError
 from vitrail.training.guard import FiniteGuard, Interrupted, Signals, Stop, require_finite, run_lock
+from vitrail.training.step import FinishedStep, StepSums
 
 NAN = float("nan")
 
@@ -93,18 +94,20 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("loss", "norm"), [(NAN, 1.0), (1.0, NAN), (float("inf"), 1.0), (1.0, float("inf"))])
 def test_steps_that_are_not_finite_count_in_a_row(loss: float, norm: float) -> None:
+    def is_finite(*numbers: float) -> bool:
+        sums = StepSums(["loss", "count", "norm"], torch.tensor([numbers[0], 1.0, numbers[1]]))
+        return FinishedStep(0, torch.tensor([0]), 0.1, sums).finite
+
+    assert is_finite(1.0, 1.0) and not is_finite(loss, norm)
     guard = FiniteGuard(nn.Linear(1, 1), limit=3)
     guard.before_step()
-    for _ in range(3):  # a good step in between starts the count anew
-        for step in range(2):
-            assert not guard.finite(loss, norm)
+    for start in (0, 3, 6):  # a good step in between starts the count anew
+        for step in (start, start + 1):
             assert "cat/1.jpg" in guard.skip(step, loss, norm, ["cat/1.jpg"])
-        assert guard.finite(1.0, 1.0)
-    assert not guard.finite(loss, norm)
-    guard.skip(0, loss, norm, [])
-    guard.skip(1, loss, norm, [])
+    guard.skip(9, loss, norm, [])
+    guard.skip(10, loss, norm, [])
     with pytest.raises(TrainingError, match="3 steps in a row") as error:
-        guard.skip(2, loss, norm, [f"dog/{i}.jpg" for i in range(20)])
+        guard.skip(11, loss, norm, [f"dog/{i}.jpg" for i in range(20)])
     assert "dog/7.jpg and 12 more" in str(error.value)
 
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file
 
-from vitrail.config import Epochs, Percent
 from vitrail.data.loading.loader import Batch
+from vitrail.durations import Epochs, Percent
 from vitrail.errors import UsageError
 from vitrail.model.variants import ViTConfig
 from vitrail.recipes.registry import recipe
 from vitrail.training.loop import fit
 from vitrail.training.optim.progressive import Sizes
-from vitrail.training.plan import Plan
 from vitrail.training.run import Progressive, Run
+from vitrail.training.timetable import Timetable
 
 
 @given(
@@ -54,9 +54,9 @@ def test_images_are_resized_as_pillow_does() -> None:
 
 def test_growth_follows_the_plan() -> None:
     run = replace(Run(), batch_size=10, duration=Epochs(10), progressive=Progressive(0.5, Percent(50)))
-    plan = Plan.of(run, per_epoch=10)
+    plan = Timetable(run, per_epoch=10)
     assert [plan.growth(step, 0.0) for step in (0, 25, 50, 99)] == [0.0, 0.5, 1.0, 1.0]
-    timed = Plan.of(replace(run, time_limit=1.0), per_epoch=10)
+    timed = Timetable(replace(run, time_limit=1.0), per_epoch=10)
     assert timed.growth(0, 15.0) == pytest.approx(0.5)
 
 

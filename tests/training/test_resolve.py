@@ -17,9 +17,10 @@ from vitrail.model.variants import ViTConfig
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training import batch_size, resolve
-from vitrail.training.batch_size import default_batch, explaining_memory, micro_batches
+from vitrail.training.batch_size import default_batch, explaining_memory, image_bytes, micro_batches
 from vitrail.training.checkpoints import resume
 from vitrail.training.run import Model, Run
+from vitrail.weights.assemble import Overrides
 from vitrail.weights.card import Card
 from vitrail.weights.store import load_model, save_model
 
@@ -160,7 +161,7 @@ def test_another_patch_resamples_the_weights_patch_kernels(saved: Path) -> None:
     assert (found.config.patch, found.config.grid, found.config.image_size) == (4, (8, 8), (32, 32))
     model = resolve.build_model(found)
     assert model.config == found.config and model.stem.weight.shape == (16, 3, 4, 4)
-    assert torch.equal(model.stem.weight, load_model(saved, patch=4).stem.weight)
+    assert torch.equal(model.stem.weight, load_model(saved, Overrides(patch=4)).stem.weight)
     assert "8 -> 4 px patches" in found.decisions["weights"]
     with pytest.raises(UsageError, match="not divisible by the patch, 5 px"):
         decide(Run(weights=str(saved), vit=Model(patch=5), device="cpu"), Pictures(100, (300, 400)))
@@ -216,7 +217,8 @@ def test_micro_batches_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def parts(gib: float, **changes: object) -> int:
         monkeypatch.setattr(batch_size, "free_memory", lambda device: int(gib * 2**30))
-        return micro_batches(objective, replace(run, **changes), config)
+        changed = replace(run, **changes)
+        return micro_batches(objective, changed, config, image_bytes(objective, changed, config))
 
     assert parts(100) == 1
     few, more = parts(0.05), parts(0.02)

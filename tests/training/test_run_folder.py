@@ -10,7 +10,7 @@ import pytest
 
 import vitrail
 from vitrail.errors import CheckpointError, UsageError
-from vitrail.training.folder import RunFolder, plain
+from vitrail.training.folder import RunFolder, json_value
 from vitrail.training.provenance import command
 
 
@@ -57,7 +57,7 @@ def test_json_is_strict_and_replaced_at_once(tmp_path: Path) -> None:
     value = {"loss": float("nan"), "path": tmp_path, 3: (1, None, True, "ü")}
     folder.write_json("run.json", value)
     expected = {"loss": None, "path": str(tmp_path), "3": [1, None, True, "ü"]}
-    assert folder.read_json("run.json") == expected == plain(value)
+    assert folder.read_json("run.json") == expected == json_value(value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"]
     assert folder.read_json("absent.json") == {}
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from vitrail import world
-from vitrail.config import Steps
 from vitrail.data.settings import Augment, Data
+from vitrail.durations import Steps
 from vitrail.errors import CheckpointError, TrainingError
 from vitrail.training import loop
 from vitrail.training import step as stepping

@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from vitrail.config import Epochs, Percent, Steps, from_yaml, to_yaml
+from vitrail.config import from_yaml, to_yaml
 from vitrail.data.settings import Augment, Data, Preprocess
 from vitrail.data.sources.open import open_data
+from vitrail.durations import Epochs, Percent, Steps
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.knn import knn
@@ -163,7 +164,7 @@ def test_the_network_kept_has_no_classifier_and_can_be_finetuned(whole: Path, tm
         data=recorded.data,
         weights=str(whole),
         augment=Augment(crop="center"),
-        optim=Optim(lr=0.0),
+        optim=Optim(lr=1e-30),
         duration=Steps(1),
         batch_size=16,
         device="cpu",
@@ -224,7 +225,7 @@ def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
     )  # fmt: skip
     theirs = transformers.ViTMAEForPreTraining(config)
     theirs.save_pretrained(tmp_path / "theirs")
-    still = Optim(lr=0.0)
+    still = Optim(lr=1e-30)
     run = tiny(tmp_path, "mae", weights=str(tmp_path / "theirs"), vit=Model(), optim=still, duration=Steps(1))
     folder = loop.fit(run).folder
     newest = checkpoint.latest_valid(folder / "checkpoints")
@@ -241,7 +242,7 @@ def test_a_published_mae_goes_on_with_its_decoder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["masked-patch", "mae", "beit", "dino"])
 def test_a_run_starts_from_another_with_all_that_it_learned(tmp_path: Path, name: str) -> None:
     first = loop.fit(tiny(tmp_path, name)).folder
-    still = dict(weights=str(first), vit=Model(), optim=Optim(lr=0.0, weight_decay=0.0), average=Average())
+    still = dict(weights=str(first), vit=Model(), optim=Optim(lr=1e-30, weight_decay=0.0), average=Average())
     more = tiny(tmp_path, name, **still, duration=Steps(1))
     if isinstance(more.objective, DINO):  # a teacher that does not move
         more = replace(more, objective=replace(more.objective, teacher_momentum=1.0))
@@ -313,7 +314,7 @@ def test_knn_during_training_is_that_of_the_kept_features(tmp_path: Path) -> Non
     assert logged[-1]["knn"] == pytest.approx(right / len(nearest), abs=2 / len(nearest))
     assert logged[-1]["knn"] > 0.15  # ten classes
     assert "kNN accuracy" in write_report(folder).read_text()
-    with pytest.raises(UsageError, match=r"knn is 0; it is a number of neighbours"):
+    with pytest.raises(UsageError, match=r"knn is 0; it must be from 1 to 100,000"):
         loop.fit(tiny(tmp_path, "masked-patch", knn=0))
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitrail.config import Epochs, Examples, Percent, Steps
 from vitrail.data.settings import Augment
+from vitrail.durations import Epochs, Examples, Percent, Steps
 from vitrail.errors import UsageError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
@@ -18,11 +18,11 @@ from vitrail.model.wide import WideBlock
 from vitrail.objective.base import Moment
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
-from vitrail.training.plan import Plan
 from vitrail.training.processes.parallel import prepare
-from vitrail.training.progress import clock
 from vitrail.training.run import Average, Optim, Run, Schedule
 from vitrail.training.step import backward, seed_step
+from vitrail.training.timetable import Timetable
+from vitrail.words import time_span
 
 CONFIG = ViTConfig(width=16, depth=3, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=5)
 
@@ -162,7 +162,7 @@ def test_compilation_changes_neither_results_nor_names(checkpointing: bool) -> N
 # the plan
 
 
-def plan(**changes: object) -> Plan:
+def plan(**changes: object) -> Timetable:
     run = Run(
         duration=Epochs(10),
         batch_size=100,
@@ -170,7 +170,7 @@ def plan(**changes: object) -> Plan:
         schedule=Schedule(warmup=Percent(10)),
         average=Average(start=Percent(75)),
     )
-    return Plan.of(replace(run, **changes), per_epoch=20)
+    return Timetable(replace(run, **changes), per_epoch=20)
 
 
 def test_durations_become_steps_once() -> None:
@@ -209,7 +209,7 @@ def test_objectives_are_told_how_far_a_run_is() -> None:
 
 
 def test_impossible_plans_are_refused() -> None:
-    with pytest.raises(UsageError, match="at least one step"):
+    with pytest.raises(UsageError, match="duration is 0 steps; it must be greater than 0"):
         plan(duration=Steps(0))
     with pytest.raises(UsageError, match="warmup"):
         plan(schedule=Schedule(warmup=Steps(201)))
@@ -220,4 +220,4 @@ def test_impossible_plans_are_refused() -> None:
 
 
 def test_time_spans_read_well() -> None:
-    assert [clock(s) for s in (0.4, 59.4, 185, 7385)] == ["0 s", "59 s", "3:05", "2:03:05"]
+    assert [time_span(s) for s in (0.4, 59.4, 185, 7385)] == ["0 s", "59 s", "3 min 5 s", "2 h 3 min"]

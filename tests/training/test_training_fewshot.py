@@ -13,12 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vitrail.config import Steps, from_yaml
+from vitrail.config import from_yaml
 from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data
+from vitrail.durations import Steps
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
-from vitrail.evaluation.fewshot import Plan, fewshot
+from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.reports.curves import training_curves
 from vitrail.reports.run_record import read_run
 from vitrail.training.batches import evaluation_loader
@@ -95,7 +96,7 @@ def test_the_number_is_that_of_the_kept_weights(trained: Path) -> None:
         extract(model, evaluation_loader(run, source), splits.class_names, precision="float32")
         for source in (splits.train, splits.validation)
     )
-    found = fewshot(Plan(splits.train.labels, splits.class_names, shots=(1, 5)), train, validation)
+    found = fewshot(ShotSelection(splits.train.labels, splits.class_names, shots=(1, 5)), train, validation)
     for row, shots in enumerate((1, 5)):
         assert logged[-1][f"{shots}-shot"] == pytest.approx(found.mean[row, 0], abs=1e-9)
         assert logged[-1][f"{shots}-shot std"] == pytest.approx(found.std[row, 0], abs=1e-9)
@@ -141,7 +142,7 @@ def test_weights_that_give_no_numbers_are_logged_and_no_reason_to_stop(trained: 
 def test_it_needs_validation_images_and_sensible_shots(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="fewshot is measured on validation images"):
         fit(tiny(tmp_path, fewshot=(5,), data=Data(path="digits", holdout=0.0)))
-    with pytest.raises(UsageError, match="both count from 1"):
+    with pytest.raises(UsageError, match=r"fewshot is \(0,\); it must be from 1 to 100,000"):
         fit(tiny(tmp_path, fewshot=(0,)))
     assert not list(tmp_path.glob("train-*"))  # said before anything is written
 

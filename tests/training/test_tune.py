@@ -21,7 +21,7 @@ from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training import batch_size
-from vitrail.training.batch_size import micro_batches
+from vitrail.training.batch_size import image_bytes, micro_batches
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer, clip_
 from vitrail.training.optim.tune import check_tune, freeze_rest
@@ -30,7 +30,7 @@ from vitrail.training.run import Average, Optim, Run, Tune
 from vitrail.training.step import backward
 from vitrail.weights.assemble import skeleton
 
-PARTS: tuple[Tune, ...] = ("attention", "ffn", "head")
+PARTS: tuple[Tune, ...] = ("attention", "attention+positions", "ffn", "head")
 SIDE = 16
 TINY: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(SIDE, SIDE), classes=3)
 KINDS: dict[str, ViTConfig] = {
@@ -55,6 +55,7 @@ ATTENTION = r"blocks\.\d+\.(row\.|column\.)?attentions\.\d+\.attention\.(qkv|out
 MLP = r"blocks\.\d+\.(row\.|column\.)?mlps\.\d+\.mlp\.fc[12]\.(weight|bias)"
 LEARNS = {
     "attention": rf"{CLASSIFIER}|{ATTENTION}|pool\.(query|key_value|out)\.(weight|bias)",
+    "attention+positions": rf"{CLASSIFIER}|{ATTENTION}|pool\.(query|key_value|out)\.(weight|bias)|positions\..*",
     "ffn": rf"{CLASSIFIER}|{MLP}|pool\.mlp\.fc[12]\.(weight|bias)",
     "head": CLASSIFIER,
 }
@@ -226,8 +227,9 @@ def kept(config: ViTConfig | ResNetConfig, part: Tune, *, autocast: bool = False
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_keeps_less_than_the_whole_and_the_head_only_what_it_reads(kind: str) -> None:
     config = KINDS[kind]
-    whole, attention, ffn, head = (kept(config, part) for part in ("all", *PARTS))
+    whole, attention, positions, ffn, head = (kept(config, part) for part in ("all", *PARTS))
     assert head < min(attention, ffn) <= max(attention, ffn) < whole
+    assert attention <= positions < whole
     assert head == 4 * (config.pooled + (config.pre_logits or 0))
 
 
@@ -258,6 +260,7 @@ def test_kept_bytes_by_hand(precision: str, branches: int) -> None:
     expected = {
         "all": size * 3 * SIDE**2 + 3 * whole + last,
         "attention": 3 * attention - norm + last,
+        "attention+positions": 3 * attention + last,  # the positions are in front of the first norm
         "ffn": 3 * ffn - 2 * norm - qkv + last,
         "head": size * width,
     }
@@ -283,7 +286,8 @@ def test_a_batch_of_a_frozen_network_is_cut_less_but_by_what_passes_through(monk
         model = network(config)
         freeze_rest(model, part)
         objective = SupervisedObjective(model, Supervised(), Augment(crop="center"), 3, 0).train()
-        return micro_batches(objective, Run(batch_size=64, precision="float32", tune=part), config)
+        run = Run(batch_size=64, precision="float32", tune=part)
+        return micro_batches(objective, run, config, image_bytes(objective, run, config))
 
     found = {part: parts(part) for part in ("all", *PARTS)}
     assert found["all"] > found["attention"] > found["head"] > 1
@@ -308,11 +312,11 @@ def test_attention_is_a_third_of_a_vision_transformer(name: str) -> None:
 def test_only_what_is_there_can_be_tuned() -> None:
     vit, resnet = KINDS["plain"], ResNetConfig(units=(1, 1), width=32, classes=3)
     for part in PARTS:
-        with pytest.raises(UsageError, match=r"there is none: say which \(--from WEIGHTS\)"):
+        with pytest.raises(UsageError, match=r"no weights are given. Name them with --from WEIGHTS"):
             check_tune(Run(tune=part), vit)
         check_tune(Run(tune=part, weights="runs/x"), vit)
     check_tune(Run(), resnet)
     check_tune(Run(tune="head", weights="r50.npz"), resnet)
-    for part in ("attention", "ffn"):
-        with pytest.raises(UsageError, match=f"r50.npz is a ResNet.* no {part} layers"):
+    for part, lacking in (("attention", "attention"), ("attention+positions", "attention"), ("ffn", "ffn")):
+        with pytest.raises(UsageError, match=f"r50.npz is a ResNet.* no {lacking} layers"):
             check_tune(Run(tune=part, weights="r50.npz"), resnet)

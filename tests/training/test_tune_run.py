@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import vitrail
-from vitrail.config import Epochs, Percent, from_yaml
+from vitrail.config import from_yaml
 from vitrail.data.settings import Augment, Data
+from vitrail.durations import Epochs, Percent
 from vitrail.errors import CheckpointError, UsageError, WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
@@ -152,7 +153,7 @@ def test_the_run_says_what_learned(whole: Path, runs: Path) -> None:
     values = 2 * (4 * 16**2 + 4 * 16) + 10 * 16 + 10
     count = sum(parameter.numel() for parameter in load(whole).parameters())
     assert facts["tuned"] == {"what": "attention", "parameters": values, "of": count}
-    assert facts["decisions"]["tune"].startswith(f"attention: {values:,} of {count:,} parameters learn")
+    assert facts["decisions"]["tune"].startswith(f"attention: {values:,} of {count:,} parameters are trained")
     assert (facts["base"]["source"], facts["base"]["relative"]) == (str(runs / "base"), "../base")
     assert read_card(whole).provenance["tune"] == "attention"
     reference = json.loads((newest(whole) / "state.json").read_text())["base"]

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from block_outputs import block_outputs
 from flax_reference import Result
 from torch import nn
 
 from vitrail.model.build import build
-from vitrail.model.record import block_outputs
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 

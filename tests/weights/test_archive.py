@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import contextlib
 import io
 import json
 import mmap
 import os
 import pickle
+import resource
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vitrail import files
+from vitrail.data import npz
 from vitrail.errors import WeightsError
+from vitrail.weights import archive as archive_module
 from vitrail.weights.archive import open_archive
+from vitrail.weights.readers.tensor_file import DTYPES
+from vitrail.weights.readers.torchfile import MOST_PICKLED
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -112,7 +118,7 @@ def test_other_byte_and_memory_orders_are_read(tmp_path: Path, array: np.ndarray
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch"])
-def test_writing_into_a_mapped_tensor_never_reaches_the_file(tmp_path: Path, kind: str) -> None:
+def test_writing_into_a_tensor_never_reaches_the_file(tmp_path: Path, kind: str) -> None:
     path = KINDS[kind][0](tmp_path / "w")
     before = path.read_bytes()
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED), open_archive(path) as archive:
@@ -123,6 +129,24 @@ def test_writing_into_a_mapped_tensor_never_reaches_the_file(tmp_path: Path, kin
     path.chmod(0o400)
     with open_archive(path) as archive:
         assert torch.equal(archive["a"], TENSORS["a"])
+
+
+@pytest.mark.parametrize("where", [0, 0.5, 0.99])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_file_cut_while_it_is_read_is_an_error(tmp_path: Path, dtype: torch.dtype, where: float) -> None:
+    tensors = {name: torch.arange(60_000).remainder(60).reshape(3, 20_000).to(dtype) for name in ("a", "b")}
+    tensors |= {"one": torch.ones((), dtype=dtype), "none": torch.ones((2, 0), dtype=dtype)}
+    save_file(tensors, tmp_path / "w")
+    size = (tmp_path / "w").stat().st_size
+    with open_archive(tmp_path / "w") as archive:
+        for name, tensor in tensors.items():
+            assert torch.equal(archive[name].view(torch.uint8), tensor.view(torch.uint8)) if tensor.dim() else True
+            assert archive[name].dtype == dtype and archive[name].shape == tensor.shape
+        assert bytes(archive["one"].reshape(1).view(torch.uint8)) == bytes(tensors["one"].reshape(1).view(torch.uint8))
+    with open_archive(tmp_path / "w") as archive:
+        os.truncate(tmp_path / "w", int(size * where))
+        with pytest.raises(WeightsError, match="was cut while it was read"):
+            [archive[name] for name in tensors]
 
 
 # ---- checkpoints around a state dict
@@ -215,6 +239,32 @@ def test_code_in_a_pickle_is_not_executed(tmp_path: Path, way: str, name: str) -
     assert target.exists()
 
 
+@pytest.mark.parametrize("way", ["zip", "old"])
+def test_a_pickle_that_would_fill_the_memory_is_refused_unread(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte of it is an empty list, which takes 56 bytes of memory and 8 in the list that holds it."""
+    file, lists = tmp_path / "w.pth", b"\x80\x02](" + b"]" * (MOST_PICKLED + 1) + b"e."
+    if way == "old":
+        file.write_bytes(lists)
+    else:
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("w/data.pkl", lists)
+            archive.writestr("w/version", "3")
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the pickle was read"))
+    with pytest.raises(WeightsError, match=r"w\.pth has more than 16 MiB beside its tensors"):
+        open_archive(file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_state_of_many_tensors_is_read(zipped: bool, tmp_path: Path) -> None:
+    state = {f"blocks.{number}.attention.projection.weight": torch.ones(2) for number in range(10_000)}
+    torch.save({"model": state, "epoch": 3}, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
+    with open_archive(tmp_path / "w.pth") as archive:
+        assert len(archive.names) == 10_000
+
+
 def test_a_pickle_says_what_it_asked_for(tmp_path: Path) -> None:
     torch.save({"a": Evil(tmp_path / "x")}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"asks for posix\.mkdir, which could run code"):
@@ -279,7 +329,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, monke
     np.savez_compressed(tmp_path / "w.npz", a=np.zeros(1 << 20, np.float32))
     with open_archive(tmp_path / "w.npz") as archive:  # a few megabytes of zeros are a fresh classifier
         assert not archive["a"].any()
-    monkeypatch.setattr(files, "LARGEST_UNPACKED", 1 << 20)
+    monkeypatch.setattr(npz, "LARGEST_UNPACKED", 1 << 20)
     with pytest.raises(WeightsError, match=r"claims to unpack to 4,194,\d\d\d: no weights compress like that"):
         open_archive(tmp_path / "w.npz")
 
@@ -440,6 +490,9 @@ def test_folders_without_one_model_are_refused(tmp_path: Path, make: Any, messag
 def test_nothing_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"nowhere does not exist. Give a weight file"):
         open_archive(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WeightsError, match=r"pipe is neither a folder nor a regular file. Give a weight file"):
+        open_archive(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, "\ud83d"])
@@ -489,3 +542,78 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, places: Any, message: str
     (tmp_path / "folder").mkdir()
     with pytest.raises(WeightsError, match=message):
         open_archive(_sharded(tmp_path / "folder", places))
+
+
+class Bomb:
+    """An object whose pickle calls a function with arguments."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    ("bomb", "named"),
+    [
+        (Bomb(bytearray, 4 << 30), "asks for (builtins|__builtin__).bytearray"),
+        (Bomb(codecs.encode, "x" * 50, "latin1"), "asks for _codecs.encode"),
+        (Bomb(torch.FloatTensor, 1 << 26), r"'b' claims|claims 268,435,464 bytes of tensors"),
+    ],
+)
+def test_pickles_that_allocate_what_they_name_are_refused(tmp_path: Path, bomb: Bomb, named: str, zipped: bool) -> None:
+    path = tmp_path / "w.pth"
+    torch.save({"a": torch.zeros(2), "b": bomb}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(WeightsError, match=named), peak_below(1 << 29):
+        open_archive(path)
+
+
+def test_a_compressed_pickle_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(2)}, tmp_path / "plain.pth")
+    with zipfile.ZipFile(tmp_path / "plain.pth") as plain, zipfile.ZipFile(tmp_path / "w.pth", "w") as packed:
+        for info in plain.infolist():
+            kind = zipfile.ZIP_DEFLATED if info.filename.endswith(".pkl") else zipfile.ZIP_STORED
+            packed.writestr(info.filename, plain.read(info) + b"\0" * (1 << 20), compress_type=kind)
+    with pytest.raises(WeightsError, match="packed again with compression"):
+        open_archive(tmp_path / "w.pth")
+
+
+def test_names_of_any_number_of_wrappers_are_not_unwrapped(tmp_path: Path) -> None:
+    torch.save({"module." * 9000 + "a": torch.zeros(2)}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match="at most 8 dimensions and 1,000 letters are read"):
+        open_archive(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"x" * 5000: torch.zeros(1)}, "with 5,000 letters"),
+        ({"a": torch.zeros((1,) * 9)}, "'a' of 9 dimensions"),
+    ],
+)
+def test_names_and_shapes_have_a_length(tmp_path: Path, tensors: dict[str, torch.Tensor], message: str) -> None:
+    save_file(tensors, tmp_path / "w.safetensors")
+    with pytest.raises(WeightsError, match=message) as error:
+        open_archive(tmp_path / "w.safetensors")
+    assert len(str(error.value)) < 500
+
+
+def test_tensors_have_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "MOST_TENSORS", 2)
+    save_file({str(i): torch.zeros(1) for i in range(3)}, tmp_path / "w.safetensors")
+    with pytest.raises(WeightsError, match="holds 3 tensors; at most 2 are read"):
+        open_archive(tmp_path / "w.safetensors")
+
+
+@contextlib.contextmanager
+def peak_below(room: int) -> Iterator[None]:
+    """Let the process grow by `room` bytes within the block."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import vitrail
@@ -213,6 +216,16 @@ def test_a_model_without_a_card_gets_one(tmp_path: Path) -> None:
     assert load(tmp_path / "m").config == model.config
 
 
+@pytest.mark.parametrize("size", [(32, 32), (16, 48)])
+def test_the_preprocessing_of_a_new_card_is_for_the_networks_images(tmp_path: Path, size: tuple[int, int]) -> None:
+    model = vitrail.create("Ti/16", depth=1, classes=2, patch=8, image_size=size)
+    vitrail.save(model, tmp_path / "m")
+    card = vitrail.load(tmp_path / "m").card
+    image = Image.new("RGB", (100, 80))
+    assert card.preprocess.image_size == size
+    assert card.transform()(image).shape == vitrail.Card(model.config).transform()(image).shape == (3, *size)
+
+
 def test_half_precision_is_written_in_float32(tmp_path: Path) -> None:
     model = made(config()).bfloat16()
     save(model, tmp_path / "m")
@@ -273,3 +286,36 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     for format in ("vitrail", "google"):
         with pytest.raises(WeightsError, match=r"cannot write .*file/m"):
             save(made(config(gelu="tanh")), tmp_path / "file" / "m", format)
+
+
+SAVE_AGAIN = """
+import sys, vitrail
+vitrail.save(vitrail.load(sys.argv[1]), sys.argv[2], sys.argv[3])
+"""
+
+
+def test_the_header_keeps_every_character_of_a_class_name(tmp_path: Path) -> None:
+    names = ["".join(map(chr, range(1, 0x300))), '"\\/\u2028\uffff', "\U0001f600"]
+    save(made(config(), class_names=names), tmp_path / "m")
+    assert load(tmp_path / "m").card.class_names == names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("format", "name", "wanted"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+def test_equal_models_make_equal_files(
+    tmp_path: Path, format: str, name: str, wanted: ViTConfig | ResNetConfig
+) -> None:
+    """Several times in this process, because a random order may be right by chance; once in one with other hashes."""
+    save(made(wanted, metrics={"top1": 0.5, "nll": 1.0}, class_names=CLASSES), tmp_path / "source")
+    model = load(tmp_path / "source")
+    for number in range(4):
+        save(model, tmp_path / str(number) / name, format)
+    arguments = [str(tmp_path / "source"), str(tmp_path / "4" / name), format]
+    subprocess.run(
+        [sys.executable, "-c", SAVE_AGAIN, *arguments], check=True, env={**os.environ, "PYTHONHASHSEED": "7"}
+    )
+    files = {
+        number: {file: (tmp_path / str(number) / file).read_bytes() for file in listing(tmp_path / str(number))}
+        for number in range(5)
+    }
+    assert files[0] and all(files[number] == files[0] for number in range(5))

@@ -16,6 +16,7 @@ from torch import nn
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.weights.assemble import Overrides
 from vitrail.weights.card import Card
 from vitrail.weights.store import find_model, load_model, read_card, save_model
 
@@ -80,7 +81,7 @@ def test_any_name_a_folder_can_have_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("classes", [3, 5, 0])
 def test_a_new_head_is_zero_and_everything_else_is_kept(tmp_path: Path, classes: int, pre_logits: int | None) -> None:
     model = saved(tmp_path, tiny(pre_logits=pre_logits))
-    loaded = load_model(tmp_path, classes=classes)
+    loaded = load_model(tmp_path, Overrides(classes=classes))
     assert loaded.config == tiny(classes=classes) == loaded.card.config
     assert loaded.card.class_names == []
     new, old = loaded.state_dict(), model.state_dict()
@@ -98,7 +99,7 @@ def test_a_new_head_is_zero_and_everything_else_is_kept(tmp_path: Path, classes:
 
 def test_positions_are_resampled_as_scipy_does(tmp_path: Path) -> None:
     model = saved(tmp_path)
-    loaded = load_model(tmp_path, image_size=(24, 40))
+    loaded = load_model(tmp_path, Overrides(image_size=(24, 40)))
     table = model.positions.embedding.detach().numpy()[0]
     grid = scipy.ndimage.zoom(table[1:].reshape(4, 4, 16), (6 / 4, 10 / 4, 1), order=1)
     expected = np.concatenate([table[:1], grid.reshape(60, 16)])
@@ -112,7 +113,7 @@ def test_positions_are_resampled_as_scipy_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("positions", ["1d", "2d", "relative"])
 def test_resampling_at_load_equals_resampling_as_the_model_runs(tmp_path: Path, positions: str, place: str) -> None:
     model = saved(tmp_path, tiny(positions=positions, place=place))
-    loaded = load_model(tmp_path, image_size=24)
+    loaded = load_model(tmp_path, Overrides(image_size=24))
     images = torch.randn(2, 3, 24, 24)
     with torch.inference_mode():
         torch.testing.assert_close(loaded(images), model(images), rtol=1e-4, atol=1e-5)
@@ -121,12 +122,12 @@ def test_resampling_at_load_equals_resampling_as_the_model_runs(tmp_path: Path, 
 def test_the_way_of_resampling_can_be_chosen(tmp_path: Path) -> None:
     saved(tmp_path)
     tables = [
-        load_model(tmp_path, image_size=24, resize_mode=mode).positions.embedding  # type: ignore[arg-type]
+        load_model(tmp_path, Overrides(image_size=24, resize_mode=mode)).positions.embedding  # type: ignore[arg-type]
         for mode in ("official", "timm")
     ]
     assert not torch.allclose(*tables)
     assert read_card(tmp_path).resize_mode == "official"
-    assert load_model(tmp_path, resize_mode="timm").card.resize_mode == "timm"
+    assert load_model(tmp_path, Overrides(resize_mode="timm")).card.resize_mode == "timm"
 
 
 def _rewritten(folder: Path, change: Any) -> None:
@@ -259,7 +260,7 @@ def test_a_failed_save_leaves_the_old_model_and_no_rubbish(tmp_path: Path, monke
 def test_positions_of_an_impossible_size_are_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(Exception, match="not divisible by the patch"):
-        load_model(tmp_path, image_size=18)
+        load_model(tmp_path, Overrides(image_size=18))
 
 
 def test_others_may_read_a_model_as_any_file(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import timm
 import torch
+from block_outputs import block_outputs
 from safetensors.torch import load_file
 from timm.layers import StdConv2d
 from timm.models import save_for_hf
 from timm.models.resnetv2 import ResNetV2
 from torch import Tensor, nn
 
-from vitrail.model.record import block_outputs
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 

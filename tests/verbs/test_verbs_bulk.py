@@ -1,0 +1,97 @@
+"""`predict` and `embed` into a folder give what they give into a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import vitrail
+from vitrail.data.images.ops import eval_transform
+from vitrail.data.loading.loader import Loader
+from vitrail.data.loading.pack import pack_data
+from vitrail.data.settings import Preprocess
+from vitrail.data.sources.open import find
+from vitrail.errors import UsageError
+from vitrail.evaluation.bulk import COMPLETE
+from vitrail.model.variants import variant
+from vitrail.model.vit import ViT
+from vitrail.verbs.embed import embed
+from vitrail.weights.card import Card
+from vitrail.weights.store import save_model
+
+SIDE = 16
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = variant("Ti/16", width=16, depth=1, heads=2, mlp_dim=16, image_size=(SIDE, SIDE), patch=8, classes=10)
+    model = ViT(config)
+    torch.nn.init.normal_(model.head.weight)
+    folder = tmp_path_factory.mktemp("network") / "model"
+    save_model(folder, model, Card(config, [f"class {n}" for n in range(10)], Preprocess((SIDE, SIDE))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits") / "packed"
+    pack_data("digits", folder, shard_bytes=400_000)
+    return folder
+
+
+@pytest.mark.slow
+def test_predictions_of_shards_are_those_of_the_network(network: Path, digits: Path, tmp_path: Path) -> None:
+    found = vitrail.predict(network, digits, out=tmp_path / "out", merge=tmp_path / "all.parquet", top=3, workers=0,
+                            precision="float32")  # fmt: skip
+    assert found.state.complete and found.state.parts > 2 and (tmp_path / "out" / COMPLETE).exists()
+    table = pq.read_table(tmp_path / "all.parquet")
+    model = vitrail.load(network)
+    row = 0
+    for source in find(str(digits)).splits.values():
+        loader = Loader(source, transform=eval_transform(model.card.preprocess), image_size=SIDE, batch_size=97,
+                        shuffle=False, drop_last=False)  # fmt: skip
+        for batch in loader.epoch(0):
+            with torch.no_grad():
+                shares = model.eval()(batch.images).softmax(1)
+            values, classes = shares.topk(3, 1)
+            part = table.slice(row, len(classes))
+            np.testing.assert_allclose(np.stack(part["probabilities"].to_numpy()), values, rtol=1e-4)
+            sure = (values[:, 0] - values[:, 1] > 1e-5).numpy()
+            named = np.array([names[0] for names in part["classes"].to_pylist()])
+            assert (named == np.array([f"class {n}" for n in classes[:, 0].tolist()]))[sure].all()
+            assert part["label"].to_pylist() == [source.class_names[n] for n in batch.labels.tolist()]
+            assert part["id"].to_pylist() == [source.id(n) for n in batch.index.tolist()]
+            row += len(classes)
+    assert row == len(table)
+
+
+@pytest.mark.slow
+def test_features_of_shards_are_those_in_an_npz(network: Path, digits: Path, tmp_path: Path) -> None:
+    embedded = embed(network, digits, out=tmp_path / "f.npz", workers=0, precision="float32")
+    found = embed(network, digits, out=tmp_path / "out", merge=tmp_path / "f.parquet", workers=0, precision="float32")
+    assert found.state.complete and embedded.width == 16
+    table = pq.read_table(tmp_path / "f.parquet")
+    with np.load(tmp_path / "f.npz") as arrays:
+        sides = [split for split in ("train", "test") if f"{split}_ids" in arrays] or [""]
+        ids = np.concatenate([arrays[f"{side}_ids" if side else "ids"] for side in sides])
+        features = np.concatenate([arrays[f"{side}_features" if side else "features"] for side in sides])
+    place = {id: row for row, id in enumerate(table["id"].to_pylist())}
+    assert place.keys() == set(ids.tolist()) and len(place) == len(table)  # one order is by shard, the other by split
+    mine = np.stack(table["features"].to_numpy())[[place[id] for id in ids.tolist()]]
+    np.testing.assert_allclose(mine, features, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_folder_cannot_take(network: Path, digits: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="for the results of one data set"):
+        vitrail.predict(network, digits, digits, out=tmp_path / "out")
+    with pytest.raises(UsageError, match="merge is for a folder"):
+        vitrail.predict(network, digits, out=tmp_path / "x.csv", merge=tmp_path / "y.parquet")
+    with pytest.raises(UsageError, match=r"ends in \.parquet"):
+        vitrail.predict(network, digits, out=tmp_path / "out", merge=tmp_path / "y.csv", workers=0)
+    with pytest.raises(UsageError, match="or to a folder"):
+        vitrail.predict(network, digits, out=tmp_path / "x.txt")

@@ -1,0 +1,238 @@
+"""`vitrail plan`: it times real steps on real images, and what it prints can be run and does what it says."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from documents import refused
+from PIL import Image
+
+import vitrail
+from vitrail import cli
+from vitrail.data.settings import Preprocess
+from vitrail.data.sources import open as opening
+from vitrail.data.sources.open import open_data
+from vitrail.model.build import build
+from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.training.batches import training_loader
+from vitrail.training.resolve import resolve
+from vitrail.training.timetable import Timetable
+from vitrail.transfer import timing
+from vitrail.transfer.timing import Rehearsal, Speeds
+from vitrail.verbs.train.train import Preview
+from vitrail.weights.card import Card
+from vitrail.weights.store import save_model
+
+Captured = pytest.CaptureFixture[str]
+WAYS = ["few-shot", "linear probe", "attention-only", "full fine-tuning", "from scratch"]
+VIT = ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=8, image_size=(16, 16), classes=3)
+QUICK = ("--seconds", "0.2", "--quiet")
+
+
+def saved(folder: Path, config: ViTConfig | ResNetConfig = VIT) -> str:
+    save_model(folder, build(config), Card(config, preprocess=Preprocess(config.image_size)))
+    return str(folder)
+
+
+def drawn(folder: Path, each: int, classes: int = 3, side: int = 20) -> str:
+    """Class folders of pictures, each class a brightness of its own."""
+    rng = np.random.default_rng(0)
+    for number in range(classes):
+        (folder / f"kind {number}").mkdir(parents=True)
+        for i in range(each):
+            pixels = rng.integers(0, 60, (side, side, 3), dtype=np.uint8) + np.uint8(60 * number)
+            Image.fromarray(pixels).save(folder / f"kind {number}" / f"{i}.png")
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs, if there were any, would go here."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def as_json(argv: list[str], capsys: Captured) -> dict[str, Any]:
+    assert cli.main(["plan", *argv, *QUICK, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def steps(run: Any) -> int:
+    """The steps that training would do."""
+    splits = open_data(run.data, seed=run.seed)
+    resolved = resolve(run, splits.train, splits.class_names)
+    with closing(training_loader(resolved.run, splits.train)) as loader:
+        return Timetable(resolved.run, len(loader)).total
+
+
+@pytest.mark.slow
+def test_real_photographs(shared_data: Path, tmp_path: Path, capsys: Captured) -> None:
+    photos, weights = str(shared_data / "flowers12"), saved(tmp_path / "weights")
+    found = as_json([photos, "--from", weights], capsys)
+    assert [option["name"] for option in found["options"]] == WAYS
+    assert found["data"]["images"] == {"train": 648, "validation": 72, "test": 240}
+    assert (found["data"]["classes"], found["data"]["median_size"]) == (12, [224, 224])
+    assert found["data"]["fewest"][1] == found["data"]["most"][1] == 54
+    assert found["machine"]["free_memory_bytes"] > 0
+    # 54 images of each class, a small task: the follow-up's case
+    assert found["recommended"] == "attention-only"
+    assert [option["name"] for option in found["options"] if option["recommended"]] == ["attention-only"]
+    assert found["command"] == f"vitrail finetune {photos} --from {weights} --tune attention"
+    assert "648 training images of 12 classes (54 per class)" in found["why"]
+    for option in found["options"]:
+        assert refused(shlex.split(option["command"])) == ""
+        assert option["seconds"] > 0 and option["memory_bytes"] > 0 and option["images_per_second"] > 0
+        assert option["seconds"] == pytest.approx(sum(option["parts"].values()), abs=0.01)
+        assert option["share"] == 1
+    by_name = {option["name"]: option for option in found["options"]}
+    assert by_name["attention-only"]["steps"] == by_name["full fine-tuning"]["steps"] == 500
+    assert by_name["attention-only"]["memory_bytes"] < by_name["full fine-tuning"]["memory_bytes"]
+    preview = vitrail.train(photos, print_config=True)
+    assert isinstance(preview, Preview)
+    assert by_name["from scratch"]["steps"] == steps(preview.run)
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_probes_look_at_as_many_images(tmp_path: Path, capsys: Captured) -> None:
+    photos, weights = drawn(tmp_path / "my photos", each=12), saved(tmp_path / "the weights")
+    found = as_json([photos, "--from", weights], capsys)
+    assert found["recommended"] == "linear probe"  # of 12, 11 are left to train on
+    commands = {option["name"]: shlex.split(option["command"])[1:] for option in found["options"]}
+    for name in ("few-shot", "linear probe"):
+        assert cli.main([*commands[name], "--json", "--quiet"]) == 0
+        images = json.loads(capsys.readouterr().out)["train_images"]
+        why = next(option["why"] for option in found["options"] if option["name"] == name)
+        assert f"features of {images} images" in why
+
+
+@pytest.mark.slow
+def test_training_does_as_many_steps(tmp_path: Path, capsys: Captured) -> None:
+    photos = drawn(tmp_path / "my photos", each=6)
+    (option,) = as_json([photos], capsys)["options"]
+    assert cli.main([*shlex.split(option["command"])[1:], "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == option["steps"] > 0
+
+
+@pytest.mark.slow
+def test_data_are_opened_once(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probes split the data in another way than training does, and each method decides on a run of its own."""
+    photos, opened, find = drawn(tmp_path / "photos", each=6), [], opening.find
+
+    def counting(path: str, *columns: Any, **options: Any) -> Any:
+        opened.append(path)
+        return find(path, *columns, **options)
+
+    monkeypatch.setattr(opening, "find", counting)
+    found = as_json([photos, "--from", saved(tmp_path / "weights")], capsys)
+    assert [option["name"] for option in found["options"]] == WAYS
+    assert opened == [photos]
+
+
+@pytest.mark.slow
+def test_few_images_and_none_to_start_from(tmp_path: Path, capsys: Captured) -> None:
+    photos = drawn(tmp_path / "photos", each=5)
+    found = as_json([photos, "--from", saved(tmp_path / "weights")], capsys)
+    assert found["recommended"] == "few-shot"
+    alone = as_json([photos], capsys)
+    assert [option["name"] for option in alone["options"]] == ["from scratch"]
+    assert alone["command"] == f"vitrail train {photos}"
+
+
+@pytest.mark.slow
+def test_little_time_is_kept_by_the_command(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Rehearsal,
+        "speeds",
+        lambda self, seconds, answers=None: Speeds((1.0,) * 3, 0.0, 0.0, 0.0, 0.0, 0.0, start=5.0),
+    )
+    photos = drawn(tmp_path / "photos", each=40)  # 36 of each to train on, 30 passes over them, a second per image
+    slow = as_json([photos], capsys)["options"][0]
+    opening = slow["parts"]["start"] - timing.TRAIN - 5
+    assert (slow["steps"], slow["parts"]["steps"]) == (30, 30 * 108)
+    found = as_json([photos, "--minutes", "10"], capsys)
+    (option,) = found["options"]
+    left = 600 - timing.TRAIN - 5 - opening - 12  # 12 images to choose by are pictured in the report
+    limit = float(option["command"].partition("--time-limit ")[2])
+    assert 60 * limit == pytest.approx(left, abs=2)
+    assert refused(shlex.split(option["command"])) == ""
+    assert option["share"] == pytest.approx(60 * limit / (30 * 108))
+    assert option["seconds"] == pytest.approx(600, abs=2)
+    assert option["steps"] == round(30 * option["share"])
+    assert found["recommended"] == "from scratch"  # there is no other way
+    assert "--time-limit" not in as_json([photos, "--minutes", "60"], capsys)["command"]
+
+
+@pytest.mark.slow
+def test_a_resnet_has_no_attention_to_tune(tmp_path: Path, capsys: Captured) -> None:
+    config = ResNetConfig(units=(1, 1, 1, 1), width=8, image_size=(32, 32), classes=3)
+    found = as_json([drawn(tmp_path / "photos", each=4), "--from", saved(tmp_path / "resnet", config)], capsys)
+    assert [option["name"] for option in found["options"]] == [name for name in WAYS if name != "attention-only"]
+
+
+@pytest.mark.slow
+def test_a_size_is_passed_on(tmp_path: Path, capsys: Captured) -> None:
+    photos, weights = drawn(tmp_path / "photos", each=4), saved(tmp_path / "weights")
+    found = as_json([photos, "--from", weights, "--image-size", "24"], capsys)
+    for option in found["options"]:
+        assert option["command"].endswith("--image-size 24")
+        assert refused(shlex.split(option["command"])) == ""
+        assert "24 x 24 px" in option["why"] or not option["steps"]
+
+
+@pytest.mark.slow
+def test_larger_images_of_the_same_classes(tmp_path: Path) -> None:
+    photos = drawn(tmp_path / "photos", each=5)
+    config, names = VIT, ["kind 0", "kind 1", "kind 2"]
+    save_model(tmp_path / "weights", build(config), Card(config, names, Preprocess(config.image_size)))
+    found = vitrail.plan(photos, weights=tmp_path / "weights", image_size=32, seconds=0.2)
+    assert found.recommended.name == "attention-only"  # follow-up, Table 5
+    assert "Table 5" in found.source
+
+
+@pytest.mark.slow
+def test_what_is_shown(tmp_path: Path, capsys: Captured) -> None:
+    photos = drawn(tmp_path / "photos", each=5)
+    for number in range(3):
+        (Path(photos) / "kind 1" / f"{number}.png").unlink()
+    (Path(photos) / "kind 1" / "notes.txt").touch()
+    assert cli.main(["plan", photos, "--from", saved(tmp_path / "weights"), *QUICK]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert photos in lines[0] and "3 classes" in lines[0] and "20 x 20 px" in lines[0]
+    assert "of kind 1 to" in lines[0] and " to 1)" in lines[0]
+    assert "free" in lines[1] and lines[2].startswith("note") and "ignored 1" in lines[2]
+    assert [line for line in lines if line.startswith("> few-shot")]
+    commands = [line.partition("vitrail ") for line in lines if "  vitrail " in line]
+    assert len(commands) == len(WAYS)
+    assert all(refused(["vitrail", *shlex.split(words)]) == "" for _, _, words in commands)
+    assert lines[-2].startswith("recommended: few-shot. ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["{photos}", "--from", "{nothing}"], 1, "there is nothing at"),
+        (["{photos}", "--from", "{photos}/kind 0/0.png"], 1, "0.png"),
+        (["{nothing}"], 1, "no data at"),
+        (["{photos}", "--from", "{weights}", "--image-size", "20"], 2, "20"),
+        (["{photos}", "--minutes", "0"], 2, "minutes is 0"),
+        (["{photos}", "--seconds", "-1"], 2, "seconds is -1"),
+        (["{photos}", "--minute", "3"], 2, "Did you mean '--minutes'?"),
+    ],
+)
+def test_what_cannot_be_planned(argv: list[str], code: int, said: str, tmp_path: Path, capsys: Captured) -> None:
+    places = {
+        "photos": drawn(tmp_path / "photos", each=2),
+        "weights": saved(tmp_path / "weights"),
+        "nothing": str(tmp_path / "nothing here"),
+    }
+    assert cli.main(["plan", *(word.format(**places) for word in argv)]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and "Traceback" not in err
