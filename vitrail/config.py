@@ -1,118 +1,33 @@
-"""Settings: durations with a unit, and strict merging of YAML and keyword arguments into frozen dataclasses.
+"""Settings: strict merging of YAML and keyword arguments into frozen dataclasses.
 
 `from_yaml(path, base)` returns the dataclass `base` with the values of a YAML file in place of its own;
 `merge(base, values)` does the same with nested Python values; `to_yaml(value)` writes every value, so that
 `from_yaml(to_yaml(run), Run()) == run`. An unknown name, a wrong type, a repeated name and a word outside of a Literal
-are errors. One UsageError lists all of them with file, line and the nearest valid name. Torch-free, so that `--help`
-and a wrong flag answer at once.
+are errors. One UsageError lists all of them with file, line and the nearest valid name. A section that is `Open` may
+name a class of the user's own: `optim: {class: "my.optimisers:Lion", lr: 1e-4}` (`vitrail.import_path`). Torch-free, so
+that `--help` and a wrong flag answer at once.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from vitrail.durations import Duration, parse_duration
 from vitrail.errors import UsageError, did_you_mean
+from vitrail.import_path import Open, import_path, inheriting, is_own, own_class
+from vitrail.ranges import outside, ranged_types
+from vitrail.words import shown
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Duration:
-    """A length of training in one of four units. `steps` converts it to optimiser steps.
-
-    Written "500 steps", "30 epochs", "1e6 examples" or "5 %" (of the whole run). Raises UsageError if the value is
-    negative or not finite.
-    """
-
-    value: float
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.value) and self.value >= 0):
-            raise UsageError(f"the duration {self.value!r} is not valid: it must be a finite number of at least 0")
-
-    def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
-        """Return the number of optimiser steps, rounded up; a percentage is relative to `total`."""
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        # exact, so that a written duration reads back as itself: {:g} would round 1,234,567 examples
-        whole = float(self.value).is_integer() and self.value < 1e15
-        return f"{int(self.value) if whole else repr(float(self.value))} {UNIT_NAMES[type(self)]}"
-
-
-def _up(steps: float) -> int:
-    return math.ceil(round(steps, 6))  # 0.1 epochs of 30 steps are 3.0000000000000004 steps and must become 3
-
-
-@dataclass(frozen=True)
-class Steps(Duration):
-    """Optimiser steps."""
-
-    def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
-        """See `Duration.steps`."""
-        return _up(self.value)
-
-
-@dataclass(frozen=True)
-class Epochs(Duration):
-    """Passes over the training split."""
-
-    def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
-        """See `Duration.steps`."""
-        return _up(self.value * per_epoch)
-
-
-@dataclass(frozen=True)
-class Examples(Duration):
-    """Training images."""
-
-    def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
-        """See `Duration.steps`."""
-        return _up(self.value / batch_size)
-
-
-@dataclass(frozen=True)
-class Percent(Duration):
-    """Percent of the whole run."""
-
-    def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
-        """See `Duration.steps`; raises UsageError if the length of the whole run is not known."""
-        if total is None:
-            raise UsageError("the length of a run cannot be a percentage: use steps, epochs or examples")
-        return _up(self.value * total / 100)
-
-
-UNIT_NAMES: dict[type[Duration], str] = {Steps: "steps", Epochs: "epochs", Examples: "examples", Percent: "%"}
-_UNITS: dict[str, type[Duration]] = {
-    "": Steps,
-    **dict.fromkeys(("step", "steps"), Steps),
-    **dict.fromkeys(("ep", "epoch", "epochs"), Epochs),
-    **dict.fromkeys(("ex", "example", "examples", "images"), Examples),
-    **dict.fromkeys(("%", "percent"), Percent),
-}
-_NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
-_DURATION = re.compile(rf"\s*(?P<number>{_NUMBER})\s*(?P<unit>[a-z%]*)\s*")
-
-
-def parse_duration(text: str | int | float | Duration) -> Duration:
-    """Return the duration that "30 epochs", "500", "1e6 examples" or "5%" means; a number alone counts steps.
-
-    Raises UsageError for anything else.
-    """
-    if isinstance(text, Duration):
-        return text
-    match = _DURATION.fullmatch(str(text))
-    if not match or match["unit"] not in _UNITS:
-        raise UsageError(f"{text!r} is not a duration: write '500 steps', '30 epochs', '1e6 examples' or '5 %'")
-    return _UNITS[match["unit"]](float(match["number"]))
+CLASS = "class"
+"""The entry of an `Open` section that names a class of the user's own."""
 
 
 def to_yaml(value: Any) -> str:
@@ -125,12 +40,22 @@ def plain(value: Any) -> Any:
     if isinstance(value, Duration):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        own = {CLASS: import_path(type(value))} if is_own(type(value)) else {}
+        return {**own, **{field.name: plain(getattr(value, field.name)) for field in fields(value)}}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return tuple(plain(item) for item in value)
     return str(value) if isinstance(value, Path) else value
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of every setting in nested mappings: ("optim.lr", 0.001)."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 class _Dumper(yaml.SafeDumper):
@@ -152,14 +77,18 @@ _Dumper.add_representer(tuple, _Dumper.represent_inline)
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
-def from_yaml(source: str | Path, base: T) -> T:
-    """Return the dataclass `base` with the values of a YAML file (a Path) or of a YAML text (a str).
+def from_yaml(source: str | Path, base: T, *, imports: bool = False) -> T:
+    """Return the dataclass `base` with the values of a YAML file (a Path, or a str that ends in ".yaml" or ".yml") or
+    of a YAML text (any other str).
 
-    Raises UsageError that lists everything wrong with it.
+    imports: Import the modules of the classes that it names, for a file that the user has chosen to run. Raises
+    UsageError that lists everything wrong with it.
     """
-    merging = _Merge(str(source) if isinstance(source, Path) else "<yaml>")
+    if isinstance(source, str) and source.endswith((".yaml", ".yml")) and "\n" not in source:
+        source = Path(source)
+    merging = _Merge(str(source) if isinstance(source, Path) else "<yaml>", imports)
     try:
-        text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+        text = _content(source) if isinstance(source, Path) else source
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = {} if node is None else merging.read(node)
     except (OSError, UnicodeDecodeError) as error:
@@ -173,13 +102,22 @@ def from_yaml(source: str | Path, base: T) -> T:
     return merging.merged(base, values)
 
 
-def merge(base: T, values: Mapping[str, Any], where: str = "") -> T:
+def _content(path: Path, most: int = 1 << 20) -> str:
+    """Return the text of a file or a pipe. Raises OSError, also for more than `most` bytes, and UnicodeDecodeError."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(f"it has more than {most:,} bytes, which no configuration has")
+    return content.decode("utf-8")
+
+
+def merge(base: T, values: Mapping[str, Any], where: str = "", *, imports: bool = False) -> T:
     """Return the dataclass `base` with `values`, nested by field name, in place of its own.
 
-    A section may be a mapping or a dataclass, a duration may be text. Raises UsageError that lists everything wrong;
-    `where` names the source of the values in each of its lines.
+    A section may be a mapping or a dataclass, a duration may be text. `where` names the source of the values in each
+    line of an error. imports: See `from_yaml`. Raises UsageError that lists everything wrong.
     """
-    return _Merge(where).merged(base, values)
+    return _Merge(where, imports).merged(base, values)
 
 
 class _Unquoted(str):
@@ -192,8 +130,8 @@ class _Merge:
     A setting is named by its path, such as "optim.lr".
     """
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, imports: bool = False) -> None:
+        self.source, self.imports = source, imports
         self.lines: dict[str, int] = {}
         self.problems: list[str] = []
         self.nodes: set[int] = set()
@@ -208,13 +146,14 @@ class _Merge:
             raise UsageError(title + "\n  ".join(self.problems))
         return result
 
-    def wrong(self, path: str, what: str) -> None:
+    def wrong(self, path: str, what: str, link: str = ": ") -> None:
         """Note a problem, with the line of the setting or else of the section around it."""
         around = path
         while around and around not in self.lines:
             around = around.rpartition(".")[0]
         place = ":".join(str(part) for part in (self.source, self.lines.get(around)) if part)
-        self.problems.append(": ".join(part for part in (place, path, what) if part))
+        named = link.join(part for part in (path, what) if part)
+        self.problems.append(": ".join(part for part in (place, named) if part))
 
     def read(self, node: yaml.Node, path: str = "") -> Any:
         """Return a YAML node as nested dicts, lists and text, and note the line of each setting."""
@@ -238,39 +177,69 @@ class _Merge:
         """Return the dataclass `base` with `values` in place of its own."""
         if isinstance(values, type(base)):
             return values
-        settings = _settings(type(base))
+        kind: Any = type(base)
+        settings = _settings(kind)
         if not isinstance(values, Mapping):
             self.wrong(path, f"expected settings by name ({', '.join(settings)}), got {_show(values)}")
             return base
-        changes = {}
+        changes, ranges = {}, ranged_types(kind)
         for name, value in values.items():
             inner = _join(path, str(name))
             if name in settings:
                 changes[name] = self.setting(settings[name], value, getattr(base, name), inner)
+                if wrong := outside(ranges.get(name), changes[name]):
+                    self.wrong(inner, wrong, " ")
             else:
                 self.wrong(inner, f"unknown setting.{_suggest(str(name), settings)}")
         if self.problems:  # a section may refuse its values only because one of them is missing
             return base
         try:
             return replace(base, **changes)  # type: ignore[type-var]
-        except UsageError as error:
+        except (UsageError, ValueError) as error:  # a class of the user's own may raise ValueError
             self.wrong(path, str(error))
             return base
 
     def setting(self, hint: Any, value: Any, base: Any, path: str) -> Any:
         """Return `value` as the type `hint` of its field wants it; `base` if it does not fit."""
-        sections = sections_of(hint)
+        sections, doors = sections_of(hint), doors_of(hint)
+        if doors and isinstance(value, doors):
+            return value
+        if doors:
+            value = _by_name(value, sections)
+        if doors and isinstance(value, Mapping) and CLASS in value:
+            return self.own(doors, value, base, path)
+        if is_own(type(base)) and isinstance(value, Mapping) and "kind" not in value:
+            return self.section(base, value, path)
         if sections and not (NoneType in arms(hint) and _is_null(value)):
             section = sections[0] if len(sections) == 1 else self.kind(sections, value, base, path)
             if section is None:
                 return base
-            return self.section(base if isinstance(base, section) else section(), value, path)
+            kept = type(base) is section or (len(sections) == 1 and isinstance(base, section))
+            return self.section(base if kept else section(), value, path)
         try:
             return _fitted(value, hint)
         except ValueError:
             near = did_you_mean(str(value), map(str, _words(hint))) if isinstance(value, str) else ""
             self.wrong(path, f"expected {_describe(hint)}, got {_show(value)}.{near}")
             return base
+
+    def own(self, doors: tuple[Any, ...], value: Mapping[str, Any], base: Any, path: str) -> Any:
+        """Return a section whose class is the user's own, with the values of `value`; `base` if that is not possible.
+
+        What the class inherits from the class of `base`, and does not declare itself, keeps the value in `base`. If the
+        name is null, the class is the built-in one.
+        """
+        try:
+            if _is_null(value[CLASS]):
+                kind = next((each for each in type(base).__mro__ if is_dataclass(each) and not is_own(each)), doors[0])
+            else:
+                kind = own_class(str(value[CLASS]), doors, imports=self.imports)
+            _check_types(kind)
+        except UsageError as error:
+            self.wrong(_join(path, CLASS), str(error))
+            return base
+        rest = {name: inner for name, inner in value.items() if name != CLASS}
+        return self.section(base if type(base) is kind else inheriting(kind, base), rest, path)
 
     def kind(self, sections: list[Any], value: Any, base: Any, path: str) -> Any:
         """Return the one of several sections that the `kind` of `value`, or else of `base`, names."""
@@ -280,6 +249,43 @@ class _Merge:
             near = did_you_mean(str(kind), kinds)
             self.wrong(_join(path, "kind"), f"expected one of {', '.join(kinds)}, got {_show(kind)}.{near}")
         return kinds.get(str(kind))
+
+
+def _by_name(value: Any, sections: list[Any]) -> Any:
+    """Return the value of an `Open` section as settings by name, if it is the name of a class or of a built-in kind."""
+    named = value.get(CLASS) if isinstance(value, Mapping) else value
+    if not isinstance(named, str):
+        return value
+    rest = dict(value) if isinstance(value, Mapping) else {}
+    if len(sections) > 1 and not {":", "."} & {*named}:
+        rest.pop(CLASS, None)
+        return {**rest, "kind": named}
+    return {**rest, CLASS: named} if rest or {":", "."} & {*named} else value
+
+
+def _check_types(kind: Any) -> None:
+    """Raise UsageError unless the types of all settings are ones that flags and files can express."""
+    try:
+        settings = _settings(kind)
+    except (NameError, TypeError) as error:
+        raise UsageError(f"the types of {import_path(kind)} cannot be read: {error}") from error
+    for name, hint in settings.items():
+        if not _is_readable(hint):
+            raise UsageError(
+                f"{import_path(kind)} has a setting {name!r} of type {getattr(hint, '__name__', hint)}. Valid: bool, "
+                "int, float, str, None, Literal, Duration, tuples and unions of them, and dataclasses of settings"
+            )
+
+
+def _is_readable(hint: Any) -> bool:
+    if get_origin(hint) is tuple or len(arms(hint)) > 1:
+        return all(arm is Ellipsis or _is_readable(arm) for arm in get_args(hint))
+    return (
+        get_origin(hint) is Literal
+        or is_dataclass(hint)
+        or hint in (bool, int, float, str, NoneType)
+        or doors_of(hint) != ()
+    )
 
 
 def _join(path: str, name: str) -> str:
@@ -299,7 +305,7 @@ def _fitted(value: Any, hint: Any) -> Any:
     for arm in sorted(arms(hint), key=lambda arm: arm is not NoneType):  # null is None before it is text
         try:
             return _fitted_to_one(value, arm)
-        except ValueError:
+        except (ValueError, OverflowError):  # a whole number may be too large for a float
             continue
     raise ValueError
 
@@ -346,6 +352,12 @@ def sections_of(hint: Any) -> list[Any]:
     return [arm for arm in arms(hint) if is_dataclass(arm) and not issubclass(arm, Duration)]  # type: ignore[arg-type]
 
 
+def doors_of(hint: Any) -> tuple[Any, ...]:
+    """Return the classes of which a subclass of the user's own may take the place of this type's sections."""
+    return tuple(arm for arm in arms(hint) if isinstance(arm, type) and issubclass(arm, Open))
+
+
+@cache
 def _settings(section: type) -> dict[str, Any]:
     """Return the type of each setting of a section."""
     hints = get_type_hints(section)
@@ -380,12 +392,8 @@ def _describe(hint: Any) -> str:
         return " or ".join(_describe(arm) for arm in arms(hint))
     if issubclass(hint, Duration):
         return "a duration such as '500 steps', '30 epochs', '1e6 examples' or '5 %'"
-    return _NAMES.get(hint, hint.__name__)
+    return "an import path such as my_module:MyClass" if doors_of(hint) else _NAMES.get(hint, hint.__name__)
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "settings by name"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_show, value))}]"
-    return repr(str(value)) if isinstance(value, str) else repr(value)
+    return "settings by name" if isinstance(value, Mapping) else shown(value)

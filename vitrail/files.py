@@ -1,4 +1,4 @@
-"""Files: durable writing, atomic replacement, locks, and reading JSON and .npz without trusting their content."""
+"""Files: durable writing, atomic replacement, locks, and reading JSON without trusting its content."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import errno
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from io import BufferedReader
 from pathlib import Path
-from tokenize import TokenError
-from typing import IO, Any, TypedDict
+from typing import IO, Any, TextIO, TypedDict
+from uuid import uuid4
 
-import numpy as np
-
-from vitrail.errors import VitrailError
+from vitrail.disk import writing
+from vitrail.errors import VitrailError, WriteError
+from vitrail.words import listing
 
 
 class Written(TypedDict):
@@ -43,6 +41,12 @@ def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> Written:
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -56,19 +60,100 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Replace `path` atomically: yield a temporary file to write, which takes its place unless there is an error."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+def replacing(path: Path, error: type[VitrailError] = WriteError, *, folders: bool = True) -> Iterator[Path]:
+    """Replace `path` atomically: yield a temporary file to write, which takes its place unless there is an error.
+
+    Missing `folders` above it are made. A link stays, and its file is replaced. A device or a pipe is written directly.
+    Raises `error` if it cannot be written; then neither a part of it nor the temporary file is left.
+    """
+    if _is_stream(path):
+        with writing(path, error):
+            yield path
+        return
+    target = Path(os.path.realpath(path)) if os.path.islink(path) else path
+    temporary = _sibling(target, f".tmp-{uuid4().hex}")
+    with writing(path, error), _made(target.parent) if folders else nullcontext():
+        try:
+            _refuse(target)
+            temporary.touch()
+            # as the umask says; safetensors makes files that only their owner can read
+            mode = (target if os.path.exists(target) else temporary).stat().st_mode
+            yield temporary
+            temporary.chmod(mode)
+            sync(temporary)
+            os.replace(temporary, target)
+            sync(target.parent)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def refuse_other_files(folder: Path, ours: Callable[[str], bool], error: type[VitrailError]) -> None:
+    """Raise `error` if `folder` is a file or holds a name that is not `ours`, so that nothing is written among it."""
+    if folder.exists() and not folder.is_dir():
+        raise error(f"{folder} is a file, and a folder is needed. Choose a new folder")
+    others = sorted(path.name for path in folder.iterdir() if not ours(path.name)) if folder.is_dir() else []
+    if others:
+        raise error(
+            f"{folder} holds other files ({listing(others, 3, quoted=False)}), and nothing is written among them. "
+            "Choose a new folder"
+        )
+
+
+@contextmanager
+def replacing_text(path: Path, error: type[VitrailError] = WriteError, errors: str = "strict") -> Iterator[TextIO]:
+    """Replace a UTF-8 text atomically, as `replacing` does: yield a file to write. Lines end as they are written."""
+    with replacing(path, error) as temporary, open(temporary, "w", encoding="utf-8", newline="", errors=errors) as file:
+        yield file
+
+
+def check_writable(path: Path, error: type[VitrailError] = WriteError, *, folder: bool = False) -> None:
+    """Raise `error` if a file cannot be written at `path` (a `folder`: in it), before work that would be lost.
+
+    A temporary file is written there; nothing of it remains.
+    """
+    if folder:
+        with writing(path, error), _made(path):
+            probe = _sibling(path / "checked", f".tmp-{uuid4().hex}")
+            probe.touch()
+            probe.unlink()
+    elif not _is_stream(path):
+        with writing(path, error), beside(path) as temporary:
+            with suppress(FileNotFoundError):
+                path.lstat()  # a name that is too long
+            _refuse(path)
+            temporary.touch()
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether `path` is a device, a pipe, or a link such as /dev/stdout, which nothing can replace."""
+    folder = os.path.realpath(path.parent)
+    special = os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+    return special or folder == "/dev" or folder.startswith("/proc/")
+
+
+def _refuse(path: Path) -> None:
+    """Raise OSError for a folder, and for a file that may not be written although its folder may."""
+    with suppress(FileNotFoundError):
+        os.close(os.open(path, os.O_WRONLY))
+
+
+def _sibling(path: Path, ending: str) -> Path:
+    """Return the path of a hidden file next to `path`, with a name as long as a file system accepts."""
+    return path.with_name(f".{os.fsdecode(os.fsencode(path.name)[: 255 - len(ending) - 1])}{ending}")
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder and those above it. Afterwards those that are still empty are removed again."""
+    missing = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
     try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # as the umask says; safetensors makes files that only their owner can read
-        yield temporary
-        temporary.chmod(mode)
-        sync(temporary)
-        os.replace(temporary, path)
-        sync(path.parent)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     finally:
-        temporary.unlink(missing_ok=True)
+        for place in missing:
+            with suppress(OSError):  # not empty
+                place.rmdir()
 
 
 @contextmanager
@@ -77,18 +162,15 @@ def beside(path: Path) -> Iterator[Path]:
 
     Afterwards the temporary file or folder is removed, and so are folders made for it that are still empty.
     """
-    temporary = path.with_name(f".{path.stem}.saving-{os.getpid()}{path.suffix}")
-    made = [folder for folder in path.parents if not folder.exists()]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        temporary.unlink(missing_ok=True)
-        for folder in made:
-            with suppress(OSError):  # not empty
-                folder.rmdir()
+    temporary = _sibling(path.with_name(path.stem or path.name), f".saving-{uuid4().hex}{path.suffix}")
+    with _made(path.parent):
+        try:
+            yield temporary
+        finally:
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def take_place(temporary: Path, path: Path) -> None:
@@ -103,138 +185,110 @@ def take_place(temporary: Path, path: Path) -> None:
     sync(path.parent)
 
 
-def lock(file: IO[str] | IO[bytes], *, wait: bool) -> None:
-    """Lock an open file until it is closed, however the process ends.
+@contextmanager
+def locked_folder(folder: Path, error: type[VitrailError]) -> Iterator[None]:
+    """Make a folder, and lock it as long as the context lasts, however the process ends.
+
+    Raises `error` if another process has locked it, or if it cannot be made.
+    """
+    with writing(folder, error):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            lock(descriptor, wait=False)
+        except BlockingIOError:
+            raise error(f"another process is writing {folder}: wait for it, or choose another folder") from None
+        except OSError:
+            pass  # a network share without locks
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def lock(file: IO[str] | IO[bytes] | int, *, wait: bool) -> None:
+    """Lock an open file or descriptor until it is closed, however the process ends.
 
     Raises BlockingIOError if another process has locked it, unless `wait`.
     """
     fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def open_regular(path: str | bytes | Path) -> BufferedReader:
+    """Open a file for reading. Raises OSError for a folder, a pipe or a device, which may never end."""
+    return os.fdopen(regular_descriptor(path), "rb")
+
+
+def regular_descriptor(path: str | bytes | Path) -> int:
+    """Return the descriptor of a file opened for reading. Raises OSError as `open_regular` does."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe does not wait for its writer
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fsdecode(path))
+    return descriptor
+
+
 LARGEST_JSON = 64 << 20
 """Maximum size in bytes of a JSON file."""
+DEEPEST_JSON = 100
+"""Maximum nesting of JSON, because values are copied recursively."""
 
 
-def read_json_object(path: Path, error: type[VitrailError]) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises `error` for a file that is too large, unreadable or no object."""
-    try:
-        size = path.stat().st_size
-        if size > LARGEST_JSON:
-            raise error(f"{path} has {size:,} bytes; a JSON file may have at most {LARGEST_JSON:,}")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as problem:
-        raise error(f"{path} cannot be read: {problem}") from problem
-    if not isinstance(content, dict):
-        raise error(f"{path} should hold a JSON object, not a {type(content).__name__}")
+def read_bytes(path: Path, most: int = LARGEST_JSON) -> bytes:
+    """Return the content of a regular file. Raises OSError, also for more than `most` bytes."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return content
 
 
-LARGEST_UNPACKED = 1 << 30
-"""Bytes that any .npz may unpack to; a larger one may have at most `LARGEST_RATIO` times its packed size."""
-LARGEST_RATIO = 50
-"""Maximum ratio of unpacked to packed size; weights and features hardly compress."""
-DAMAGED_ZIP = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, SyntaxError, TokenError)
-"""Exceptions from reading a damaged .npz: RuntimeError for an encrypted zip, the last two from array headers."""
+def read_text(path: Path, error: type[VitrailError]) -> str:
+    """Return the text of a UTF-8 file of at most `LARGEST_JSON` bytes. Raises `error` if it cannot be read."""
+    try:
+        return read_bytes(path).decode("utf-8")
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}") from problem
+    except UnicodeDecodeError as problem:
+        raise error(f"{path} is not UTF-8 text: {problem.reason} at byte {problem.start}") from problem
 
 
-@dataclass(frozen=True)
-class ArrayHeader:
-    """What an .npy header says, and its own length."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    fortran: bool
-    length: int
-    """Bytes of the header."""
-
-
-def read_array_header(stream: IO[bytes]) -> ArrayHeader:
-    """Read an .npy header. Raises ValueError (or another of `DAMAGED_ZIP`) if it is damaged or of a later version."""
-    version = np.lib.format.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"array of version {version}; versions (1, 0) and (2, 0) are read")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
-    return ArrayHeader(shape, dtype, fortran, stream.tell())
+def read_json(path: Path, error: type[VitrailError]) -> Any:
+    """Return the JSON value in a file. Raises `error` for a file that is too large, unreadable or not JSON."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_JSON:
+                raise error(f"{path} has {size:,} bytes; a JSON file may have at most {LARGEST_JSON:,}")
+            return parse_json(file.read().decode("utf-8-sig"))
+    except (OSError, ValueError) as problem:
+        raise error(f"{path} cannot be read: {problem}") from problem
 
 
-class Npz:
-    """The arrays of an .npz file by name, read without pickles and without allocating more than the file holds.
-
-    `numpy.load` allocates whatever a header asks for. Here the header must agree with the zip member's size before
-    anything is allocated, and a small file that unpacks to gigabytes is rejected. Every problem is raised as `error`.
-    """
-
-    def __init__(self, path: Path, error: type[VitrailError]) -> None:
-        self.path, self.error = path, error
-        try:
-            self.zip = zipfile.ZipFile(path)
-            members = [info for info in self.zip.infolist() if not info.is_dir()]
-            self._check_sizes(members)
-            self.headers = {info.filename[: -len(".npy")]: self._header(info) for info in members}
-        except DAMAGED_ZIP as problem:
-            raise error(f"{path} cannot be read: truncated, damaged or not an .npz ({problem})") from problem
-        if len(self.headers) != len(members):
-            raise error(f"{path} holds two arrays with the same name; each name must be unique")
-
-    def _check_sizes(self, members: list[zipfile.ZipInfo]) -> None:
-        unpacked, packed = sum(info.file_size for info in members), self.path.stat().st_size
-        if unpacked > max(LARGEST_UNPACKED, LARGEST_RATIO * packed):
-            raise self.error(
-                f"{self.path} has {packed:,} bytes and claims to unpack to {unpacked:,}: no weights compress like that"
-            )
-
-    def _header(self, info: zipfile.ZipInfo) -> ArrayHeader:
-        name = info.filename.removesuffix(".npy")
-        if name == info.filename:
-            raise self.error(f"{self.path} holds {name!r}, which is not an array")
-        with self.zip.open(info) as stream:
-            header = read_array_header(stream)
-        if header.dtype.hasobject:
-            raise self.error(f"{self.path}: {name!r} holds Python objects, which could run code; arrays only")
-        size = math.prod(header.shape) * header.dtype.itemsize
-        if min(header.shape, default=0) < 0 or header.length + size != info.file_size:
-            raise self.error(
-                f"{self.path}: the header of {name!r} claims {header.dtype} of shape {header.shape}, {size:,} bytes, "
-                f"but {info.file_size - header.length:,} are there"
-            )
-        return header
-
-    def read(self, name: str) -> np.ndarray:
-        """Return one array in the machine's byte order; bfloat16, which NumPy lacks, is returned as uint16."""
-        header = self.headers[name]
-        dtype = np.dtype("<u2") if self.is_bfloat16(name) else header.dtype
-        if dtype.kind not in "fiub":
-            raise self.error(f"{self.path}: {name!r} holds {dtype}; only arrays of numbers are read")
-        array = np.empty(math.prod(header.shape), dtype)
-        try:
-            with self.zip.open(f"{name}.npy") as stream:
-                stream.read(header.length)
-                _fill(stream, array)
-        except DAMAGED_ZIP as problem:
-            raise self.error(f"{self.path}: {name!r} cannot be read: truncated or damaged ({problem})") from problem
-        array = array.reshape(header.shape[::-1]).T if header.fortran else array.reshape(header.shape)
-        return array.astype(dtype.newbyteorder("="), copy=False)
-
-    def is_bfloat16(self, name: str) -> bool:
-        """Return whether an array holds bfloat16, which NumPy writes as two raw bytes per value."""
-        return self.headers[name].dtype == np.dtype("V2")
-
-    def close(self) -> None:
-        """Close the file."""
-        self.zip.close()
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError if it is not JSON, too long, or nested too deeply."""
+    if len(text) > LARGEST_JSON:
+        raise ValueError(f"the JSON has {len(text):,} characters; at most {LARGEST_JSON:,} are read")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"the JSON is nested deeper than {DEEPEST_JSON} levels") from None
+    level = [value]
+    for _ in range(DEEPEST_JSON):
+        level = [item for inner in level for item in _items(inner) if isinstance(item, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"the JSON is nested deeper than {DEEPEST_JSON} levels")
 
 
-def _fill(stream: IO[bytes], array: np.ndarray) -> None:
-    """Fill `array` up to the end of the stream, where zipfile compares the checksum."""
-    target = array.view(np.uint8).data
-    done = 0
-    while done < len(target):
-        # in pieces, because zipfile's readinto copies everything it is asked for
-        piece = stream.read(min(1 << 20, len(target) - done))
-        if not piece:
-            raise EOFError(f"{len(target) - done} bytes are missing")
-        target[done : done + len(piece)] = piece
-        done += len(piece)
-    if stream.read(1):
-        raise ValueError("more bytes than the header says")
+def _items(value: Any) -> Iterable[Any]:
+    """Return the values in a JSON object or array; nothing for other values."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def read_json_object(path: Path, error: type[VitrailError]) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises `error` as `read_json` does, and for a value that is not an object."""
+    content = read_json(path, error)
+    if not isinstance(content, dict):
+        raise error(f"{path} should hold a JSON object, not a {type(content).__name__}")
+    return content

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import resource
+import shutil
+import subprocess
 import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,3 +72,94 @@ def open_to_all(folder: Path) -> None:
     above = [place for place in folder.parents if Path(tempfile.gettempdir()).resolve() in place.parents]
     for place in (*above, folder, *folder.rglob("*")):
         place.chmod(0o755)
+
+
+def capped(most: int, pipe: str) -> None:
+    """No file of this process may grow beyond `most` bytes, as on a full disk; it speaks into a pipe, which has room.
+
+    Needs no rights, in contrast to a small disk of its own, and hits any byte.
+    """
+    descriptor = os.open(pipe, os.O_WRONLY)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def read_only(folder: str) -> None:
+    """A folder that this process can read but not write: a mount for root, whom permissions do not bind, else modes."""
+    if os.getuid() != 0:
+        os.chmod(folder, 0o555)
+        return
+    libc, place = ctypes.CDLL(None, use_errno=True), os.fsencode(folder)
+    steps = (
+        lambda: libc.unshare(0x00020000),  # CLONE_NEWNS
+        lambda: libc.mount(None, b"/", None, 1 << 18 | 1 << 14, None),  # MS_PRIVATE | MS_REC
+        lambda: libc.mount(place, place, None, 1 << 12, None),  # MS_BIND
+        lambda: libc.mount(None, place, None, 1 << 5 | 1 << 12 | 1, None),  # MS_REMOUNT | MS_BIND | MS_RDONLY
+    )
+    if any(step() != 0 for step in steps):
+        os._exit(77)
+
+
+def vanishing(folder: str) -> None:
+    """A folder is removed over and over while the process runs."""
+
+    def remove() -> None:
+        while True:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.002)
+
+    threading.Thread(target=remove, daemon=True).start()
+
+
+@contextmanager
+def small_disk(place: Path, size: str) -> Iterator[Path]:
+    """A real disk of `size` bytes at the folder `place`. Skips the test where this user may not mount one."""
+    place.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    if subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("this test mounts a file system, which this user may not")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+HIDE = "the folder is renamed"
+CHANGES: dict[str, Callable[[Path], object]] = {
+    HIDE: lambda photos: photos.rename(f"{photos}-hidden"),
+    "the folder is removed": shutil.rmtree,
+    "a class is removed": lambda photos: shutil.rmtree(photos / "red"),
+    "a class is renamed": lambda photos: (photos / "red").rename(photos / "rouge"),
+    "a class is added": lambda photos: shutil.copytree(photos / "red", photos / "zebra"),
+    "an image is removed": lambda photos: (photos / "red" / "3.png").unlink(),
+    "an image is added": lambda photos: shutil.copy(photos / "red" / "3.png", photos / "red" / "99.png"),
+    "an image is cut": lambda photos: os.truncate(photos / "red" / "3.png", 40),
+    "an image is emptied": lambda photos: os.truncate(photos / "red" / "3.png", 0),
+    "an image grows": lambda photos: os.truncate(photos / "red" / "3.png", 10**6),
+    "an image is replaced": lambda photos: Image.new("L", (30, 400)).save(photos / "red" / "3.png"),
+    "an image becomes a folder": lambda photos: _anew(photos / "red" / "3.png").mkdir(),
+    "an image becomes a loop": lambda photos: _anew(photos / "red" / "3.png").symlink_to("3.png"),
+    "an image becomes a pipe": lambda photos: os.mkfifo(_anew(photos / "red" / "3.png")),
+    "an image becomes endless": lambda photos: _anew(photos / "red" / "3.png").symlink_to("/dev/zero"),
+}
+"""What happens to a folder of photographs."""
+
+
+def _anew(path: Path) -> Path:
+    path.unlink()
+    return path
+
+
+def changing(change: str, photos: str) -> None:
+    """The photographs change when their list is read and the first image is not: see `CHANGES`."""
+    from vitrail.data.loading import prefetch
+
+    original, left = prefetch.ThreadPool.__init__, [change]
+
+    def begin(*arguments: Any) -> None:
+        if left:
+            CHANGES[left.pop()](Path(photos))
+        original(*arguments)
+
+    prefetch.ThreadPool.__init__ = begin

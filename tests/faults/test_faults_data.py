@@ -7,10 +7,13 @@ import io
 import json
 import os
 import resource
+import subprocess
+import sys
 import tarfile
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +22,17 @@ from PIL import Image
 from scenes import SHORT, as_nobody, draw, open_to_all, snapshot
 
 from vitrail.data.copies.leaks import leaked
+from vitrail.data.settings import Preprocess
 from vitrail.data.sources import folder as folder_module
 from vitrail.data.sources.arrays import read_npz
 from vitrail.data.sources.folder import read_file
 from vitrail.data.sources.open import find, open_data
 from vitrail.errors import DataError, DecodeError
+from vitrail.files import open_regular
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig
+from vitrail.weights.card import Card
+from vitrail.weights.store import save_model
 
 
 def train(data: Path, *flags: str, steps: int = 2, **options: object) -> Command:
@@ -38,7 +47,9 @@ def notes(folder: Path) -> list[str]:
 def test_01_no_data_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
-    for name, said in (("missing", "looked for"), ("file", "no known kind"), ("empty", "holds no images")):
+    os.mkfifo(tmp_path / "pipe")
+    kinds = {"missing": "looked for", "file": "no known kind", "empty": "holds no images", "pipe": "nor a regular file"}
+    for name, said in kinds.items():
         began = time.process_time()
         with pytest.raises(DataError, match=said) as error:
             open_data(str(tmp_path / name))
@@ -281,7 +292,7 @@ def test_13_15_odd_sizes_and_fewer_images_than_a_batch(tmp_path: Path) -> None:
     command = train(photos, "--batch-size", "64", "--data.holdout", "0", steps=3)
     assert command.process.exitcode == 0, command.err
     assert "6, not 64: there are only 6 training images" in command.err
-    assert "odd sizes: 2 of 6 images looked at" in command.err
+    assert "odd sizes: 2 of 6 images have a side below 8 px, or" in command.err
     losses = [json.loads(line) for line in (tmp_path / "runs/scratch-small-1/metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(line["loss"]) for line in losses if line["kind"] == "train")
 
@@ -307,12 +318,12 @@ def test_16_a_read_that_fails_once_and_one_that_fails_for_good(tmp_path: Path, m
     picture = draw(tmp_path / "photos") / "red" / "0.png"
     failures = iter([True, False, True, True])
 
-    def flaky(path: object, *options: object) -> object:
+    def flaky(path: Path) -> object:
         if next(failures):
             raise OSError(5, "Input/output error")
-        return open(path, *options)  # type: ignore[call-overload]
+        return open_regular(path)
 
-    monkeypatch.setattr(folder_module, "open", flaky, raising=False)
+    monkeypatch.setattr(folder_module, "open_regular", flaky)
     assert read_file(picture) == picture.read_bytes()
     with pytest.raises(DecodeError, match="Input/output error"):
         read_file(picture)
@@ -322,14 +333,14 @@ def vanishing(victim: str) -> None:
     """Delete a file as soon as the data have been opened."""
     from vitrail.data.sources import open as opening
 
-    original = opening.open_data
+    original = opening.split_found
 
-    def open_data(*arguments: object, **options: object) -> object:
-        found = original(*arguments, **options)  # type: ignore[arg-type]
+    def split_found(*arguments: object, **options: object) -> object:
+        splits = original(*arguments, **options)  # type: ignore[arg-type]
         os.unlink(victim)
-        return found
+        return splits
 
-    opening.open_data = open_data  # type: ignore[assignment]
+    opening.split_found = split_found  # type: ignore[assignment]
 
 
 @pytest.mark.slow
@@ -339,3 +350,92 @@ def test_16_a_file_deleted_after_the_start(tmp_path: Path) -> None:
     command = train(photos, "--data.holdout", "0", steps=12, before=vanishing, given=(str(victim),))
     assert command.process.exitcode == 0, command.err
     assert "unreadable image, skipped: red/3.png (unreadable)" in command.err
+
+
+@pytest.mark.slow
+def test_58_every_verb_says_that_a_folder_holds_two_kinds_of_data(tmp_path: Path) -> None:
+    photos = draw(tmp_path / "photos")
+    with tarfile.open(photos / "red" / "photos.tar", "w") as tar:
+        for number, picture in enumerate(sorted((photos / "red").glob("*.png"))):
+            tar.add(picture, f"{number}.png")
+    before = snapshot(photos)
+    mixture = "holds 2 kinds of data: class folders (16 images of 2 classes), tar shards red/photos.tar (8 images"
+    trained = train(photos, "--out", str(tmp_path / "run"))
+    commands = [trained]
+    for words in (
+        ("data", "stats", photos),
+        ("data", "check", photos),
+        ("data", "dedup", photos),
+        ("data", "split", photos, tmp_path / "lists", "8"),
+        ("data", "pack", photos, tmp_path / "packed"),
+        ("evaluate", *(tmp_path / "run").iterdir(), photos),
+        ("embed", *(tmp_path / "run").iterdir(), photos, "--out", tmp_path / "features.npz"),
+    ):
+        commands.append(run(*words, cwd=tmp_path, env={"COLUMNS": "500"}))
+    for command in commands:
+        assert command.process.exitcode == 0, command.err
+        assert mixture in command.out + command.err, command.argv
+    assert any(mixture in note for note in notes(next((tmp_path / "run").iterdir())))
+    assert snapshot(photos) == before
+
+
+@pytest.mark.slow
+def test_59_packing_leaves_a_folder_of_images_alone(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        draw(tmp_path / "photos" / split)
+    mine = draw(tmp_path / "mine")
+    before = snapshot(tmp_path / "mine")
+    command = run("data", "pack", "photos", "mine", cwd=tmp_path)
+    assert command.process.exitcode == 1
+    assert command.err == (
+        f"vitrail: {mine} holds other files (blue, red), and nothing is written among them. Choose a new folder\n"
+    )
+    assert snapshot(mine) == before and sorted(path.name for path in mine.iterdir()) == ["blue", "red"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["evaluate", "inspect", "embed", "data pack", "data split"])
+def test_59_results_are_not_written_into_the_images(tmp_path: Path, verb: str) -> None:
+    photos = draw(tmp_path / "photos", count=2)
+    before, out = snapshot(photos), photos / "results"
+    words = {
+        "evaluate": ("evaluate", "model", photos, "--out", out),
+        "inspect": ("inspect", "model", "--data", photos, "--out", out),
+        "embed": ("embed", "model", photos, "--out", out),
+        "data pack": ("data", "pack", photos, out),
+        "data split": ("data", "split", photos, out, "2"),
+    }
+    command = run(*words[verb], cwd=tmp_path)
+    assert command.process.exitcode == 1
+    assert command.err.startswith(f"vitrail: {out} lies within the data set {photos}, where nothing is written.")
+    assert snapshot(photos) == before and not out.exists()
+
+
+@pytest.mark.slow
+def test_73_a_pipe_is_read_where_it_is_named_and_nowhere_else(tmp_path: Path) -> None:
+    """`cat x.png | vitrail predict MODEL /dev/stdin` and `<(...)` are read; a pipe in a folder does not block."""
+    photos = draw(tmp_path / "photos", count=2)
+    image, model = photos / "red" / "1.png", small_model(tmp_path / "model")
+    os.mkfifo(photos / "red" / "9.png")
+    program = f"{sys.executable} -m vitrail predict {model} --device cpu --workers 1"
+    shell: dict[str, Any] = dict(cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    answers: set[str] = set()
+    for command in (f"cat {image} | {program} /dev/stdin", f"{program} <(cat {image})", f"{program} {image}"):
+        done = subprocess.run(["bash", "-c", command], **shell)
+        assert done.returncode == 0 and "skipped" not in done.stderr, done.stderr
+        answer = done.stdout.splitlines()[1].partition(",")[2]
+        assert answer.startswith(("red,", "blue,"))
+        answers.add(answer)
+    assert len(answers) == 1
+    done = subprocess.run(["bash", "-c", f"{program} {photos}"], **shell)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 5
+    assert "9.png: it is not a regular file" in done.stderr
+    for endless in ("/dev/zero", f"<(cat {__file__})", "<(true)"):
+        done = subprocess.run(["bash", "-c", f"{program} {endless}"], **shell)
+        assert "skipped" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def small_model(folder: Path) -> Path:
+    config = ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=2)
+    save_model(folder, build(config), Card(config, ["blue", "red"], Preprocess(image_size=(8, 8))))
+    return folder

@@ -14,8 +14,9 @@ import torch
 from commands import run, start
 from safetensors.torch import load_file
 
-from vitrail.config import Steps, to_yaml
+from vitrail.config import to_yaml
 from vitrail.data.settings import Augment, Data
+from vitrail.durations import Steps
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.training.checkpoints.checkpoint import latest_valid

@@ -25,7 +25,7 @@ from scenes import SHORT, as_nobody, draw, open_to_all
 
 from vitrail.errors import TrainingError
 from vitrail.training.checkpoints import saving
-from vitrail.training.spikes import Spikes
+from vitrail.training.guard import LossSpikes
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +59,32 @@ def impatient(seconds: float) -> None:
     from vitrail.data.loading import loader, prefetch
 
     prefetch.TIMEOUT = loader.TIMEOUT = seconds
-    prefetch.Pool.close.__defaults__ = (0.1,)
+    prefetch.ThreadPool.close.__defaults__ = (0.1,)
+
+
+def hang(victim: str) -> None:
+    """From now on the disk does not respond when a file is opened."""
+    from vitrail.data.sources import folder
+
+    original = folder.open_regular
+
+    def opened(path: str | bytes | Path) -> Any:
+        if os.fsdecode(path) == victim:
+            threading.Event().wait()
+        return original(path)
+
+    folder.open_regular = opened
 
 
 def stalling(seconds: float, victim: str, module: str, when: str) -> None:
-    """After the call of `module.when`, a file becomes a pipe without a writer: reading it never ends."""
+    """After the call of `module.when`, reading a file never ends."""
     place = importlib.import_module(module)
     impatient(seconds)
     original = getattr(place, when)
 
     def function(*arguments: Any, **options: Any) -> Any:
         found = original(*arguments, **options)
-        os.unlink(victim)
-        os.mkfifo(victim)
+        hang(victim)
         return found
 
     setattr(place, when, function)
@@ -81,7 +94,7 @@ def stalling(seconds: float, victim: str, module: str, when: str) -> None:
 @pytest.mark.parametrize(
     ("module", "when", "said"),
     [
-        ("vitrail.data.sources.open", "open_data", "reading red/3.png"),
+        ("vitrail.data.sources.open", "split_found", "reading red/3.png"),
         ("vitrail.training.loop", "endless", "reading image red/3.png"),
     ],
 )
@@ -98,27 +111,17 @@ def test_18_a_read_that_hangs_is_named_in_training(tmp_path: Path, module: str, 
 @pytest.mark.slow
 def test_18_a_read_that_hangs_is_named_by_predict(tmp_path: Path, trained: Path) -> None:
     photos = draw(tmp_path / "photos", count=2)
-    os.mkfifo(photos / "red" / "pipe.png")
-    command = run("predict", trained, photos, cwd=tmp_path, before=impatient, given=(0.5,))
+    given = (0.5, str(photos / "red" / "1.png"))
+    command = run("predict", trained, photos, cwd=tmp_path, before=stalling_reads, given=given)
     assert command.process.exitcode == 1
-    assert command.err.endswith(f"reading {photos}/red/pipe.png has taken more than 0.5 s: the disk or network "
+    assert command.err.endswith(f"reading {photos}/red/1.png has taken more than 0.5 s: the disk or network "
                                 "does not respond. Check it and try again\n")  # fmt: skip
 
 
 def stalling_reads(seconds: float, victim: str) -> None:
-    """As `stalling`, when threads are started to read."""
-    from vitrail.data.loading import prefetch
-
+    """Reading a file never ends."""
     impatient(seconds)
-    original = prefetch.Pool.__init__
-
-    def start(*arguments: Any) -> None:
-        if os.path.isfile(victim):
-            os.unlink(victim)
-            os.mkfifo(victim)
-        original(*arguments)
-
-    prefetch.Pool.__init__ = start
+    hang(victim)
 
 
 @pytest.mark.slow
@@ -186,7 +189,7 @@ def test_20_what_is_wrong_with_flags_and_settings_is_said_without_a_traceback(ph
     for flags, said in (
         (["--lrr", "3"], "Did you mean '--lr'?"),
         (["--batch-size", "many"], "--batch-size"),
-        (["--optim.lr", "-1"], "optim.lr is -1.0; it must be at least 0"),
+        (["--optim.lr", "-1"], "optim.lr is -1.0; it must be greater than 0"),
         (["--config", "bad.yaml"], "bad.yaml:3: not YAML"),
         (["--config", "key.yaml"], "key.yaml:2: optim.lrr: unknown setting. Did you mean 'lr'?"),
     ):
@@ -289,7 +292,7 @@ def test_35_ctrl_c_in_every_phase(divided: Path, tmp_path: Path, phase: str) -> 
         assert not folder.exists()
         return
     if phase != "the report":
-        assert f"go on with --resume {folder.relative_to(tmp_path)}" in command.err
+        assert f"Continue with --resume {folder.relative_to(tmp_path)}" in command.err
     again = run("train", "--resume", folder, "--json", cwd=tmp_path)
     assert again.process.exitcode == 0, again.err
     assert json.loads(again.out)["steps"] == 4
@@ -361,7 +364,7 @@ def jumping(at: int) -> None:
 
 
 def test_39_what_counts_as_a_jump() -> None:
-    spikes = Spikes()
+    spikes = LossSpikes()
     assert [spikes.times(100.0) for _ in range(19)] == [None] * 19
     assert spikes.times(5000.0) is None  # too few before it
     assert spikes.times(999.0) is None and spikes.times(1001.0) == pytest.approx(10.01)
@@ -427,7 +430,9 @@ def test_40_out_of_memory_goes_on_in_smaller_pieces_and_says_so(tmp_path: Path) 
     flags = (*WIDE, "--workers", "0")
     command = train(photos, tmp_path, *flags, steps=1, before=short_of_memory, given=(250,))
     assert command.process.exitcode == 0, command.err
-    assert "warning: out of memory at step 0: going on with accumulate: 2, the same batch of 256 images" in command.err
+    assert (
+        "warning: out of memory at step 0: continuing with accumulate: 2, the same batch of 256 images" in command.err
+    )
     folder = tmp_path / "runs" / "scratch-small-1"
     log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     parts = [line["accumulate"] for line in log if line["kind"] == "out of memory"][-1]

@@ -13,7 +13,7 @@ NOT_HERE = ("cannot occur", "not dealt with")
 
 def test_rows_are_numbered_in_order() -> None:
     numbers = [int(row["#"]) for row in ROWS]
-    assert numbers == list(range(1, 56))
+    assert numbers == sorted(set(numbers)) and numbers[:55] == list(range(1, 56))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["#"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Annotated, Any
@@ -17,29 +17,30 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from vitrail.server.engine import Engine, Outcome, seconds_since
-from vitrail.server.guard import Guard, Hosts
+from vitrail.server.guard import Guard, Hosts, as_response
 from vitrail.server.limits import Refused
 from vitrail.server.metrics import MEDIA_TYPE
 from vitrail.server.responses import (
     IMAGE_BODY,
+    REFUSALS,
     Attention,
     Embedding,
     ImageFeatures,
     ImagePrediction,
     Prediction,
-    problems,
+    Problem,
 )
 from vitrail.server.served_model import TOP, AttentionQuery
 from vitrail.version import __version__
 
-PAGE = {"/": "index.html"} | {
-    f"/{name}": name for name in ("page.css", "page.js", "column.js", "draw.js", "ask.js", "mark.svg")
-}
+SCRIPTS = ("page.js", "column.js", "draw.js", "ask.js")
+PAGE = {"/": "index.html"} | {f"/{name}": name for name in ("page.css", "mark.svg", *SCRIPTS)}
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 PATHS = ("/v1/predict", "/v1/embed", "/v1/attention", "/v1/models", "/livez", "/readyz", "/metrics", *PAGE)
-POST: dict[str, Any] = {"openapi_extra": {"requestBody": IMAGE_BODY}, "responses": problems()}
+POST: dict[str, Any] = {"openapi_extra": {"requestBody": IMAGE_BODY}, "responses": REFUSALS}
 
 Model = Annotated[str | None, Query(description="Name of a model, as in /v1/models (default: the first)")]
 Top = Annotated[int, Query(ge=1, le=TOP, description="Number of classes to return per image")]
@@ -74,11 +75,12 @@ def _add_posts(app: FastAPI, engine: Engine) -> None:
     async def predict(request: Request, model: Model = None, top: Top = 5, crop: Crop = False) -> Any:
         """Predict the classes of one or more images."""
         began, served = time.perf_counter(), engine.model(model)
-        async with engine.admitted(request) as uploads:
-            outcomes = await engine.within_deadline(request, engine.answer(served, uploads, served.rank))
-            crops = await asyncio.to_thread(_crops, outcomes) if crop else [None] * len(outcomes)
+        outcomes = await engine.process(request, served, served.rank)
+        crops = await asyncio.to_thread(_crops, outcomes) if crop else [None] * len(outcomes)
         images = [
-            ImagePrediction(one.name, [] if one.refused else served.top(one.value, top), _problem(one), image)
+            ImagePrediction(one.name, [], _problem(one), image)
+            if one.refused
+            else ImagePrediction(one.name, served.top(one.value, top), None, image, served.labels(one.value))
             for one, image in zip(outcomes, crops, strict=True)
         ]
         return _if_all_refused(outcomes) or Prediction(served.name, images, seconds_since(began))
@@ -87,8 +89,7 @@ def _add_posts(app: FastAPI, engine: Engine) -> None:
     async def embed(request: Request, model: Model = None) -> Any:
         """Return the features of one or more images: the input of the classifier."""
         began, served = time.perf_counter(), engine.model(model)
-        async with engine.admitted(request) as uploads:
-            outcomes = await engine.within_deadline(request, engine.answer(served, uploads, served.features))
+        outcomes = await engine.process(request, served, served.features)
         images = [ImageFeatures(one.name, [] if one.refused else one.value.tolist(), _problem(one)) for one in outcomes]
         width = max(len(one.features) for one in images)
         return _if_all_refused(outcomes) or Embedding(served.name, width, images, seconds_since(began))
@@ -111,39 +112,24 @@ def _add_posts(app: FastAPI, engine: Engine) -> None:
         if (row is None) != (column is None):
             raise Refused(422, "query", "a patch needs a row and a column: give both or neither")
         what = AttentionQuery(layer, head, None if row is None or column is None else (row, column))
-        async with engine.admitted(request) as uploads:
-            if len(uploads) != 1:
-                raise Refused(
-                    413,
-                    "too-many-images",
-                    f"attention needs exactly one image per request, and this one has {len(uploads)}",
-                )
-            found = await engine.within_deadline(request, engine.look(served, uploads[0], what))
-        return Attention(model=served.name, seconds=seconds_since(began), **found)
+        outcomes = await engine.process(request, served, served.look, what)
+        return _if_all_refused(outcomes) or Attention(
+            model=served.name, seconds=seconds_since(began), **outcomes[0].value
+        )
 
 
 def _crops(outcomes: list[Outcome]) -> list[str | None]:
     return [None if one.prepared is None else one.prepared.crop() for one in outcomes]
 
 
-def _problem(outcome: Outcome) -> dict[str, str] | None:
-    return outcome.refused.as_json() if outcome.refused else None
+def _problem(outcome: Outcome) -> Problem | None:
+    return Problem(**outcome.refused.as_json()) if outcome.refused else None
 
 
 def _if_all_refused(outcomes: list[Outcome]) -> JSONResponse | None:
     """Return the refusal of the first image if all were refused, else None."""
-    if any(one.refused is None for one in outcomes):
-        return None
-    refused = outcomes[0].refused
-    assert refused is not None
-    return _as_response(refused)
-
-
-def _as_response(refused: Refused) -> JSONResponse:
-    headers = {} if refused.retry_after is None else {"Retry-After": str(refused.retry_after)}
-    if refused.status == 408:  # do not wait for the rest of the body
-        headers["Connection"] = "close"
-    return JSONResponse({"error": refused.as_json()}, refused.status, headers)
+    refusals = [one.refused for one in outcomes if one.refused is not None]
+    return as_response(refusals[0]) if len(refusals) == len(outcomes) else None
 
 
 def _add_gets(app: FastAPI, engine: Engine) -> None:
@@ -178,31 +164,21 @@ def _add_page(app: FastAPI) -> None:
     folder = files("vitrail.server") / "page"
     for path, name in PAGE.items():
         content, kind = (folder / name).read_bytes(), TYPES[name.rpartition(".")[2]]
-        app.add_api_route(path, _respond_with(content, kind), include_in_schema=False)
-
-
-def _respond_with(content: bytes, kind: str) -> Any:
-    async def give() -> Response:
-        return Response(content, media_type=kind)
-
-    return give
+        app.router.routes.append(Route(path, Response(content, media_type=kind), methods=["GET"]))
 
 
 def _add_problems(app: FastAPI, engine: Engine) -> None:
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
         engine.metrics.refused.labels(error.reason).inc()
-        return _as_response(error)
+        return as_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return await refused(request, Refused(422, "query", _sentence(error.errors())))
+        # says what is wrong with query values, without repeating the values
+        problems = [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()]
+        return await refused(request, Refused(422, "query", "; ".join(problems)))
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": {"reason": "http", "message": str(error.detail)}}, error.status_code)
-
-
-def _sentence(errors: Iterable[Any]) -> str:
-    """Describe what is wrong with query values, without repeating the values."""
-    return "; ".join(f"{'.'.join(map(str, error['loc'][1:]))}: {error['msg']}" for error in errors)

@@ -18,13 +18,13 @@ from typing import Any
 
 log = logging.getLogger("vitrail")
 
-Compute = Callable[[list[Any]], Sequence[Any]]
+BatchFunction = Callable[[list[Any]], Sequence[Any]]
 """Items -> one result each, in the same order. A result may be an Exception, for that item alone."""
 
 
 @dataclass(eq=False)
 class _Waiting:
-    compute: Compute
+    compute: BatchFunction
     item: Any
     answer: asyncio.Future[Any]
 
@@ -56,7 +56,7 @@ class Batcher:
         self.waiting.clear()
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def submit(self, compute: Compute, item: Any) -> Any:
+    async def submit(self, compute: BatchFunction, item: Any) -> Any:
         """Return the result of `compute` for an item, or raise its exception. Cancelling this drops the item."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.waiting.append(_Waiting(compute, item, answer))
@@ -101,7 +101,7 @@ class Batcher:
         return batch
 
 
-def isolated(compute: Compute, items: list[Any]) -> list[Any]:
+def isolated(compute: BatchFunction, items: list[Any]) -> list[Any]:
     """Return a result or an exception for each item: one that breaks a batch fails alone."""
     try:
         answers = list(compute(items))

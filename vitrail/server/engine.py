@@ -1,7 +1,7 @@
 """From uploads to results: decode on a few threads, compute in batches, stop at the deadline.
 
-The engine also knows whether the server is ready: once every network has processed one image, and until the server is
-told to end.
+The engine also knows whether the server is ready: from the time that every network has processed one image, until the
+server receives a signal to end.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +21,13 @@ from vitrail.errors import UsageError
 from vitrail.server.batching import Batcher
 from vitrail.server.limits import Gate, Limits, Refused
 from vitrail.server.metrics import Metrics
-from vitrail.server.served_model import AttentionQuery, PreparedImage, ServedModel
+from vitrail.server.served_model import PreparedImage, ServedModel
 from vitrail.server.upload import Upload, disconnected, read_uploads
 
 log = logging.getLogger("vitrail")
 
 DECODERS = 4
-"""Maximum number of images decoded at once. The largest need a gigabyte each."""
+"""Maximum number of images decoded at once. The largest need up to two gigabytes each."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Engine:
         self.metrics = Metrics(lambda: self.gate.inside, lambda: self.ready)
         self.warm, self.draining = False, False
         self.failure: str | None = None
-        self._batcher: Batcher | None = None
+        self.batcher = Batcher(limits.batch, self._answered)
         self._warming: asyncio.Task[None] | None = None
         self._decoders = ThreadPoolExecutor(min(DECODERS, available_cores()), "vitrail-decode")
 
@@ -61,17 +60,9 @@ class Engine:
         """Whether requests are accepted."""
         return self.warm and not self.draining
 
-    @property
-    def batcher(self) -> Batcher:
-        """The queue. Raises RuntimeError before `start`."""
-        if self._batcher is None:
-            raise RuntimeError("the engine has not been started")
-        return self._batcher
-
     def start(self) -> None:
         """Start working. `ready` becomes true when all networks are warm."""
-        self._batcher = Batcher(self.limits.batch, self._answered)
-        self._batcher.start()
+        self.batcher.start()
         self._warming = asyncio.get_running_loop().create_task(self._warm(), name="vitrail-warm")
 
     async def stop(self) -> None:
@@ -104,20 +95,34 @@ class Engine:
             raise Refused(404, "no-model", f"no model is called {name!r}; the models are {', '.join(self.models)}")
         return self.models[name]
 
-    @asynccontextmanager
-    async def admitted(self, request: Request) -> AsyncIterator[list[Upload]]:
-        """Admit a request to the queue and yield its files.
+    async def process(
+        self, request: Request, model: ServedModel, compute: Callable[[list[Any]], list[Any]], *query: Any
+    ) -> list[Outcome]:
+        """Return the result of `compute`, a method of `model`, for each file of a request; a bad file fails alone.
 
-        Raises Refused 503 if the server is not ready, 429 if the queue is full, and the refusals of reading the body.
-        Places in the queue are reserved before the body is read, which limits the memory of bodies, too.
+        `compute` receives prepared images. With a `query` it receives pairs of an image and the query, and the request
+        must have a single image.
+
+        Raises Refused 503 if the server is not ready, 429 if the queue is full, and the refusals of `read_uploads` and
+        `within_deadline`. A place in the queue is reserved before the body is read, which limits the memory of bodies.
         """
         if not self.ready:
             why = "the server is shutting down" if self.draining else self.failure or "the networks are not ready yet"
             raise Refused(503, "not-ready", why, None if self.failure else 1)
-        with self.gate.hold() as held:
+        with self.gate.hold() as reserve:
             uploads = await read_uploads(request, self.limits)
-            held.grow(len(uploads) - 1)
-            yield uploads
+            if query and len(uploads) != 1:
+                message = f"attention needs exactly one image per request, and this one has {len(uploads)}"
+                raise Refused(413, "too-many-images", message)
+            reserve(len(uploads) - 1)
+            outcomes: list[Outcome] = await self.within_deadline(
+                request, asyncio.gather(*(self._one(model, upload, compute, *query) for upload in uploads))
+            )
+        self.metrics.images.labels(model.name).inc(sum(one.refused is None for one in outcomes))
+        for one in outcomes:
+            if one.refused is not None:
+                self.metrics.refused.labels(one.refused.reason).inc()
+        return outcomes
 
     async def within_deadline(self, request: Request, work: Awaitable[Any]) -> Any:
         """Return the result of `work`, or drop it: Refused 504 at the deadline, 499 when the client leaves."""
@@ -135,58 +140,29 @@ class Engine:
             client_left.cancel()
             await asyncio.gather(task, client_left, return_exceptions=True)
 
-    async def answer(
-        self, model: ServedModel, uploads: list[Upload], compute: Callable[[list[PreparedImage]], list[Any]]
-    ) -> list[Outcome]:
-        """Return the result of `compute`, a method of `model`, for each file; a bad file fails alone."""
-        outcomes = await asyncio.gather(*(self._one(model, upload, compute) for upload in uploads))
-        self.metrics.images.labels(model.name).inc(sum(one.refused is None for one in outcomes))
-        for one in outcomes:
-            if one.refused is not None:
-                self.metrics.refused.labels(one.refused.reason).inc()
-        return outcomes
-
-    async def _one(self, model: ServedModel, upload: Upload, compute: Callable[[list[Any]], list[Any]]) -> Outcome:
+    async def _one(
+        self, model: ServedModel, upload: Upload, compute: Callable[[list[Any]], list[Any]], *query: Any
+    ) -> Outcome:
+        loop = asyncio.get_running_loop()
         try:
-            prepared = await self.prepare(model, upload)
-            return Outcome(upload.name, await self.batcher.submit(compute, prepared), prepared=prepared)
+            if upload.refused is not None:
+                raise upload.refused
+            prepared = await loop.run_in_executor(self._decoders, model.prepare, upload.data, self.limits.pixels)
+            value = await self.batcher.submit(compute, (prepared, *query) if query else prepared)
+            return Outcome(upload.name, value, prepared=prepared)
         except Refused as refused:
             return Outcome(upload.name, refused=refused)
+        except UsageError as error:  # the network has no such layer, head or patch
+            return Outcome(upload.name, refused=Refused(422, "not-there", str(error)))
         except Exception as error:
-            return Outcome(upload.name, refused=_failed(error))
-
-    async def look(self, model: ServedModel, upload: Upload, what: AttentionQuery) -> dict[str, Any]:
-        """Return where a network looks in one image. Raises Refused 422 if it has no such layer, head or patch."""
-        prepared = await self.prepare(model, upload)
-        try:
-            found: dict[str, Any] = await self.batcher.submit(model.look, (prepared, what))
-        except UsageError as error:
-            raise Refused(422, "not-there", str(error)) from error
-        except Refused:
-            raise
-        except Exception as error:
-            raise _failed(error) from error
-        self.metrics.images.labels(model.name).inc()
-        return found
-
-    async def prepare(self, model: ServedModel, upload: Upload) -> PreparedImage:
-        """Decode and prepare a file on another thread. Raises Refused."""
-        if upload.refused is not None:
-            raise upload.refused
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._decoders, model.prepare, upload.data, self.limits.pixels)
+            log.error("failed on an image: %s: %s", type(error).__name__, error)
+            return Outcome(upload.name, refused=Refused(500, "failed", "the network failed on this image"))
 
 
 def _warm(models: list[ServedModel]) -> list[None]:
     for model in models:
         model.warm()
     return [None] * len(models)
-
-
-def _failed(error: Exception) -> Refused:
-    """Return what a client learns about an internal failure. The log has the details."""
-    log.error("failed on an image: %s: %s", type(error).__name__, error)
-    return Refused(500, "failed", "the network failed on this image")
 
 
 async def _client_left(request: Request) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
+
+from starlette.responses import JSONResponse
 
 from vitrail.server.limits import Limits, Refused, too_large
 from vitrail.server.metrics import Metrics
@@ -26,6 +27,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
+SINGLE = ("host", "origin", "sec-fetch-site", "content-length", "content-type")
+"""Headers that a request may have once: of two, a proxy and this server might each believe another."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
     "content-security-policy": (
@@ -56,24 +59,15 @@ class Hosts:
 
     def allow(self, header: str) -> bool:
         """Return whether a Host header names this server."""
-        name = host_name(header)
-        return name in self.names or (self.any_address and _is_address(name))
-
-
-def host_name(header: str) -> str:
-    """Return the name in a Host header, without its port; "" if it is malformed."""
-    try:
-        return urlsplit(f"//{header}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+        try:
+            parts = urlsplit(f"//{header}")
+            name = parts.hostname or ""
+            if parts.netloc != header or parts.username is not None:
+                return False
+            _ = parts.port  # raises ValueError for a port that cannot be
+            return name in self.names or (self.any_address and bool(ipaddress.ip_address(name)))
+        except ValueError:  # the header is malformed, or the name is not an address
+            return False
 
 
 def foreign(headers: dict[str, str]) -> bool:
@@ -81,7 +75,10 @@ def foreign(headers: dict[str, str]) -> bool:
     site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
     if site not in ("none", "same-origin"):
         return True
-    return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+    try:
+        return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+    except ValueError:  # the header is malformed
+        return True
 
 
 class Guard:
@@ -112,7 +109,8 @@ class Guard:
                 await self.app(scope, self._measured(receive), send_with_headers)
             else:
                 self.metrics.refused.labels(refused.reason).inc()
-                await send_refusal(send_with_headers, refused)
+                # the server still reads the body and drops it, so that the client gets the response
+                await as_response(refused)(scope, receive, send_with_headers)
         finally:
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.requests.labels(path, str(status)).inc()
@@ -120,7 +118,10 @@ class Guard:
                 self.metrics.seconds.observe(time.perf_counter() - began)
 
     def _refused(self, scope: MutableMapping[str, Any]) -> Refused | None:
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        sent = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        headers = dict(sent)
+        if repeated := [name for name in SINGLE if sum(name == other for other, _ in sent) > 1]:
+            return Refused(400, "header", f"the request has more than one {repeated[0]} header; send one")
         if not self.hosts.allow(headers.get("host", "")):
             return Refused(
                 400, "host", "this Host header is not allowed; allow it with vitrail serve --allow-host NAME"
@@ -154,9 +155,9 @@ class Guard:
         return measured
 
 
-async def send_refusal(send: Send, refused: Refused) -> None:
-    """Send a refusal as JSON. The server still reads the body and drops it, so that the client gets the response."""
-    body = json.dumps({"error": refused.as_json()}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def as_response(refused: Refused) -> JSONResponse:
+    """Return the response that tells a client about a refusal."""
+    headers = {} if refused.retry_after is None else {"Retry-After": str(refused.retry_after)}
+    if refused.status == 408:  # do not wait for the rest of the body
+        headers["Connection"] = "close"
+    return JSONResponse({"error": refused.as_json()}, refused.status, headers)

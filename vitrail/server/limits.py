@@ -1,28 +1,28 @@
-"""The server's limits, and its refusals with their status. Torch-free.
-
-| status | when |
-|---|---|
-| 400 | a Host header that is not allowed, or a form that cannot be read |
-| 403 | a POST request from a page of another origin |
-| 408 | the body does not arrive in time |
-| 413 | the body has too many bytes or too many images |
-| 415 | the media type or the first bytes are not those of a supported image |
-| 422 | an image cannot be decoded or has too many pixels, or a query value is wrong |
-| 429 | the queue is full; Retry-After says when to try again |
-| 499 | the client has left; this status is only counted |
-| 500 | the network failed on this image |
-| 503 | the server is not ready yet, or is shutting down |
-| 504 | the result was not ready before the deadline; work that has not started is dropped |
-"""
+"""The server's limits, and its refusals with their status. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vitrail.errors import DecodeError
 
+STATUSES = {
+    400: "Malformed request, or a Host header that is not allowed",
+    403: "The request comes from a page of another origin",
+    404: "There is no model with this name",
+    408: "The body did not arrive in time",
+    413: "The request has too many bytes or images",
+    415: "The body is not an image of a supported type",
+    422: "The image cannot be decoded or has too many pixels, or a query value is wrong",
+    429: "The queue is full; Retry-After says when to try again",
+    499: "The client has left; this status is only counted",
+    500: "The network failed on this image",
+    503: "The server is not ready, or is shutting down",
+    504: "The result was not ready before the deadline",
+}
+"""When a request is refused with each status."""
 NOT_AN_IMAGE = ("not-an-image", "unsupported")
 """Reasons of `DecodeError` that concern the type of a file and not its content."""
 
@@ -52,7 +52,7 @@ class Limits:
 class Refused(Exception):
     """A request, or one image of it, that is refused.
 
-    `status` is from the table above, `reason` a short stable word, `retry_after` whole seconds.
+    `status` is one of `STATUSES`, `reason` a short stable word, `retry_after` whole seconds.
     """
 
     def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
@@ -83,14 +83,23 @@ class Gate:
         """Recent mean seconds per image, for Retry-After."""
 
     @contextmanager
-    def hold(self) -> Iterator[Reservation]:
-        """Reserve a place for one request within the block. Raises Refused 429 if there is none."""
-        reserved = Reservation(self)
-        reserved.grow(1)
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """Reserve a place within the block, and yield a function that reserves more. Both raise Refused 429."""
+        reserved = 0
+
+        def reserve(places: int) -> None:
+            nonlocal reserved
+            if self.inside + places > self.limit:
+                message = f"the queue is full ({self.inside} of {self.limit} images); try again later"
+                raise Refused(429, "busy", message, self.retry_after())
+            self.inside += places
+            reserved += places
+
         try:
-            yield reserved
+            reserve(1)
+            yield reserve
         finally:
-            self.inside -= reserved.count
+            self.inside -= reserved
 
     def retry_after(self) -> int:
         """Return whole seconds until all current images should be done, at least 1."""
@@ -100,20 +109,3 @@ class Gate:
         """Record how long a batch took."""
         each = seconds / images
         self.seconds_each = each if not self.seconds_each else 0.9 * self.seconds_each + 0.1 * each
-
-
-@dataclass
-class Reservation:
-    """The places that one request has reserved."""
-
-    gate: Gate
-    count: int = 0
-
-    def grow(self, by: int) -> None:
-        """Reserve `by` more places. Raises Refused 429 if there are not enough."""
-        gate = self.gate
-        if gate.inside + by > gate.limit:
-            message = f"the queue is full ({gate.inside} of {gate.limit} images); try again later"
-            raise Refused(429, "busy", message, gate.retry_after())
-        gate.inside += by
-        self.count += by

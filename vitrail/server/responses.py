@@ -5,21 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-Problem = dict[str, str]
-"""{"reason": a short stable word, "message": a sentence}."""
+from vitrail.server.limits import STATUSES
+
+
+@dataclass
+class Problem:
+    """Why there is no result: a short stable word, and a sentence."""
+
+    reason: str
+    message: str
 
 
 @dataclass
 class ImagePrediction:
     """The classes of one image. `problem` says why there are none.
 
-    `crop`, if requested, is exactly the image that the network saw, as a PNG in a data URI.
+    `labels` are the predicted labels of a model that predicts several, or none; null for a model that predicts one
+    class. `crop`, if requested, is exactly the image that the network saw, as a PNG in a data URI.
     """
 
     name: str
     top: list[dict[str, Any]]
     problem: Problem | None = None
     crop: str | None = None
+    labels: list[dict[str, Any]] | None = None
 
 
 @dataclass
@@ -91,33 +100,15 @@ IMAGE_BODY: dict[str, Any] = {
 }
 """The body of a POST request for OpenAPI. `vitrail.server.upload` reads it, not FastAPI."""
 
-_PROBLEM = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["reason", "message"],
-            "properties": {"reason": {"type": "string"}, "message": {"type": "string"}},
-        }
-    },
+
+@dataclass
+class Refusal:
+    """The body of every error response."""
+
+    error: Problem
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "model": Refusal} for status, text in STATUSES.items() if status != 499
 }
-
-
-def problems() -> dict[int | str, dict[str, Any]]:
-    """Return the error responses of a POST request for OpenAPI."""
-    about = {
-        400: "Malformed request, or a Host header that is not allowed",
-        403: "The request comes from a page of another origin",
-        404: "There is no model with this name",
-        408: "The body did not arrive in time",
-        413: "The request has too many bytes or images",
-        415: "The body is not an image",
-        422: "The image cannot be decoded or has too many pixels, or a query value is wrong",
-        429: "The queue is full; Retry-After says when to try again",
-        500: "The network failed on this image",
-        503: "The server is not ready, or is shutting down",
-        504: "The result was not ready before the deadline",
-    }
-    content = {"application/json": {"schema": _PROBLEM}}
-    return {status: {"description": text, "content": content} for status, text in about.items()}
+"""The error responses of a POST request for OpenAPI."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,9 +20,13 @@ from torch import Tensor
 
 from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
-from vitrail.errors import DecodeError, UsageError
-from vitrail.evaluation.classify import Precision, Predict, predictor
+from vitrail.device import Precision, choose_device
+from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
+from vitrail.evaluation.classify import NOT_FINITE, Predict
+from vitrail.evaluation.labels.ranked import ranked
 from vitrail.evaluation.predict import as_text
+from vitrail.exports.engines import predictor
+from vitrail.exports.kinds import EngineName
 from vitrail.inspection.maps import HeadMaps, head_maps, patch_attention
 from vitrail.inspection.overlay import Box, visible_box
 from vitrail.inspection.positions import PositionTiles, position_tiles
@@ -29,6 +34,7 @@ from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
 from vitrail.server.limits import Refused, undecodable
 
+T = TypeVar("T")
 TOP = 1000
 """Maximum number of classes per image. They are ranked in the network's thread, a batch at a time, because tensor
 operations would block the event loop."""
@@ -61,6 +67,8 @@ class RankedClasses(NamedTuple):
     """int64 [k]."""
     shares: np.ndarray
     """float32 [k]: the probability of each."""
+    predicted: np.ndarray | None
+    """bool [k]: whether a class reaches its threshold; None for a network that predicts one class."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +84,25 @@ class ServedModel:
     """A network with its card, under a name. Call it from one thread at a time."""
 
     def __init__(
-        self, name: str, network: Any, device: torch.device | str | None = None, precision: Precision = "auto"
+        self,
+        name: str,
+        network: Any,
+        device: torch.device | str | None = None,
+        precision: Precision = "auto",
+        engine: EngineName = "auto",
     ) -> None:
         self.name, self.network, self.card = name, network, network.card
-        self.device, self.precision = device, precision
+        self.device = device if isinstance(device, torch.device) else choose_device(device)
+        self.precision, self.engine = precision, engine
         self.transform = eval_transform(self.card.preprocess)
         config = self.card.config
         self.class_names = [as_text(text) for text in self.card.class_names] or list(map(str, range(config.classes)))
-        self.predict: Predict = predictor(network, device, precision)
+        self.predict: Predict = predictor(network, self.device, precision, engine=engine)
 
     @cached_property
     def embed(self) -> Predict:
         """The network without its classifier. It is made at first use, because on a CPU it is another copy."""
-        return predictor(self.network, self.device, self.precision, features=True)
+        return predictor(self.network, self.device, self.precision, engine=self.engine, features=True)
 
     @cached_property
     def positions(self) -> PositionTiles | str:
@@ -111,19 +125,28 @@ class ServedModel:
     def rank(self, images: list[PreparedImage]) -> list[RankedClasses | Exception]:
         """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite."""
         logits = self.predict(_stack(images)).float().cpu()
-        shares, classes = logits.softmax(dim=1).topk(min(TOP, logits.shape[1]))
-        ranked = map(RankedClasses, classes.numpy(), shares.numpy())
-        return [one if fine else _not_finite() for one, fine in zip(ranked, _finite(logits), strict=True)]
+        found = ranked(logits, TOP, self.card.thresholds)
+        predicted: Sequence[np.ndarray | None] = (
+            found.predicted if found.predicted is not None else [None] * len(images)
+        )
+        return _if_finite(map(RankedClasses, found.classes, found.probabilities, predicted), logits)
 
     def features(self, images: list[PreparedImage]) -> list[np.ndarray | Exception]:
         """Return float32 features [width] of each image, as `vitrail embed` does."""
         rows = self.embed(_stack(images)).float().cpu()
-        return [row if fine else _not_finite() for row, fine in zip(rows.numpy(), _finite(rows), strict=True)]
+        return _if_finite(rows.numpy(), rows)
 
     def top(self, ranked: RankedClasses, count: int) -> list[dict[str, Any]]:
         """Return the `count` best classes, at most `TOP`, with their probabilities, best first."""
         pairs = zip(ranked.classes[:count].tolist(), ranked.shares[:count].tolist(), strict=True)
         return [{"class": self.class_names[number], "probability": share} for number, share in pairs]
+
+    def labels(self, ranked: RankedClasses) -> list[dict[str, Any]] | None:
+        """Return the predicted labels with their probabilities, best first; None if the network predicts one class."""
+        if ranked.predicted is None:
+            return None
+        chosen = RankedClasses(ranked.classes[ranked.predicted], ranked.shares[ranked.predicted], None)
+        return self.top(chosen, len(chosen.classes))
 
     def look(self, wanted: list[tuple[PreparedImage, AttentionQuery]]) -> list[dict[str, Any] | Exception]:
         """Return where the network looks in each image, as JSON values; UsageError if there is no such layer."""
@@ -140,6 +163,8 @@ class ServedModel:
                 maps = patch_attention(self.network, images, what.patch, what.layer, what.head)
         except UsageError as error:
             return error
+        except WeightsError as error:
+            return Refused(500, NOT_FINITE, str(error))
         box = image.box
         return {
             "grid": list(joint.shape),
@@ -170,6 +195,7 @@ class ServedModel:
         return {
             "name": self.name,
             "class_names": self.class_names,
+            "several_labels": self.card.several,
             "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
             "image_size": list(self.card.preprocess.image_size),
             "attention": vit,
@@ -192,13 +218,11 @@ def _stack(images: list[PreparedImage]) -> Tensor:
     return torch.from_numpy(np.stack([image.pixels for image in images])).permute(0, 3, 1, 2)
 
 
-def _finite(rows: Tensor) -> list[bool]:
-    finite: list[bool] = rows.isfinite().all(dim=1).tolist()
-    return finite
-
-
-def _not_finite() -> Refused:
-    return Refused(500, "not-finite", "the network's output for this image contains NaN or infinity")
+def _if_finite(values: Iterable[T], rows: Tensor) -> list[T | Exception]:
+    """Return each image's value, or a refusal if its row [images, n] of the network's output is not finite."""
+    refused = Refused(500, NOT_FINITE, "the network's output for this image contains NaN or infinity")
+    finite = finite_rows(rows).tolist()
+    return [value if fine else refused for value, fine in zip(values, finite, strict=True)]
 
 
 def _mean(maps: list[HeadMaps]) -> Tensor:

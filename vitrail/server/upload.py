@@ -33,7 +33,7 @@ async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
     """
     content_type = request.headers.get("content-type", "")
     try:
-        if content_type.partition(";")[0].strip().lower() == FORM:
+        if _declared(content_type) == FORM:
             return await _form(request, limits)
         check_media_type(content_type, "the body")
         return [Upload("", await request.body())]
@@ -76,7 +76,12 @@ async def _part(file: UploadFile) -> Upload:
 
 def check_media_type(content_type: str, what: str) -> None:
     """Raise Refused 415 if `content_type` declares something other than an image."""
-    declared = content_type.partition(";")[0].strip().lower()
+    declared = _declared(content_type)
     if declared not in UNDECLARED and not declared.startswith("image/"):
         message = f"{what} has media type {declared!r}; send an image (image/jpeg, image/png, ...)"
         raise Refused(415, "media-type", message)
+
+
+def _declared(content_type: str) -> str:
+    """Return the media type without its parameters."""
+    return content_type.partition(";")[0].strip().lower()

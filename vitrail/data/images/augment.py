@@ -1,34 +1,33 @@
 """Augmentations that bend a picture, change its colours or erase a part of it.
 
-All on one thread: Pillow does the work, because torch would start a team of threads of its own inside every
-loading thread. Every draw comes from the generator passed in.
+Pillow does the work on the calling thread, because torch would start its own threads inside every loading thread.
+All random numbers come from the generator that is passed in.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vitrail.data.images.geometry import Op
+from vitrail.data.images.geometry import Op, random_rectangles
 from vitrail.errors import UsageError
 
 FILL = (128, 128, 128)
-"""Fill value outside the picture where it is bent or moved: the middle of the range."""
+"""Colour of the area outside a bent or moved picture: the middle of the range."""
 
 USUAL_MAGNITUDE = 10.0
-"""Magnitude at which an operation is at level 1."""
+"""Magnitude that is level 1 of an operation."""
 LARGEST_MAGNITUDE = 30.0
-"""Largest magnitude that RandAugment's authors tried."""
+"""Largest magnitude in the experiments of RandAugment's authors."""
 
 Change = Callable[[Image.Image, float], Image.Image]
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
-    """Show at (x, y) what was at (a x + b y + c, d x + e y + f), for matrix (a, b, c, d, e, f)."""
+    """Return an image whose pixel (x, y) is pixel (a x + b y + c, d x + e y + f) of `image`, matrix (a, ..., f)."""
     affine, bilinear = Image.Transform.AFFINE, Image.Resampling.BILINEAR
     return image.transform(image.size, affine, matrix, resample=bilinear, fillcolor=FILL)
 
@@ -59,17 +58,18 @@ OPERATIONS: dict[str, Change] = {
     "translate_x": lambda image, level: _affine(image, (1, 0, 0.45 * level * image.width, 0, 1, 0)),
     "translate_y": lambda image, level: _affine(image, (1, 0, 0, 0, 1, 0.45 * level * image.height)),
 }
-"""RandAugment's operations at a level from -1 to 1, which is magnitude 10; more is always stronger. The sign
-means left or right, weaker or stronger colour; operations with one direction ignore it."""
+"""Name -> operation of RandAugment, a function of (image, level). The level runs from -1 to 1, which is magnitude 10.
+A larger absolute level is always stronger. The sign means left or right, or weaker or stronger colours. Operations with
+one direction ignore the sign."""
 
 
 @dataclass(frozen=True)
 class RandAugment(Op):
     """Apply operations drawn from `OPERATIONS` (Cubuk et al. 2019), as DeiT and "ResNet strikes back" do.
 
-    Each of `operations` draws is carried out with `probability`, with a random sign, at `magnitude` plus normal
-    noise of standard deviation `noise`, kept within 0..10. Their "rand-m9-mstd0.5-inc1" is (2, 9). A magnitude
-    above 10 (AugReg has 15 and 20) goes on along the same line, with the noise kept within 0..30.
+    Each of `operations` drawn operations is applied with `probability`, with a random sign, at `magnitude` plus normal
+    noise of standard deviation `noise`; the sum is limited to 0..10. Their "rand-m9-mstd0.5-inc1" is (2, 9). Magnitudes
+    above 10 (AugReg has 15 and 20) extend the same scale; the sum is then limited to 0..30.
     """
 
     operations: int = 2
@@ -90,9 +90,9 @@ class RandAugment(Op):
         most = USUAL_MAGNITUDE if self.magnitude <= USUAL_MAGNITUDE else LARGEST_MAGNITUDE
         picture = None
         for _ in range(self.operations):
-            which, carried_out, sign = rng.random(3).tolist()
+            which, chance, sign = rng.random(3).tolist()
             magnitude = min(max(self.magnitude + self.noise * rng.standard_normal(), 0.0), most)
-            if carried_out < self.probability:
+            if chance < self.probability:
                 picture = Image.fromarray(image) if picture is None else picture
                 change = changes[int(which * len(changes))]
                 picture = change(picture, magnitude / 10 if sign < 0.5 else -magnitude / 10)
@@ -101,7 +101,7 @@ class RandAugment(Op):
 
 @dataclass(frozen=True)
 class ThreeAugment(Op):
-    """Grayscale, solarise or blur, one of them at random, always (Touvron et al. 2022, "DeiT III")."""
+    """Always apply one of grayscale, solarise and blur, at random (Touvron et al. 2022, "DeiT III")."""
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
@@ -138,10 +138,10 @@ class ColorJitter(Op):
 
 @dataclass(frozen=True)
 class RandomErasing(Op):
-    """With this probability, overwrite a rectangle with random pixels (Zhong et al. 2017).
+    """Overwrite a rectangle with random pixels, with a probability (Zhong et al. 2017).
 
-    Its share of the area is uniform in `scale`, its height over width log-uniform in `ratio`; ten tries are
-    made for one that fits, then nothing is erased.
+    The rectangle's share of the area is uniform in `scale`, and its height over width is log-uniform in `ratio`. If
+    none of ten draws fits into the picture, nothing is erased.
     """
 
     probability: float
@@ -157,12 +157,7 @@ class RandomErasing(Op):
         if rng.random() >= self.probability:
             return image
         height, width, channels = image.shape
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(10):
-            share, shape, down, right = rng.random(4).tolist()
-            area = height * width * (self.scale[0] + share * (self.scale[1] - self.scale[0]))
-            ratio = math.exp(low + shape * (high - low))
-            h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        for h, w, down, right in random_rectangles(height * width, self.scale, self.ratio, rng):
             if 0 < h < height and 0 < w < width:
                 top, left = int(down * (height - h + 1)), int(right * (width - w + 1))
                 erased = image.copy()

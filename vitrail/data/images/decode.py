@@ -1,35 +1,39 @@
-"""Bytes of an image file to RGB, the same for training, prediction and serving, whatever the file is.
+"""Decode the bytes of an image file to RGB, in the same way for training, prediction and serving.
+
+Why ours and not Pillow alone: simplejpeg (libjpeg-turbo) decodes JPEGs faster, releases the interpreter lock, and can
+reject damaged files, for which libjpeg alone invents gray pixels. Pillow decodes everything else, but does not give the
+results below by itself, has a process-wide limit of pixels, and may raise any exception for hostile bytes.
 
 | input | result |
 |---|---|
-| 8-bit gray or RGB of any format | its values; gray three times |
-| JPEG, gray, YCbCr or RGB | libjpeg-turbo's exact decode; a half or less with `short_side` |
-| CMYK, YCCK | R = (255 - C)(255 - K) / 255, likewise G and B; the inverted inks of JPEGs undone |
-| any embedded colour profile | not applied: the numbers are taken as sRGB |
+| 8-bit gray or RGB of any format | its values; gray is repeated three times |
+| JPEG, gray, YCbCr or RGB | libjpeg-turbo's exact values; at most half the size with `short_side` |
+| CMYK, YCCK | R = (255 - C)(255 - K) / 255, likewise G and B; the inversion of JPEGs is undone |
+| any embedded colour profile | not applied; the values count as sRGB |
 | Lab TIFF | converted to sRGB (D50 white) |
 | 1, 2 and 4 bits, palette | black is 0, white is 255 |
-| 9 to 16 and 32 bits | scaled, not clipped: the upper 8 of the declared bits; negative values are 0 |
+| 9 to 16 and 32 bits | scaled, not clipped: the upper 8 of the declared bits; negative values become 0 |
 | float TIFF | scaled by the smallest of 1, 255 and 65535 that holds every value, else "unsupported" |
-| alpha, transparent palette entries or colour | laid over white, the page such pictures are drawn for |
+| alpha, transparent palette entries or colour | drawn on a white background |
 | animated GIF, WebP, PNG; multi-page TIFF; MPO | the first picture |
-| EXIF orientation | applied, once |
+| orientation in EXIF, else in XMP, also as ImageMagick writes them into PNGs | applied, once |
 | no bytes | DecodeError "empty" |
 | HTML, text, anything else | DecodeError "not-an-image" |
-| HEIC, PDF, SVG ..., an odd variant of a format below | DecodeError "unsupported" |
-| cut off, even if an end was put on (JPEG) | DecodeError "truncated" |
+| HEIC, PDF, SVG, ..., a rare variant of a format below | DecodeError "unsupported" |
+| cut off, even if an end marker was added (JPEG) or the data end cleanly (PNG) | DecodeError "truncated" |
 | contradictory or damaged | DecodeError "corrupt" |
-| more pixels than the cap, by its header, nothing decoded | DecodeError "too-many-pixels" |
+| more pixels than the limit by the header (WebP, JPEG 2000, AVIF: half of it) | DecodeError "too-many-pixels" |
+| a side of more than 65,536 pixels by the header | DecodeError "too-many-pixels" |
 
-Formats: JPEG, PNG, GIF, WebP, BMP, TIFF, PNM, JPEG 2000, AVIF. Pillow reads more, but those are no photographs,
-and one of them (EPS) runs a program. No process-wide setting of Pillow is changed or needed.
+Formats: JPEG, PNG, GIF, WebP, BMP, TIFF, PNM, JPEG 2000, AVIF. Pillow reads more formats, but they are not used for
+photographs, and one of them (EPS) runs a program. No process-wide setting of Pillow is changed or needed.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import (
@@ -37,7 +41,6 @@ from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
     Image,
-    ImageCms,
     Jpeg2KImagePlugin,
     JpegImagePlugin,
     PngImagePlugin,
@@ -47,39 +50,15 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
+from vitrail.data.images import png
 from vitrail.data.images.jpeg import decode_ordinary, read_header
+from vitrail.data.images.orientation import orientation, orientation_in
+from vitrail.data.images.pixels import rows_of, stored_bits, tiff_tags, to_rgb
 from vitrail.errors import DecodeError
-
-ORIENTATION = 0x0112
-# TIFF field types an orientation is written with in the wild: BYTE, SHORT, LONG
-INTEGER_FORMATS = {1: "B", 3: "H", 4: "I"}
-
-
-def orientation(exif: bytes) -> int:
-    """Return the EXIF orientation 1..8 of an EXIF block, with or without its "Exif" prefix.
-
-    Read here rather than by a library because it runs for every image and must never warn or raise: a block
-    that is absent, cut or malformed means 1, as it stands. Only the first directory counts, as in browsers.
-    """
-    tiff = exif.removeprefix(b"Exif\0\0")
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    if order is None:
-        return 1
-    try:
-        (directory,) = struct.unpack_from(order + "I", tiff, 4)
-        (entries,) = struct.unpack_from(order + "H", tiff, directory)
-        for entry in range(directory + 2, directory + 2 + 12 * entries, 12):
-            tag, kind = struct.unpack_from(order + "HH", tiff, entry)
-            if tag == ORIENTATION:
-                (value,) = struct.unpack_from(order + INTEGER_FORMATS.get(kind, "H"), tiff, entry + 8)
-                return value if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
 
 
 def upright(image: np.ndarray, orientation: int) -> np.ndarray:
-    """Return an image [H, W, C] stored with EXIF `orientation` turned upright; contiguous.
+    """Return an image [H, W, C] that was stored with an EXIF `orientation` upright and contiguous.
 
     Orientations 5 to 8 exchange height and width.
     """
@@ -93,43 +72,48 @@ def upright(image: np.ndarray, orientation: int) -> np.ndarray:
 
 
 MAX_PIXELS = 2**27
-"""Largest picture decoded by default, 134 million pixels: above every 100-megapixel camera and 108-megapixel
-phone, below the 169 and more of the usual decompression bombs; 0.4 GB as RGB, about 1 GB at the peak in Pillow."""
+"""Default maximum number of pixels, 134 million: above 100-megapixel cameras and 108-megapixel phones, below the usual
+decompression bombs of 169 million and more."""
 
-BACKGROUND = (255, 255, 255)
-"""Background colour of transparent pixels."""
+MAX_SIDE = 2**16
+"""Maximum height and width in pixels: a JPEG can have 65,535. Resizing needs memory for one long side times the other
+new side, so that a strip of 100 million pixels would take 60 GB."""
 
-# A progressive JPEG repeats its work in every scan, and ordinary ones have about 10 of them: this bounds the
-# time as the pixel cap bounds the memory.
+BYTES_PER_PIXEL = 16
+"""Decoding and resizing take at most this number of bytes for each allowed pixel (tests/data/test_decode_memory.py)."""
+
+# A progressive JPEG repeats its work in every scan; ordinary ones have about 10 scans. This limits the time, as
+# MAX_PIXELS limits the memory.
 MAX_SCAN_PASSES = 20
 
-TILE_WIDTH, TILE_LENGTH, BITS_PER_SAMPLE, SAMPLE_FORMAT = 322, 323, 258, 339  # TIFF tags
-SIGNED = 2  # a SAMPLE_FORMAT
+TILE_WIDTH, TILE_LENGTH = 322, 323  # TIFF tags
 
 
-class Format(NamedTuple):
-    """A file format: its name, how its files begin, and the class that reads it (None: not read)."""
+class ImageFormat(NamedTuple):
+    """A file format: its name, the beginning of its files, and the class that reads it (None: unsupported)."""
 
     name: str
     magic: re.Pattern[bytes]
     reader: type[ImageFile] | None
+    weight: int = 1
+    """A pixel counts as this number of pixels, because the decoder needs more memory than the other ones."""
 
 
-def _format(name: str, magic: bytes, reader: type[ImageFile] | None = None) -> Format:
-    return Format(name, re.compile(magic, re.DOTALL), reader)
+def _format(name: str, magic: bytes, reader: type[ImageFile] | None = None, weight: int = 1) -> ImageFormat:
+    return ImageFormat(name, re.compile(magic, re.DOTALL), reader, weight)
 
 
 FORMATS = (
     _format("JPEG", rb"\xff\xd8", JpegImagePlugin.JpegImageFile),  # of an MPO, the first picture
     _format("PNG", rb"\x89PNG\r\n\x1a\n", PngImagePlugin.PngImageFile),
     _format("GIF", rb"GIF8[79]a", GifImagePlugin.GifImageFile),
-    _format("WebP", rb"RIFF....WEBP", WebPImagePlugin.WebPImageFile),
+    _format("WebP", rb"RIFF....WEBP", WebPImagePlugin.WebPImageFile, 2),
     _format("TIFF", rb"II[*+]\x00|MM\x00[*+]", TiffImagePlugin.TiffImageFile),
     _format("BMP", rb"BM", BmpImagePlugin.BmpImageFile),
     _format("PNM", rb"P[1-6]\s", PpmImagePlugin.PpmImageFile),
-    _format("JPEG 2000", rb"\xff\x4f\xff\x51|\x00\x00\x00\x0cjP  ", Jpeg2KImagePlugin.Jpeg2KImageFile),
-    _format("AVIF", rb"....ftyp(avi[fs]|mif1.{4}(....)*avif)", AvifImagePlugin.AvifImageFile),
-    # recognised only for the sake of the message
+    _format("JPEG 2000", rb"\xff\x4f\xff\x51|\x00\x00\x00\x0cjP  ", Jpeg2KImagePlugin.Jpeg2KImageFile, 2),
+    _format("AVIF", rb"....ftyp(avi[fs]|mif1.{4}(....)*avif)", AvifImagePlugin.AvifImageFile, 2),
+    # recognised only to name the format in the error
     _format("HEIC", rb"....ftyp(hei[cfmsx]|hev[cx]|mif1|msf1)"),
     _format("PDF", rb"%PDF"),
     _format("PostScript", rb"%!PS|\xc5\xd0\xd3\xc6"),
@@ -142,69 +126,98 @@ READABLE = ", ".join(format.name for format in FORMATS if format.reader)
 
 
 def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None = None) -> np.ndarray:
-    """Decode an image file's bytes to uint8 [H, W, 3] RGB, upright, contiguous and writable (table above).
+    """Decode the bytes of an image file to uint8 [H, W, 3] RGB, upright, contiguous and writable (see the table above).
 
-    `short_side` (pixels) allows a JPEG to be decoded at 1/2, 3/8, 1/4 or 1/8 of its size as long as its shorter
-    side stays at least that long: faster where the picture is going to be shrunk anyway, at slightly other
-    pixel values than shrinking the whole picture gives. Raises DecodeError, and nothing else, for every input;
-    its `reason` is one of those in the table. Releases the interpreter lock while decoding.
+    `short_side` (pixels) lets a JPEG be decoded at 1/2, 3/8, 1/4 or 1/8 of its size, as long as its shorter side keeps
+    at least this length. This is faster if the picture will be shrunk anyway; its pixel values differ slightly from
+    those of shrinking the whole picture. Raises only DecodeError, whatever the input; its `reason` is one of the table.
+    Releases the interpreter lock while decoding.
     """
     if not data:
         raise DecodeError("the file is empty (0 bytes)", reason="empty")
     format = next((format for format in FORMATS if format.magic.match(data[:512])), None)
     if format is None:
-        message = f"not an image: it begins with {data[:16]!r}; readable formats are {READABLE}"
+        message = f"not an image: it begins with {data[:16]!r}. Readable formats are {READABLE}"
         raise DecodeError(message, reason="not-an-image")
     if format.reader is None:
-        message = f"{format.name} files are not supported; convert it to one of {READABLE}"
+        message = f"{format.name} files are not supported. Convert the file to one of {READABLE}"
         raise DecodeError(message, reason="unsupported")
     if format.name == "JPEG" and (header := read_header(data)) is not None:
         _check_size(header.height, header.width, max_pixels, header.scans)
         if header.ordinary:
             image = decode_ordinary(data, header, short_side)
             if image is not None:
-                return upright(image, orientation(header.exif))
+                return upright(image, orientation(header.exif, header.xmp))
     return _decode_carefully(data, format, format.reader, max_pixels)
 
 
 def _check_size(height: int, width: int, max_pixels: int, passes: int = 1) -> None:
     """Raise DecodeError, from the header alone, for an image that would take too much memory or time."""
+    if max(height, width) > MAX_SIDE:
+        message = f"{width} x {height} pixels: a side is longer than the {MAX_SIDE:,} pixels allowed"
+        raise DecodeError(message, reason="too-many-pixels")
     pixels = height * width
     if pixels > max_pixels:
         message = f"{width} x {height} is {pixels:,} pixels, more than the {max_pixels:,} allowed"
         raise DecodeError(message, reason="too-many-pixels")
     if pixels * passes > MAX_SCAN_PASSES * max_pixels:
-        message = f"{width} x {height} pixels are coded in {passes} passes, more work than a picture needs"
+        message = f"{width} x {height} pixels in {passes} passes need more work than any ordinary picture"
         raise DecodeError(message, reason="too-many-pixels")
 
 
-def _decode_carefully(data: bytes, format: Format, reader: type[ImageFile], max_pixels: int) -> np.ndarray:
-    """Decode by Pillow; its reader is called directly, as Image.open has a process-wide limit of pixels."""
+def _decode_carefully(data: bytes, format: ImageFormat, reader: type[ImageFile], max_pixels: int) -> np.ndarray:
+    """Decode with Pillow. Its reader is called directly, because Image.open has a process-wide limit of pixels."""
     try:
         with reader(BytesIO(data)) as image:
-            _check_size(image.height, image.width, max_pixels)
-            tags = _tiff_tags(image)
-            # memory is taken per tile, and a tile may claim to be larger than the picture
+            _check_size(image.height, image.width, max_pixels // format.weight)
+            tags = tiff_tags(image)
+            # memory is allocated per tile, and a tile may claim to be larger than the picture
             _check_size(tags.get(TILE_LENGTH, 0), tags.get(TILE_WIDTH, 0), max_pixels)
             if format.name == "JPEG 2000" and b"\xff\xd9" not in data:
-                # Pillow takes a missing tile for a black one; the end marker occurs nowhere inside the data
+                # Pillow makes missing tiles black; the end marker occurs nowhere inside the data
                 raise DecodeError("the JPEG 2000 file is cut off: no end marker", reason="truncated")
-            image.load()
-            # a TIFF, and only a TIFF, is turned by Pillow itself while loading
-            turn = 1 if format.name == "TIFF" else orientation(image.info.get("exif", b""))
-            return upright(_to_rgb(image, data), turn)
+            rgb = _loaded(image)
+            if format.name == "PNG" and _may_lack_rows(image, data) and not png.is_whole(data):
+                raise DecodeError("the PNG is cut off: its data end before its last row", reason="truncated")
+            return rgb
     except DecodeError:
         raise
-    except Exception as error:  # for hostile bytes Pillow raises anything: struct, zlib, index, zero division
-        raise _explained(error, format) from error
+    except Exception as error:  # hostile bytes cause any exception: struct, zlib, index, zero division
+        raise _explained(error, format.name) from error
 
 
-def _tiff_tags(image: ImageFile) -> dict[int, Any]:
-    return dict(image.tag_v2) if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
+def pixels_of(image: Image.Image) -> np.ndarray:
+    """Return the picture of an image that Pillow opened or made, as `decode` returns that of a file.
+
+    The image is loaded, but not changed otherwise. Raises DecodeError if it cannot be loaded.
+    """
+    info = dict(image.info)
+    try:
+        return _loaded(image)
+    except DecodeError:
+        raise
+    except Exception as error:  # see `_decode_carefully`
+        raise _explained(error, image.format or "image") from error
+    finally:
+        image.info = info | image.info  # with the transparent colour again
 
 
-def _explained(error: Exception, format: Format) -> DecodeError:
-    """Return a DecodeError for an exception of Pillow, whose text is the only way to distinguish the causes."""
+def _loaded(image: Image.Image) -> np.ndarray:
+    """Return the picture of an image of Pillow's as uint8 [H, W, 3], upright. It may lose its transparent colour."""
+    bits = stored_bits(image)
+    image.load()
+    # Pillow itself turns a TIFF, and only a TIFF, while loading
+    turn = 1 if isinstance(image, TiffImagePlugin.TiffImageFile) else orientation_in(dict(image.info))
+    return upright(to_rgb(image, bits), turn)
+
+
+def _may_lack_rows(image: Image.Image, data: bytes) -> bool:
+    """Return whether a loaded PNG may lack its last rows, which are zero then. Counting its bytes takes much longer."""
+    return png.is_interlaced(data) or not any(rows_of(image, image.height - 1, image.height).tobytes())
+
+
+def _explained(error: Exception, format: str) -> DecodeError:
+    """Return a DecodeError for an exception of Pillow. Only the exception's text distinguishes the causes."""
     text = str(error)
     if isinstance(error, Image.DecompressionBombError):
         reason = "too-many-pixels"
@@ -214,55 +227,4 @@ def _explained(error: Exception, format: Format) -> DecodeError:
         reason = "unsupported"
     else:
         reason = "corrupt"
-    return DecodeError(f"{reason} {format.name} file: {text or type(error).__name__}", reason=reason)
-
-
-def _to_rgb(image: ImageFile, data: bytes) -> np.ndarray:
-    """Turn a loaded picture of any mode into uint8 [H, W, 3]."""
-    mode = image.mode
-    if mode.startswith("I") or mode == "F":
-        return _deep_to_rgb(image)
-    if mode == "LAB":
-        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-        return np.array(ImageCms.applyTransform(image, ImageCms.buildTransform(lab, srgb, "LAB", "RGB")))
-    if mode in ("RGBA", "RGBa", "LA", "La", "PA") or (mode == "P" and "transparency" in image.info):
-        opaque = Image.new("RGB", image.size, BACKGROUND)
-        picture = (image.convert("LA") if mode == "La" else image).convert("RGBA")
-        opaque.paste(picture, mask=picture)
-        return np.array(opaque)
-    # a transparent colour: kept from Pillow's conversion, which ignores how many bits it was written with
-    key = image.info.pop("transparency", None)
-    rgb = np.array(image.convert("RGB"))
-    if key is not None:
-        bits = data[24] if data.startswith(b"\x89PNG") and mode != "1" else 8
-        levels = np.asarray(key) >> 8 if bits == 16 else np.asarray(key) * 255 // ((1 << bits) - 1)
-        rgb[(rgb == levels).all(-1)] = BACKGROUND
-    return rgb
-
-
-def _deep_to_rgb(image: ImageFile) -> np.ndarray:
-    """Scale one channel of more than 8 bits to 8: the upper bits of what the file declares, not of its content."""
-    values = np.asarray(image)
-    if image.mode == "F":
-        gray = _float_to_gray(values)
-    else:
-        tags = _tiff_tags(image)
-        bits = tags.get(BITS_PER_SAMPLE, (16,))[0]
-        if tags.get(SAMPLE_FORMAT, (1,))[0] == SIGNED:  # half of the range is below black
-            values, bits = np.maximum(values, 0), bits - 1
-        elif values.dtype == np.int32:  # Pillow has no unsigned 32-bit mode; the bits are right
-            values = values.view(np.uint32)
-        gray = (values >> max(bits - 8, 0)).astype(np.uint8)
-        key = image.info.get("transparency")
-        if isinstance(key, int):
-            gray[values == key] = BACKGROUND[0]
-    return np.repeat(gray[..., None], 3, axis=-1)
-
-
-def _float_to_gray(values: np.ndarray) -> np.ndarray:
-    low, high = float(values.min()), float(values.max())
-    scale = next((scale for scale in (1, 255, 65535) if high <= scale), None)
-    if scale is None or not low >= 0:  # also false for NaN
-        message = f"float values from {low:g} to {high:g} are not a picture; valid ranges are 0..1, 0..255 and 0..65535"
-        raise DecodeError(message, reason="unsupported")
-    return np.rint(values * (255 / scale)).astype(np.uint8)
+    return DecodeError(f"{reason} {format} file: {text or type(error).__name__}", reason=reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,15 +18,19 @@ Interpolation = Literal["bilinear", "bicubic"]
 Size = tuple[int, int]
 
 MAX_ASPECT = 8
-"""A picture longer than this many times its other side is cut to its middle before it is resized by its short
-side: a strip of 5000 x 1 would otherwise become 1,280,000 x 256."""
+"""Largest aspect ratio of a picture that is resized by its short side. A longer picture is cut to its middle first,
+because a strip of 5000 x 1 would become 1,280,000 x 256."""
+
+
+WIDEST = 2**25
+"""Largest number of pixels between the two directions of a resize, 100 MB."""
 
 
 class Op(ABC):
     """One transform between a decoded image and the network's input.
 
-    Takes uint8 [H, W, 3] and a generator, from which it draws all its randomness, and returns uint8 [h, w, 3]:
-    where there is nothing to do, the very array that was passed in, which is never changed.
+    It takes uint8 [H, W, 3] and a generator, the source of all its random numbers, and returns uint8 [h, w, 3]. It
+    never changes the array that is passed in, and returns this array itself if there is nothing to do.
     """
 
     @abstractmethod
@@ -34,32 +38,40 @@ class Op(ABC):
         """Apply to one image."""
 
     def batch(self, images: np.ndarray, rngs: Sequence[np.random.Generator]) -> np.ndarray:
-        """Apply to images of one size, uint8 [n, H, W, 3]: the same bits as one by one with the same generators.
+        """Apply to images of one size, uint8 [n, H, W, 3], with one generator each; the same bits as one by one.
 
-        Cheap operations override this with whole-array arithmetic, so that small images held in memory are not
-        slowed down by Python.
+        Cheap operations override this with whole-array arithmetic, so that Python does not slow down small images in
+        memory.
         """
         return np.stack([self(image, rng) for image, rng in zip(images, rngs, strict=True)])
 
 
 def resize(image: np.ndarray, height: int, width: int, interpolation: Interpolation = "bilinear") -> np.ndarray:
-    """Resize uint8 [H, W, 3] to [height, width, 3] with antialiasing: Pillow's result within a rounding.
+    """Resize uint8 [H, W, 3] to [height, width, 3] with antialiasing; the result is Pillow's within a rounding.
 
-    The two directions are resized one after the other, width first; Pillow takes the cheaper one first, which
-    where bicubic overshoots the range of uint8 in between can show in single pixels of a noisy picture.
-    torch's kernel for uint8 in channels-last order takes a fraction of Pillow's time, runs on the calling
-    thread alone and releases the interpreter lock, so that threads may resize beside a training step.
+    The width is resized first, then the height, except if all rows at the new width are more than `WIDEST` pixels.
+    Pillow begins with the cheaper direction. The difference can show in
+    single pixels of a noisy picture if bicubic overshoots the range of uint8 in between. torch's kernel for uint8 in
+    channels-last order takes a fraction of Pillow's time, runs only on the calling thread and releases the interpreter
+    lock, so that threads may resize during a training step.
     """
     if image.shape[:2] == (height, width):
         return np.ascontiguousarray(image)
     image = np.require(image, requirements=("C", "W"))
-    # the batch dimension comes before the permutation: made after, its stride hides the channels-last order
+    if image.shape[0] * width > WIDEST and image.shape[0] > height:  # its height first, or all of its rows get wide
+        image = _interpolated(image, height, image.shape[1], interpolation)
+    return _interpolated(image, height, width, interpolation)
+
+
+def _interpolated(image: np.ndarray, height: int, width: int, interpolation: Interpolation) -> np.ndarray:
+    # the batch dimension is added before the permutation; added after, its stride would hide the channels-last order
     pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
     resized = F.interpolate(pixels, (height, width), mode=interpolation, antialias=True)
     return np.ascontiguousarray(resized.permute(0, 2, 3, 1)[0].numpy())
 
 
 def _central(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return the middle of an image, a view."""
     if image.shape[:2] == (height, width):
         return image
     top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
@@ -67,6 +79,7 @@ def _central(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _check_covers(image: np.ndarray, size: Size) -> None:
+    """Raise UsageError for an image that is smaller than `size`."""
     if image.shape[0] < size[0] or image.shape[1] < size[1]:
         raise UsageError(
             f"cannot cut {size[0]} x {size[1]} (height x width) out of an image of "
@@ -76,7 +89,7 @@ def _check_covers(image: np.ndarray, size: Size) -> None:
 
 @dataclass(frozen=True)
 class Compose(Op):
-    """Apply operations in order, all drawing from the one generator of the image."""
+    """Apply operations in order; all of them draw from the image's generator."""
 
     ops: tuple[Op, ...]
 
@@ -117,9 +130,9 @@ class Squash(ToSize):
 
 @dataclass(frozen=True)
 class ResizeSmall(ToSize):
-    """Resize, keeping the aspect ratio, to the smallest picture that covers `size` (height, width).
+    """Resize to the smallest picture of the same aspect ratio that covers `size` (height, width).
 
-    For a square size the short side becomes that long, the other one round(long * size / short).
+    For a square size the short side gets its length, and the long side becomes round(long * size / short).
     """
 
     interpolation: Interpolation = "bilinear"
@@ -130,20 +143,20 @@ class ResizeSmall(ToSize):
         return resize(_central(image, *middle), *self.resized(*middle), self.interpolation)
 
     def middle(self, height: int, width: int) -> Size:
-        """Return (height, width) of the part of a picture that is resized: all of it but for very long ones."""
+        """Return (height, width) of the part of a picture that is resized: all, unless the picture is very long."""
         longest = MAX_ASPECT * min(height, width)
         return min(height, longest), min(width, longest)
 
     def resized(self, height: int, width: int) -> Size:
         """Return the (height, width) that this part gets."""
         scale = max(self.size[0] / height, self.size[1] / width)
-        # the side that fits exactly must not be rounded away
+        # rounding must not make the side that fits exactly too short
         return max(round(height * scale), self.size[0]), max(round(width * scale), self.size[1])
 
 
 @dataclass(frozen=True)
 class CentralCrop(ToSize):
-    """Cut `size` (height, width) out of the middle. Raises UsageError for a smaller image."""
+    """Cut `size` (height, width) from the middle. Raises UsageError for a smaller image."""
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
@@ -153,9 +166,10 @@ class CentralCrop(ToSize):
 
 @dataclass(frozen=True)
 class CropBorder(Op):
-    """Cut this many pixels off each of the four sides. Raises UsageError where nothing would be left."""
+    """Cut off the border of an image. Raises UsageError if nothing would be left."""
 
     pixels: int
+    """Number of pixels to cut from each of the four sides."""
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
@@ -167,7 +181,7 @@ class CropBorder(Op):
 
 @dataclass(frozen=True)
 class RandomCrop(Op):
-    """Cut `size` (height, width) out of a place drawn uniformly. Raises UsageError for a smaller image."""
+    """Cut `size` (height, width) from a uniformly drawn place. Raises UsageError for a smaller image."""
 
     size: Size
 
@@ -179,13 +193,29 @@ class RandomCrop(Op):
         return np.ascontiguousarray(image[top : top + self.size[0], left : left + self.size[1]])
 
 
+def random_rectangles(
+    pixels: int, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator
+) -> Iterator[tuple[int, int, float, float]]:
+    """Yield ten draws of a rectangle in a picture: its two sides, and two numbers from 0 to 1 that place it.
+
+    Its share of the picture's `pixels` is uniform in `scale`, and its first side over its second log-uniform in
+    `ratio`.
+    """
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(10):
+        share, shape, down, right = rng.random(4).tolist()
+        area = pixels * (scale[0] + share * (scale[1] - scale[0]))
+        sides = math.exp(low + shape * (high - low))
+        yield round(math.sqrt(area * sides)), round(math.sqrt(area / sides)), down, right
+
+
 @dataclass(frozen=True)
 class InceptionCrop(Op):
-    """Cut out a random part of the picture and resize it to `size` (height, width): the paper's B.1.
+    """Cut out a random part of the picture and resize it to `size` (height, width), as in the paper's B.1.
 
-    The part's share of the area is uniform in `scale`, its width over height log-uniform in `ratio`, its place
-    uniform (Szegedy et al. 2015, "Going deeper with convolutions", section 6). Ten tries are made for one that
-    fits into the picture; after that it is the largest central part of a permitted shape.
+    The part's share of the area is uniform in `scale`, its width over height is log-uniform in `ratio`, and its place
+    is uniform (Szegedy et al. 2015, "Going deeper with convolutions", section 6). If none of ten draws fits into the
+    picture, the part is the largest central one of a valid shape.
     """
 
     size: Size
@@ -201,12 +231,8 @@ class InceptionCrop(Op):
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Draw (top, left, height, width) of the part of a `height` x `width` picture, in pixels."""
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(10):
-            share, shape, down, right = rng.random(4).tolist()
-            area = height * width * (self.scale[0] + share * (self.scale[1] - self.scale[0]))
-            ratio = math.exp(low + shape * (high - low))
-            h, w = max(1, round(math.sqrt(area / ratio))), max(1, round(math.sqrt(area * ratio)))
+        for w, h, down, right in random_rectangles(height * width, self.scale, self.ratio, rng):
+            h, w = max(1, h), max(1, w)
             if h <= height and w <= width:
                 return int(down * (height - h + 1)), int(right * (width - w + 1)), h, w
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
@@ -221,10 +247,10 @@ class InceptionCrop(Op):
 
 @dataclass(frozen=True)
 class PadShift(Op):
-    """Shift by up to `pad` pixels each way, drawn uniformly; what comes in is the picture's reflection.
+    """Shift by up to `pad` pixels in each direction, drawn uniformly; the reflected picture fills the gap.
 
-    The usual augmentation of small images (pad by 4, crop 32), without a black frame for the network to see.
-    Raises UsageError for an image with a side of `pad` pixels or fewer.
+    This is the usual augmentation of small images (pad by 4, crop 32), but the network sees no black frame. Raises
+    UsageError for an image with a side of `pad` pixels or fewer.
     """
 
     pad: int = 4
@@ -263,7 +289,7 @@ class Flip(Op):
         if rng.random() >= self.probability:
             return image
         mirrored = np.empty(image.shape, np.uint8)
-        for channel in range(image.shape[2]):  # four times faster than copying the reversed view at once
+        for channel in range(image.shape[2]):  # four times as fast as copying the reversed view at once
             mirrored[:, :, channel] = image[:, ::-1, channel]
         return mirrored
 

@@ -1,4 +1,4 @@
-"""JPEG: the header, and a decoder that rejects damaged files instead of inventing pixels."""
+"""Read the header of a JPEG, and decode a JPEG with an error for damaged files instead of invented pixels."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import simplejpeg
 
+from vitrail.data.images.pixels import BAND
 from vitrail.errors import DecodeError
 
 START_OF_SCAN = 0xDA
-# every frame header: baseline, extended, progressive, lossless, arithmetic; C4, C8 and CC are other segments
+# all frame headers: baseline, extended, progressive, lossless, arithmetic; C4, C8 and CC are other segments
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 # segments without a length: TEM, restart markers, start of image
@@ -28,19 +29,20 @@ class Header:
     components: int
     precision: int
     exif: bytes
+    xmp: bytes
     scans: int
     """Number of times the decoder processes the whole picture."""
 
     @property
     def ordinary(self) -> bool:
-        """Whether it is 8-bit gray, colour or CMYK, which the fast decoder supports."""
+        """Whether the picture is 8-bit gray, colour or CMYK, which the fast decoder supports."""
         return self.precision == 8 and self.components in (1, 3, 4) and self.height > 0 and self.width > 0
 
 
 def read_header(data: bytes) -> Header | None:
-    """Read a JPEG's segments up to its first scan, in microseconds; None if there is no scan."""
+    """Return the header of a JPEG, up to its first scan, in microseconds; None if there is no scan."""
     frame: tuple[int, int, int, int] | None = None
-    exif, progressive = b"", False
+    exif, xmp, progressive = b"", b"", False
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
@@ -57,25 +59,27 @@ def read_header(data: bytes) -> Header | None:
             frame, progressive = (height, width, segment[5], segment[0]), marker in PROGRESSIVE
         elif marker == 0xE1 and not exif and segment.startswith(b"Exif\0\0"):
             exif = segment
+        elif marker == 0xE1 and not xmp and segment.startswith(b"http://ns.adobe.com/xap/1.0/\0"):
+            xmp = segment
         elif marker == START_OF_SCAN:
             if frame is None or not segment:
                 return None
-            # a sequential scan of all components is the only one; counting takes as long as reading the file
+            # a sequential scan of all components is the only scan; counting scans takes as long as reading the file
             single = not progressive and segment[0] == frame[2]
-            return Header(*frame, exif, 1 if single else data.count(b"\xff\xda", at))
+            return Header(*frame, exif, xmp, 1 if single else data.count(b"\xff\xda", at))
         at += 2 + length
     return None
 
 
 def decode_ordinary(data: bytes, header: Header, short_side: int | None) -> np.ndarray | None:
-    """Decode an `ordinary` JPEG to uint8 [H, W, 3] RGB, not yet turned; None hands it to the careful decoder.
+    """Decode an `ordinary` JPEG to uint8 [H, W, 3] RGB, not yet turned upright.
 
-    With `short_side` the picture is shrunk to 1/2, 3/8, 1/4 or 1/8 inside the inverse DCT, the least that keeps
-    both sides at least that long; larger factors are slower than decoding it whole.
+    With `short_side` the picture is shrunk inside the inverse DCT to the smallest of 1/2, 3/8, 1/4 and 1/8 that keeps
+    both sides at least this long. Larger factors are slower than decoding the whole picture.
 
-    libjpeg fills missing parts with gray and only warns. Strict decoding turns the warning into an error,
-    which is raised here as DecodeError. Warnings about harmless things (stray bytes between segments, unknown
-    versions) give None.
+    libjpeg fills missing parts with gray and only warns. Strict decoding turns the warning into an error, which is
+    raised here as DecodeError. Return None if the warning is about something harmless (stray bytes between segments,
+    unknown versions), so that Pillow decodes the file.
     """
     colorspace = "CMYK" if header.components == 4 else "RGB"
     limits = {} if short_side is None else {"min_height": short_side, "min_width": short_side, "min_factor": 2}
@@ -92,9 +96,13 @@ def decode_ordinary(data: bytes, header: Header, short_side: int | None) -> np.n
 
 
 def without_ink(paper: np.ndarray) -> np.ndarray:
-    """Turn a JPEG's CMYK [H, W, 4] into RGB [H, W, 3]: of each colour, what its ink and black let through.
+    """Return the RGB [H, W, 3] of a JPEG's CMYK [H, W, 4].
 
-    JPEGs hold CMYK inverted, after Adobe: 255 is no ink, hence R = C K / 255.
+    JPEGs store CMYK inverted, as Adobe does: 255 means no ink, hence R = C K / 255.
     """
-    black = paper[..., 3:].astype(np.uint16)
-    return ((paper[..., :3] * black + 127) // 255).astype(np.uint8)
+    rgb = np.empty((*paper.shape[:2], 3), dtype=np.uint8)
+    rows = max(BAND // paper.shape[1], 1)  # the products need twice the memory of the picture
+    for top in range(0, len(paper), rows):
+        band = paper[top : top + rows]
+        rgb[top : top + rows] = (band[..., :3] * band[..., 3:].astype(np.uint16) + 127) // 255
+    return rgb

@@ -1,4 +1,4 @@
-"""Mixing pairs of images and their labels, on the device the batch is on: mixup and CutMix."""
+"""Mix pairs of images and their labels on the batch's device: mixup and CutMix."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from vitrail.data.settings import Augment
 from vitrail.errors import UsageError
 
 AT_ONCE = 256
-"""Images blended at a time."""
+"""Number of images blended at a time."""
 
 
 @dataclass(frozen=True)
 class Mix:
     """Blend each image with another (mixup, Zhang et al. 2018) or paste a box of it (CutMix, Yun et al. 2019).
 
-    One share of the own image is drawn per batch from Beta(alpha, alpha), for mixup the larger of it and its
-    complement, as the paper's code does; with both alphas set, each batch takes one of the methods at random.
-    All draws are a function of (seed, step), the same in every process.
+    The share of an image in its own blend is drawn from Beta(alpha, alpha), once per batch. Mixup takes the larger of
+    this share and its complement, as the paper's code does. With both alphas set, each batch uses one of the methods at
+    random. All draws depend on (seed, step) only, so every process draws the same.
 
-    The other image is the one half a batch away: where `world` processes each hold every world-th place of the
-    global batch, an even number of them, that is the same image as in one process with all of them. Rolling by
-    one, as that code does, would need images of another process, and would meet the neighbouring copies that
-    repeated augmentation makes.
+    Each image is mixed with the image half a batch away. If each of several processes holds an even number of images,
+    this is the same pair as in one process with all images. The paper's code mixes neighbours. This would need images
+    of another process, and with repeated augmentation a neighbour is a copy of the same image.
 
-    `classes` is the length of a target. Raises UsageError for a negative alpha.
+    Raises UsageError for a negative alpha.
     """
 
     augment: Augment
     classes: int
+    """Length of a target."""
     seed: int
 
     def __post_init__(self) -> None:
@@ -46,8 +46,8 @@ class Mix:
     def __call__(self, images: Tensor, labels: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Return mixed images, of the type and shape of `images`, and targets float32 [batch, classes].
 
-        images: [batch, C, H, W], uint8 or float; labels: int64 [batch]. A blend of uint8 images is rounded to
-        the nearest level. Where nothing is to be mixed both are returned as they are.
+        images: [batch, C, H, W], uint8 or float; labels: int64 [batch], or several labels int8 [batch, classes]. A
+        blend of uint8 images is rounded to the nearest level. Without mixup and CutMix both are returned unchanged.
         """
         mixup, cutmix = self.augment.mixup, self.augment.cutmix
         if not (mixup or cutmix):
@@ -65,12 +65,12 @@ class Mix:
         else:
             share = max(share, 1 - share)
             mixed = _blend(images, images.roll(apart, 0), share)
-        own = F.one_hot(labels, self.classes).float()
+        own = (F.one_hot(labels, self.classes) if labels.ndim == 1 else labels).float()
         return mixed, own * share + own.roll(apart, 0) * (1 - share)
 
 
 def _box(share: float, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """Draw (top, bottom, left, right) of a box of 1 - share of the area, its centre uniform, cut at the edges."""
+    """Draw (top, bottom, left, right) of a box with 1 - share of the area and a uniform centre, cut at the edges."""
     side = math.sqrt(1 - share)
     h, w = int(height * side), int(width * side)
     top, left = int(rng.random() * height) - h // 2, int(rng.random() * width) - w // 2
@@ -78,10 +78,11 @@ def _box(share: float, height: int, width: int, rng: np.random.Generator) -> tup
 
 
 def _blend(images: Tensor, others: Tensor, share: float) -> Tensor:
+    """Return share * images + (1 - share) * others, of the type of `images`."""
     if images.is_floating_point():
         return torch.lerp(others, images, share)
-    # the model takes uint8 as pixels and float as normalised, so the blend has to stay uint8; some at a time,
-    # since as float a whole batch of 4096 would take twelve times its memory
+    # the blend must stay uint8, because the model takes floats as normalised; a whole batch of 4096 as float would take
+    # twelve times the memory, so a few images are blended at a time
     blended = torch.empty_like(images)
     for result, own, other in zip(blended.split(AT_ONCE), images.split(AT_ONCE), others.split(AT_ONCE), strict=True):
         result.copy_(torch.lerp(other.float(), own.float(), share).round_())

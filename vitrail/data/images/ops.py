@@ -1,12 +1,14 @@
-"""From a decoded image to the network's input: the transforms of training and of evaluation.
+"""The transforms of training and of evaluation, from a decoded image to the network's input.
 
-Both are made of small callable values (geometry.py, augment.py), which are also to be had from here. They take
-and return uint8 [H, W, 3]; nothing is normalised, since the model does that.
+Both consist of the operations in `geometry.py` and `augment.py`, which take and return uint8 [H, W, 3]. Nothing is
+normalised here, because the model does that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,38 +24,38 @@ from vitrail.data.images.geometry import (
     ResizeSmall,
     Size,
     Squash,
-    resize,
 )
 from vitrail.data.settings import Augment, Preprocess
 from vitrail.errors import UsageError
-
-__all__ = [
-    "CentralCrop",
-    "ColorJitter",
-    "Compose",
-    "Flip",
-    "InceptionCrop",
-    "Op",
-    "PadShift",
-    "RandAugment",
-    "RandomCrop",
-    "RandomErasing",
-    "ResizeSmall",
-    "Squash",
-    "ThreeAugment",
-    "covering",
-    "eval_transform",
-    "resize",
-    "train_transform",
-    "transform_batch",
-]
+from vitrail.words import shown
 
 
 def train_transform(augment: Augment, preprocess: Preprocess) -> Op:
-    """Return the transform of a training image; its result is exactly `preprocess.image_size`.
+    """Return the transform of training images; its result has exactly the size `preprocess.image_size`."""
+    ops = [op if isinstance(op, Op) else OwnOp(op) for op in augment.operations(preprocess)]
+    return Compose(tuple(ops))
 
-    In order: crop, flip, 3-Augment, RandAugment, colour jitter, erasing. Mixup and CutMix come later, on
-    batches (mix.py). Raises UsageError for an impossible setting.
+
+@dataclass(frozen=True)
+class OwnOp(Op):
+    """A function of the user's own as an operation."""
+
+    function: Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """See Op. Raises UsageError if the function returns another kind of image."""
+        result = self.function(image, rng)
+        if not isinstance(result, np.ndarray) or result.dtype != np.uint8 or result.ndim != 3 or result.shape[2] != 3:
+            kind = f"{result.dtype} {result.shape}" if isinstance(result, np.ndarray) else shown(result)
+            raise UsageError(f"{self.function} returned {kind}; an operation returns an image, uint8 [H, W, 3]")
+        return result
+
+
+def operations(augment: Augment, preprocess: Preprocess) -> list[Op]:
+    """Return the built-in operations on a training image (see `Augment.operations`).
+
+    The order is crop, flip, 3-Augment, RandAugment, colour jitter, erasing. Mixup and CutMix come later, on batches
+    (mix.py). Raises UsageError for an impossible setting.
     """
     ops = _crop(augment, preprocess)
     if augment.flip:
@@ -66,49 +68,37 @@ def train_transform(augment: Augment, preprocess: Preprocess) -> Op:
         ops.append(ColorJitter(augment.color_jitter))
     if augment.erasing:
         ops.append(RandomErasing(augment.erasing))
-    return Compose(tuple(ops))
+    return ops
 
 
 def eval_transform(preprocess: Preprocess) -> Op:
-    """Return the transform of an image in evaluation; its result is exactly `preprocess.image_size`.
+    """Return the transform of images in evaluation; its result has exactly the size `preprocess.image_size`.
 
-    "squash" resizes to it. "small" resizes to the smallest picture that covers image_size / crop and cuts the
-    middle out: 224 with crop 0.875 makes the short side 256. Raises UsageError for an impossible setting.
+    "squash" resizes to this size. "small" resizes to the smallest picture that covers image_size / crop and cuts out
+    its middle: 224 with crop 0.875 makes the short side 256.
     """
     size = preprocess.image_size
-    if min(size) < 1:
-        raise UsageError(f"preprocess.image_size is {size}; both sides must be at least 1 pixel")
     if preprocess.resize == "squash":
         return Squash(size, preprocess.interpolation)
     return Compose((ResizeSmall(covering(preprocess), preprocess.interpolation), CentralCrop(size)))
 
 
-def transform_batch(op: Op, images: np.ndarray, rngs: Sequence[np.random.Generator]) -> np.ndarray:
-    """Apply `op` to uint8 [n, H, W, 3] with one generator each: the same bits as `op(image, rng)` one by one.
-
-    Shifting and mirroring work on the whole array, for small images held in memory; other operations loop.
-    """
-    return op.batch(images, rngs)
-
-
 def _crop(augment: Augment, preprocess: Preprocess) -> list[Op]:
+    """Return the operations that bring a training image to its size."""
     size = preprocess.image_size
-    as_evaluated = eval_transform(preprocess)  # also where it is not used: it checks the setting
+    as_evaluated = eval_transform(preprocess)
     if augment.crop == "inception":
         return [InceptionCrop(size, augment.scale, augment.ratio, preprocess.interpolation)]
     if augment.crop == "random":
-        size_before, interpolation = covering(preprocess), preprocess.interpolation
-        if preprocess.resize == "squash":
-            return [Squash(size_before, interpolation), RandomCrop(size)]
-        return [ResizeSmall(size_before, interpolation), RandomCrop(size)]
+        resize = Squash if preprocess.resize == "squash" else ResizeSmall
+        return [resize(covering(preprocess), preprocess.interpolation), RandomCrop(size)]
     if augment.crop == "pad":
         return [as_evaluated, PadShift(augment.pad)]
     return [as_evaluated]
 
 
 def covering(preprocess: Preprocess) -> Size:
-    """Return the (height, width) that is covered before it is cropped: image_size / crop, rounded."""
-    if not 0 < preprocess.crop <= 1:
-        raise UsageError(f"preprocess.crop is {preprocess.crop}; it must be above 0 and at most 1")
-    height, width = (round(side / preprocess.crop) for side in preprocess.image_size)
+    """Return the (height, width) before the crop: image_size / crop, rounded down as timm and DeiT's code do."""
+    # a crop may be the quotient of two sides, such as 384 / 448, which floating-point numbers do not hold exactly
+    height, width = (math.floor(side / preprocess.crop + 1e-6) for side in preprocess.image_size)
     return height, width

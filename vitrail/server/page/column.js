@@ -61,7 +61,7 @@ export class Column {
     this.one("output").textContent = this.layer.value;
   }
 
-  // show classes and attention; return the best class. `picture` is a promise of the result of `copied`
+  // show classes and attention; return the answer. `picture` is a promise of the result of `copied`
   async show(file, picture, signal) {
     Object.assign(this, { file, picture, patch: null, under: null, place: null });
     this.busy = true;
@@ -70,7 +70,8 @@ export class Column {
       const answer = await post("/v1/predict", file, { model: this.model.name, crop }, signal);
       const image = answer.images[0];
       if (image.problem) throw new Error(image.problem.message);
-      this.one(".top").replaceChildren(...image.top.map(bar));
+      const labels = image.labels?.map((label) => label.class);
+      this.one(".top").replaceChildren(...image.top.map((one) => bar(one, labels)));
       this.one(".time").textContent = `answered in ${milliseconds(answer.seconds)}`;
       if (crop) this.drawCrop(await loaded(image.crop), "");
       else await this.look(signal);
@@ -78,7 +79,7 @@ export class Column {
       this.results.hidden = false;
       this.busy = false;
       if (this.place) this.follow(this.place); // selected in another column while this one was waiting
-      return image.top[0];
+      return image;
     } finally {
       if (!signal.aborted) this.busy = false; // otherwise another image is being processed
     }
@@ -244,8 +245,17 @@ function element(name, text, className = "") {
   return Object.assign(document.createElement(name), { textContent: text, className });
 }
 
-function bar({ class: name, probability }) {
-  const item = element("li");
+// the answer for an image in words: its best class, or all of its labels
+export function answer({ top, labels }) {
+  const words = ({ class: name, probability }) => `${name}, ${percent(probability)}`;
+  if (!labels) return `most likely ${words(top[0])}`;
+  if (!labels.length) return `no label; most likely ${words(top[0])}`;
+  return `labels ${labels.map((one) => words(one)).join("; ")}`;
+}
+
+// a class with its probability; of several labels, those that are not predicted are pale
+function bar({ class: name, probability }, labels) {
+  const item = element("li", "", labels && !labels.includes(name) ? "unlikely" : "");
   const length = element("div", "", "bar");
   length.setAttribute("aria-hidden", "true");
   length.append(element("span"));
@@ -256,7 +266,7 @@ function bar({ class: name, probability }) {
 
 function kind(model) {
   const [height, width] = model.image_size;
-  const what = model.attention ? `ViT with ${model.layers} layers, ${model.heads} heads` : "ResNet without attention";
+  const what = model.attention ? `ViT with ${counted(model.layers, "layer")}, ${counted(model.heads, "head")}` : "ResNet without attention";
   const parts = [what, `${short(model.parameters)} parameters`, `${model.class_names.length} classes`, `${width} × ${height} px`];
   return parts.map((part) => part.replaceAll(" ", "\u00a0")).join(" · "); // lines break only between the parts
 }
@@ -288,6 +298,10 @@ export function percent(share) {
 
 function milliseconds(seconds) {
   return seconds < 0.1 ? `${(1000 * seconds).toFixed(0)} ms` : `${seconds.toFixed(2)} s`;
+}
+
+function counted(number, name) {
+  return `${number} ${name}${number === 1 ? "" : "s"}`;
 }
 
 function short(number) {

@@ -1,5 +1,5 @@
 import { ask, nameOf } from "/ask.js";
-import { Column, percent } from "/column.js";
+import { Column, answer } from "/column.js";
 import { copied } from "/draw.js";
 
 const byId = (id) => document.getElementById(id);
@@ -41,7 +41,7 @@ function tell(name, done) {
   const alike = failed.length === done.length && new Set(failed).size === 1; // show the same message only once
   done.forEach((one, i) => { if (one.status === "rejected") state.columns[i].fail(alike ? "" : one.reason.message); });
   const words = done.map((one, i) => {
-    const found = one.status === "rejected" ? one.reason.message : `${one.value.class}, ${percent(one.value.probability)}`;
+    const found = one.status === "rejected" ? one.reason.message : answer(one.value);
     return done.length > 1 && !alike ? `${found} (${state.columns[i].model.name})` : found;
   });
   say(`${name}: ${alike ? failed[0] : words.join("; ")}`, failed.length > 0);

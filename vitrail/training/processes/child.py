@@ -20,13 +20,14 @@ from vitrail.device import keep_freed_memory
 from vitrail.errors import VitrailError
 from vitrail.training.loop import fit
 from vitrail.training.processes.group import joined, leave, own_note
+from vitrail.training.processes.parent import end_with_parent
 from vitrail.training.run import Run
 
 
 def main(config: str, note: str, resume: str) -> int:
     """Train the run in the file `config` and return the exit code; `resume` is a run folder, or "" for a new run."""
     try:
-        run = from_yaml(Path(config), Run())
+        run = from_yaml(Path(config), Run(), imports=True)
         keep_freed_memory()
         with joined(run.timeout):
             result = fit(run, resume=resume or None)
@@ -54,4 +55,5 @@ def _write_note(path: Path, value: dict[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     leave(main(*sys.argv[1:]))

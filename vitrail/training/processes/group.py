@@ -32,6 +32,8 @@ from vitrail.errors import TrainingError, UsageError
 from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.guard import SIGNALS, Interrupted
+from vitrail.training.processes.parent import kill, start
+from vitrail.training.processes.room import check_devices
 from vitrail.training.run import Run
 
 GRACE = 10.0
@@ -88,6 +90,7 @@ def launch(run: Run, resume: Path | None, processes: int) -> Result:
     """
     if processes < 1:
         raise UsageError(f"--nproc is {processes}. It must be at least 1.")
+    check_devices(processes, run)
     with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
         config, note = Path(scratch) / "run.yaml", Path(scratch) / "note.json"
         config.write_text(to_yaml(run))
@@ -98,13 +101,12 @@ def launch(run: Run, resume: Path | None, processes: int) -> Result:
         children: list[subprocess.Popen[bytes]] = []
         with _forwarding_signals(children):
             for rank in range(processes):
-                # in a process group of its own: Ctrl-C in a terminal is forwarded and must not arrive twice
-                children.append(subprocess.Popen(command, env=environment(rank, processes, port), process_group=0))
+                children.append(start(command, env=environment(rank, processes, port)))
             try:
                 code, killed = _wait(children)
             finally:
                 for child in children:
-                    child.kill()
+                    kill(child)
         if code:
             raise _failure(note, code, [None if child in killed else child.returncode for child in children])
         result = json.loads(note.read_text())

@@ -26,7 +26,7 @@ from vitrail.model.vit import ViT
 from vitrail.model.wide import compute_together
 from vitrail.objective.base import Moment, Objective, Prepared
 from vitrail.training.optim.average import Averager, Swapped
-from vitrail.training.processes.sharding import GatheredAverage, Whole, shard, sharded
+from vitrail.training.processes.sharding import GatheredAverage, GatheredCopy, shard, sharded
 from vitrail.training.run import Run
 
 
@@ -68,7 +68,7 @@ class Parallel(ABC):
         """Pass on how far the run is."""
         self.objective.at(moment)
 
-    def seen(self, average: Averager) -> tuple[Objective, Swapped]:
+    def for_evaluation(self, average: Averager) -> tuple[Objective, Swapped]:
         """Return the objective to evaluate, and the object whose `swapped` puts the average into it."""
         return self.objective, average
 
@@ -83,7 +83,7 @@ class Parallel(ABC):
             torch_private.foreach_div_(gradients, count)
 
 
-class Alone(Parallel):
+class SingleProcess(Parallel):
     """A single process."""
 
     @property
@@ -135,7 +135,7 @@ class Sharded(Parallel):
     per step, for the memory of all gradients.
     """
 
-    def __init__(self, objective: Objective, whole: Whole) -> None:
+    def __init__(self, objective: Objective, whole: GatheredCopy) -> None:
         super().__init__(objective)
         shard(objective)
         self._cut: Any = objective
@@ -146,7 +146,7 @@ class Sharded(Parallel):
         super().at(moment)
         self._whole.objective.at(moment)
 
-    def seen(self, average: Averager) -> tuple[Objective, Swapped]:
+    def for_evaluation(self, average: Averager) -> tuple[Objective, Swapped]:
         """See `Parallel`."""
         return self._whole.objective, GatheredAverage(average, self._whole)
 
@@ -161,7 +161,7 @@ def distribute(objective: Objective, run: Run) -> Parallel:
     """Return `objective`, which is on its device, prepared and distributed over the processes of the run."""
     if not sharded(run):
         prepare(objective.model, run)
-        return Alone(objective) if world.size() == 1 else Replicated(objective)
-    whole = Whole(objective)
+        return SingleProcess(objective) if world.size() == 1 else Replicated(objective)
+    whole = GatheredCopy(objective)
     prepare(objective.model, run)
     return Sharded(objective, whole)

@@ -5,7 +5,7 @@ in the backward pass, where their gradients are reduced and split. The other par
 classifier, the objective's own) are gathered once per step.
 
 Evaluation does not use the sharded network: processes may have different numbers of images to evaluate, and the main
-process draws pictures and writes models alone. `Whole` is a second network that holds all weights during evaluation.
+process draws pictures and writes models alone. `GatheredCopy` is a second network that holds all weights meanwhile.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _lists_of_blocks(objective: Objective) -> Iterator[nn.ModuleList]:
             yield module
 
 
-class Whole:
+class GatheredCopy:
     """An unsharded copy of `objective`, whose weights are empty until they are gathered.
 
     Create it before `objective` is sharded or prepared. It shares the buffers (BatchNorm's statistics).
@@ -90,7 +90,7 @@ class Whole:
 class GatheredAverage:
     """Replaces `Averager` in the evaluation of a sharded network: `swapped` also gathers `whole`."""
 
-    def __init__(self, average: Averager, whole: Whole) -> None:
+    def __init__(self, average: Averager, whole: GatheredCopy) -> None:
         self._average = average
         self._whole = whole
 

@@ -1,0 +1,88 @@
+"""Run folders that anything may have happened to: they are read, resumed and reported, or refused in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from run_folders import answers, run_folder
+from test_faults_fuzz import changed, changes
+
+from vitrail.data.settings import Data
+from vitrail.reports.cost import cost_of
+from vitrail.reports.curves import training_curves
+from vitrail.reports.run_record import read_run
+from vitrail.reports.tables import data_problems, particulars
+from vitrail.run_log import fitting
+from vitrail.training.folder import RunFolder
+from vitrail.training.record import recorded_result
+
+EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "30"))
+QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+
+names = st.sampled_from(["kind", "step", "image", "images", "reason", "loss", "lr", "nll", "count", "epoch", "5-shot"])
+entries = ["result", "data", "resumed", "out_of_memory", "machine", "versions", "seed", "base", "directory", "steps"]
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*entries, "images", "a"]), inner),
+    max_leaves=6,
+)
+lines = st.fixed_dictionaries({"kind": st.sampled_from(["train", "validation", "unreadable"]) | values}).flatmap(
+    lambda line: st.dictionaries(names, values | st.integers(0, 100), max_size=6).map(lambda more: {**line, **more})
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder without a fault."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run_folder(folder / "run-1", Data(path=str(folder)), answers(["a", "b"], 6))
+
+
+def look(folder: Path) -> None:
+    """Read a run as a report and a resume do."""
+    record = read_run(folder)
+    training_curves(record)
+    particulars(record)
+    data_problems(record)
+    cost_of(record, None)
+    run = RunFolder(folder)
+    recorded_result(run)
+    run.rewind(30)
+    run.log("train", 31, loss=1.0)
+    last = json.loads(run.metrics.read_bytes().splitlines()[-1])
+    assert last["step"] == 31 and not run.lost
+
+
+@QUIETLY
+@given(logged=st.lists(lines, max_size=4))
+def test_65_any_lines_of_a_log(whole: Path, logged: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in logged)
+    (whole / "metrics.jsonl").write_text(text, encoding="utf-8")
+    look(whole)
+
+
+@QUIETLY
+@given(facts=st.dictionaries(st.sampled_from(entries), values))
+def test_65_any_facts_of_a_run(whole: Path, facts: dict[str, Any]) -> None:
+    (whole / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    look(whole)
+    kept, wrong = fitting(facts)
+    assert {name for name, value in facts.items() if value is not None} - set(kept) <= set(wrong)
+
+
+@QUIETLY
+@given(
+    name=st.sampled_from(["metrics.jsonl", "run.json", "config.yaml", "classes.json", "evaluation.npz"]), how=changes
+)
+def test_65_changed_files_of_a_run(whole: Path, tmp_path: Path, name: str, how: list) -> None:
+    folder = tmp_path / "run-1"
+    shutil.copytree(whole, folder, dirs_exist_ok=True)
+    (folder / name).write_bytes(changed((folder / name).read_bytes(), how))
+    look(folder)

@@ -1,0 +1,109 @@
+"""Durations of training with a unit, such as "30 epochs", and their conversion to optimiser steps. Torch-free."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from vitrail.errors import UsageError
+from vitrail.ranges import Range
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A length of training in one of four units. `steps` converts it to optimiser steps.
+
+    Written "500 steps", "30 epochs", "1e6 examples" or "5 %" (of the whole run). Raises UsageError if the value is
+    negative or not finite.
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.value) and self.value >= 0):
+            raise UsageError(f"the duration {self.value!r} is not valid: it must be a finite number of at least 0")
+
+    def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
+        """Return the number of optimiser steps, rounded up; a percentage is relative to `total`."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        # exact, so that a written duration reads back as itself: {:g} would round 1,234,567 examples
+        whole = float(self.value).is_integer() and self.value < 1e15
+        return f"{int(self.value) if whole else repr(float(self.value))} {UNIT_NAMES[type(self)]}"
+
+
+def _up(steps: float) -> int:
+    return math.ceil(round(steps, 6))  # 0.1 epochs of 30 steps are 3.0000000000000004 steps and must become 3
+
+
+@dataclass(frozen=True)
+class Steps(Duration):
+    """Optimiser steps."""
+
+    def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
+        """See `Duration.steps`."""
+        return _up(self.value)
+
+
+@dataclass(frozen=True)
+class Epochs(Duration):
+    """Passes over the training split."""
+
+    def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
+        """See `Duration.steps`."""
+        return _up(self.value * per_epoch)
+
+
+@dataclass(frozen=True)
+class Examples(Duration):
+    """Training images."""
+
+    def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
+        """See `Duration.steps`."""
+        return _up(self.value / batch_size)
+
+
+@dataclass(frozen=True)
+class Percent(Duration):
+    """Percent of the whole run."""
+
+    def steps(self, *, per_epoch: float, batch_size: int, total: int | None = None) -> int:
+        """See `Duration.steps`; raises UsageError if the length of the whole run is not known."""
+        if total is None:
+            raise UsageError("the length of a run cannot be a percentage: use steps, epochs or examples")
+        return _up(self.value * total / 100)
+
+
+LONGEST = 1e12
+"""The largest number of a duration. Training at 10,000 steps a second would take three years."""
+Length = Annotated[Duration, Range(0, LONGEST, above=True)]
+"""A duration that is not zero."""
+Moment = Annotated[Duration, Range(0, LONGEST)]
+"""A duration that may be zero."""
+
+UNIT_NAMES: dict[type[Duration], str] = {Steps: "steps", Epochs: "epochs", Examples: "examples", Percent: "%"}
+_UNITS: dict[str, type[Duration]] = {
+    "": Steps,
+    **dict.fromkeys(("step", "steps"), Steps),
+    **dict.fromkeys(("ep", "epoch", "epochs"), Epochs),
+    **dict.fromkeys(("ex", "example", "examples", "images"), Examples),
+    **dict.fromkeys(("%", "percent"), Percent),
+}
+_NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_DURATION = re.compile(rf"\s*(?P<number>{_NUMBER})\s*(?P<unit>[a-z%]*)\s*")
+
+
+def parse_duration(text: str | int | float | Duration) -> Duration:
+    """Return the duration that "30 epochs", "500", "1e6 examples" or "5%" means; a number alone counts steps.
+
+    Raises UsageError for anything else.
+    """
+    if isinstance(text, Duration):
+        return text
+    match = _DURATION.fullmatch(str(text))
+    if not match or match["unit"] not in _UNITS:
+        raise UsageError(f"{text!r} is not a duration: write '500 steps', '30 epochs', '1e6 examples' or '5 %'")
+    return _UNITS[match["unit"]](float(match["number"]))

@@ -1,0 +1,302 @@
+"""Ranges of values as part of their types: `Count` is `Annotated[int, Range(1, ...)]`.
+
+The type of a field or a parameter states its range once. Flags, configuration files and Python check it with
+`outside(type, value)`; `Settings` does so for dataclasses, `checked` for functions. Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, wraps
+from inspect import signature
+from numbers import Integral, Real
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from vitrail.errors import UsageError, did_you_mean
+from vitrail.words import shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LARGE = 10**9
+"""The largest number of anything that is counted. Larger numbers are mistakes, and do not fit into 32 bits."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The valid numbers of a setting, always finite."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: bool = False
+    """Whether `least` itself is not valid."""
+    below: bool = False
+    """Whether `most` itself is not valid."""
+    extra: float | None = None
+    """One more valid number, such as 0 for "off"."""
+    note: str = ""
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a number, or the number of a duration, is valid. NaN never is."""
+        number = getattr(value, "value", value)
+        high_enough = self.least < number or (number == self.least and not self.above)
+        low_enough = number < self.most or (number == self.most and not self.below)
+        return (-math.inf < number < math.inf and high_enough and low_enough) or number == self.extra
+
+    def words(self, value: Any = 0) -> str:
+        """Return the valid numbers in words. A limit that nobody reaches is named only for a value beyond it."""
+        least, most = _number(self.least), _number(self.most)
+        ends = []
+        if self.least > -math.inf:
+            ends.append(f"{'greater than' if self.above else 'at least'} {least}")
+        if self.most < LARGE or self.most < getattr(value, "value", value) < math.inf:
+            ends.append(f"{'below' if self.below else 'at most'} {most}")
+        if len(ends) == 2 and not (self.above or self.below):
+            ends = [f"from {least} to {most}"]
+        extra = [] if self.extra is None else [_number(self.extra)]
+        words = ", or ".join([*extra, " and ".join(ends) or "a finite number"])
+        return f"{words} ({self.note})" if self.note else words
+
+
+@dataclass(frozen=True)
+class FolderName:
+    """The valid names of folders: what a terminal shows in one line, without separators of paths."""
+
+    def holds(self, value: str) -> bool:
+        """Return whether a text is valid."""
+        return value.isprintable() and value.strip() not in ("", ".", "..") and not {"/", "\\"} & {*value}
+
+    def words(self, value: str = "") -> str:
+        """Return the valid texts in words."""
+        return "a folder name without slashes, line breaks and control characters"
+
+
+Limit = Range | FolderName
+
+Count = Annotated[int, Range(1, LARGE)]
+Whole = Annotated[int, Range(0, LARGE)]
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+Threads = Annotated[int, Range(0, 1024, note="0: no threads")]
+LARGEST_SIDE = 4096
+"""Maximum height and width of a network's input in pixels."""
+Side = Annotated[int, Range(1, LARGEST_SIDE)]
+Width = Annotated[int, Range(1, 2**16)]
+"""Values of a token, units of a layer. The largest published network has 12,288."""
+Hidden = Annotated[int, Range(1, 2**20)]
+"""Units of a hidden layer between layers of `Width`."""
+Heads = Annotated[int, Range(1, 4096)]
+Registers = Annotated[int, Range(0, 4096)]
+DropPath = Annotated[float, Range(0.0, 0.999)]
+"""Probability of skipping a residual branch, which the other branches make up for."""
+DEEPEST = 1000
+"""Maximum number of layers, because building a network takes time and memory for each."""
+Depth = Annotated[int, Range(1, DEEPEST)]
+"""Blocks of a network."""
+Finite = Annotated[float, Range()]
+Positive = Annotated[float, Range(0, above=True)]
+NotNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Part = Annotated[float, Range(0, 1, above=True)]
+"""A share that is not nothing."""
+Fraction = Annotated[float, Range(0, 1, above=True, below=True)]
+"""A share that is neither nothing nor everything."""
+Decay = Annotated[float, Range(0, 1, below=True)]
+"""What a moving average keeps in each step, or a probability that must leave something."""
+Nodes = Annotated[int, Range(1, 100_000)]
+"""Machines that a cluster can give, or cores of one."""
+Devices = Annotated[int, Range(0, 100_000)]
+"""Devices of a machine; 0 trains on its CPUs."""
+Amount = Annotated[float, Range(0, 1e30)]
+"""What an estimate multiplies: images, epochs, dollars."""
+Seconds = Annotated[float, Range(0, LARGE, above=True)]
+Epochs = Annotated[float, Range(0, 1e12, above=True)]
+Layers = int | Sequence[int] | None
+"""A selection of a network's layers: the last n, or these; None: all."""
+
+
+class Settings:
+    """Base of dataclasses that check the ranges of their fields. Errors name a field after `section`: "optim.lr"."""
+
+    section: ClassVar[str] = ""
+
+    def __init_subclass__(cls, section: str = "") -> None:
+        cls.section = section or cls.section
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name in ranged_types(kind):
+            value = getattr(self, name)
+            if value is getattr(kind, name, self):  # the default
+                continue
+            if wrong := _outside_field(kind, name, tuple(value) if isinstance(value, list) else value):
+                raise UsageError(f"{kind.section + '.' * bool(kind.section)}{name} {wrong}")
+
+
+def check_choices(settings: Any, meant: Mapping[str, str]) -> None:
+    """Raise UsageError for a field of a dataclass with a value that is not among those its type lists.
+
+    Fields are checked whose types are Literal, bool, None and classes of settings. The error names the nearest valid
+    value; `meant` holds it for words of other libraries.
+    """
+    kind: Any = type(settings)
+    for name, (valid, classes) in _choices(kind).items():
+        value = getattr(settings, name)
+        if (isinstance(value, (str, bool, NoneType)) and value in valid) or isinstance(value, classes):
+            continue
+        words = [word for word in valid if isinstance(word, str)]
+        near = did_you_mean(meant.get(str(value), str(value)), words)
+        own = [f"your own {kind.__name__}" for kind in classes]
+        raise UsageError(f"{name} is {shown(value)}; valid: {', '.join([*map(repr, valid), *own])}.{near}")
+
+
+@cache
+def _choices(kind: Any) -> dict[str, tuple[tuple[Any, ...], tuple[type, ...]]]:
+    """Return the valid values and the valid classes of each field whose type lists them."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        arms = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        listed = [_LISTED.get(arm, get_args(arm)) for arm in arms if get_origin(arm) is Literal or arm in _LISTED]
+        classes = tuple(arm for arm in arms if isinstance(arm, type) and issubclass(arm, Settings))
+        if listed and len(listed) + len(classes) == len(arms):
+            found[name] = tuple(value for values in listed for value in values), classes
+    return found
+
+
+_LISTED: dict[Any, tuple[Any, ...]] = {bool: (True, False), NoneType: (None,)}
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that raises UsageError for an argument outside of the range of its parameter's type."""
+    parameters = signature(function)
+
+    @wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        hints = ranged_types(function)
+        for name, value in parameters.bind(*args, **keywords).arguments.items():
+            if name in hints:
+                check(hints[name], value, name)
+        return function(*args, **keywords)
+
+    return call
+
+
+@cache
+def ranged_types(owner: Any) -> dict[str, Any]:
+    """Return the type of each field of a class or parameter of a function that states a range."""
+    if isinstance(owner, type):
+        hints = get_type_hints(owner, include_extras=True)
+    else:  # the type of the result may be one that only a type checker imports
+        parameters = {name: hint for name, hint in owner.__annotations__.items() if name != "return"}
+        hints = get_type_hints(SimpleNamespace(__annotations__=parameters), owner.__globals__, include_extras=True)
+    return {name: hint for name, hint in hints.items() if limits(hint)}
+
+
+def limits(hint: Any) -> list[Limit]:
+    """Return the ranges within a type, those of a union's or a tuple's parts included."""
+    own = [limit for limit in getattr(hint, "__metadata__", ()) if isinstance(limit, Limit)]
+    if get_origin(hint) is Literal:
+        return own
+    parts = get_args(hint)[:1] if own else get_args(hint)
+    return list(dict.fromkeys([*own, *(limit for part in parts for limit in limits(part))]))
+
+
+def check(hint: Any, value: Any, name: str) -> None:
+    """Raise UsageError if `value` lies outside of the ranges in its type."""
+    if wrong := outside(hint, value):
+        raise UsageError(f"{name} {wrong}")
+
+
+def ends(hint: Any) -> tuple[float, float]:
+    """Return the smallest and the largest number of the one range that a type states."""
+    (limit,) = (limit for limit in limits(hint) if isinstance(limit, Range))
+    return limit.least, limit.most
+
+
+def selected(chosen: Layers, count: int, what: str) -> list[int]:
+    """Return the numbers, from 0 to count - 1, that a selection names, in its order.
+
+    A number n stands for the last n, None for all; negative numbers in a list count from the end. Raises UsageError,
+    with `what` as the name of one thing ("layer").
+    """
+    if chosen is None:
+        return list(range(count))
+    if isinstance(chosen, int) and 0 < chosen <= count:
+        return list(range(count - chosen, count))
+    if isinstance(chosen, int | str) or not len(chosen):
+        raise UsageError(
+            f"{what}s is {shown(chosen)}; valid: 1 to {count}, for the last {what}s, or a list of numbers from "
+            f"{-count} to {count - 1}"
+        )
+    for index in chosen:
+        if not isinstance(index, Integral) or not -count <= index < count:
+            raise UsageError(f"there is no {what} {index}: this model has {count}, numbered 0 to {count - 1}")
+    return [int(index) % count for index in chosen]
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _outside_field(kind: Any, name: str, value: Any) -> str:
+    """`outside` for a field of a class. The recipes have thousands of settings, and few values."""
+    return outside(ranged_types(kind)[name], value)
+
+
+def outside(hint: Any, value: Any) -> str:
+    """Return what is wrong with `value`, "is 0; it must be at least 1", if it lies outside of the ranges in its type.
+
+    "" if it is valid, or belongs to none of the types that have ranges.
+    """
+    valid = _outside(hint, value)
+    return f"is {_text(value)}; it must be {valid}" if valid else ""
+
+
+def _outside(hint: Any, value: Any) -> str:
+    """Return the valid values in words; "" if `value` is one of them."""
+    wrong = []
+    for arm in _arms_for(hint, value):
+        reason = _outside_one(arm, value)
+        if not reason:
+            return ""
+        wrong.append(reason)
+    return ", or ".join(dict.fromkeys(wrong))
+
+
+def _outside_one(hint: Any, value: Any) -> str:
+    """`_outside` for a type that is not a union."""
+    if get_origin(hint) is Annotated:
+        if isinstance(value, Real) and not isinstance(value, Integral) and get_args(hint)[0] is int:
+            return f"a whole number, {limits(hint)[0].words()}"
+        own = (limit for limit in hint.__metadata__ if isinstance(limit, Limit))
+        return next((limit.words(value) for limit in own if not limit.holds(value)), "")
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):
+        parts = get_args(hint)
+        each: Iterator[Any] = iter(parts[:1] * len(value) if parts[1:] == (...,) else parts)
+        return next(filter(None, (_outside(part, item) for part, item in zip(each, value, strict=False))), "")
+    return ""
+
+
+def _arms_for(hint: Any, value: Any) -> list[Any]:
+    """Return the parts of a union that a value of this kind (None, number, text, another) belongs to."""
+    arms = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return [arm for arm in arms if _kind(get_args(arm)[0] if get_origin(arm) is Annotated else arm, value)]
+
+
+def _kind(hint: Any, value: Any) -> bool:
+    if hint in (int, float):
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    base = get_origin(hint) or hint
+    return isinstance(value, list | tuple) if base is tuple else isinstance(base, type) and isinstance(value, base)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, int) and abs(value) > LARGE**4:
+        return f"a number of {value.bit_length()} bits"  # Python refuses to write numbers of thousands of digits
+    return str(value) if hasattr(value, "value") else shown(value)
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}"

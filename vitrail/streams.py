@@ -1,0 +1,61 @@
+"""Standard output, of which nothing is lost unnoticed, and standard error, which never ends the work."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+from vitrail.errors import WriteError
+
+
+class Output(io.FileIO):
+    """Standard output. What cannot be written is a WriteError."""
+
+    def write(self, data: Any) -> int:
+        """Write and return the number of bytes. Raises BrokenPipeError if the reader went away."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise WriteError(f"cannot write to standard output: {error.strerror}. Repeat the command") from error
+
+
+class Log(io.FileIO):
+    """Standard error. A full disk, or a reader that went away, loses lines and raises nothing."""
+
+    def write(self, data: Any) -> int:
+        """Write and return the number of bytes; those that cannot be written count as written."""
+        with suppress(OSError):
+            return super().write(data)
+        return len(data)
+
+
+def prepare_streams() -> None:
+    """Prepare standard output and standard error for any text. The caller of the process may have closed them."""
+    # writing to the first of these fails, as to a closed file
+    sys.stdout = _prepared(sys.stdout, Output, os.O_RDONLY)
+    sys.stderr = _prepared(sys.stderr, Log, os.O_WRONLY)
+
+
+def _prepared(stream: Any, kind: type[io.FileIO], closed: int) -> Any:
+    """Return a stream that writes with `kind`; a stream that is None writes to the null device opened as `closed`."""
+    if stream is None or type(stream) is io.TextIOWrapper:  # not the stream of a test or a notebook
+        descriptor = os.open(os.devnull, closed) if stream is None else stream.fileno()
+        encoding, lines = ("utf-8", False) if stream is None else (stream.encoding, stream.line_buffering)
+        raw = io.BufferedWriter(kind(descriptor, "w", closefd=False))
+        stream = io.TextIOWrapper(raw, encoding, line_buffering=lines, write_through=kind is Log)
+    if isinstance(stream, io.TextIOWrapper):  # a class name must not end a run in a terminal without UTF-8
+        stream.reconfigure(errors="backslashreplace")
+    return stream
+
+
+def settle_output() -> None:
+    """Write what is left of standard output, or else discard it, so that the interpreter can end without an error."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

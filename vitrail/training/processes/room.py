@@ -1,0 +1,61 @@
+"""The number of processes that fit on this machine: one rule for `--nproc` and for parallel trials."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from vitrail.costs.count import parameters
+from vitrail.device import available_cores, free_memory, has_cuda
+from vitrail.errors import UsageError
+from vitrail.training.resolve import model_config
+from vitrail.training.run import Run
+
+log = logging.getLogger("vitrail")
+PER_CORE = 4
+"""Maximum number of processes that share one core."""
+PROCESS_BYTES = 400 << 20
+"""Memory of one process that it shares with no other: torch takes 320 MiB, a small network and its batches the rest."""
+STATE_BYTES = 16
+"""Bytes of each parameter: weights, gradients and two moments of the optimiser in float32."""
+
+
+def check_devices(processes: int, run: Run) -> None:
+    """Raise UsageError if `run` has fewer GPUs than processes, or uses none and `check_room` rejects the number."""
+    count = torch.cuda.device_count() if _on_gpu(run, None) else processes
+    if processes > count:
+        raise UsageError(
+            f"--nproc is {processes}, but this machine has {count} GPU{'s' if count > 1 else ''}, and each process "
+            f"needs one. Give --nproc {count} or less, or train with --device cpu."
+        )
+    check_room("--nproc", processes, run)
+
+
+def check_room(flag: str, processes: int, run: Run, device: str | None = None) -> None:
+    """Raise UsageError if memory or cores do not suffice for `processes` of `run`; warn if they share cores.
+
+    The memory of a process is `PROCESS_BYTES`, and on a CPU `STATE_BYTES` for each parameter of the network. Processes
+    cut their batches to the memory that is free, so activations are not counted. One process is never rejected.
+    """
+    if processes <= 1:
+        return
+    gpu, cores, free = _on_gpu(run, device), available_cores(), free_memory(torch.device("cpu"))
+    each = PROCESS_BYTES
+    if not gpu:
+        each += STATE_BYTES * parameters(model_config(run, run.weights, 0, [], {}))
+    fitting = max(1, min(free // each, processes if gpu else PER_CORE * cores))
+    if processes > fitting:
+        raise UsageError(
+            f"{flag} is {processes}, but only {fitting} fit{'s' if fitting == 1 else ''} on this machine. It has "
+            f"{free / 2**30:.1f} GiB of free memory, of which each process needs about {each / 2**30:.1f} GiB, and "
+            f"{cores} core{'s' if cores > 1 else ''} for at most {PER_CORE} processes each. "
+            f"Give {flag} {fitting} or less."
+        )
+    if processes > cores and not gpu:
+        log.warning("%s is %d, but there are %d cores: the processes share them and are slower", flag, processes, cores)
+
+
+def _on_gpu(run: Run, device: str | None) -> bool:
+    """Return whether processes of `run` on `device` (default: the run's own) compute on a CUDA device."""
+    return has_cuda() and (device or run.device or "cuda").startswith("cuda")
