@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail.errors import UsageError
+from vitrail.model import posemb
 from vitrail.model.build import build
 from vitrail.model.init import init_weights
 from vitrail.model.posemb import build_positions, sincos_2d
@@ -138,7 +139,7 @@ def test_sincos_tables_of_the_last_few_grids_are_kept() -> None:
     (weight * first).sum().backward()
     for side in range(1, 30):
         assert torch.equal(positions.tokens(None, (side, 2))[0], sincos_2d((side, 2), 32))
-    assert len(positions._tables) <= 8
+    assert posemb._sincos_table.cache_info().currsize <= 8
     assert not positions.state_dict()
     rounded = positions.to(torch.bfloat16).tokens(None, (3, 4))
     assert rounded.dtype == torch.bfloat16 and torch.equal(rounded, first.bfloat16())
@@ -229,6 +230,10 @@ def test_names_are_the_papers() -> None:
         assert config.patch == int(name.split("/")[1])
     assert variant("B/8", image_size=64).grid == (8, 8)
     assert variant("R50+B/16").stem_units == (3, 4, 9) and variant("R50+B/32").stem_units == (3, 4, 6, 3)
+    half = variant("b/32")  # Figure 4: "the same as ViT-B, with all hidden dimensions halved"
+    assert half == variant("S/32") and (half.width, half.mlp_dim, half.depth) == (384, 1536, 12)
+    with pytest.raises(UsageError, match="B"):
+        variant("b/16")
     assert variant("S18x2/16").branches == 2 and variant("S36x1/16").depth == 36
     assert variant("R152x4").units == (3, 8, 36, 3) and variant("R152x4").width == 256
     for wrong, hint in {"B16": "B/16", "R50xx1": "R50x1", "Q/16": "valid sizes", "R51x1": "R50x1"}.items():

@@ -33,11 +33,14 @@ def test_recomputing_changes_neither_gradients_nor_names(name: str) -> None:
     nn.init.normal_(model.head.weight)  # it starts at zero, and would give no gradient to the rest
     images = torch.randn(2, 3, *CONFIGS[name].image_size)
     parts = list(model.blocks) if hasattr(model, "blocks") else [model]
-    plain, names, calls = gradients(model, images), list(model.state_dict()), list[nn.Module]()
+    names, calls = list(model.state_dict()), list[nn.Module]()
     for part in parts:
-        part.recompute = True
         first = next(module for module in part.modules() if not list(module.children()))
         first.register_forward_hook(lambda module, *_: calls.append(module))
+    plain = gradients(model, images)
+    calls.clear()
+    for part in parts:
+        part.recompute = True
     with torch.no_grad():
         model(images)
     once = len(calls)

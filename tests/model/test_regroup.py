@@ -1,4 +1,4 @@
-"""Blocks in a row, side by side, and back."""
+"""Sequential blocks, parallel branches, and back."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_what_learns_where_and_how_it_was_is_kept() -> None:
 
 def test_what_cannot_be_regrouped_is_refused() -> None:
     config = ViTConfig(**TINY)
-    with pytest.raises(UsageError, match="6 blocks do not make layers of 4 branches; valid: 1, 2, 3, 6"):
+    with pytest.raises(UsageError, match="6 blocks cannot be grouped into layers of 4 branches; valid: 1, 2, 3, 6"):
         regrouped(config, 4)
     with pytest.raises(UsageError, match="axial"):
         regrouped(replace(config, block="axial", pool="gap"), 2)

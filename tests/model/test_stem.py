@@ -24,6 +24,8 @@ from vitrail.model.variants import HYBRIDS, ViTConfig, variant
 
 STEMS = [
     ("linear", "batch"),
+    *((stem, norm) for stem in ("linear+norm", "linear+norm+gelu") for norm in ("batch", "layer")),
+    ("linear+gelu", "batch"),
     *((stem, norm) for stem in ("levit", "early", "hmlp") for norm in ("batch", "layer")),
     ("resnet", "batch"),
 ]
@@ -90,21 +92,21 @@ def test_convolutional_stems_halve_the_image_until_the_patch(stem: str, patch: i
 @pytest.mark.parametrize("stem", ["levit", "early"])
 @pytest.mark.parametrize("patch", [1, 6, 14, 24])
 def test_convolutional_stems_refuse_a_patch_they_cannot_halve_to(stem: str, patch: int) -> None:
-    with pytest.raises(UsageError, match=f"power of 2.*got {patch}"):
+    with pytest.raises(UsageError, match=f"power of 2.*not {patch}"):
         build_stem(tiny(stem, patch))
 
 
 def test_a_width_that_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(UsageError, match="divisible by 8, got 36"):
+    with pytest.raises(UsageError, match="divisible by 8; it is 36"):
         build_stem(tiny("levit", width=36))
-    with pytest.raises(UsageError, match="divisible by 4, got 34"):
+    with pytest.raises(UsageError, match="divisible by 4; the width is 34"):
         build_stem(tiny("hmlp", width=34))
 
 
 def test_a_hybrid_refuses_a_patch_its_resnet_does_not_make() -> None:
-    with pytest.raises(UsageError, match="multiple of 32 px, got 16"):
+    with pytest.raises(UsageError, match="multiple of 32 px, not 16"):
         build_stem(tiny("resnet", stem_units=(1, 1, 1, 1)))
-    with pytest.raises(UsageError, match="multiple of 16 px, got 8"):
+    with pytest.raises(UsageError, match="multiple of 16 px, not 8"):
         build_stem(tiny("resnet", 8, stem_units=(1, 1, 1)))
 
 
@@ -166,15 +168,18 @@ def test_hmlp_stages_are_the_papers() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
+    stem=st.sampled_from(["hmlp", "linear+norm", "linear+gelu", "linear+norm+gelu"]),
     patch=st.sampled_from([2, 4, 6, 7, 8, 12, 14, 16, 20, 32]),
     norm=st.sampled_from(["batch", "layer"]),
     rows=st.integers(1, 3),
     columns=st.integers(1, 3),
     data=st.data(),
 )
-def test_hmlp_patches_do_not_communicate(patch: int, norm: str, rows: int, columns: int, data: st.DataObject) -> None:
-    """Changing one patch changes its own token and no other, to the bit."""
-    module = randomise(build_stem(tiny("hmlp", patch, stem_norm=norm, width=16)))
+def test_hmlp_patches_do_not_communicate(
+    stem: str, patch: int, norm: str, rows: int, columns: int, data: st.DataObject
+) -> None:
+    """Changing one patch changes its own token and no other, to the bit. So do the variations of the linear stem."""
+    module = randomise(build_stem(tiny(stem, patch, stem_norm=norm, width=16)))
     module.train(norm == "layer")  # LayerNorm shares nothing even in training; BatchNorm its batch's statistics
     row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
     images = torch.randn(1, 3, rows * patch, columns * patch)
@@ -185,6 +190,26 @@ def test_hmlp_patches_do_not_communicate(patch: int, norm: str, rows: int, colum
     expected = torch.zeros(rows, columns, dtype=torch.bool)
     expected[row, column] = True
     assert torch.equal(different, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("stem", "after"),
+    [
+        ("linear+norm", [nn.BatchNorm2d(32)]),
+        ("linear+gelu", [nn.GELU()]),
+        ("linear+norm+gelu", [nn.BatchNorm2d(32), nn.GELU()]),
+    ],
+)
+def test_the_variations_of_the_linear_stem_are_timms_patch_embedding_and_torchs_layers(
+    stem: str, after: list[nn.Module]
+) -> None:
+    """Table 7 of the follow-up: a norm, a non-linearity, or both."""
+    module = randomise(build_stem(tiny(stem))).eval()
+    theirs = nn.Sequential(timm.layers.PatchEmbed(32, 16, 3, 32, flatten=False, output_fmt="NCHW").proj, *after).eval()
+    theirs.load_state_dict({name.removeprefix("proj."): tensor for name, tensor in module.state_dict().items()})
+    images = torch.randn(2, 3, 32, 48)
+    torch.testing.assert_close(module(images), theirs(images))
 
 
 @pytest.mark.parametrize("stem", ["levit", "early"])

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.device import has_amx
-from vitrail.model.layers import Linear, linear
+from vitrail.model.layers import dense, derivatives, is_plain, linear, may_be_fast, new_linear
 from vitrail.torch_private import softmax_backward
 
 Path = Literal["auto", "fused", "explicit"]
@@ -60,41 +60,45 @@ def uses_explicit(tokens: int, device: torch.device) -> bool:
     return device.type == "cpu" and tokens <= LONGEST_EXPLICIT and not _HAS_AMX
 
 
+def explicit(qkv: Tensor, bias: Tensor | None) -> Tensor:
+    """Return softmax(q k^T + bias) v: the definition of attention.
+
+    qkv [3, batch, heads, tokens, features] has scaled queries; bias is [batch or 1, heads, tokens, tokens].
+    """
+    query, key, value = qkv.unbind(0)
+    logits = query @ key.transpose(-2, -1)
+    return (logits if bias is None else logits + bias).softmax(-1) @ value
+
+
 class _ExplicitAttention(torch.autograd.Function):
-    """softmax(q k^T + bias) v with q already scaled. Saves the maps and one copy of q, k and v."""
+    """`explicit` with a bias of one image. It saves the maps, and writes all gradients into one tensor."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, bias: Tensor | None) -> Tensor:
-        batch, tokens, _, heads, features = qkv.shape
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).reshape(3, batch * heads, tokens, features)  # one copy, contiguous
-        logits = torch.bmm(q, k.transpose(1, 2))
+        query, key, value = qkv.flatten(1, 2)
+        logits = torch.bmm(query, key.transpose(1, 2))
         if bias is not None:
-            logits.view(batch, heads, tokens, tokens).add_(bias)
+            logits.view(*qkv.shape[1:-1], -1).add_(bias)
         maps = logits.softmax(-1)
-        ctx.save_for_backward(q, k, v, maps)
-        ctx.shares_bias = bias is not None and len(bias) == 1
-        out = torch.bmm(maps, v).view(batch, heads, tokens, features)
-        return out.transpose(1, 2).reshape(batch, tokens, heads * features)
+        ctx.save_for_backward(qkv, bias, maps)
+        return torch.bmm(maps, value).view(qkv.shape[1:])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
-        q, k, v, maps = ctx.saved_tensors
-        (grad,) = grads
-        batch, tokens, _ = grad.shape
-        features = q.shape[-1]
-        heads = q.shape[0] // batch
-        grad = grad.view(batch, tokens, heads, features).transpose(1, 2).reshape(-1, tokens, features)
-        grads_qkv = q.new_empty(3, *q.shape)
-        torch.bmm(maps.transpose(1, 2), grad, out=grads_qkv[2])
-        grad_maps = torch.bmm(grad, v.transpose(1, 2))
-        grad_logits = softmax_backward(grad_maps, maps, -1, maps.dtype)
-        torch.bmm(grad_logits, k, out=grads_qkv[0])
-        torch.bmm(grad_logits.transpose(1, 2), q, out=grads_qkv[1])
-        grad_qkv = grads_qkv.view(3, batch, heads, tokens, features).permute(1, 3, 0, 2, 4)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, bias, maps = ctx.saved_tensors
+        if torch.is_grad_enabled():  # this backward pass will be differentiated
+            return derivatives(explicit, (qkv, bias), grads[0])
+        query, key, value = qkv.flatten(1, 2)
+        grad = grads[0].flatten(0, 1)
+        grads_qkv = torch.empty_like(qkv)
+        grad_query, grad_key, grad_value = grads_qkv.flatten(1, 2)
+        torch.bmm(maps.transpose(1, 2), grad, out=grad_value)
+        grad_logits = softmax_backward(torch.bmm(grad, value.transpose(1, 2)), maps, -1, maps.dtype)
+        torch.bmm(grad_logits, key, out=grad_query)
+        torch.bmm(grad_logits.transpose(1, 2), query, out=grad_key)
         if not ctx.needs_input_grad[1]:
-            return grad_qkv, None
-        grad_bias = grad_logits.view(batch, heads, tokens, tokens)
-        return grad_qkv, grad_bias.sum(0, keepdim=True) if ctx.shares_bias else grad_bias
+            return grads_qkv, None
+        return grads_qkv, grad_logits.view(*qkv.shape[1:-1], -1).sum(0, keepdim=True)
 
 
 def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -103,11 +107,15 @@ def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
     qkv [batch, tokens, 3, heads, features] has scaled queries. bias [batch or 1, heads, tokens, tokens] is added to
     the logits.
     """
-    if uses_explicit(qkv.shape[1], qkv.device):
-        return _ExplicitAttention.apply(qkv, None if bias is None else bias.to(qkv.dtype))
-    q, k, v = qkv.permute(2, 0, 3, 1, 4)
-    mask = None if bias is None else bias.to(q.dtype)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+    qkv = qkv.permute(2, 0, 3, 1, 4)
+    mask = None if bias is None else bias.to(qkv.dtype)
+    if not uses_explicit(qkv.shape[3], qkv.device):
+        query, key, value = qkv
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
+    elif may_be_fast(qkv) and (mask is None or len(mask) == 1):
+        out = _ExplicitAttention.apply(qkv.contiguous(), mask)
+    else:
+        out = explicit(qkv, mask)
     return out.transpose(1, 2).flatten(2)
 
 
@@ -141,6 +149,12 @@ def _explicit_first(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
     return out.diagonal(dim1=2, dim2=3).movedim(-1, 2).flatten(2)
 
 
+def attend_all(qkv: Tensor, heads: int, bias: Bias | None = None) -> Tensor:
+    """Return the attention of all tokens [batch, tokens, width]: qkv [batch, tokens, 3 * width] has scaled queries."""
+    qkv = qkv.unflatten(-1, (3, heads, -1))
+    return attend(qkv, bias(qkv[:, :, 0].transpose(1, 2)) if bias else None)
+
+
 def mix(
     x: Tensor, weight: Tensor, offset: Tensor, heads: int, bias: Bias | None = None, read: int | None = None
 ) -> Tensor:
@@ -150,8 +164,7 @@ def mix(
     are as in `Attention.forward`.
     """
     if read is None:
-        qkv = linear(x, weight, offset).unflatten(-1, (3, heads, -1))
-        return attend(qkv, bias(qkv[:, :, 0].transpose(1, 2)) if bias else None)
+        return attend_all(linear(x, weight, offset), heads, bias)
     width = len(weight) // 3
     query = linear(x[:, :read], weight[:width], offset[:width])
     return attend_first(query, linear(x, weight[width:], offset[width:]), heads, bias)
@@ -163,33 +176,45 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = Linear(width, 3 * width)
-        self.out = Linear(width, width)
+        self.qkv = new_linear(width, 3 * width)
+        self.out = new_linear(width, width)
 
     def scaled(self) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the projection, with the queries' part multiplied by 1/sqrt(features).
 
         Scaling the weight costs nothing per token; for 64 features it is exact.
         """
-        width = self.qkv.in_features
-        rows = self.qkv.weight.new_ones(3 * width)
-        rows[:width] = (width // self.heads) ** -0.5
+        rows = self._scales(self.qkv.weight[:, 0])
         return self.qkv.weight * rows[:, None], self.qkv.bias * rows
 
+    def _scales(self, qkv: Tensor) -> Tensor:
+        """Return the factors of queries, keys and values [3 * width], with the type and the device of `qkv`."""
+        width = qkv.shape[-1] // 3
+        rows = qkv.new_ones(3 * width)
+        rows[:width] = (width // self.heads) ** -0.5
+        return rows
+
     def project(self, x: Tensor) -> Tensor:
-        """Return scaled queries, keys and values [batch, tokens, 3, heads, features]."""
-        return linear(x, *self.scaled()).unflatten(-1, (3, self.heads, -1))
+        """Return scaled queries, keys and values [batch, tokens, 3 * width]."""
+        if is_plain(self.qkv):
+            return linear(x, *self.scaled())
+        qkv = self.qkv(x)
+        return qkv * self._scales(qkv)
 
     def forward(self, x: Tensor, bias: Bias | None = None, read: int | None = None) -> Tensor:
         """See the class. `bias` computes values to add to the logits from the scaled queries.
 
         With `read`, only the first `read` tokens send queries and are returned; they still attend to all tokens.
         """
-        return self.out(mix(x, *self.scaled(), self.heads, bias, read))
+        if is_plain(self.qkv):
+            mixed = mix(x, *self.scaled(), self.heads, bias, read)
+        else:
+            mixed = attend_all(self.project(x), self.heads, bias)[:, :read]
+        return dense(self.out, mixed)
 
     def maps(self, x: Tensor, bias: Bias | None = None, heads: list[int] | None = None) -> Tensor:
         """Return the attention maps [batch, heads, tokens, tokens] in float32 of these heads; None means all heads."""
-        q, k, _ = self.project(x).permute(2, 0, 3, 1, 4)
+        q, k, _ = self.project(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         extra = bias(q) if bias else None
         if heads is not None:
             q, k = q[:, heads], k[:, heads]

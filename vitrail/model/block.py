@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.model.attention import Attention, Bias
-from vitrail.model.layers import LayerNorm, Linear
+from vitrail.model.layers import LayerNorm, dense, dense_after_gelu, is_plain, new_linear
+from vitrail.model.own_part import build_part
 from vitrail.model.posemb import Grid, Positions
 from vitrail.model.recompute import recomputable
 from vitrail.model.variants import ViTConfig
@@ -21,17 +24,18 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0, gelu: str = "erf") -> None:
         super().__init__()
-        self.fc1 = Linear(width, hidden)
-        self.fc2 = Linear(hidden, width)
+        self.fc1 = new_linear(width, hidden)
+        self.fc2 = new_linear(hidden, width)
+        self.act: nn.Module = nn.GELU(approximate="tanh" if gelu == "tanh" else "none")
         self.dropout = nn.Dropout(dropout)
-        self.approximate = "tanh" if gelu == "tanh" else "none"
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, width] -> the same shape."""
-        hidden = self.fc1(x)
-        if self.training and self.dropout.p:
-            return self.dropout(self.fc2(self.dropout(F.gelu(hidden, approximate=self.approximate))))
-        return self.fc2.after_gelu(hidden, self.approximate)
+        hidden = dense(self.fc1, x)
+        drops = (self.training and self.dropout.p) or not is_plain(self.dropout, nn.Dropout)
+        if drops or not is_plain(self.act, nn.GELU):
+            return self.dropout(dense(self.fc2, self.dropout(self.act(hidden))))
+        return dense_after_gelu(self.fc2, hidden, self.act.approximate)  # type: ignore[arg-type]
 
 
 class SwiGLU(nn.Module):
@@ -42,19 +46,20 @@ class SwiGLU(nn.Module):
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.fc1 = Linear(width, 2 * hidden)
-        self.fc2 = Linear(hidden, width)
+        self.fc1 = new_linear(width, 2 * hidden)
+        self.fc2 = new_linear(hidden, width)
+        self.act: nn.Module = nn.SiLU()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, width] -> the same shape."""
-        return self.dropout(self.fc2(self.dropout(swiglu(self.fc1(x)))))
+        return self.dropout(dense(self.fc2, self.dropout(swiglu(dense(self.fc1, x), self.act))))
 
 
-def swiglu(hidden: Tensor) -> Tensor:
-    """Return silu(gate) * value, [..., 2 * features] -> [..., features]; the gate comes first."""
+def swiglu(hidden: Tensor, act: Callable[[Tensor], Tensor] = F.silu) -> Tensor:
+    """Return act(gate) * value, [..., 2 * features] -> [..., features]; the gate comes first."""
     gate, value = hidden.chunk(2, dim=-1)
-    return F.silu(gate) * value
+    return act(gate) * value
 
 
 class Residual(nn.Module):
@@ -75,7 +80,7 @@ class Residual(nn.Module):
         return branch if alive is None else branch * alive.to(branch.dtype)
 
     def alive(self, x: Tensor) -> Tensor | None:
-        """Return the factors of stochastic depth for each image of x, [batch, 1, 1]; None: nothing is dropped."""
+        """Return stochastic depth's factor for each image of x, [batch, 1, 1]; None if nothing is dropped."""
         if not (self.training and self.drop_path):
             return None
         keep = 1 - self.drop_path
@@ -88,7 +93,7 @@ class AttentionBranch(nn.Module):
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
-        self.attention = Attention(config.width, config.heads)
+        self.attention = build_attention(config)
         self.dropout = nn.Dropout(config.dropout)
         self.residual = Residual(config, drop_path)
 
@@ -117,8 +122,8 @@ class MLPBranch(nn.Module):
 class Block(nn.Module):
     """One encoder layer: attention branches summed, then MLP branches summed.
 
-    One of each is the paper's block (Eq. 2, 3); n of each is the follow-up's parallel block (section 3), which
-    has the parameters and the cost of n blocks in a row.
+    One of each is the paper's block (Eq. 2, 3). n of each is the follow-up's parallel block (section 3), which has the
+    parameters and the cost of n sequential blocks.
     """
 
     recompute = False
@@ -131,20 +136,36 @@ class Block(nn.Module):
         self.mlps = nn.ModuleList(MLPBranch(config, drop_path) for _ in range(config.branches))
         self._positions = (positions,)  # in a tuple, so that they are a submodule of the ViT only, not of each block
 
-    def bias(self, places: Tensor, grid: Grid) -> Bias:
+    def bias(self, places: Any, grid: Any) -> Bias:
         """Return the function: queries -> values that this layer adds to the attention logits."""
-        return partial(self._positions[0].logits, self.layer, places=places, grid=grid)
+        positions = self._positions[0]
+        values = positions if "forward" in vars(positions) else positions.logits
+        return partial(values, self.layer, places=places, grid=grid)
+
+    def takes_read(self) -> bool:
+        """Return whether `read` cannot change a result: only the attention, which is ours, mixes tokens."""
+        return all(isinstance(part, _PER_TOKEN) for part in self.modules())
 
     @recomputable
-    def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
-        """x [batch, prefix + tokens, width], places: raster index of the grid's tokens.
+    def forward(
+        self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, read: int | None = None
+    ) -> Tensor:
+        """x [batch, prefix + tokens, width] -> the same shape.
 
-        With `read`, only the first so many tokens come out (they attend to all): what the last layer owes to
-        a class token.
+        `places` are the raster indices of the grid's tokens. Only positions that change the attention logits need them
+        and the `grid`. With `read`, only the first `read` tokens are returned; they still attend to all. The last layer
+        uses this.
         """
         bias = self.bias(places, grid)
         x = sum((branch(x, bias, read) for branch in self.attentions), start=x[:, :read])
         return sum((branch(x) for branch in self.mlps), start=x)
+
+
+_PER_TOKEN = (
+    *(Block, AttentionBranch, Attention, MLPBranch, MLP, SwiGLU, Residual),
+    *(nn.ModuleList, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.GELU, nn.SiLU, nn.ReLU, nn.Dropout, nn.Identity),
+)
+"""Types of modules that compute the attention of ours, or each token from itself."""
 
 
 class AxialBlock(nn.Module):
@@ -160,7 +181,7 @@ class AxialBlock(nn.Module):
 
     @recomputable
     def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
-        """x [batch, rows * columns, width]: all tokens of the grid, in raster order; `read` must be None."""
+        """x [batch, rows * columns, width], all tokens in raster order -> the same shape. `read` is ignored."""
         rows, columns = grid
         x = rearrange(x, "b (h w) d -> (b h) w d", h=rows)
         x = self.row(x, places[:columns], grid)
@@ -169,8 +190,16 @@ class AxialBlock(nn.Module):
         return rearrange(x, "(b w) h d -> b (h w) d", w=columns)
 
 
+def build_attention(config: ViTConfig) -> Attention:
+    """Return the attention of a config, or a module of the user's own that is called in the same way."""
+    if config.attention is None:
+        return Attention(config.width, config.heads)
+    attention: Attention = build_part(config.attention, config, {}, nn.Module)
+    return attention
+
+
 def drop_path_rates(config: ViTConfig) -> list[float]:
-    """Stochastic depth of each layer: rising linearly from 0, or the same everywhere (DeiT-III, follow-up)."""
+    """Return the stochastic depth of each layer: linear from 0, or constant (DeiT-III, follow-up)."""
     if config.drop_path_shape == "constant" or config.depth == 1:
         return [config.drop_path] * config.depth
     return [config.drop_path * layer / (config.depth - 1) for layer in range(config.depth)]

@@ -1,19 +1,77 @@
-"""From a config or a name to a network with fresh weights."""
+"""Build a network with initial weights from a config or a name."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, overload
 
-from vitrail.model.resnet.network import ResNet, build_resnet
+import torch
+
+from vitrail.device import free_memory
+from vitrail.errors import UsageError
+from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.model.vit import ViT
 
+Network = TypeVar("Network", bound=ViT | ResNet)
+SURELY_FITS = 2**30
+"""Bytes of weights that are not compared with the free memory."""
+
+ViTName = Literal[
+    "Ti/16", "S/32", "S/16", "B/32", "B/16", "L/32", "L/16", "H/14", "g/14", "G/14",
+    "R+Ti/16", "R26+S/32", "R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16",
+    "S36x1/16", "S18x2/16", "B36x1/16", "B18x2/16", "axial-B/32", "axial-B/16",
+]  # fmt: skip
+ResNetName = Literal[
+    "R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4", "R200x3", "axial-R50"
+]  # fmt: skip
+"""The names in `variants.NAMES`, by the class of their networks: a type checker knows what `create` returns."""
+
 
 def build(config: ViTConfig | ResNetConfig) -> ViT | ResNet:
-    """Return the network of a config, initialised."""
-    return ViT(config) if isinstance(config, ViTConfig) else build_resnet(config)
+    """Return the initialised network of a config. Raises UsageError if its weights do not fit into free memory."""
+    if isinstance(config, ViTConfig) and torch.get_default_device().type != "meta":
+        _refuse_larger_than_memory(config)
+    return ViT(config) if isinstance(config, ViTConfig) else ResNet(config)
 
 
+def _refuse_larger_than_memory(config: ViTConfig) -> None:
+    """Raise UsageError if the kernels of the blocks alone do not fit. The system would end the process."""
+    kernels = 4 * config.width**2 + 2 * config.width * config.mlp_dim
+    size = 4 * config.depth * config.branches * kernels
+    free = free_memory(torch.get_default_device()) if size > SURELY_FITS else size
+    if size > free:
+        raise UsageError(
+            f"{config.depth} blocks of width {config.width:,} and {config.mlp_dim:,} hidden units have weights of "
+            f"{size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free. Choose a smaller network"
+        )
+
+
+@overload
+def create(name: ViTName, **overrides: Any) -> ViT: ...
+@overload
+def create(name: ResNetName, **overrides: Any) -> ResNet: ...
+@overload
+def create(name: str, **overrides: Any) -> ViT | ResNet: ...
 def create(name: str, **overrides: Any) -> ViT | ResNet:
-    """Return the network the papers call `name`: `create("B/16", classes=10)`; see `vitrail.model.variants.variant`."""
+    """Return the network that the papers call `name`, such as `create("B/16", classes=10)` (`variants.variant`)."""
     return build(variant(name, **overrides))
+
+
+def reset_head(model: Network, classes: int) -> Network:
+    """Replace the classifier of `model` by a linear layer that starts at zero, and return the model.
+
+    The pre-logits layer goes with it (fine-tuning, section 3.2). With 0 classes there is no classifier, and the model
+    returns its features. The new layer has the model's device and type. `model.config` follows; the class names of a
+    loaded model are deleted from `model.card`, because they are those of the old classifier.
+
+    Raises UsageError for other networks and for a negative number of classes.
+    """
+    if not isinstance(model, ViT | ResNet):
+        raise UsageError(f"reset_head takes a ViT or a ResNet of vitrail, not a {type(model).__name__}")
+    if classes < 0:
+        raise UsageError(f"a classifier for {classes} classes cannot be built; 0 leaves it out")
+    model.reset_head(classes)
+    if model.card is not None:
+        model.card = replace(model.card, config=model.config, class_names=[], thresholds=[], reference={})
+    return model

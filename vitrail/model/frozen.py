@@ -20,7 +20,8 @@ and joining happen everywhere and packing nowhere, for export to other runtimes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from vitrail.model.layers import LayerNorm, on_onednn
 from vitrail.model.posemb import Grid, Positions
 from vitrail.model.resnet.stdconv import StdConv2d
 from vitrail.model.vit import ViT
-from vitrail.model.wide import Wide, for_branches, wide_attention, wide_mlp
+from vitrail.model.wide import Wide, can_join, for_branches, wide_attention, wide_mlp
 from vitrail.torch_private import onednn_linear, onednn_linear_add, onednn_pack
 
 
@@ -77,6 +78,17 @@ class Plain(nn.Module):
 Layer = type[Packed] | type[Plain]
 
 
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a network in eval mode within the block."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
 class FrozenAttention(nn.Module):
     """One or more attention branches as one. In the `last` layer, only the tokens that the head reads send queries."""
 
@@ -107,7 +119,7 @@ class FrozenMLP(nn.Module):
         self.fc1, self.fc2 = layer(*wide.inner), layer(wide.outer.weight, wide.outer.bias.sum(0))
         self.activate: Callable[[Tensor], Tensor] = swiglu
         if isinstance(mlp, MLP):
-            self.activate = partial(F.gelu, approximate=mlp.approximate)
+            self.activate = partial(F.gelu, approximate=mlp.act.approximate)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor, normed: Tensor) -> Tensor:
         """Return x [batch, tokens, width] + the MLP of normed, which has the same shape."""
@@ -139,9 +151,15 @@ class FrozenBlock(nn.Module):
             wide = wide_mlp(mlps[at : at + self.branches]).to(dtype)
             self.mlps.append(FrozenMLP(wide, mlps[at].mlp, layer))
 
-    def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
+    def takes_read(self) -> bool:
+        """See `Block.takes_read`."""
+        return True
+
+    def forward(
+        self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, read: int | None = None
+    ) -> Tensor:
         """See `Block.forward`."""
-        bias: Bias = partial(self._positions[0].logits, self.layer, places=places, grid=grid)
+        bias: Bias = partial(self._positions[0].logits, self.layer, places=places, grid=grid)  # type: ignore[arg-type]
         if self.branches > 1:
             bias = for_branches(bias, self.branches)
         normed, x = self.norm(x), x[:, :read].contiguous()
@@ -158,7 +176,8 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32, *, portable: bo
     """Return a copy of a model for inference in `dtype`: images -> logits in that type.
 
     Outputs are equal to rounding; on a CPU the copy is 1.1 to 1.2 times as fast (B/16, batch 1 and 8). It cannot be
-    trained, saved or tapped. Axial blocks only change their type. A `portable` copy has only torch's own layers.
+    trained, saved or tapped. Axial blocks, and blocks with layers that are not plain (hooks, LoRA, quantisation), only
+    change their type. A `portable` copy has only torch's own layers.
     """
     frozen = copy.deepcopy(model)
     for module in frozen.modules():
@@ -176,6 +195,8 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32, *, portable: bo
     last = len(frozen.blocks) - 1 if frozen.pool.reads else None
     for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
+        if not can_join(frozen.blocks[index]):  # only calling its layers computes what they compute
+            continue
         frozen.blocks[index] = FrozenBlock(
             block, frozen.positions, dtype, Packed if packed else Plain, last=index == last, together=together
         )

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.model.block import MLP
-from vitrail.model.layers import LayerNorm, Linear
+from vitrail.model.layers import LayerNorm, dense, new_linear, zero_linear
+from vitrail.model.own_part import build_part
 from vitrail.model.variants import ViTConfig
 
 
@@ -50,24 +51,25 @@ class MAPHead(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.probe = nn.Parameter(torch.empty(1, 1, config.width))
-        self.query = Linear(config.width, config.width)
-        self.key_value = Linear(config.width, 2 * config.width)
-        self.out = Linear(config.width, config.width)
+        self.probe = nn.Parameter(torch.zeros(1, 1, config.width))
+        self.query = new_linear(config.width, config.width)
+        self.key_value = new_linear(config.width, 2 * config.width)
+        self.out = new_linear(config.width, config.width)
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config.width, config.mlp_dim, gelu=config.gelu)
 
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
         """[batch, prefix + n, width] -> [batch, width]"""
         maps, value = self.weigh(tokens[:, prefix:])
-        pooled = self.out((maps @ value).reshape(tokens.shape[0], -1))
+        pooled = dense(self.out, (maps @ value).reshape(tokens.shape[0], -1))
         return pooled + self.mlp(self.norm(pooled))
 
     def weigh(self, grid: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probe's maps [batch, heads, 1, n] over the grid's tokens [batch, n, width], and their values."""
         batch, _, width = grid.shape
-        query = self.query(self.probe).view(1, 1, self.heads, -1).transpose(1, 2)
-        key, value = self.key_value(grid).view(batch, -1, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query = dense(self.query, self.probe).view(1, 1, self.heads, -1).transpose(1, 2)
+        both = dense(self.key_value, grid).view(batch, -1, 2, self.heads, width // self.heads)
+        key, value = both.permute(2, 0, 3, 1, 4)
         return (query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5).softmax(-1), value
 
 
@@ -77,7 +79,7 @@ Pooling = ClassToken | AveragePool | ClassTokenAndAverage | MAPHead
 def build_pool(config: ViTConfig) -> Pooling:
     """Return the pooling of a config: (tokens, prefix) -> features.
 
-    `reads` is how many of the first tokens it looks at; None: all.
+    Its attribute `reads` is the number of tokens at the front that it reads; None means all tokens.
     """
     if config.pool == "map":
         return MAPHead(config)
@@ -91,18 +93,25 @@ class PreLogits(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.hidden = Linear(width, hidden)
+        self.hidden = new_linear(width, hidden)
 
     def forward(self, features: Tensor) -> Tensor:
         """[batch, width] -> [batch, hidden]"""
-        return torch.tanh(self.hidden(features))
+        return torch.tanh(dense(self.hidden, features))
 
 
-def build_heads(
-    config: ViTConfig, device: torch.device | None = None, dtype: torch.dtype | None = None
-) -> tuple[Linear | None, Linear | None]:
-    """Return the classifier, and the distillation token's in a distilled model; None without classes."""
-    inputs, classes = config.head_width, config.classes
-    head = Linear(inputs, classes, device=device, dtype=dtype) if classes else None
-    dist = Linear(inputs, classes, device=device, dtype=dtype) if classes and config.distilled else None
-    return head, dist
+def build_heads(config: ViTConfig, like: Tensor | None = None) -> tuple[nn.Module | None, nn.Module | None]:
+    """Return the classifier and, in a distilled model, the distillation token's classifier. Linear ones start at zero.
+
+    They have the device and the type of `like`. Without classes there are none.
+    """
+    if not config.classes:
+        return None, None
+    return _build_head(config, like), _build_head(config, like) if config.distilled else None
+
+
+def _build_head(config: ViTConfig, like: Tensor | None) -> nn.Module:
+    if config.head is None:
+        return zero_linear(config.head_width, config.classes, like)
+    head: nn.Module = build_part(config.head, config, {}, nn.Module)
+    return head if like is None else head.to(like.device, like.dtype)

@@ -1,15 +1,16 @@
-"""Initialisation, all in one place."""
+"""The initialisation of all networks."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.model.attention import Attention
 from vitrail.model.block import MLP, SwiGLU
 from vitrail.model.head import MAPHead, PreLogits
+from vitrail.model.own_part import built_in_modules, is_own_part
 from vitrail.model.resnet.axial import AxisAttention
 from vitrail.model.stems.hybrid import HybridBottleneck
 from vitrail.model.stems.patch import LinearStem
@@ -46,18 +47,20 @@ def init_weights(model: nn.Module) -> None:
     | head_dist.weight | zeros |
     | head_dist.bias | zeros |
 
-    The distillation token is as in DeiT's code, the relative position bias as in BEiT's.
-    Convolutions of other stems and of ResNets are lecun_normal with zero bias, their norms ones and zeros,
-    and the last norm of a hybrid's bottleneck starts at zero. AxialResNet's projections are lecun_normal and
-    its relative positions normal with variance 1 / features of a head, as in Axial-DeepLab's code.
-    lecun_normal is a normal truncated at two standard deviations with variance 1/fan_in; xavier_uniform takes
-    fan_in + fan_out of one projection. On the meta device, where tensors have no values, nothing is done.
+    The distillation token is initialised as in DeiT's code, the relative position bias as in BEiT's. Convolutions of
+    other stems and of ResNets are lecun_normal with zero bias; their norms are ones and zeros. The last norm of a
+    hybrid's bottleneck starts at zero. AxialResNet's projections are lecun_normal, and its relative positions normal
+    with variance 1 / features of a head, as in Axial-DeepLab's code.
+
+    lecun_normal is a normal truncated at two standard deviations with variance 1/fan_in. xavier_uniform uses fan_in +
+    fan_out of one projection. A part of the user's own initialises itself. On the meta device, where tensors have no
+    values, nothing is done.
     """
     if next(model.parameters()).is_meta:
         return
-    for module in model.modules():
+    for module in built_in_modules(model):
         _init_module(module)
-    for module in model.modules():
+    for module in built_in_modules(model):
         if isinstance(module, HybridBottleneck):  # starts as the identity
             nn.init.zeros_(module.norm3.weight)
     for name in ("cls", "dist", "registers"):
@@ -65,23 +68,16 @@ def init_weights(model: nn.Module) -> None:
         if token is not None:
             nn.init.zeros_(token) if name == "cls" else nn.init.normal_(token, std=0.02)
     positions = getattr(model, "positions", None)
-    if positions is not None:
+    if positions is not None and not is_own_part(positions):
         for name, table in positions.named_parameters():
             nn.init.zeros_(table) if name == "bias" else nn.init.normal_(table, std=0.02)
-    for name in ("head", "head_dist"):
-        head = getattr(model, name, None)
-        if head is not None:
-            nn.init.zeros_(head.weight)
-            nn.init.zeros_(head.bias)
 
 
 @torch.no_grad()
 def _init_module(module: nn.Module) -> None:
     if isinstance(module, Attention):
-        for part in module.qkv.weight.chunk(3):
-            nn.init.xavier_uniform_(part)
-        _dense(module.out)
-        nn.init.zeros_(module.qkv.bias)
+        _xavier(module.qkv, parts=3)
+        _xavier(module.out)
     elif isinstance(module, MLP):
         for layer in (module.fc1, module.fc2):
             nn.init.xavier_uniform_(layer.weight)
@@ -93,33 +89,33 @@ def _init_module(module: nn.Module) -> None:
             nn.init.normal_(layer.bias, std=1e-6)
     elif isinstance(module, MAPHead):
         nn.init.xavier_uniform_(module.probe[0])
-        for part in (module.query.weight, *module.key_value.weight.chunk(2), module.out.weight):
-            nn.init.xavier_uniform_(part)
-        for layer in (module.query, module.key_value, module.out):
-            nn.init.zeros_(layer.bias)
+        _xavier(module.query)
+        _xavier(module.key_value, parts=2)
+        _xavier(module.out)
     elif isinstance(module, PreLogits):
-        lecun_normal_(module.hidden.weight)
-        nn.init.zeros_(module.hidden.bias)
+        _lecun(module.hidden)
     elif isinstance(module, AxisAttention):
-        lecun_normal_(module.qkv.weight)
+        _lecun(module.qkv)
         nn.init.normal_(module.relative, std=module.sizes[-1] ** -0.5)
     elif isinstance(module, LinearStem | nn.Conv2d):
-        lecun_normal_(module.weight)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+        _lecun(module)
     elif isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.BatchNorm2d):
         nn.init.ones_(module.weight)
         nn.init.zeros_(module.bias)
 
 
-def _dense(layer: nn.Linear) -> None:
-    nn.init.xavier_uniform_(layer.weight)
+def _xavier(layer: nn.Linear, parts: int = 1) -> None:
+    """Draw each of `parts` projections in the weight on its own; the bias is zero."""
+    for part in layer.weight.chunk(parts):
+        nn.init.xavier_uniform_(part)
     nn.init.zeros_(layer.bias)
 
 
-def lecun_normal_(weight: Tensor) -> None:
-    """Normal truncated at two standard deviations, variance 1/fan_in (flax's default), in place."""
-    fan_in = weight[0].numel()
+def _lecun(layer: nn.Linear | nn.Conv2d | LinearStem) -> None:
+    """Draw a normal truncated at two standard deviations, variance 1/fan_in (flax's default); the bias is zero."""
+    fan_in = layer.weight[0].numel()
     # a normal cut at two standard deviations has only 0.8796 of its standard deviation left
     std = math.sqrt(1 / fan_in) / 0.87962566103423978
-    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

@@ -1,11 +1,13 @@
 """Position embeddings: {none, 1-D, 2-D, relative, sincos} x {at the input, at every layer, shared} (Table 8); BEiT's.
 
-Two methods cover all of them: `tokens` gives what is added to the tokens, `logits` what is added to the
-attention logits. Positions of grid tokens are counted in raster order; which of the tokens in front have one is
-for the config to say.
+Two methods cover all of them: `tokens` returns values to add to the tokens, `logits` values to add to the attention
+logits. Grid tokens are counted in raster order. The config says which of the tokens in front have a position.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,10 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vitrail.model.layers import device_of_constants
+from vitrail.model.own_part import build_part
 from vitrail.model.resize import resize_bias, resize_line, resize_positions
 from vitrail.model.variants import ViTConfig
+from vitrail.torch_private import has_hooks
 
 Grid = tuple[int, int]
 
@@ -24,9 +28,26 @@ class Positions(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.config = config
-        self.copies = config.depth if config.place == "every" else 1
+        self.config, self.copies = config, config.position_tables
         self.at_input = config.place == "input"
+
+    @property
+    def needs_grid(self) -> bool:
+        """Whether blocks need to know where tokens are. Otherwise any module tokens -> tokens can be a block."""
+        return type(self).logits is not Positions.logits
+
+    def forward(
+        self, layer: int | None, query: Tensor | None = None, places: Any = None, grid: Any = None
+    ) -> Tensor | None:
+        """Return `tokens`, or with a query `logits`."""
+        values = self.tokens(layer, grid) if query is None else self.logits(layer or 0, query, places, grid)
+        # without gradients, a view of a parameter claims to need one, which hooks of torch's counters take for an error
+        recorded = torch.is_grad_enabled() or torch.jit.is_tracing()
+        return values if values is None or recorded else values.detach()
+
+    def added(self, layer: int | None, grid: Grid) -> Tensor | None:
+        """Return `tokens`, through `forward` if it was replaced or has hooks."""
+        return self(layer, grid=grid) if has_hooks(self) else self.tokens(layer, grid)
 
     def table(self, layer: int, grid: Grid) -> Tensor | None:
         """Return the embeddings [1, front + rows * columns, width] of `layer`, with front <= `config.front`."""
@@ -42,15 +63,15 @@ class Positions(nn.Module):
         missing = self.config.prefix + grid[0] * grid[1] - table.shape[1]
         if not missing:
             return table
-        # tokens in front without a position get nothing; registers come last of them, so with rows they come after
+        # zeros for the tokens in front without a position: before the registers' rows if they have some, else after
         front = 0 if self.config.register_positions else table.shape[1] - grid[0] * grid[1]
         return torch.cat([table[:, :front], table.new_zeros(1, missing, table.shape[2]), table[:, front:]], dim=1)
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor | None:
         """Return values to add to the attention logits [batch or 1, heads, n, tokens]; None: nothing.
 
-        query [batch, heads, n, features] is already scaled and that of the first n tokens, often all; places
-        [tokens - prefix] or [batch, tokens - prefix] gives the raster index of the grid tokens, the last ones.
+        query [batch, heads, n, features] holds the scaled queries of the first n tokens, often of all tokens. places
+        [tokens - prefix] or [batch, tokens - prefix] are the raster indices of the grid tokens, which come last.
         """
         return None
 
@@ -61,7 +82,7 @@ class Learned1D(Positions):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         rows, columns = config.grid
-        self.embedding = nn.Parameter(torch.empty(self.copies, config.front + rows * columns, config.width))
+        self.embedding = nn.Parameter(torch.zeros(self.copies, config.front + rows * columns, config.width))
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
@@ -74,9 +95,9 @@ class Learned2D(Positions):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         (rows, columns), half = config.grid, config.width // 2
-        self.rows = nn.Parameter(torch.empty(self.copies, rows, half))
-        self.columns = nn.Parameter(torch.empty(self.copies, columns, half))
-        self.front = nn.Parameter(torch.empty(self.copies, config.front, config.width))
+        self.rows = nn.Parameter(torch.zeros(self.copies, rows, half))
+        self.columns = nn.Parameter(torch.zeros(self.copies, columns, half))
+        self.front = nn.Parameter(torch.zeros(self.copies, config.front, config.width))
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
@@ -90,37 +111,28 @@ class SinCos(Positions):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        self.register_buffer(
-            "where", torch.empty(0, device=device_of_constants()), persistent=False
-        )  # follows the model
+        # an empty buffer that moves with the model
+        self.register_buffer("where", torch.empty(0, device=device_of_constants()), persistent=False)
         self.where: Tensor
-        self._tables: dict[tuple[Grid, torch.device, torch.dtype], Tensor] = {}
 
     def table(self, layer: int, grid: Grid) -> Tensor:
-        """See `Positions.table`; the tables of the last few grids are cached."""
+        """See `Positions.table`."""
         if torch.compiler.is_compiling():  # a tensor of a graph must not outlive it
             return sincos_2d(grid, self.config.width)[None].to(self.where)
-        key = (grid, self.where.device, self.where.dtype)
-        if key not in self._tables:
-            if len(self._tables) == 8:
-                self._tables.clear()
-            with torch.inference_mode(False):  # training may use a table that evaluation made
-                self._tables[key] = sincos_2d(grid, self.config.width)[None].to(self.where)
-        return self._tables[key]
+        return _sincos_table(grid, self.config.width, self.where.device, self.where.dtype)
 
 
 class Relative(Positions):
     """1-D relative attention: each raster offset p_q - p_k has an embedding that the query attends to (D.4).
 
-    The result biases the content logits. It lives in the attention, so every layer has its own table unless
-    `place` is "shared"; tokens in front of the grid have no offset and get no bias.
+    The result is added to the logits. Every layer has its own table unless `place` is "shared". Tokens in front of the
+    grid have no offset and get no bias.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        self.copies = 1 if config.place == "shared" else config.depth
-        rows, columns = config.grid
-        self.embedding = nn.Parameter(torch.empty(self.copies, 2 * rows * columns - 1, config.width // config.heads))
+        distances, features = 2 * config.grid[0] * config.grid[1] - 1, config.width // config.heads
+        self.embedding = nn.Parameter(torch.zeros(self.copies, distances, features))
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor | None:
         """See `Positions.logits`."""
@@ -128,7 +140,8 @@ class Relative(Positions):
         if query.shape[2] <= front:
             return None
         count = grid[0] * grid[1]
-        keys = resize_line(self.embedding[layer % self.copies, None], 2 * count - 1)[0].to(query.dtype)
+        table = self.embedding[layer % self.copies, None]
+        keys = resize_line(table, 2 * count - 1)[0].to(query.dtype)
         by_offset = query[:, :, front:] @ keys.T  # [batch, heads, tokens, offsets]
         asking = places[..., : by_offset.shape[2]]
         offsets = asking[..., :, None] - places[..., None, :] + count - 1
@@ -141,17 +154,17 @@ class Relative(Positions):
 class RelativeBias(Positions):
     """BEiT's relative positions: each offset in rows and columns has a number for each head, added to its logits.
 
-    `bias` [copies, (2h - 1)(2w - 1) + 3, heads] for a grid of h x w, with one row for each offset of query
-    minus key, down first, both counted from the most negative; then one for the class token's attention to the
-    grid, one for the grid's to it, and one for its own to itself. Every layer has its own table unless `place`
-    is "shared".
+    `bias` is [tables, (2h - 1)(2w - 1) + 3, heads] for a grid of h x w. It has one row for each offset of query minus
+    key: the vertical offset first, both counted from the most negative. Three rows follow: for the class token's
+    attention to the grid, for the grid's attention to the class token, and for the class token's attention to itself.
+    Every layer has its own table unless `place` is "shared".
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        self.copies = 1 if config.place == "shared" else config.depth
         rows, columns = config.grid
-        self.bias = nn.Parameter(torch.empty(self.copies, (2 * rows - 1) * (2 * columns - 1) + 3, config.heads))
+        offsets = (2 * rows - 1) * (2 * columns - 1)
+        self.bias = nn.Parameter(torch.zeros(self.copies, offsets + 3, config.heads))
 
     def logits(self, layer: int, query: Tensor, places: Tensor, grid: Grid) -> Tensor:
         """See `Positions.logits`."""
@@ -165,29 +178,37 @@ class RelativeBias(Positions):
 def bias_rows(places: Tensor, grid: Grid, *, class_token: bool) -> Tensor:
     """Return the row of `RelativeBias.bias` for each pair of tokens, [..., query, key].
 
-    places [..., tokens] are raster indices in `grid`; with `class_token` there is one token more in front.
+    places [..., tokens] are raster indices in `grid`. With `class_token` there is one more token in front.
     """
     (rows, columns), span = grid, 2 * grid[1] - 1
     line = places // columns * span + places % columns  # a difference of two is dy * span + dx
     table = line[..., :, None] - line[..., None, :] + (rows - 1) * span + columns - 1
     if not class_token:
         return table
-    last = (2 * rows - 1) * span
-    table = F.pad(table, (1, 0, 1, 0), value=last)
+    last = places.new_zeros(()) + (2 * rows - 1) * span  # a tensor, so that a trace leaves it open
+    table = F.pad(table, (1, 0, 1, 0))
+    table[..., 0, :] = last
     table[..., 1:, 0] = last + 1
     table[..., 0, 0] = last + 2
     return table
 
 
-def sincos_2d(grid: Grid, width: int, temperature: float = 10_000.0) -> Tensor:
-    """Return sines and cosines of the column, then of the row, each for a quarter of the features.
+def sincos_2d(grid: Grid, width: int, divisor: int | None = None) -> Tensor:
+    """Return sines and cosines of the column, then of the row, [rows * columns, width]; 4 must divide `width`.
 
-    Returns [rows * columns, width], as MoCo v3 and big_vision lay them out; `width` must be divisible by 4.
+    Each takes a quarter of the features. The frequencies are 10000^(-i / divisor) for i from 0. The default of
+    `divisor`, width / 4 - 1, is that of MoCo v3 and big_vision.
     """
-    frequencies = temperature ** -(torch.arange(width // 4, dtype=torch.float64) / max(width // 4 - 1, 1))
+    frequencies = 10_000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (divisor or max(width // 4 - 1, 1)))
     y, x = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")
     angles = [rearrange(axis, "h w -> (h w) 1") * frequencies for axis in (x, y)]
     return torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1).float()
+
+
+@lru_cache(maxsize=8)
+def _sincos_table(grid: Grid, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):  # training may use a table that evaluation made
+        return sincos_2d(grid, width)[None].to(device, dtype)
 
 
 KINDS: dict[str, type[Positions]] = {
@@ -202,4 +223,5 @@ KINDS: dict[str, type[Positions]] = {
 
 def build_positions(config: ViTConfig) -> Positions:
     """Return the position embeddings of a config."""
-    return KINDS[config.positions](config)
+    positions: Positions = build_part(config.positions, config, KINDS, Positions)
+    return positions

@@ -1,4 +1,4 @@
-"""Record attention maps and block outputs of chosen layers and heads during a forward pass.
+"""Record attention maps of chosen layers and heads during a forward pass.
 
 The model computes attention by the fastest path and never returns maps. `tap_attention` hooks the chosen attention
 modules and computes their maps again from queries and keys. It passes each map on before the next one is computed,
@@ -8,17 +8,19 @@ so memory holds the maps of one layer at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import UsageError
+from vitrail.errors import UsageError, finite
 from vitrail.model.attention import Attention
 from vitrail.model.block import AttentionBranch, AxialBlock, Block
 from vitrail.model.vit import ViT
+from vitrail.ranges import selected
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ def attentions(model: ViT) -> Iterator[tuple[int, int, str | None, Attention]]:
                 yield layer, branch, axis, attention.attention
 
 
+def has_maps(model: ViT) -> bool:
+    """Return whether all attention modules can show their maps; one of the user's own may lack a method `maps`."""
+    return all(hasattr(attention, "maps") for *_, attention in attentions(model))
+
+
 @contextmanager
 def tap_attention(
     model: ViT,
@@ -58,28 +65,25 @@ def tap_attention(
     """Context in which every forward pass calls `receive` with the maps of these layers and heads.
 
     None means all; negative indices count from the end. To save memory, store only the values you need, not the map
-    itself. Raises UsageError for a layer or head that does not exist.
+    itself. Raises UsageError for a layer or head that does not exist, and the forward pass raises WeightsError for maps
+    with NaN or infinity.
     """
-    wanted = _indices(layers, model.config.depth, "layer")
-    chosen = None if heads is None else _indices(heads, model.config.heads, "head")
-    handles = []
-    for layer, branch, axis, attention in attentions(model):
-        if layer not in wanted:
-            continue
+    wanted = selected(layers, model.config.depth, "layer")
+    chosen = None if heads is None else selected(heads, model.config.heads, "head")
 
-        def hook(
-            module: nn.Module, inputs: tuple[Any, ...], *, where: tuple[int, int, str | None] = (layer, branch, axis)
-        ) -> None:
-            assert isinstance(module, Attention)
-            x, bias, _ = inputs
-            receive(AttentionMap(*where, module.maps(x, bias, chosen)))
+    def hook(module: Any, inputs: tuple[Any, ...], *, where: tuple[int, int, str | None]) -> None:
+        x, bias, _ = inputs
+        maps = finite(module.maps(x, bias, chosen), f"attention in layer {where[0]}")
+        receive(AttentionMap(*where, maps))
 
-        handles.append(attention.register_forward_pre_hook(hook))
-    try:
+    with ExitStack() as hooks:
+        for layer, branch, axis, attention in attentions(model):
+            if layer in wanted and not hasattr(attention, "maps"):
+                raise UsageError(f"{type(attention).__name__}, an attention of the user's own, has no method `maps`")
+            if layer in wanted:
+                where = (layer, branch, axis)
+                hooks.enter_context(attention.register_forward_pre_hook(partial(hook, where=where)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def attention_maps(
@@ -90,31 +94,3 @@ def attention_maps(
     with torch.no_grad(), tap_attention(model, found.append, layers, heads):
         model.features(images)
     return found
-
-
-def block_outputs(model: ViT, images: Tensor, layers: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """Return the output tokens [batch, prefix + grid, width] of these layers (before the final LayerNorm)."""
-    outputs: dict[int, Tensor] = {}
-    handles = []
-    for layer in _indices(layers, model.config.depth, "layer"):
-
-        def hook(module: nn.Module, inputs: Any, output: Tensor, *, where: int = layer) -> None:
-            outputs[where] = output
-
-        handles.append(model.blocks[layer].register_forward_hook(hook))
-    try:
-        with torch.no_grad():
-            model.encode(model.embed(images), model.grid(images))  # all tokens of the last layer too
-    finally:
-        for handle in handles:
-            handle.remove()
-    return outputs
-
-
-def _indices(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
-    if chosen is None:
-        return list(range(count))
-    wrong = [index for index in chosen if not -count <= index < count]
-    if wrong:
-        raise UsageError(f"no {what} {wrong[0]}: this model has {count}, numbered 0 to {count - 1}")
-    return [index % count for index in chosen]

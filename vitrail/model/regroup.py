@@ -1,8 +1,7 @@
 """Regroup sequential blocks into parallel branches, or back: `regroup(model, branches)` (follow-up, section 3.2).
 
-The follow-up reorganises the blocks of a sequential network by pairs, or by threes, into parallel ones, which changes
-neither parameters nor FLOPs. Blocks 1, 2 | 3, 4 | ... in the order they run become branches 1, 2 of layers 1, 2, ...,
-and back.
+The follow-up turns pairs, or triples, of sequential blocks into parallel ones. This changes neither parameters nor
+FLOPs. With 2 branches, blocks 1, 2 | 3, 4 | ... become the branches of layers 1, 2, ..., and back.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ _BRANCH = re.compile(r"blocks\.(\d+)\.(attentions|mlps)\.(\d+)\.(.+)")
 def regroup(model: ViT, branches: int) -> ViT:
     """Return a copy of `model` with the same blocks in layers of `branches` branches; 1 makes it sequential.
 
-    Kept are the weights, one to one, the order of attentions and of MLPs, and what is outside of the blocks; there and
-    back again gives the same network to the bit. Not kept is the function: in a row, an MLP sees what the attention
-    before it and all earlier blocks added, side by side all branches see the same input. The two agree only where
-    nothing comes between: no block's MLP, and no attention but the first of a layer, adds anything. The stochastic
-    depth of a layer is what the config gives for the new depth. Training mode and device are the model's; its card is
-    left behind, for what it says was measured was another function.
+    All weights and their order are unchanged. To regroup and to regroup back gives the same network to the bit. But the
+    network computes another function: sequential blocks see the outputs of all earlier ones, while parallel branches
+    see the same input. Stochastic depth is the config's for the new depth. The copy has the model's training mode and
+    device, but no card, because the accuracy in the card is that of another function.
 
-    Raises UsageError for axial blocks, a number of blocks that `branches` does not divide, and positions with a table
-    for every layer, of which there would be another number.
+    Raises UsageError for axial blocks, for a number of blocks that `branches` does not divide, and for positions with a
+    table for every layer, because their number would change.
     """
     config = regrouped(model.config, branches)
     with torch.device(model.norm.weight.device):
@@ -46,22 +43,22 @@ def regroup(model: ViT, branches: int) -> ViT:
 def regrouped(config: ViTConfig, branches: int) -> ViTConfig:
     """Return the config of the same blocks in layers of `branches`; raises UsageError as `regroup` does."""
     if not isinstance(config, ViTConfig):
-        raise UsageError("a ResNet has no encoder blocks to put side by side")
+        raise UsageError("a ResNet has no encoder blocks to regroup; give a Vision Transformer")
     if config.block == "axial":
-        raise UsageError("axial blocks go along rows, then columns: they cannot stand side by side")
+        raise UsageError("axial blocks attend along rows, then columns: they cannot become parallel branches")
     blocks = config.depth * config.branches
     if branches < 1 or blocks % branches:
         valid = ", ".join(str(count) for count in range(1, blocks + 1) if blocks % count == 0)
-        raise UsageError(f"{blocks} blocks do not make layers of {branches} branches; valid: {valid}")
-    added = config.positions in ("1d", "2d") and config.place == "every"
-    in_logits = config.positions in ("relative", "relative_bias") and config.place != "shared"
-    if (added or in_logits) and branches != config.branches:
-        raise UsageError(
-            f"{config.positions} positions (place {config.place!r}) are a table for each of {config.depth} layers, and "
-            f"there would be {blocks // branches} layers: only shared tables, or those at the input, can be kept"
-        )
+        raise UsageError(f"{blocks} blocks cannot be grouped into layers of {branches} branches; valid: {valid}")
     block = "parallel" if branches > 1 else "sequential"
-    return replace(config, depth=blocks // branches, branches=branches, block=block)  # type: ignore[arg-type]
+    found = replace(config, depth=blocks // branches, branches=branches, block=block)  # type: ignore[arg-type]
+    if config.positions not in ("none", "sincos") and found.position_tables != config.position_tables:
+        raise UsageError(
+            f"{config.positions} positions (place {config.place!r}) have a table for each of {config.depth} layers, "
+            f"and there would be {blocks // branches} layers: only models with shared tables, or with positions at the "
+            "input, can be regrouped"
+        )
+    return found
 
 
 def _moved(name: str, before: int, after: int) -> str:

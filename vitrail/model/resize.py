@@ -1,7 +1,7 @@
 """Learned positions and patch kernels at a new resolution (paper, section 3.2).
 
-Every library resamples positions differently, and a model computes what its origin computed only with the
-origin's way:
+Every library resamples positions differently. A model computes the same as in its library only with that library's
+mode:
 
 | mode | kernel | as in |
 |---|---|---|
@@ -36,16 +36,16 @@ _KERNELS: dict[str, dict[str, Any]] = {
 def resize_positions(
     table: Tensor, old: tuple[int, int], new: tuple[int, int], mode: ResizeMode = "official"
 ) -> Tensor:
-    """Resample a position table from one grid to another; tokens in front of the grid's do not change.
+    """Resample a position table from one grid to another; rows in front of the grid's do not change.
 
-    table [copies, prefix + old_h * old_w, width] -> [copies, prefix + new_h * new_w, width], where prefix is
-    what the table has beyond the old grid. Differentiable. Raises UsageError for an unknown mode.
+    table [copies, prefix + old_h * old_w, width] -> [copies, prefix + new_h * new_w, width], where prefix is the number
+    of rows that the table has besides the old grid's. Differentiable. Raises UsageError for an unknown mode.
     """
     _check(mode)
     prefix = table.shape[1] - old[0] * old[1]
     if prefix < 0:
         raise UsageError(f"{table.shape[1]} positions are too few for a grid of {old[0]} x {old[1]}")
-    if tuple(old) == tuple(new):
+    if _equal(old, new):
         return table
     front, grid = table[:, :prefix], table[:, prefix:]
     grid = rearrange(grid, "c (h w) d -> c d h w", h=old[0])
@@ -57,42 +57,55 @@ def resize_positions(
 def resize_bias(table: Tensor, old: tuple[int, int], new: tuple[int, int], mode: ResizeMode = "official") -> Tensor:
     """Resample BEiT's relative position biases (`vitrail.model.posemb.RelativeBias`) from one grid to another.
 
-    table [copies, (2 old_h - 1)(2 old_w - 1) + 3, heads] -> the same for `new`; the last three rows, the class
-    token's, are kept as they are. The two libraries that have BEiT do not treat biases as they treat positions:
-    transformers (hf) is bilinear without aligned corners, and timm first moves the old offsets apart (see
-    `_spread`). The other modes use their kernel. Differentiable. Raises UsageError for an unknown mode.
+    table [copies, (2 old_h - 1)(2 old_w - 1) + 3, heads] -> the same for `new`. The last three rows, those of the class
+    token, do not change. The two libraries that have BEiT resample biases in another way than positions: transformers
+    (hf) is bilinear without aligned corners, and timm first moves the old offsets apart (see `_spread`). The other
+    modes use their kernel. Differentiable. Raises UsageError for an unknown mode.
     """
     _check(mode)
-    if tuple(old) == tuple(new):
+    if _equal(old, new):
         return table
     (old_rows, old_columns), (rows, columns) = ([2 * side - 1 for side in grid] for grid in (old, new))
     offsets = rearrange(table[:, :-3], "c (h w) n -> c n h w", h=old_rows, w=old_columns).float()
     with torch.autocast(table.device.type, enabled=False):
         if mode == "timm":
-            resized = _spread(old_rows, rows).to(offsets) @ offsets @ _spread(old_columns, columns).to(offsets).T
+            moves = (_number(rows) != old_rows) | (_number(columns) != old_columns)  # no, only if a trace left it open
+            to_rows, to_columns = _spread(old_rows, rows, moves), _spread(old_columns, columns, moves)
+            resized = to_rows.to(offsets) @ offsets @ to_columns.to(offsets).T
         else:
             kernel: dict[str, Any] = dict(mode="bilinear", align_corners=False) if mode == "hf" else _KERNELS[mode]
             resized = F.interpolate(offsets, size=(rows, columns), **kernel)
     return torch.cat([rearrange(resized.to(table.dtype), "c n h w -> c (h w) n"), table[:, -3:]], dim=1)
 
 
-def _spread(old: int, new: int) -> Tensor:
+def _equal(old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """Return whether nothing is resampled. A size that a trace or an export leaves open (no int) may be any."""
+    return all(type(side) is int for side in new) and tuple(old) == tuple(new)
+
+
+def _number(size: int) -> Any:
+    """Return a size, or a tensor in place of one that a trace or an export leaves open."""
+    return size if type(size) is int else torch.scalar_tensor(size, dtype=torch.float64)
+
+
+def _spread(old: int, new: int, moves: Any) -> Tensor:
     """Return the matrix [new, old] by which timm resamples biases along one axis, after BEiT's own code.
 
-    Near offsets matter more than far ones, so they should change least: the k-th old offset on either side of
-    zero moves to 1 + q + ... + q^(k-1), where q, found by bisection between 1.01 and 1.5, brings the last one to
-    the edge of the new range. Between these places the biases are linear, beyond them constant.
+    Near offsets matter more than far ones, so they change least: the k-th old offset on either side of zero moves to
+    1 + q + ... + q^(k-1). Bisection between 1.01 and 1.5 finds the q that moves the last offset to the edge of the new
+    range. Between these places the biases are linear, beyond them constant. Unless it `moves`, every
+    offset keeps its place.
     """
     arm, reach = old // 2, new // 2
     if not arm:
         return torch.ones(new, 1)
-    low, high = 1.01, 1.5
-    while high - low > 1e-6:
-        ratio = (low + high) / 2
-        if (1 - ratio**arm) / (1 - ratio) > reach:
-            high = ratio
-        else:
-            low = ratio
+    edge = _number(reach)
+    low, half = 1.01, 0.49
+    while half > 1e-6:
+        half /= 2
+        ratio = low + half
+        low = low + half * ((1 - ratio**arm) / (1 - ratio) <= edge)  # no branch, because a trace may leave it open
+    ratio = 1 + (ratio - 1) * moves
     steps = (ratio ** torch.arange(arm, dtype=torch.float64)).cumsum(0)
     places = torch.cat([-steps.flip(0), torch.zeros(1, dtype=torch.float64), steps])
     wanted = torch.arange(-reach, reach + 1, dtype=torch.float64).clamp(places[0], places[-1])
@@ -105,12 +118,12 @@ def _spread(old: int, new: int) -> Tensor:
 
 def _check(mode: str) -> None:
     if mode not in _KERNELS:
-        raise UsageError(f"no way of resampling positions is named {mode!r}; valid: {', '.join(_KERNELS)}")
+        raise UsageError(f"there is no mode {mode!r} of resampling positions; valid: {', '.join(_KERNELS)}")
 
 
 def resize_line(table: Tensor, length: int) -> Tensor:
     """Resample a table along one axis, with the end points unchanged: [copies, n, width] -> [copies, length, width]."""
-    if table.shape[1] == length:
+    if type(length) is int and table.shape[1] == length:
         return table
     line = F.interpolate(table.float().transpose(1, 2), size=length, mode="linear", align_corners=True)
     return line.transpose(1, 2).to(table.dtype)

@@ -1,38 +1,72 @@
-"""What a model is, as values: `ViTConfig`, `ResNetConfig` and the names the papers give them. Torch-free.
+"""Models as values: `ViTConfig`, `ResNetConfig` and the names that the papers give them. Torch-free.
 
 `variant("B/16")` reads the paper's own strings (Table 1 and section 4.1):
 
 | name | meaning |
 |---|---|
 | `Ti/16 S/16 B/32 L/16 H/14 g/14 G/14` | size and patch; any patch |
-| `S36x1/16`, `S18x2/16` | depth x parallel branches: 36 blocks in a row, or 18 of two branches (follow-up, section 3) |
+| `S36x1/16`, `S18x2/16` | depth x branches: 36 sequential blocks, or 18 blocks of two branches (follow-up, section 3) |
 | `R50+B/16`, `R50+L/32`, `R26+S/32`, `R+Ti/16` | ResNet stem; the number is the total down-sampling ratio |
 | `axial-B/16` | row attention + MLP, column attention + MLP (appendix D.6) |
+| `b/32` | the half-width B/32 of Figure 4, which is S/32 |
 | `R50x1 ... R152x4, R200x3` | BiT: depth x width multiplier; `axial-R50` is AxialResNet50 |
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar
 
 from vitrail.errors import UsageError, did_you_mean
+from vitrail.model.own_part import OwnPart
+from vitrail.ranges import DEEPEST, Depth, DropPath, Heads, Hidden, Registers, Side, Width, check_choices, ends
+from vitrail.words import shown
 
-Stem = Literal["linear", "levit", "early", "hmlp", "resnet"]
+Stem = Literal["linear", "linear+norm", "linear+gelu", "linear+norm+gelu", "levit", "early", "hmlp", "resnet"]
 Positions = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"]
 Place = Literal["input", "every", "shared"]
 Pool = Literal["cls", "gap", "map", "cls+gap"]
 ResizeMode = Literal["official", "timm", "hf", "deit", "torchvision"]
 StdConv = Literal["hybrid", "bit", "timm"]
+MEANT = {"mean": "gap", "avg": "gap", "token": "cls", "gelu_tanh": "tanh", "rope": "", "silu": "", "relu": ""}
+"""Words of other libraries -> ours; "" where the nearest word would be another thing."""
+MOST_TOKENS = 65_536
+"""Maximum number of tokens in the grid of an image."""
+MOST_STAGES = 8
+"""Maximum number of stages of a ResNet; the width doubles from one to the next."""
+RANGES: dict[str, tuple[float, float]] = {
+    "width": ends(Width),
+    "depth": ends(Depth),
+    "heads": ends(Heads),
+    "mlp_dim": ends(Hidden),
+    "patch": ends(Side),
+    "image_size": ends(Side),
+    "stem_units": ends(Depth),
+    "branches": ends(Depth),
+    "registers": ends(Registers),
+    "pre_logits": ends(Hidden),
+    "drop_path": ends(DropPath),
+    "channels": (1, 1024),
+    "classes": (0, 16_777_216),
+    "units": (0, DEEPEST),
+    "dropout": (0.0, 1.0),  # 1 and the negative values below are in files of other libraries, but are no settings
+    "layer_scale": (-1e6, 1e6),
+    "norm_eps": (0.0, 1.0),
+    "group_norm_eps": (0.0, 1.0),
+    "mean": (-1e6, 1e6),
+    "std": (1e-6, 1e6),
+}
+"""Field of a config -> its smallest and its largest value. Whole numbers stand for fields of whole numbers."""
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """A Vision Transformer (paper, section 3.1), complete: two equal configs build the same network.
+    """A complete Vision Transformer (paper, section 3.1): two equal configs build the same network.
 
-    Sizes are in pixels (image_size, patch) or features (width, mlp_dim, pre_logits). Raises UsageError where
-    the values contradict each other.
+    Sizes are in pixels (image_size, patch) or features (width, mlp_dim, pre_logits). Raises UsageError for values
+    outside of `RANGES`, and for values that contradict each other.
     """
 
     width: int = 768
@@ -42,65 +76,58 @@ class ViTConfig:
     patch: int = 16
     """Total down-sampling ratio of the stem: one token covers patch x patch pixels."""
     image_size: tuple[int, int] = (224, 224)
-    """Height and width the learned positions are for; other sizes are resampled at run time."""
+    """Height and width for which positions are learned. For other sizes they are resampled at run time."""
     channels: int = 3
     classes: int = 1000
-    """0 builds no classifier: the model returns pooled features."""
-    stem: Stem = "linear"
+    """Number of classes. With 0 there is no classifier, and the model returns pooled features."""
+    stem: Stem | OwnPart = "linear"
     stem_norm: Literal["batch", "layer"] = "batch"
-    """Normalisation inside the levit, early and hmlp stems."""
+    """Normalisation inside the linear+norm, levit, early and hmlp stems."""
     stem_units: tuple[int, ...] = ()
-    """Hybrid only: bottleneck units in each ResNet stage, (3, 4, 9) for R50+B/16; () is the root alone."""
+    """Hybrid only: number of bottlenecks in each ResNet stage, (3, 4, 9) for R50+B/16; () is the root alone."""
     std_conv: StdConv = "hybrid"
-    """Hybrid only: how kernels are standardised (`vitrail.model.resnet.stdconv`); each weight source has its own."""
-    group_norm_eps: float = 1e-6
-    """Hybrid only."""
+    """Hybrid only: how kernels are standardised (`vitrail.model.resnet.stdconv`). It depends on the weights' source."""
+    group_norm_eps: float = 1e-6  # hybrid only
     block: Literal["sequential", "parallel", "axial"] = "sequential"
     branches: int = 1
-    """Parallel only: attentions (and MLPs) side by side in each block."""
+    """Parallel only: number of parallel attentions, and of parallel MLPs, in each block."""
     mlp: Literal["gelu", "swiglu"] = "gelu"
-    """swiglu: silu(gate) * value (DINOv2's giant); mlp_dim features are left after the product."""
-    positions: Positions = "1d"
+    """swiglu: silu(gate) * value (DINOv2's giant), where mlp_dim is the number of features after the product."""
+    attention: OwnPart | None = None  # of the user's own; None: multi-head self-attention
+    positions: Positions | OwnPart = "1d"
     place: Place = "input"
     resize_mode: ResizeMode = "official"
-    """How positions are resampled to another grid (`vitrail.model.resize`); each weight source has its own."""
+    """How positions are resampled to another grid (`vitrail.model.resize`). It depends on the weights' source."""
     cls_position: bool = True
-    """Do class and distillation token have position embeddings of their own? (DeiT-III and big_vision: no.)"""
-    register_positions: bool = False
-    """Do registers have position embeddings of their own?"""
+    """Whether class and distillation token have position embeddings. In DeiT-III and big_vision they have none."""
+    register_positions: bool = False  # whether registers have position embeddings
     pool: Pool = "cls"
     class_token: bool | None = None
-    """None: where the pool reads it. True keeps one that it does not read (BEiT, MAE: pool 'gap')."""
+    """Whether there is a class token. None: if the pool reads it. BEiT and MAE have one with pool 'gap', too."""
     distilled: bool = False
-    """A distillation token with a classifier of its own, averaged with the class token's (DeiT, section 4)."""
+    """Whether there is a distillation token. Its classifier is averaged with the class token's (DeiT, section 4)."""
     registers: int = 0
     final_norm: Literal["tokens", "pooled"] = "tokens"
-    """Where Eq. 4's LayerNorm is: on all tokens, or on the pooled features (BEiT, MAE fine-tuned)."""
+    """Where Eq. 4's LayerNorm is applied: to all tokens, or to the pooled features (BEiT and MAE, fine-tuned)."""
+    head: OwnPart | None = None  # of the user's own; None: a linear layer
     pre_logits: int | None = None
     """Width of the tanh hidden layer before the classifier (section 3.1, pre-training only)."""
     dropout: float = 0.0
     drop_path: float = 0.0
     """Stochastic depth: the rate of the last block; the rates rise linearly from 0."""
     drop_path_shape: Literal["linear", "constant"] = "linear"
-    layer_scale: float | None = None
-    """Initial value of LayerScale; None leaves it out."""
+    layer_scale: float | None = None  # initial value; None means no LayerScale
     norm_eps: float = 1e-6
     gelu: Literal["erf", "tanh"] = "erf"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    """Of pixels scaled to [0, 1]; used where the model is handed uint8 images."""
+    """Mean and standard deviation of pixels in [0, 1], for uint8 images. One value may stand for all channels."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def __post_init__(self) -> None:
-        if isinstance(self.image_size, int):
-            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
-        for name in ("image_size", "stem_units", "mean", "std"):  # YAML and JSON give lists
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("mean", "std"):  # one value for every channel is enough
-            value = getattr(self, name)
-            if len(value) != self.channels:
-                if len(set(value)) > 1:
-                    raise UsageError(f"{name} has {len(value)} values for {self.channels} channels")
-                object.__setattr__(self, name, (value[0],) * self.channels)
+        _set_tuples(self, "stem_units")
+        check_ranges(self)
+        _set_statistics(self)
+        _check_depth(self.depth * self.branches + sum(self.stem_units), len(self.stem_units))
         self._check()
 
     def _check(self) -> None:
@@ -109,6 +136,7 @@ class ViTConfig:
             raise UsageError(f"image size {height}x{width} is not divisible by the patch, {self.patch} px")
         if self.width % self.heads:
             raise UsageError(f"width {self.width} is not divisible by {self.heads} heads")
+        self.check_tokens(self.image_size)
         if self.block == "axial" and self.prefix:
             raise UsageError(
                 "axial blocks attend along rows and columns of the grid, where a class token or a register has "
@@ -117,11 +145,11 @@ class ViTConfig:
         if (self.branches > 1) != (self.block == "parallel"):
             raise UsageError(f"{self.branches} branches do not go with {self.block} blocks")
         if self.positions in ("2d", "sincos") and self.width % 4:
-            raise UsageError(f"{self.positions} positions need a width divisible by 4, got {self.width}")
+            raise UsageError(f"{self.positions} positions need a width divisible by 4, not {self.width}")
         self._check_prefix()
 
     def _check_prefix(self) -> None:
-        """Do the tokens in front of the grid, what is read of them, and their positions go together?"""
+        """Check the tokens in front of the grid, their pool and their positions."""
         if self.class_token is False and self.pool in ("cls", "cls+gap"):
             raise UsageError(
                 f"pool {self.pool!r} reads the class token, so class_token cannot be false: use pool 'gap' or 'map'"
@@ -133,13 +161,24 @@ class ViTConfig:
             )
         if self.positions == "relative_bias" and self.prefix > self.has_class_token:
             raise UsageError(
-                "relative_bias positions have a place for the grid and a class token only: "
+                "relative_bias positions exist for the grid and a class token only: "
                 "use 0 registers and no distillation token"
             )
         if self.register_positions and self.positions not in ("1d", "2d"):
             raise UsageError(
                 f"register_positions are rows of a learned table, which {self.positions} positions do not have: "
                 "use positions '1d' or '2d'"
+            )
+
+    def check_tokens(self, image_size: tuple[int, int]) -> None:
+        """Raise UsageError if images of this size have too many tokens."""
+        height, width = image_size
+        # attention with relative positions needs memory for each pair of tokens
+        most = MOST_TOKENS // 16 if self.positions in ("relative", "relative_bias") else MOST_TOKENS
+        if (tokens := (height // self.patch) * (width // self.patch)) > most:
+            raise UsageError(
+                f"images of {height} x {width} pixels have {tokens:,} patches of {self.patch} x {self.patch} pixels; "
+                f"at most {most:,} are possible with {self.positions} positions"
             )
 
     @property
@@ -149,64 +188,113 @@ class ViTConfig:
 
     @property
     def has_class_token(self) -> bool:
-        """Is there a class token, read by the pool or not?"""
+        """Whether there is a class token, even one that the pool does not read."""
         return self.pool in ("cls", "cls+gap") if self.class_token is None else self.class_token
 
     @property
     def prefix(self) -> int:
-        """Tokens in front of the grid's: class token, distillation token, registers, in this order."""
+        """Number of tokens in front of the grid's: class token, distillation token, registers, in this order."""
         return self.has_class_token + self.distilled + self.registers
 
     @property
     def front(self) -> int:
-        """How many of the prefix have a row in a learned table of positions."""
+        """Number of tokens of the prefix that have a row in a learned table of positions."""
         tokens = (self.has_class_token + self.distilled) * self.cls_position
         return tokens + self.registers * self.register_positions
 
     @property
+    def position_tables(self) -> int:
+        """Number of tables of learned positions: one, or one for each layer."""
+        in_logits = self.positions in ("relative", "relative_bias")
+        every_layer = self.place == "every" or (in_logits and self.place == "input")
+        return self.depth if every_layer else 1
+
+    @property
     def pooled(self) -> int:
-        """Features that the pool makes of an image."""
+        """Number of features of an image after the pool."""
         return self.width * (2 if self.distilled or self.pool == "cls+gap" else 1)
 
     @property
     def features(self) -> int:
-        """Features of an image that a model without classifier returns."""
+        """Number of features of an image that a model without classifier returns."""
         return self.pre_logits or self.pooled
 
     @property
     def head_width(self) -> int:
-        """Features that each classifier sees."""
+        """Number of inputs of each classifier."""
         return self.features // (1 + self.distilled)
 
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """BiT ResNetV2 (weight-standardised convolutions, GroupNorm), or AxialResNet where `axial` (D.6)."""
+    """BiT ResNetV2 (weight-standardised convolutions, GroupNorm), or with `axial` AxialResNet (D.6)."""
 
     units: tuple[int, ...] = (3, 4, 6, 3)
     width: int = 64
-    """Features of the root; stage s has width * 4 * 2**s."""
+    """Number of features of the root; stage s has width * 4 * 2**s."""
     image_size: tuple[int, int] = (224, 224)
     channels: int = 3
     classes: int = 1000
     axial: bool = False
     """Replace each 3x3 convolution by row and column attention with relative positions."""
     std_conv: StdConv = "bit"
-    """How kernels are standardised (`vitrail.model.resnet.stdconv`); each weight source has its own."""
+    """How kernels are standardised (`vitrail.model.resnet.stdconv`). It depends on the weights' source."""
     group_norm_eps: float = 1e-5
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def __post_init__(self) -> None:
-        if isinstance(self.image_size, int):
-            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
-        for name in ("units", "image_size", "mean", "std"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        _set_tuples(self, "units")
+        check_ranges(self)
+        _set_statistics(self)
+        _check_depth(sum(self.units), len(self.units))
+        if not self.units:
+            raise UsageError("units is empty; a ResNet has at least one stage")
 
     @property
     def features(self) -> int:
-        """Features of an image, those of the last stage."""
+        """Number of features of an image, those of the last stage."""
         return self.width * 4 * 2 ** (len(self.units) - 1)
+
+
+def _set_tuples(config: ViTConfig | ResNetConfig, *names: str) -> None:
+    """Turn the lists of YAML and JSON, and single numbers, into tuples; one image size is both height and width."""
+    for name in ("image_size", "mean", "std", *names):
+        value = getattr(config, name)
+        one = (value, value) if name == "image_size" else (value,)
+        object.__setattr__(config, name, one if isinstance(value, Real | None) else tuple(value))
+
+
+def check_ranges(config: Any) -> None:
+    """Raise UsageError for a number outside of `RANGES`, and for a word that the type of a field does not list."""
+    check_choices(config, MEANT)
+    for name, (low, high) in RANGES.items():
+        value = getattr(config, name, None)
+        if value is None and getattr(type(config), name, None) is None:
+            continue
+        kind: Any
+        kind, form = (Integral, ",") if isinstance(low, int) else (Real, "g")
+        for number in value if isinstance(value, tuple) else (value,):
+            if not isinstance(number, kind) or isinstance(number, bool) or not low <= number <= high:
+                raise UsageError(f"{name} is {shown(number)}; valid: {low:{form}} to {high:{form}}")
+
+
+def _check_depth(layers: int, stages: int) -> None:
+    """Raise UsageError for too many layers, or too many stages of a ResNet."""
+    if layers > DEEPEST:
+        raise UsageError(f"the network has {layers:,} layers; at most {DEEPEST:,} are possible")
+    if stages > MOST_STAGES:
+        raise UsageError(f"the ResNet has {stages:,} stages; at most {MOST_STAGES} are possible")
+
+
+def _set_statistics(config: ViTConfig | ResNetConfig) -> None:
+    """Give each channel a mean and a std. Raises UsageError for different values of another number."""
+    for name in ("mean", "std"):
+        value = getattr(config, name)
+        if len(value) != config.channels:
+            if len(set(value)) != 1:
+                raise UsageError(f"{name} has {len(value)} values for {config.channels} channels")
+            object.__setattr__(config, name, value[:1] * config.channels)
 
 
 # name: width, depth, heads, mlp_dim. B, L, H: paper Table 1; Ti, S: DeiT; g, G: "Scaling Vision Transformers"
@@ -227,7 +315,6 @@ HYBRIDS: dict[tuple[str, int], tuple[int, ...]] = {
     ("R26", 32): (2, 2, 2, 2),
     ("R26", 16): (2, 2, 4),
 }
-
 BIT_UNITS: dict[int, tuple[int, ...]] = {
     50: (3, 4, 6, 3),
     101: (3, 4, 23, 3),
@@ -243,50 +330,52 @@ NAMES: tuple[str, ...] = (
 )
 """The names with a pinned parameter count; `variant` also reads any other combination of their parts."""
 
+SAME = {"b/32": "S/32"}  # Figure 4: "all hidden dimensions halved"; with this patch only, because b looks like B
+_NUMBER = "[0-9]{1,9}"
 _VIT = re.compile(
-    r"(?P<axial>axial-)?(?:(?P<resnet>R\d*)\+)?(?P<size>[A-Za-z]+?)(?:(?P<depth>\d+)x(?P<branches>\d+))?/(?P<patch>\d+)"
+    r"(?P<axial>axial-)?(?:(?P<resnet>R[0-9]*)\+)?(?P<size>[A-Za-z]+?)"
+    rf"(?:(?P<depth>{_NUMBER})x(?P<branches>{_NUMBER}))?/(?P<patch>{_NUMBER})"
 )
-_RESNET = re.compile(r"(?P<axial>axial-)?R(?P<depth>\d+)(?:x(?P<width>\d+))?")
+_RESNET = re.compile(rf"(?P<axial>axial-)?R(?P<depth>{_NUMBER})(?:x(?P<width>{_NUMBER}))?")
+Config = TypeVar("Config", ViTConfig, ResNetConfig)
 
 
 def variant(name: str, **overrides: Any) -> ViTConfig | ResNetConfig:
     """Return the config of a model by the papers' name, with any field overridden.
 
-    `variant("B/16", classes=10, image_size=384)`. A patch that does not divide 224 gets the nearest smaller
-    image size it does divide. Raises UsageError with the nearest valid name.
+    `variant("B/16", classes=10, image_size=384)`. If the patch does not divide 224, the image size is the nearest
+    smaller one that it divides. pre_logits may be "width". Raises UsageError with the nearest valid name.
     """
-    if match := _VIT.fullmatch(name):
-        config = _vit(name, match, overrides)
-        return config
+    if match := _VIT.fullmatch(SAME.get(name, name)):
+        return _built(ViTConfig, name, _vit(name, match, overrides))
     if match := _RESNET.fullmatch(name):
         units = BIT_UNITS.get(int(match["depth"]))
         if units and not (match["axial"] and match["depth"] != "50"):
-            base = ResNetConfig(units=units, width=64 * int(match["width"] or 1), axial=bool(match["axial"]))
-            return replace(base, **_known(ResNetConfig, name, overrides))
-    raise UsageError(f"no model is named {name!r}.{did_you_mean(name, NAMES)} Valid: {', '.join(NAMES)}")
+            values = dict(units=units, width=64 * int(match["width"] or 1), axial=bool(match["axial"]))
+            return _built(ResNetConfig, name, {**values, **overrides})
+    raise UsageError(f"there is no model {name!r}.{did_you_mean(name, NAMES)} Valid: {', '.join(NAMES)}")
 
 
-def _vit(name: str, match: re.Match[str], overrides: dict[str, Any]) -> ViTConfig:
+def _vit(name: str, match: re.Match[str], overrides: dict[str, Any]) -> dict[str, Any]:
     if match["size"] not in SIZES:
-        raise UsageError(f"no size {match['size']!r} in {name!r}; valid sizes: {', '.join(SIZES)}")
+        raise UsageError(f"there is no size {match['size']!r}, as in {name!r}; valid sizes: {', '.join(SIZES)}")
     width, depth, heads, mlp_dim = SIZES[match["size"]]
     patch = int(match["patch"])
     values: dict[str, Any] = dict(width=width, depth=depth, heads=heads, mlp_dim=mlp_dim, patch=patch)
     if match["depth"]:
         branches = int(match["branches"])
         values |= dict(depth=int(match["depth"]), branches=branches)
-        values |= dict(block="parallel") if branches > 1 else {}
+        values["block"] = "parallel" if branches > 1 else "sequential"
     if match["axial"]:
         values |= dict(block="axial", pool="gap")
     if match["resnet"]:
         values |= dict(stem="resnet", stem_units=_hybrid_units(name, match["resnet"], patch))
-        if match["resnet"] == "R":  # the root alone: 4x, then an 8x8 patch on its map (protocols: really /32)
+        if match["resnet"] == "R":  # the root shrinks 4 times, and the patch on its map is 8x8: really /32
             values["patch"] = 32
-    values |= _known(ViTConfig, name, overrides)
-    if "image_size" not in values:
-        size = 224 // values["patch"] * values["patch"] or values["patch"]
-        values["image_size"] = (size, size)
-    return ViTConfig(**values)
+    values |= overrides
+    values |= {"pre_logits": values["width"]} if values.get("pre_logits") == "width" else {}
+    patch = values["patch"]
+    return {"image_size": 224 // patch * patch if 0 < patch <= 224 else patch, **values}
 
 
 def _hybrid_units(name: str, resnet: str, ratio: int) -> tuple[int, ...]:
@@ -298,9 +387,12 @@ def _hybrid_units(name: str, resnet: str, ratio: int) -> tuple[int, ...]:
     return HYBRIDS[resnet, ratio]
 
 
-def _known(config: type, name: str, overrides: dict[str, Any]) -> dict[str, Any]:
+def _built(config: type[Config], name: str, values: dict[str, Any]) -> Config:
     valid = [field.name for field in fields(config)]
-    for key in overrides:
+    for key in values:
         if key not in valid:
             raise UsageError(f"{name} has no setting {key!r}.{did_you_mean(key, valid)} Valid: {', '.join(valid)}")
-    return overrides
+    try:
+        return config(**values)
+    except UsageError as error:  # perhaps about a number in the name
+        raise UsageError(f"model {name}: {error}") from None

@@ -9,7 +9,7 @@ y    = LN(z_L^0)                                        (4)  encode, summary
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from einops import rearrange
@@ -19,23 +19,29 @@ from vitrail.errors import UsageError
 from vitrail.model.block import build_blocks
 from vitrail.model.head import PreLogits, build_heads, build_pool
 from vitrail.model.init import init_weights
-from vitrail.model.layers import LayerNorm
+from vitrail.model.layers import LayerNorm, dense
+from vitrail.model.own_part import is_own_part
 from vitrail.model.posemb import Grid, build_positions
 from vitrail.model.stems.convolutional import build_stem
-from vitrail.model.stems.patch import normalise, pixel_statistics
+from vitrail.model.stems.patch import Normalise, check_images
 from vitrail.model.variants import ViTConfig
+from vitrail.ranges import Layers, selected
+from vitrail.torch_private import has_hooks
 
 
 class ViT(nn.Module):
     """images [batch, channels, height, width] -> logits [batch, classes].
 
-    uint8 images are normalised inside with the config's mean and std; float images are taken as normalised.
-    Height and width may be anything divisible by the patch: positions are resampled as they are needed.
-    Raises UsageError for images that do not fit.
+    The model normalises uint8 images by the config's mean and std. Float images must be normalised already; their
+    values are not checked. For float pixels in [0, 1] call `model(model.normalise(255 * images))`, for float pixels in
+    0..255 `model(model.normalise(images))`. Height and width may be any multiples of the patch: positions are resampled
+    when another size needs it. Raises UsageError for images of another shape or type.
     """
 
     card: Any = None
-    """Where the weights come from (`vitrail.weights.card.Card`); set by whoever loads them."""
+    """Where the weights come from (`vitrail.weights.card.Card`). The code that loads the weights sets it."""
+    load_report: Any = None
+    """What loading did with each tensor (`vitrail.weights.assemble.LoadReport`). None if nothing was loaded."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -51,11 +57,7 @@ class ViT(nn.Module):
         self.pool = build_pool(config)
         self.pre_logits = PreLogits(config.pooled, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head, self.head_dist = build_heads(config)
-        scale, shift = pixel_statistics(config.mean, config.std)
-        self.register_buffer("pixel_scale", scale, persistent=False)
-        self.register_buffer("pixel_shift", shift, persistent=False)
-        self.pixel_scale: Tensor
-        self.pixel_shift: Tensor
+        self.normalise = Normalise(config.mean, config.std)
         init_weights(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -63,29 +65,45 @@ class ViT(nn.Module):
         return self.classify(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
-        """What the classifier sees: [batch, pre_logits or config.pooled]; of two tokens, one after the other."""
-        return self.summary(self.encode(self.embed(images), self.grid(images), read=self.pool.reads))
+        """Return the classifier's input [batch, pre_logits or config.pooled]; two tokens are concatenated."""
+        return self.summary(self.encode(self.embed(images), self.grid(images), read=self._read()))
+
+    def _read(self) -> int | None:
+        """Return the number of tokens that the pool reads, for `encode`.
+
+        It is None (all tokens) if hooks, or modules that are not ours, may see the others.
+        """
+        if not isinstance(self.norm, nn.LayerNorm) or not getattr(self.blocks[-1], "takes_read", bool)():
+            return None
+        parts = (*self.blocks[-1].modules(), self.norm, self.pool)
+        return None if any(has_hooks(part) for part in parts) else getattr(self.pool, "reads", None)
 
     def embed(self, images: Tensor) -> Tensor:
         """Eq. 1: images -> tokens [batch, prefix + grid, width].
 
-        The prefix is class token, distillation token and registers, those there are; the grid is in raster order.
+        The prefix holds the class token, the distillation token and the registers that the config has, in this order.
+        The grid is in raster order.
         """
         return self.place(self.patches(images), self.grid(images))
 
     def patches(self, images: Tensor) -> Tensor:
         """E x_p of Eq. 1: images -> patch embeddings [batch, grid, width] without positions, in raster order."""
-        self.grid(images)  # refuses what does not fit
-        if images.dtype == torch.uint8 and not getattr(self.stem, "folds_pixels", False):
-            images = normalise(images, self.pixel_scale, self.pixel_shift).to(self.norm.weight.dtype)
-        return rearrange(self.stem(images), "b d h w -> b (h w) d")
+        self.grid(images)  # raises UsageError for images that do not fit
+        if images.dtype == torch.uint8 and not getattr(self.stem, "folds_normalisation", False):
+            images = self.normalise(images).to(self.norm.weight.dtype)
+        maps = self.stem(images)
+        if is_own_part(self.stem) and (shape := (self.config.width, *self.grid(images))) != tuple(maps.shape[1:]):
+            raise UsageError(
+                f"the stem returned maps {tuple(maps.shape[1:])}; it must return [width, H/patch, W/patch], {shape}"
+            )
+        return rearrange(maps, "b d h w -> b (h w) d")
 
     def place(self, patches: Tensor, grid: Grid) -> Tensor:
-        """The rest of Eq. 1: patch embeddings [batch, grid, width] -> tokens with the prefix in front, and E_pos."""
+        """The rest of Eq. 1: patch embeddings [batch, grid, width] -> tokens. Adds the prefix in front, and E_pos."""
         prefix = (self.cls, self.dist, self.registers)
         front = [token.expand(patches.shape[0], -1, -1) for token in prefix if token is not None]
         tokens = torch.cat([*front, patches], dim=1) if front else patches
-        positions = self.positions.tokens(None, grid)
+        positions = self.positions.added(None, grid)
         return self.dropout(tokens if positions is None else tokens + positions)
 
     def encode(
@@ -93,66 +111,138 @@ class ViT(nn.Module):
     ) -> Tensor:
         """Eq. 2, 3 for every layer, then the LayerNorm of Eq. 4, unless `config.final_norm` is "pooled".
 
-        tokens [batch, prefix + grid, width] -> [batch, prefix + kept, width]. `grid` is (rows, columns) where
-        it is not the config's; `keep` [batch, kept] are the raster indices of the grid tokens to go on with
-        (masked pre-training), all of them by default. `read` returns the first so many tokens and spares the
-        last layer the work on the others: for a class token about 7 % of B/16's cost, at no change of the result.
+        tokens [batch, prefix + grid, width] -> [batch, prefix + kept, width].
+
+        `grid` is (rows, columns); by default the config's. `keep` [batch, kept] are the raster indices of the grid
+        tokens to process (masked pre-training); by default all. With `read`, only the first `read` tokens are returned,
+        and the last layer computes no others. With a class token this saves about 7 % of B/16's cost and does not
+        change the result.
         """
         grid = grid or self.config.grid
-        prefix = self.config.prefix
         places = torch.arange(grid[0] * grid[1], device=tokens.device)
         if keep is not None:
-            tokens, places = _take(tokens, keep, prefix), keep
-        for layer, block in enumerate(self.blocks):
-            positions = self.positions.tokens(layer, grid)
-            if positions is not None:
-                tokens = tokens + (positions if keep is None else _take(positions, keep, prefix))
-            tokens = block(tokens, places, grid, read if layer == self.config.depth - 1 else None)
+            tokens, places = _take(tokens, keep, self.config.prefix), keep
+        for layer in range(len(self.blocks)):
+            tokens = self._layer(layer, tokens, places, grid, keep, read)
+        return self._normed(tokens)
+
+    def _layer(
+        self,
+        layer: int,
+        tokens: Tensor,
+        places: Tensor,
+        grid: Grid,
+        keep: Tensor | None = None,
+        read: int | None = None,
+    ) -> Tensor:
+        """Eq. 2, 3 for one layer."""
+        positions = self.positions.added(layer, grid)
+        if positions is not None:
+            tokens = tokens + (positions if keep is None else _take(positions, keep, self.config.prefix))
+        where = (places, grid) if self.positions.needs_grid or self.config.block == "axial" else ()
+        last = dict(read=read) if read is not None and layer == len(self.blocks) - 1 else {}
+        return self.blocks[layer](tokens, *where, **last)
+
+    def _normed(self, tokens: Tensor) -> Tensor:
         return self.norm(tokens) if self.config.final_norm == "tokens" else tokens
 
+    @property
+    def layers(self) -> int:
+        """Number of layers that `intermediate` can return."""
+        return len(self.blocks)
+
+    @overload
+    def intermediate(
+        self, images: Tensor, layers: Layers = 1, *, norm: bool = False, reshape: bool = True
+    ) -> list[Tensor]: ...
+
+    @overload
+    def intermediate(
+        self, images: Tensor, layers: Layers = 1, *, norm: bool = False, reshape: bool = True, prefix: Literal[True]
+    ) -> list[tuple[Tensor, Tensor]]: ...
+
+    def intermediate(
+        self, images: Tensor, layers: Layers = 1, *, norm: bool = False, reshape: bool = True, prefix: bool = False
+    ) -> list[Tensor] | list[tuple[Tensor, Tensor]]:
+        """Return the grid's tokens after chosen layers, [batch, width, rows, columns] each, with gradients.
+
+        `model.intermediate(images, norm=True)[0]` are the patch features of the last layer. `layers` is the number of
+        last layers, or a list of layer numbers, where negative ones count from the end; None means all. The result has
+        the order of the network. With `norm` each layer's tokens go through the final LayerNorm, unless it is for
+        pooled features only. Without `reshape` the tokens are [batch, rows * columns, width], in raster order. With
+        `prefix` each item is a pair, of these and of the tokens in front [batch, prefix, width], which may be none.
+
+        Raises UsageError for a layer that does not exist, and for images that do not fit.
+        """
+        grid, wanted = self.grid(images), selected(layers, self.layers, "layer")
+        places = torch.arange(grid[0] * grid[1], device=images.device)
+        tokens, found = self.embed(images), []
+        for layer in range(max(wanted) + 1):
+            tokens = self._layer(layer, tokens, places, grid)
+            if layer in wanted:
+                found.append(self._normed(tokens) if norm else tokens)
+        front = self.config.prefix
+        pairs = [(_on_grid(each[:, front:], grid) if reshape else each[:, front:], each[:, :front]) for each in found]
+        return pairs if prefix else [tokens for tokens, _ in pairs]
+
     def summary(self, tokens: Tensor) -> Tensor:
-        """Encoded tokens [batch, prefix + kept, width] -> features: pool, its LayerNorm if there, pre-logits."""
+        """Encoded tokens [batch, prefix + kept, width] -> features: pool, LayerNorm if it is there, pre-logits."""
         pooled = self.pool(tokens, self.config.prefix)
         if self.config.final_norm == "pooled":
             pooled = self.norm(pooled.unflatten(-1, (-1, self.config.width))).flatten(-2)
         return self.pre_logits(pooled)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Features -> logits [batch, classes]; without a classifier the features themselves."""
+        """Features -> logits [batch, classes]. Without a classifier, return the features."""
         if self.head is None:
             return features
         if self.head_dist is None:
-            return self.head(features)
+            return dense(self.head, features)
         cls, dist = features.chunk(2, dim=-1)
-        return (self.head(cls) + self.head_dist(dist)) / 2
+        return (dense(self.head, cls) + dense(self.head_dist, dist)) / 2
 
     def grid(self, images: Tensor) -> Grid:
-        """Rows and columns of tokens that these images give."""
-        channels, height, width = images.shape[-3:]
+        """Return the rows and columns of tokens for these images. Raises UsageError for images that do not fit."""
+        check_images(images, self.config.channels)
+        height, width = images.shape[-2:]
         patch = self.config.patch
-        if height % patch or width % patch or channels != self.config.channels:
+        if height % patch or width % patch:
             raise UsageError(
-                f"images of {channels} channels and {height} x {width} pixels do not fit this model: it takes "
-                f"{self.config.channels} channels and sides divisible by {patch}"
+                f"images of {height} x {width} pixels do not fit this model: it needs sides divisible by {patch}"
             )
         return height // patch, width // patch
 
-    def reset_head(self, classes: int) -> None:
-        """Replace the whole head by a zero-initialised linear layer (fine-tuning, section 3.2); 0 leaves none.
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of tokens and positions: timm's optimisers do not decay them, nor vectors."""
+        names = (name for name, _ in self.named_parameters())
+        return {name for name in names if name.startswith(("cls", "dist", "registers", "positions."))}
 
-        A distilled model keeps both tokens and gets two such layers, as in DeiT's code.
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return patterns of parameter names, from the image to the head, for timm's layer-wise learning rates.
+
+        They are timm's own for its Vision Transformer: the stem, tokens and positions; each block, where the last one
+        includes the final norm; the head. `coarse` makes no difference.
+        """
+        norm = [(r"^norm\.", (99999,))] if self.config.final_norm == "tokens" else []
+        return dict(stem=r"^(?:stem|cls|dist|registers|positions)\b", blocks=[(r"^blocks\.(\d+)\.", None), *norm])
+
+    def reset_head(self, classes: int) -> None:
+        """Replace the whole head by a linear layer that starts at zero (fine-tuning, section 3.2).
+
+        With 0 classes there is no head. A distilled model has two such layers, as in DeiT's code.
         """
         self.config = replace(self.config, classes=classes, pre_logits=None)
         self.pre_logits = nn.Identity()
-        self.head, self.head_dist = build_heads(self.config, self.norm.weight.device, self.norm.weight.dtype)
-        for head in (self.head, self.head_dist):
-            if head is not None:
-                nn.init.zeros_(head.weight)
-                nn.init.zeros_(head.bias)
+        self.head, self.head_dist = build_heads(self.config, self.norm.weight)
+
+
+def _on_grid(tokens: Tensor, grid: Grid) -> Tensor:
+    """[batch, rows * columns, width] -> [batch, width, rows, columns]"""
+    return rearrange(tokens, "b (h w) d -> b d h w", h=grid[0]).contiguous()
 
 
 def _take(tokens: Tensor, keep: Tensor, prefix: int) -> Tensor:
-    """The prefix and the grid tokens at `keep` [batch, kept]."""
+    """Return the prefix and the grid tokens at `keep` [batch, kept]."""
     tokens = tokens.expand(len(keep), -1, -1)
     grid = tokens[:, prefix:].gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2]))
     return torch.cat([tokens[:, :prefix], grid], dim=1)

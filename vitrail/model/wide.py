@@ -18,15 +18,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.model.attention import Bias, mix
-from vitrail.model.block import MLP, Block, swiglu
-from vitrail.model.layers import layer_norm, linear, linear_after_gelu
+from vitrail.model.attention import Attention, Bias, mix
+from vitrail.model.block import MLP, AttentionBranch, Block, MLPBranch, Residual, SwiGLU, swiglu
+from vitrail.model.layers import LayerNorm, is_plain, layer_norm, linear, linear_after_gelu
 from vitrail.model.posemb import Grid
 from vitrail.model.recompute import recomputable
-from vitrail.torch_private import has_hooks
 
 
 class Dense(NamedTuple):
@@ -106,7 +104,7 @@ def for_branches(bias: Bias, branches: int) -> Bias:
 class WideBlock(Block):
     """A parallel block that computes its branches as one. It takes over all modules of a `Block`.
 
-    It computes branch by branch while a part of it has hooks (a tap, a wrapper) or drops out features in training.
+    It computes branch by branch while a layer of it is not plain (hooks, LoRA, ...) or drops out features in training.
     """
 
     def __init__(self, block: Block) -> None:
@@ -115,14 +113,16 @@ class WideBlock(Block):
         self._positions = block._positions
         self.recompute, self.training = block.recompute, block.training
 
-    def forward(self, x: Tensor, places: Tensor, grid: Grid, read: int | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, read: int | None = None
+    ) -> Tensor:
         """See `Block.forward`."""
-        if _needs_single_branches(self):
+        if not can_join(self):
             return super().forward(x, places, grid, read)
         return self._together(x, places, grid, read)
 
     @recomputable
-    def _together(self, x: Tensor, places: Tensor, grid: Grid, read: int | None) -> Tensor:
+    def _together(self, x: Tensor, places: Tensor | None, grid: Grid | None, read: int | None) -> Tensor:
         attentions: list[Any] = list(self.attentions)
         mlps: list[Any] = list(self.mlps)
         count, eps = len(attentions), attentions[0].norm.eps
@@ -136,12 +136,12 @@ class WideBlock(Block):
         (weight, offset), out = wide_mlp(mlps)
         hidden = linear(layer_norm(x, None, None, eps), weight, offset)
         alive = _alive(mlps, x)
-        mlp = mlps[0].mlp
+        mlp: Any = mlps[0].mlp
         if not isinstance(mlp, MLP):
             return x + _summed(swiglu(hidden), out, alive)
         if alive is None:
-            return x + linear_after_gelu(hidden, out.weight, out.bias.sum(0), mlp.approximate)
-        return x + _summed(F.gelu(hidden, approximate=mlp.approximate), out, alive)
+            return x + linear_after_gelu(hidden, out.weight, out.bias.sum(0), mlp.act.approximate)  # type: ignore[arg-type]
+        return x + _summed(mlp.act(hidden), out, alive)
 
 
 def compute_together(model: nn.Module) -> None:
@@ -152,12 +152,24 @@ def compute_together(model: nn.Module) -> None:
                 setattr(parent, name, WideBlock(block))
 
 
-def _needs_single_branches(block: Block) -> bool:
-    """Return whether a part of the block has hooks or drops out features."""
-    parts = [part for branches in (block.attentions, block.mlps) for part in branches.modules()]
-    if any(has_hooks(part) for part in parts):
-        return True
-    return block.training and any(isinstance(part, nn.Dropout) and part.p for part in parts)
+_KINDS = (
+    *(AttentionBranch, Attention, MLPBranch, MLP, SwiGLU, Residual),
+    *(LayerNorm, nn.Linear, nn.Dropout, nn.GELU, nn.SiLU),
+)
+"""Types of all modules in the branches of a block."""
+
+
+def can_join(block: nn.Module) -> bool:
+    """Return whether the branches may be computed from their parameters: all layers are plain and none drops out."""
+    assert isinstance(block, Block)
+    parts = [part for branches in (block.attentions, block.mlps) for branch in branches for part in branch.modules()]
+    if block.training and any(isinstance(part, nn.Dropout) and part.p for part in parts):
+        return False
+    if not all(type(part) in _KINDS and is_plain(part, type(part)) for part in parts):
+        return False
+    mlps: list[Any] = [branch.mlp for branch in block.mlps]
+    acts = {(type(mlp), type(mlp.act), getattr(mlp.act, "approximate", "")) for mlp in mlps}
+    return len(acts) == 1 and acts.pop()[:2] in ((MLP, nn.GELU), (SwiGLU, nn.SiLU))
 
 
 def _alive(branches: Sequence[Any], x: Tensor) -> Tensor | None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import Percent, merge
+from vitrail.config import merge
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import Splits, open_data
+from vitrail.durations import Percent
 from vitrail.errors import UsageError
 from vitrail.training.run import Run
 from vitrail.transfer.protocol import DevSplit, arrange
@@ -23,6 +24,8 @@ SEEDS = (0, 1, 2)
 """Table 2: "averaged over three fine-tuning runs"."""
 DECIDED = ("name", "out", "seed", "device", "early_stop", "evaluate_every", "fewshot")
 """Settings that the sweep itself decides, in addition to those in `DATA`."""
+RECIPE = "recipe"
+"""The name, among the values of a trial, of one of a sweep's other runs."""
 DATA = ("data.path", "data.train", "data.validation", "data.holdout", "data.test")
 
 
@@ -36,6 +39,8 @@ class Sweep:
     """Dotted name of a field of `Run` -> the values to try; all combinations of several fields are tried."""
     seeds: Sequence[int] = SEEDS
     """Seeds of the final runs, which are reported."""
+    others: Mapping[str, Run] = field(default_factory=dict)
+    """Name of a recipe -> its run, to try as well as the grid, such as BiT's HyperRule (appendix B.1.1)."""
     dev: float | None = None
     """Share of the training images to choose by; None: the validation split, or without one the paper's share."""
 
@@ -47,18 +52,31 @@ class Sweep:
                 raise UsageError(f"{name} cannot be varied, because the sweep decides it")
             if not values:
                 raise UsageError(f"{name} has no values to try. Give at least one.")
+        if not self.base.supervised:
+            kind = self.base.objective.kind
+            raise UsageError(
+                f"A sweep chooses by accuracy, but objective {kind} uses no labels. Choose another recipe."
+            )
         if self.base.early_stop is not None or self.base.fewshot is not None:
             raise UsageError(
                 "early_stop and fewshot need images to choose by, and the final runs of a sweep have none. Remove "
                 "them; to choose the length of training, vary duration."
             )
         for combination in self.settings():
-            changed(self.base, combination)
+            self.run(self.base, combination)
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return every combination of values, the last field varying fastest."""
+        """Return every combination of values, the last field varying fastest, then {"recipe": name} of the others."""
         names = list(self.grid)
-        return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        combinations = [dict(zip(names, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        return [*combinations, *({RECIPE: name} for name in self.others)]
+
+    def run(self, base: Run, values: Mapping[str, Any]) -> Run:
+        """Return `base` with one of the settings. Raises UsageError for unknown names and invalid values."""
+        if RECIPE not in values:
+            return changed(base, values)
+        kept = {name: getattr(base, name) for name in ("data", "weights", "seed", "evaluate_every", "out", "name")}
+        return replace(self.others[values[RECIPE]], **kept)
 
 
 def changed(run: Run, values: Mapping[str, Any]) -> Run:
@@ -89,8 +107,6 @@ class Trials:
     @classmethod
     def of(cls, sweep: Sweep, folder: Path | str) -> Trials:
         """Open the data of `sweep`; its trials go to `folder`."""
-        if not sweep.base.supervised:
-            raise UsageError(f"a sweep chooses by accuracy, but objective {sweep.base.objective.kind} uses no labels")
         return cls(sweep, Path(folder), arrange(sweep.base.data, sweep.dev, sweep.base.seed))
 
     @cached_property
@@ -110,24 +126,23 @@ class Trials:
         return replace(self.sweep.base, evaluate_every=Percent(100))
 
     def _open(self, data: Data) -> tuple[Run, Splits]:
-        run = replace(self._base, data=replace(data, path=_absolute(data.path)))
+        run = replace(self._base, data=replace(data, path=absolute(data.path)))
         return run, open_data(run.data, seed=run.seed)
 
     @cached_property
-    def _fingerprints(self) -> dict[str | None, str]:
+    def _fingerprint(self) -> Callable[[str], str]:
         """Weights -> their fingerprint, computed once because large files take seconds."""
-        return {None: ""}
+        return cache(weights_fingerprint)
 
     def _trial(self, run: Run, values: Mapping[str, Any], splits: Splits, *, final: bool) -> Trial:
-        run = changed(run, values)
-        run = run if run.weights is None else replace(run, weights=_absolute(run.weights))
-        if run.weights not in self._fingerprints and run.weights is not None:
-            self._fingerprints[run.weights] = weights_fingerprint(run.weights)
-        key = trial_key(run, splits, self._fingerprints[run.weights])
+        run = self.sweep.run(run, values)
+        weights = None if run.weights is None else absolute(run.weights)
+        run = replace(run, weights=weights)
+        key = trial_key(run, splits, "" if weights is None else self._fingerprint(weights))
         return Trial.of(run, key, self.folder, dict(values), final=final)
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
     """Return the absolute path of an existing file or folder, because trials run elsewhere; return a name unchanged."""
     place = Path(path).expanduser()
     return str(place.absolute()) if path not in ("", "digits") and place.exists() else path

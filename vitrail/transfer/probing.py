@@ -12,21 +12,21 @@ import torch
 from vitrail.costs.count import activation_bytes, parameters
 from vitrail.evaluation.fewshot import Ridge
 from vitrail.model.variants import ResNetConfig, ViTConfig
-from vitrail.transfer.linear_probe import HOLDOUT, LEARNING_RATES, train_stack
+from vitrail.transfer.softmax import solve
 
-EPOCHS, MINIBATCH = 100, 256
-"""Of `vitrail.transfer.linear_probe.linear_probe`, where nothing else is asked for."""
 PART = 1024
-"""Largest number of images that are timed."""
+"""Maximum number of images with which the arithmetic is timed."""
+TIMED, USUAL = 11, 140
+"""Number of the solver's iterations that are timed, and that a linear probe usually takes for all strengths."""
 COPIES = 5
-"""Copies of a batch of images in memory: waiting at the loader, on the device, and converted."""
+"""Number of copies of a batch in memory: waiting at the loader, on the device, and converted."""
 
 
 def fewshot_seconds(shots: Sequence[int], seeds: int, strengths: int, *, classes: int, width: int, test: int) -> float:
-    """Return how long few-shot classifiers take to fit and to answer for `test` images.
+    """Return the seconds to fit few-shot classifiers and to classify `test` images with them.
 
-    shots: images of all classes together, for each number of shots. A fit grows with the cube of the smaller of images
-    and features, answers in proportion.
+    `shots` holds, for each number of shots, the number of images of all classes together. The time of a fit grows with
+    the cube of the number of images or of features, whichever is smaller.
     """
     asked, _ = _features(min(test, PART), width)
     total = 0.0
@@ -43,26 +43,36 @@ def fewshot_seconds(shots: Sequence[int], seeds: int, strengths: int, *, classes
 
 
 def linear_seconds(images: int, *, classes: int, width: int, device: torch.device) -> float:
-    """Return the seconds of a linear probe: all learning rates on the images not held out, then the best on all."""
-    features, labels = _features(min(images, PART), width, classes)
-    rows = np.arange(len(labels))
+    """Return the seconds of a linear probe: all strengths on nine tenths of the images, then the best on all."""
+    part = min(images, max(PART, 2 * width))  # fewer images than features are solved in another way
+    features, labels = _features(part, width, classes)
 
-    def passing(rates: Sequence[float]) -> float:
+    def seconds(iterations: int) -> float:
         began = time.perf_counter()
-        pairs = [(rate, 0.0) for rate in rates]
-        how = dict(classes=classes, epochs=1, minibatch=MINIBATCH, seed=0, device=device)
-        train_stack(features, labels, rows, pairs, **how)  # type: ignore[arg-type]
+        for _ in solve(
+            features,
+            labels,
+            np.arange(part),
+            [1e-4],
+            classes=classes,
+            device=device,
+            iterations=iterations,
+            tolerance=0,
+        ):
+            pass
         return time.perf_counter() - began
 
-    passing(LEARNING_RATES)  # the first allocates
-    epoch = (1 - HOLDOUT) * passing(LEARNING_RATES) + passing(LEARNING_RATES[:1])
-    return EPOCHS * epoch * images / len(rows)
+    seconds(1)  # the first call allocates memory
+    preparation = seconds(1)
+    iteration = (seconds(TIMED) - preparation) / (TIMED - 1)
+    return (2 * preparation + USUAL * iteration) * images / part
 
 
 def answering_bytes(config: ViTConfig | ResNetConfig, image_size: int | None, batch: int) -> int:
-    """Return the bytes that answering about `batch` images takes, by formula; image_size None: the config's.
+    """Return an estimate of the peak bytes of computing features for batches of `batch` images.
 
-    Weights, as they are and laid out for speed, in float32; of activations, what training keeps of one layer.
+    It counts the weights twice (as they are, and laid out for speed), and the activations of one layer, all in float32.
+    `image_size` None is the config's.
     """
     layers = sum(config.units) if isinstance(config, ResNetConfig) else config.depth
     layer = activation_bytes(config, image_size) / max(layers, 1)

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.device import available_cores
-from vitrail.training.guard import Interrupted, Signals
+from vitrail.training.guard import Interrupted, Signals, signal_name
+from vitrail.training.processes.parent import kill, start
+from vitrail.training.processes.room import check_room
 from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome
 
 log = logging.getLogger("vitrail")
@@ -41,6 +43,8 @@ class Processes:
 
     def __call__(self, trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None]:
         """Yield each trial when it has ended. Raises Interrupted after a signal, when all trials have saved."""
+        if trials:
+            check_room("--parallel", len(self.slots), trials[0].run, self.slots[0])
         waiting, free = deque(trials), list(self.slots)
         running: dict[subprocess.Popen[bytes], tuple[Trial, str | None]] = {}
         with Signals() as signals:
@@ -77,15 +81,7 @@ class Processes:
             cores, asked = self._cores(), environment.get("OMP_NUM_THREADS", "")
             environment["OMP_NUM_THREADS"] = str(min(cores, int(asked)) if asked.isdecimal() else cores)
         with open(trial.folder / LOG, "ab") as output:
-            # in a session of its own: Ctrl-C in a terminal reaches only the sweep, which forwards it
-            return subprocess.Popen(
-                self.command(trial, device),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+            return start(self.command(trial, device), stdout=output, stderr=subprocess.STDOUT, env=environment)
 
 
 def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -97,16 +93,17 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
             process.wait()
     except KeyboardInterrupt:
         for process in running:
-            process.kill()
+            kill(process)
         raise
 
 
 def interrupted(number: int, left: int) -> Interrupted:
     """Return the error for a sweep that a signal ended with `left` unfinished trials."""
-    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     trials = "1 trial is" if left == 1 else f"{left} trials are"
     return Interrupted(
-        f"stopped by {name}. {trials} not finished; running trials are saved. Repeat the command to continue.", number
+        f"stopped by {signal_name(number)}. {trials} not finished; running trials are saved. Repeat the command to "
+        "continue.",
+        number,
     )
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from vitrail.config import Percent, Steps
 from vitrail.data.item import Listed, role_of
-from vitrail.data.roles import NONE
+from vitrail.data.labels.sets import known
+from vitrail.data.roles import NONE, SUBSET
 from vitrail.data.settings import Data
+from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError
 from vitrail.training.run import Run
 
@@ -81,7 +80,8 @@ def arrange(data: Data, share: float | None, seed: int) -> DevSplit:
 
     If a share is given, or there is no validation split, a share of all training images (with the validation split) is
     held out, the same images for every trial. Otherwise the validation split is used and joins the training images in
-    the final runs. If there is no test split, the validation split becomes the test split (as ImageNet's in the paper).
+    the final runs. A `data.subset` is the training set of the sweep: the share is held out of it. If there is no test
+    split, the validation split becomes the test split (as ImageNet's in the paper).
 
     Raises UsageError for a share outside 0..1 or if settings would be chosen on the test split; DataError like
     `open_data`.
@@ -108,9 +108,8 @@ def arrange(data: Data, share: float | None, seed: int) -> DevSplit:
         search = replace(data, validation=own, holdout=0.0, test=NONE)
         how = f"the validation split {own!r}, which the final runs train on as well"
     else:
-        everything = len(opened.train) + (len(opened.validation) if own and opened.validation is not None else 0)
-        held_out = dev_share(everything) if share is None else share
-        search = replace(final, holdout=held_out, test=NONE)
+        held_out = dev_share(len(opened.train)) if share is None else share
+        search = replace(final, validation=NONE if data.subset is None else SUBSET, holdout=held_out, test=NONE)
         how = f"{100 * held_out:.3g} % of the training images"
     found = open_data(search, seed=seed)
     assert found.validation is not None  # a split, or a share above 0
@@ -118,4 +117,4 @@ def arrange(data: Data, share: float | None, seed: int) -> DevSplit:
 
 
 def _labelled(source: Listed | None) -> bool:
-    return source is not None and bool(np.any(source.labels >= 0))
+    return source is not None and bool(known(source.labels).any())

@@ -17,10 +17,10 @@ from typing import Any
 
 from vitrail.config import plain
 from vitrail.errors import TrainingError
-from vitrail.training.folder import RunFolder
+from vitrail.evaluation.metric import TITLES, headline
 from vitrail.transfer.grid import Trials
 from vitrail.transfer.protocol import DevSplit
-from vitrail.transfer.trial import Outcome, Trial, finished
+from vitrail.transfer.trial import Outcome, Trial, finished, write_table
 
 log = logging.getLogger("vitrail")
 TABLE = "sweep.json"
@@ -71,7 +71,13 @@ class SweepResult:
     final: list[TrialResult] = field(default_factory=list)
     """The chosen setting, retrained on everything, by seed."""
     top1: Spread | None = None
-    """Top-1 of the final runs on the test images; None without test images."""
+    """Top-1 of the final runs on the test images, or mAP if images have several labels; None without test images."""
+
+    @property
+    def metric(self) -> str:
+        """Name of the number in `top1`: top1, or map if images have several labels."""
+        tests = (row.outcome.test for row in self.final)
+        return next((name for test in tests if test and (name := headline(test))), "top1")
 
     def as_json(self) -> dict[str, Any]:
         """Return the table as JSON values."""
@@ -82,7 +88,7 @@ class SweepResult:
             "search": [row.as_json() for row in self.search],
             "chosen": plain(self.chosen),
             "final": [row.as_json() for row in self.final],
-            "top1": None if self.top1 is None else asdict(self.top1),
+            self.metric: None if self.top1 is None else asdict(self.top1),
         }
 
 
@@ -103,13 +109,13 @@ def sweep(trials: Trials, execute: Executor) -> SweepResult:
     table = SweepResult(trials.folder, split)
     chosen = trials.sweep.settings()[0]
     if len({trial.key for trial in trials.search}) > 1:
-        for rows in _trained(trials.search, execute):
+        for rows in train_all(trials.search, execute):
             table = _written(replace(table, search=rows))
         best = choose(table.search)
         chosen = dict(best.trial.values)
         log.info("chosen: %s, dev %s", best.trial, _metrics(best.outcome.dev))
     table = replace(table, chosen=chosen)
-    for rows in _trained(trials.finals(chosen), execute):
+    for rows in train_all(trials.finals(chosen), execute):
         table = _written(replace(table, final=rows, top1=spread(rows)))
     if all(row.outcome.status != "done" for row in table.final):
         raise TrainingError(f"the chosen setting could not be retrained:\n  {_reasons(table.final)}")
@@ -128,21 +134,25 @@ def choose(rows: Iterable[TrialResult]) -> TrialResult:
 def _preference(row: TrialResult) -> tuple[float, float, float]:
     dev = row.outcome.dev or {}
     loss = dev.get("nll")
-    return -dev["top1"], math.inf if loss is None or math.isnan(loss) else loss, row.trial.run.optim.lr
+    return -dev[headline(dev) or "top1"], math.inf if loss is None or math.isnan(loss) else loss, row.trial.run.optim.lr
 
 
 def spread(rows: Iterable[TrialResult]) -> Spread | None:
     """Return the spread of test top-1, a fraction, over the rows that have it; None if none has."""
-    return Spread.of([row.outcome.test["top1"] for row in rows if row.outcome.test is not None])
+    return Spread.of([test[headline(test) or "top1"] for row in rows if (test := row.outcome.test) is not None])
 
 
-def _trained(trials: Sequence[Trial], execute: Executor) -> Generator[list[TrialResult], None, None]:
+def train_all(trials: Sequence[Trial], execute: Executor) -> Generator[list[TrialResult], None, None]:
     """Yield the rows so far: first those that were finished before, then again whenever a trial has ended."""
     ended = {trial.key: outcome for trial in trials if (outcome := finished(trial.folder)) is not None}
     waiting = {trial.key: trial for trial in trials if trial.key not in ended}
+
+    def rows() -> list[TrialResult]:
+        return [TrialResult(trial, ended[trial.key]) for trial in trials if trial.key in ended]
+
     if ended:
         log.info("%d of %d trials are finished already", len(trials) - len(waiting), len(trials))
-    yield [TrialResult(trial, ended[trial.key]) for trial in trials if trial.key in ended]
+    yield rows()
     if not waiting:
         return
     for trial in waiting.values():
@@ -152,7 +162,7 @@ def _trained(trials: Sequence[Trial], execute: Executor) -> Generator[list[Trial
         for trial, outcome in running:
             ended[trial.key] = outcome
             log.info("%s: %s (%d of %d)", trial, _summary(outcome), len(ended), total)
-            yield [TrialResult(trial, ended[trial.key]) for trial in trials if trial.key in ended]
+            yield rows()
 
 
 def _summary(outcome: Outcome) -> str:
@@ -163,7 +173,10 @@ def _summary(outcome: Outcome) -> str:
 
 
 def _metrics(of: dict[str, float] | None) -> str:
-    return "" if of is None else f"top-1 {of['top1']:.2%} loss {of['nll']:.4f}"
+    if of is None:
+        return ""
+    name = headline(of) or "top1"
+    return f"{TITLES[name]} {of[name]:.2%} loss {of['nll']:.4f}"
 
 
 def _reasons(rows: Iterable[TrialResult]) -> str:
@@ -172,5 +185,5 @@ def _reasons(rows: Iterable[TrialResult]) -> str:
 
 def _written(table: SweepResult) -> SweepResult:
     if table.folder.is_dir():
-        RunFolder(table.folder).write_json(TABLE, table.as_json())
+        write_table(table.folder / TABLE, table.as_json())
     return table

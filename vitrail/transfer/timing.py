@@ -1,8 +1,8 @@
 """Timing a run before it starts: set it up as training does, warm up, time ten steps, multiply by the steps of the run.
 
 Steps are timed together with the loader behind them, because on a CPU decoding and learning share the cores. If ten
-steps of a whole micro-batch take too long, steps of fewer images are timed, and the time grows with the images. To the
-steps come evaluations, checkpoints, the time before the first step and the time after the last one.
+steps of a whole micro-batch take too long, steps of fewer images are timed, and the time grows with the images. The
+times of evaluations, of checkpoints, before the first step and after the last step are added.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,16 +28,17 @@ from vitrail.data.loading.loader import Batch
 from vitrail.data.sources.open import Splits
 from vitrail.device import fast_float32
 from vitrail.evaluation.classify import predictor
+from vitrail.inspection.pictures import evenly_spaced
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.batch_size import COPIES_AT_THE_LOADER, COPIES_ON_A_DEVICE
 from vitrail.training.batches import endless, evaluation_loader, training_loader
 from vitrail.training.checkpoints import checkpoint
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
 from vitrail.training.optim.progressive import Sizes
-from vitrail.training.plan import Plan
 from vitrail.training.run import Optim, Run
 from vitrail.training.setup import set_up
 from vitrail.training.step import backward, seed_step
+from vitrail.training.timetable import Timetable
 
 STEPS = 10
 """Number of timed steps."""
@@ -48,21 +49,21 @@ SAMPLED = 1000
 SMALLEST = 2
 """Number of images in the warm-up step. Norms over a batch need two."""
 WRITTEN = 64 * 2**20
-"""Bytes of a checkpoint that are written to time it, at most."""
+"""Maximum number of bytes written to time a checkpoint."""
 MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1}
 """Number of values that the optimiser stores for each weight."""
 TRAIN = 5.8
-"""Seconds of `vitrail train` and `vitrail finetune` that every run takes: Python, torch, TensorBoard, the run folder,
-the report. Measured on two EPYC cores. They differ on other machines, but matter little in a run of minutes."""
+"""Seconds that every `vitrail train` and `vitrail finetune` takes for Python, torch, TensorBoard, the run folder and
+the report. Measured on two EPYC cores. It differs on other machines, but matters little in a run of minutes."""
 PROBE = 2.4
-"""Seconds of `vitrail probe` that every probe takes."""
+"""Seconds that every `vitrail probe` takes, apart from its features and its own arithmetic."""
 PICTURED = 24
-"""Number of images in the report that the network looks at once more, with its attention."""
+"""Number of images in the report whose attention is drawn."""
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """What was timed for one run, in seconds."""
+    """The measured times of one run, in seconds."""
 
     images: tuple[float, ...]
     """Per training image, loading included, at each of `GROWTHS`; a single value if the images keep their size."""
@@ -87,7 +88,7 @@ class Times:
     start: float
     steps: float
     evaluations: float
-    """On the way, with the best models written."""
+    """During training, including the writing of the best models."""
     checkpoints: float
     end: float
     """The last evaluation if a time limit ends the run, the test images, and the pictures of the report."""
@@ -101,16 +102,15 @@ class Times:
 
     def parts(self) -> dict[str, float]:
         """Return the seconds by purpose."""
-        names = ("start", "steps", "evaluations", "checkpoints", "end")
-        return {name: round(getattr(self, name), 3) for name in names}
+        return {name: round(value, 3) for name, value in asdict(self).items() if name != "share"}
 
 
-def evaluations(plan: Plan) -> int:
+def evaluations(plan: Timetable) -> int:
     """Return the number of evaluations in a run that does all its steps; there is one after the last step."""
     return math.ceil(plan.total / plan.evaluate_every)
 
 
-def checkpoints(plan: Plan) -> int:
+def checkpoints(plan: Timetable) -> int:
     """Return the number of checkpoints in a run that does all its steps; there is one after the last step."""
     return math.ceil(plan.total / plan.checkpoint_every)
 
@@ -118,16 +118,16 @@ def checkpoints(plan: Plan) -> int:
 def training_seconds(
     run: Run,
     config: ViTConfig | ResNetConfig,
-    plan: Plan,
+    plan: Timetable,
     speeds: Speeds,
     *,
     validation: int = 0,
     test: int = 0,
 ) -> Times:
-    """Return how long `run`, with every decision made, takes; validation and test are numbers of images.
+    """Return the times of a resolved `run`; validation and test are numbers of images.
 
-    Each evaluation is assumed to find a better model, which is then written. Early stopping is not predicted. Under a
-    time limit as much of the schedule is done as fits; then come one more evaluation and checkpoint.
+    Each evaluation is assumed to find a better model, which is then written. Early stopping is not predicted. A time
+    limit shortens the schedule; after it come one more evaluation and one more checkpoint.
     """
     assert run.batch_size is not None
     steps = plan.total * (run.batch_size * _mean(speeds.images, run, config, plan) + speeds.update)
@@ -143,8 +143,8 @@ def training_seconds(
     return Times(TRAIN + speeds.start, share * steps, share * evaluated, share * saved, end, share)
 
 
-def _mean(values: Sequence[float], run: Run, config: ViTConfig | ResNetConfig, plan: Plan) -> float:
-    """Return the mean over the steps of a run of values at `GROWTHS`, linear in FLOPs between them."""
+def _mean(values: Sequence[float], run: Run, config: ViTConfig | ResNetConfig, plan: Timetable) -> float:
+    """Return the mean over all steps of values that are known at `GROWTHS`. Between these they are linear in FLOPs."""
     if len(values) == 1:
         return values[0]
     sizes = Sizes(run.progressive, config)
@@ -190,7 +190,7 @@ class Rehearsal:
         return Speeds(tuple(image for image, _ in timed), timed[-1][1], answer, ready, saved, model, self.start)
 
     def memory(self) -> int:
-        """Return the bytes that a step takes at its peak: weights, gradients, moments, activations."""
+        """Return the peak bytes of a step: weights, gradients, moments and activations."""
         run, config = self.setup.run, self.setup.resolved.config
         assert run.batch_size is not None and self.setup.image_bytes is not None
         values = sum(parameter.numel() for parameter in self.setup.objective.parameters())
@@ -203,9 +203,7 @@ class Rehearsal:
     def _steps(self, growth: float, seconds: float) -> tuple[float, float]:
         """Return the seconds per image and per update at one moment of progressive resizing."""
         run = self.setup.run
-        few = min(SMALLEST, self.micro)
-        first = [self._step(self._blank(few), growth) for _ in range(2)]  # the first allocates and chooses kernels
-        images = self._affordable(first[-1][0] / few, seconds, self.micro)
+        images = self._affordable(lambda batch: self._step(batch, growth)[0], seconds, self.micro)
         each: list[float] = []
         updates: list[float] = []
         end = time.perf_counter() + seconds
@@ -226,7 +224,7 @@ class Rehearsal:
         setup = self.setup
         seed_step(setup.run.seed, 0, 0)
         began = self._now()
-        backward(setup.objective, setup.sized(batch, growth), step=0, parts=1, autocast=setup.resolved.autocast)
+        backward(setup.objective, setup.resize(batch, growth), step=0, parts=1, autocast=setup.resolved.autocast)
         between = self._now()
         clip_(setup.objective.parameters(), setup.run.optim.clip)
         setup.optimizer.step()
@@ -240,12 +238,13 @@ class Rehearsal:
         autocast = self.setup.resolved.autocast
         predict = predictor(self.setup.objective.model, precision="bf16" if autocast else "float32")
         ready = time.perf_counter() - began
-        few = min(SMALLEST, self.micro)
-        for _ in range(2):
+
+        def answer(batch: Batch) -> float:
             began = self._now()
-            predict(self._blank(few).images)
-            took = self._now() - began
-        images = self._affordable(took / few, seconds, 2 * self.micro)
+            predict(batch.images)
+            return self._now() - began
+
+        images = self._affordable(answer, seconds, 2 * self.micro)
         run = replace(self.setup.run, batch_size=images, accumulate=2)
         with closing(evaluation_loader(run, self._sample(images))) as loader:
             for _ in range(2):  # the second time, small images come from memory, as in all later evaluations
@@ -258,8 +257,11 @@ class Rehearsal:
                 each = (self._now() - began) / max(seen, 1)
         return each, ready
 
-    def _affordable(self, each: float, seconds: float, most: int) -> int:
-        """Return the number of images with which `STEPS` steps take `seconds`, at `each` seconds per image."""
+    def _affordable(self, timed: Callable[[Batch], float], seconds: float, most: int) -> int:
+        """Warm up, and return the number of images with which `STEPS` calls of `timed` take `seconds`."""
+        few = min(SMALLEST, self.micro)
+        timed(self._blank(few))  # the first call allocates memory and chooses kernels
+        each = timed(self._blank(few)) / few
         return min(most, max(SMALLEST, int(seconds / (STEPS * each))))
 
     def _writing(self) -> tuple[float, float]:
@@ -290,8 +292,7 @@ class Rehearsal:
     def _sample(self, images: int) -> View:
         """Return training images for the warm-up and `STEPS` steps of `images`, evenly spread."""
         train = self.setup.splits.train
-        count = min((STEPS + 1) * images, len(train))
-        return View(train, np.unique(np.linspace(0, len(train) - 1, count).astype(int)))
+        return View(train, evenly_spaced(len(train), (STEPS + 1) * images))
 
     def _blank(self, number: int) -> Batch:
         """Return a batch of black images, for which no loader is needed."""
@@ -301,7 +302,7 @@ class Rehearsal:
         return Batch(images.permute(0, 3, 1, 2), nothing, nothing)
 
     def _now(self) -> float:
-        """Return the time when the device has done everything."""
+        """Return the time once the device has finished all its work."""
         return now(self.setup.resolved.device)
 
 

@@ -16,13 +16,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shutil
-import signal
 import sys
-import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,13 +27,15 @@ from typing import Any, Literal
 from vitrail.config import from_yaml, plain, to_yaml
 from vitrail.data.sources.open import Splits
 from vitrail.device import available_cores, choose_device, keep_freed_memory
+from vitrail.disk import writing
 from vitrail.errors import CheckpointError, UsageError, VitrailError
-from vitrail.files import lock
+from vitrail.files import lock, replacing_text
 from vitrail.training.checkpoints.checkpoint import latest_valid
 from vitrail.training.checkpoints.state import identity
-from vitrail.training.folder import RunFolder
+from vitrail.training.folder import RunFolder, json_value
 from vitrail.training.guard import Diverged, Interrupted
 from vitrail.training.loop import fit
+from vitrail.training.processes.parent import end_with_parent
 from vitrail.training.resolve import resolve
 from vitrail.training.run import Run
 
@@ -52,7 +51,7 @@ class Outcome:
     """The result of a trial."""
 
     status: Literal["done", "diverged", "failed"]
-    """diverged: it would diverge again; failed: for another reason (memory, disk, a kill), so it may be tried again."""
+    """A diverged run would diverge again. A failed run (memory, disk, a kill) is tried again."""
     reason: str = ""
     run: str = ""
     """The run folder."""
@@ -90,12 +89,11 @@ class Trial:
 
     def prepare(self) -> None:
         """Make the folder and write the run. Raises UsageError if the folder cannot be written."""
-        try:
+        with writing(self.folder, UsageError):
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / OUTCOME).unlink(missing_ok=True)  # left by a failure
-        except OSError as error:
-            raise UsageError(f"cannot write in {self.folder}: {error.strerror or error}") from error
-        RunFolder(self.folder).write_text(RUN, to_yaml(self.run))
+            with replacing_text(self.folder / RUN) as file:
+                file.write(to_yaml(self.run))
 
 
 def shown(value: Any) -> str:
@@ -106,21 +104,24 @@ def shown(value: Any) -> str:
 def trial_key(run: Run, splits: Splits, weights: str) -> str:
     """Return a hash of everything that decides what `run` computes; 12 hexadecimal digits.
 
-    It covers the fingerprint of the data, that of the weights (`weights`), and every setting, the automatic ones as
-    they are decided. Raises UsageError and DataError for settings that cannot work.
+    It covers the fingerprint of the data, the fingerprint `weights` of the weights, and every setting, with automatic
+    settings as `resolve` decides them. Raises UsageError and DataError for settings that cannot work.
     """
     known = "float32" if run.precision == "auto" else run.precision
-    resolved = resolve(
-        replace(run, device="cpu", workers=0, cache="no", accumulate=1, precision=known),
-        splits.train,
-        splits.class_names,
-    )
+    anywhere = replace(run, device="cpu", workers=0, cache="no", accumulate=1, precision=known)
+    resolved = resolve(anywhere, splits.train, splits.class_names)
     settings = {name: value for name, value in plain(resolved.run).items() if name not in ELSEWHERE}
     settings |= {"precision": run.precision, "weights": weights, "model": ""}  # the config identifies the model
     settings["data"] = {name: value for name, value in settings["data"].items() if name != "path"}
     run_identity = identity(resolved.run, resolved.config, splits.class_names, splits.fingerprint)
     text = json.dumps([run_identity, settings], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+
+
+def write_table(path: Path, value: Any) -> None:
+    """Replace the JSON file `path`. Raises UsageError if it cannot be written: without it the work is not recorded."""
+    with replacing_text(path, UsageError) as file:
+        file.write(json.dumps(json_value(value), indent=2, ensure_ascii=False) + "\n")
 
 
 def finished(folder: Path) -> Outcome | None:
@@ -144,15 +145,18 @@ def run_trial(folder: Path, *, device: str | None = None, cores: int | None = No
 
     Raises Interrupted after a signal, when the state is saved. Errors of training become the outcome.
     """
-    run = replace(from_yaml(folder / RUN, Run()), out=str(folder), name=NAME)
+    run = replace(from_yaml(folder / RUN, Run(), imports=True), out=str(folder), name=NAME)
     run = run if device is None else replace(run, device=device)
     if run.workers is None and cores is not None and cores < available_cores():
         run = replace(run, workers=min(16, cores) if choose_device(run.device).type == "cuda" else max(1, cores // 4))
-    with _locked(folder):
+    with ExitStack() as opened:
+        with writing(folder / ".lock", UsageError):
+            file = opened.enter_context(open(folder / ".lock", "a", encoding="utf-8"))
+        lock(file, wait=True)  # for a process of another sweep that trains it, or of a killed sweep that still saves
         if (outcome := finished(folder)) is not None:
             return outcome
         outcome = _attempt(run, folder)
-        RunFolder(folder).write_json(OUTCOME, asdict(outcome))
+        write_table(folder / OUTCOME, asdict(outcome))
         if outcome.status == "done":  # only needed to resume, and most of the disk space
             shutil.rmtree(Path(outcome.run) / "checkpoints", ignore_errors=True)
     return outcome
@@ -161,7 +165,12 @@ def run_trial(folder: Path, *, device: str | None = None, cores: int | None = No
 def here(trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None]:
     """Train one trial after another in this process."""
     for trial in trials:
-        yield trial, run_trial(trial.folder)
+        try:
+            outcome = run_trial(trial.folder)
+        except Interrupted as error:
+            what = f"stopped in {trial.folder.name}, which is saved. Repeat the command to continue."
+            raise Interrupted(what, error.signum) from None
+        yield trial, outcome
 
 
 def _attempt(run: Run, folder: Path) -> Outcome:
@@ -169,25 +178,15 @@ def _attempt(run: Run, folder: Path) -> Outcome:
         result = fit(run, resume=_resumable(folder))
     except Interrupted:
         raise
-    except Diverged as error:
-        return Outcome("diverged", str(error), str(_newest(folder)))
     except VitrailError as error:
-        return Outcome("failed", str(error), str(_newest(folder)))
+        newest = next(iter(_runs(folder)), folder)
+        return Outcome("diverged" if isinstance(error, Diverged) else "failed", str(error), str(newest))
     if not result.best:
         return Outcome("diverged", "the loss of the last weights is not finite", str(result.folder))
+    if result.lost:
+        return Outcome("failed", result.summary, str(result.folder))
     dev = {name: value for name, value in result.best.items() if name != "step"}
     return Outcome("done", "", str(result.folder), dev or None, result.test, result.steps, result.seconds)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock the trial for this process, after waiting for another process that trains it.
-
-    That may be a process of another sweep in the same folder, or of a killed sweep, which is saving.
-    """
-    with open(folder / ".lock", "a", encoding="utf-8") as file:
-        lock(file, wait=True)
-        yield
 
 
 def _resumable(folder: Path) -> Path | None:
@@ -211,10 +210,6 @@ def _runs(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{NAME}-*"), key=lambda path: (len(path.name), path.name), reverse=True)
 
 
-def _newest(folder: Path) -> Path:
-    return next(iter(_runs(folder)), folder)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Train a trial and return the exit code: 0 if there is an outcome, also a failure; 143 if it was terminated."""
     parser = argparse.ArgumentParser(prog="python -m vitrail.transfer.trial")
@@ -222,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", help="device in place of the run's own")
     parser.add_argument("--cores", type=int, help="number of cores that this process may use")
     arguments = parser.parse_args(argv)
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    end_with_parent()
     keep_freed_memory()
     try:
         run_trial(arguments.folder, device=arguments.device, cores=arguments.cores)
@@ -230,16 +225,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vitrail: {error}", file=sys.stderr)
         return error.exit_code
     return 0
-
-
-def _end_with_parent() -> None:
-    """Wait until the pipe on stdin closes, because the sweep's process has ended; then save and end.
-
-    The descriptor is read directly: a thread that reads sys.stdin holds its lock when the interpreter ends.
-    """
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -8,25 +8,26 @@ trained again, so that a repeated call continues after any interruption.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import Percent, plain
+from vitrail.config import dotted, plain
 from vitrail.data.benchmarks.vtab import Task
 from vitrail.data.benchmarks.vtab_source import HUB, PREFIX, locate
 from vitrail.data.roles import NONE
 from vitrail.data.settings import Data
 from vitrail.data.sources.index_lists import PARTS, WHOLE
 from vitrail.data.sources.open import find, split_found
+from vitrail.durations import Percent
 from vitrail.errors import DataError, TrainingError, UsageError
-from vitrail.training.folder import RunFolder
-from vitrail.training.guard import Interrupted
 from vitrail.training.run import Run
-from vitrail.transfer.sweep import Spread
-from vitrail.transfer.trial import Outcome, Trial, finished, run_trial, trial_key
-from vitrail.transfer.vtab_means import PUBLISHED, draw, means
+from vitrail.transfer.grid import absolute
+from vitrail.transfer.sweep import train_all
+from vitrail.transfer.trial import Trial, here, trial_key, write_table
+from vitrail.transfer.vtab_means import PUBLISHED, QUOTED, draw, means
 from vitrail.weights.load import weights_fingerprint
 
 log = logging.getLogger("vitrail")
@@ -53,14 +54,12 @@ class TaskScore:
     @property
     def mean(self) -> float | None:
         """Mean over seeds; None if no run has ended."""
-        spread = Spread.of(self.top1)
-        return None if spread is None else spread.mean
+        return statistics.fmean(self.top1) if self.top1 else None
 
     @property
     def std(self) -> float | None:
         """Sample standard deviation (n - 1) over seeds; None for fewer than two."""
-        spread = Spread.of(self.top1)
-        return None if spread is None else spread.std
+        return statistics.stdev(self.top1) if len(self.top1) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,7 @@ class VtabTable:
                     "notes": score.notes,
                     "runs": score.runs,
                     "published": {network: row[score.task.name] for network, row in PUBLISHED.items()},
+                    "quoted": {network: row[score.task.name] for network, row in QUOTED.items()},
                 }
                 for score in self.scores
             ],
@@ -108,17 +108,9 @@ class VtabTable:
 
 def departures(run: Run, paper: Run) -> list[str]:
     """Return one line for each setting of `run` that differs from the paper's, except those that each task decides."""
-    was, now = (dict(_flat({name: plain(getattr(each, name)) for name in SETTING})) for each in (paper, run))
+    was, now = (dict(dotted({name: plain(getattr(each, name)) for name in SETTING})) for each in (paper, run))
     was.pop("preprocess.image_size", None)  # it follows from image_size
     return [f"{name} {now.get(name)}, not {value}" for name, value in was.items() if now.get(name) != value]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def run_of(task: Task, base: Run, root: str, seed: int) -> Run:
@@ -128,20 +120,12 @@ def run_of(task: Task, base: Run, root: str, seed: int) -> Run:
     are is not published; the table of tasks decides it (`vitrail.data.benchmarks.vtab`).
     """
     where = root if root == HUB else str(Path(root).expanduser().absolute())
-    augment = replace(
-        base.augment,
-        crop=base.augment.crop if task.crop else "center",
-        flip=base.augment.flip and task.flip,
-    )
-    return replace(
-        base,
-        data=Data(
-            path=f"{PREFIX}{task.name}:{where}", train="+".join(PARTS), validation=NONE, holdout=0.0, test="test"
-        ),
-        augment=augment,
-        evaluate_every=Percent(100),  # there are no images to choose a step by
-        seed=seed,
-    )
+    path = f"{PREFIX}{task.name}:{where}"
+    data = Data(path=path, train="+".join(PARTS), validation=NONE, holdout=0.0, test="test")
+    crop = base.augment.crop if task.crop else "center"
+    augment = replace(base.augment, crop=crop, flip=base.augment.flip and task.flip)
+    # evaluated once, at the end: there are no images to choose a step by
+    return replace(base, data=data, augment=augment, evaluate_every=Percent(100), seed=seed)
 
 
 def vtab(base: Run, paper: Run, tasks: Sequence[Task], root: str, seeds: Sequence[int], folder: Path) -> VtabTable:
@@ -157,11 +141,10 @@ def vtab(base: Run, paper: Run, tasks: Sequence[Task], root: str, seeds: Sequenc
         raise UsageError("Fine-tune which network? Name it with --from: vitrail vtab --from RUN --data DIR")
     if not seeds or base.early_stop is not None or base.fewshot is not None:
         raise UsageError("VTAB needs a seed, and early_stop and fewshot cannot be used: it has no images to choose by")
-    place = Path(base.weights).expanduser()
-    base = replace(base, weights=str(place.absolute()) if place.exists() else base.weights)
-    assert base.weights is not None
-    mark = weights_fingerprint(base.weights)
-    table = VtabTable(folder, base.weights, departures(base, paper), [])
+    weights = absolute(base.weights)
+    base = replace(base, weights=weights)
+    mark = weights_fingerprint(weights)
+    table = VtabTable(folder, weights, departures(base, paper), [])
     for task in tasks:
         try:
             if locate(task, root) is None:
@@ -174,12 +157,9 @@ def vtab(base: Run, paper: Run, tasks: Sequence[Task], root: str, seeds: Sequenc
             continue
         log.info("%s: %s", task.name, "failed" if score.mean is None else f"top-1 {score.mean:.2%}")
         table.scores.append(score)
-        RunFolder(folder).write_json(TABLE, table.as_json())
+        write_table(folder / TABLE, table.as_json())
     _require_results(table, root)
-    try:
-        draw({**PUBLISHED, Path(base.weights).name: table.percent}, folder / FIGURE)
-    except OSError as error:
-        log.warning("could not write %s: %s", folder / FIGURE, error.strerror or error)
+    draw({Path(weights).name: table.percent, **PUBLISHED, **QUOTED}, folder / FIGURE)
     return table
 
 
@@ -202,22 +182,17 @@ def _score(task: Task, base: Run, root: str, seeds: Sequence[int], folder: Path,
     splits = split_found(found, run.data)
     assert splits.test is not None  # it is asked for by name
     score = TaskScore(task, [], len(splits.test), found.findings.lines())
+    trials = []
     for seed in seeds:
-        key = trial_key(replace(run, seed=seed), splits, mark)
-        trial = Trial(key, replace(run, seed=seed), folder / f"{task.name}-seed-{seed}-{key}", {}, final=True)
-        outcome = finished(trial.folder) or _trained(trial)
+        run = replace(run, seed=seed)
+        key = trial_key(run, splits, mark)
+        trials.append(Trial(key, run, folder / f"{task.name}-seed-{seed}-{key}", {"task": task.name}, final=True))
+    *_, rows = train_all(trials, here)
+    for seed, row in zip(seeds, rows, strict=True):
+        outcome = row.outcome
         if outcome.status == "done" and outcome.test is not None:
             score.top1.append(outcome.test["top1"])
             score.runs.append(outcome.run)
         else:
             score.notes.append(f"seed {seed} {outcome.status}: {outcome.reason}")
     return score
-
-
-def _trained(trial: Trial) -> Outcome:
-    trial.prepare()
-    try:
-        return run_trial(trial.folder)
-    except Interrupted as error:
-        name = trial.folder.name
-        raise Interrupted(f"stopped in {name}, which is saved. Repeat the command to continue.", error.signum) from None

@@ -1,4 +1,4 @@
-"""VTAB-1k in the paper: Table 9, task by task, in percent, its means by group, and Figure 2, which shows them."""
+"""The paper's results on VTAB-1k: Table 9 in percent, its means by group, and Figure 2 of these means."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitrail.costs.published import published
 from vitrail.data.benchmarks.vtab import GROUPS, TASKS, Group
+from vitrail.files import replacing
 
 MEAN = "mean"
 """The mean over all tasks, each with the same weight, whatever their group."""
@@ -17,6 +18,17 @@ PUBLISHED: dict[str, dict[str, float]] = {
     for network, (*values, _mean) in published("table9_vtab")["rows"].items()
 }
 """Network (and its pre-training data) -> task -> top-1 on the test set, in percent."""
+
+_QUOTED = published("figure2_quoted")
+QUOTED: dict[str, dict[str, float]] = {
+    f"{name}, quoted": dict(zip(TASKS, values, strict=True)) for name, values in _QUOTED["rows"].items()
+}
+"""Networks of others that Figure 2 shows, whose results for every task are public. As `PUBLISHED`."""
+QUOTED_MEANS: dict[str, float] = {
+    "BiT-L, quoted": float(published("table2_state_of_the_art")["rows"]["VTAB (19 tasks)"][3].split("±")[0]),
+    **{f"{name}, quoted": mean for name, mean in _QUOTED["means"].items()},
+}
+"""Networks of others of which only the mean over all tasks is public."""
 
 
 def means(scores: Mapping[str, float]) -> dict[Group | str, tuple[float, int]]:
@@ -33,7 +45,8 @@ def means(scores: Mapping[str, float]) -> dict[Group | str, tuple[float, int]]:
 def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Draw the means of `rows` (network -> task -> top-1 in percent) as in Figure 2 and write them to `path`.
 
-    The suffix of `path` names the format. Only tasks that all networks have are counted, so that bars are comparable.
+    The suffix of `path` names the format. Only tasks that all networks have are counted, so bars can be compared. If
+    these are all 19, the first panel shows `QUOTED_MEANS`, too.
     """
     from matplotlib.figure import Figure
 
@@ -44,8 +57,11 @@ def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
     titles = [title for title in (MEAN, *GROUPS) if all(title in each for each in found.values())]
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
     for axes, title in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles, strict=True):
-        values = [each[title][0] for each in found.values()]
-        bars = axes.bar(range(len(values)), values, color=COLOURS[: len(values)], label=list(found))
+        heights = {name: each[title][0] for name, each in found.items()}
+        if title == MEAN and len(tasks) == len(TASKS):
+            heights |= QUOTED_MEANS
+        values = list(heights.values())
+        bars = axes.bar(range(len(values)), values, color=COLOURS[: len(values)], label=list(heights))
         axes.bar_label(bars, fmt="%.1f", fontsize="small")
         axes.set_ylim(max(min(values) - 10, 0), min(max(values) + 5, 100))
         axes.set_xticks([])
@@ -55,4 +71,5 @@ def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
     figure.axes[0].set_ylabel("top-1, %")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
-    figure.savefig(path, dpi=144)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=144, format=path.suffix[1:])

@@ -1,12 +1,10 @@
 """`open_archive`: the tensors of any weight file or folder by name, read only on request.
 
 The kind of a file is recognised by its first bytes, not by its name. Nothing in a file is executed, and sizes that it
-claims are compared with the file before anything is allocated: see `vitrail.files.Npz` and `torchfile.py`;
-safetensors checks its own header.
+claims are compared with the file before anything is allocated: see `vitrail.data.npz.Npz` and `readers`.
 
-Tensors of .safetensors and .pth files are memory-mapped, privately and copy-on-write: training may write to them, and
-the file never changes. They read from the file as long as they exist, so a file in use must be replaced, not
-overwritten in place.
+Tensors have memory of their own: training never writes to the file, and a file that is changed or removed later does
+not change them. Only while a .pth file is open is it memory-mapped; if it is cut then, the process ends (SIGBUS).
 """
 
 from __future__ import annotations
@@ -20,17 +18,23 @@ from types import TracebackType
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitrail.errors import WeightsError, did_you_mean
-from vitrail.files import Npz, read_json_object
-from vitrail.weights.torchfile import read_torch
+from vitrail.data.npz import Npz
+from vitrail.errors import LONGEST_NAME, WeightsError, did_you_mean
+from vitrail.files import open_regular, read_json_object
+from vitrail.weights.readers.tensor_file import TensorFile
+from vitrail.weights.readers.torchfile import read_torch
+from vitrail.words import shown
 
 Kind = Literal["npz", "safetensors", "torch"]
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
+MOST_TENSORS = 100_000
+"""Maximum number of tensors in a file, because names are compared with each other."""
+MOST_DIMENSIONS = 8
+"""Maximum number of dimensions of a tensor in a file."""
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Archive:
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of every tensor, by its name in the file."""
     read: Callable[[str], Tensor]
-    """Returns a tensor in the file's dtype, memory-mapped if the kind allows it."""
+    """Returns a tensor in the file's dtype, in memory of its own."""
     metadata: dict[str, str] = field(default_factory=dict)
     """Metadata in a safetensors header."""
     config: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +67,13 @@ class Archive:
         """Return a tensor's shape without reading its values. Raises WeightsError if it does not exist."""
         self._check(name)
         return self.shapes[name]
+
+    def without_memory(self, name: str) -> Tensor:
+        """Return an empty tensor of the shape of `name`, on the meta device. Raises WeightsError if it cannot exist."""
+        try:
+            return torch.empty(self.shape(name), device="meta")
+        except (RuntimeError, TypeError) as error:
+            raise WeightsError(f"{self.path}: {shown(name)} has the impossible shape {self.shape(name)}") from error
 
     def __getitem__(self, name: str) -> Tensor:
         self._check(name)
@@ -125,11 +136,27 @@ def open_archive(path: Path | str) -> Archive:
     elif path.is_symlink():
         raise WeightsError(f"{path} is a broken link. Give the file itself.")
     else:
-        raise WeightsError(f"{path} does not exist. Give a weight file, or a folder with one.")
+        what = "is neither a folder nor a regular file" if path.exists() else "does not exist"
+        raise WeightsError(f"{path} {what}. Give a weight file, or a folder with one.")
+    _check_shapes(archive)
     if folder is not None:  # a config.json next to a file of another name may belong to another model
         archive.config = _json(folder / "config.json")
         archive.processor = _json(folder / "preprocessor_config.json")
     return archive
+
+
+def _check_shapes(archive: Archive) -> None:
+    """Raise WeightsError, and close the archive, if its names or shapes are larger than any model's."""
+    problem = ""
+    if len(archive) > MOST_TENSORS:
+        problem = f"holds {len(archive):,} tensors; at most {MOST_TENSORS:,} are read"
+    for name, shape in archive.shapes.items():
+        if len(name) > LONGEST_NAME or len(shape) > MOST_DIMENSIONS:
+            problem = f"holds the tensor {shown(name)} of {len(shape)} dimensions, with {len(name):,} letters; at most "
+            problem += f"{MOST_DIMENSIONS} dimensions and {LONGEST_NAME:,} letters are read"
+    if problem:
+        archive.close()
+        raise WeightsError(f"{archive.path} {problem}")
 
 
 def _open_folder(folder: Path) -> Archive:
@@ -154,7 +181,7 @@ def _open_folder(folder: Path) -> Archive:
 def _open_file(path: Path) -> Archive:
     """Open a file; its first bytes decide which kind it is."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             head = stream.read(9)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -165,7 +192,7 @@ def _open_file(path: Path) -> Archive:
     if head.startswith((b"PK", b"\x80")):
         tensors, notes = read_torch(path)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        return Archive(path, "torch", shapes, tensors.__getitem__, notes=notes)
+        return Archive(path, "torch", shapes, lambda name: tensors[name].clone(), notes=notes)
     raise WeightsError(
         f"{path} cannot be read: truncated, damaged or of another kind (its first bytes are {head!r}, which is not a "
         "safetensors, .npz or PyTorch file)"
@@ -194,23 +221,10 @@ def _is_npz(path: Path) -> bool:
 
 
 def _open_safetensors(path: Path) -> Archive:
-    stack = ExitStack()
-    try:
-        handle = stack.enter_context(safe_open(path, framework="pt"))
-        shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
-        metadata = dict(handle.metadata() or {})
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        stack.close()
-        raise WeightsError(f"{path} cannot be read: truncated, damaged or of another kind ({error})") from error
-
-    def read(name: str) -> Tensor:
-        try:
-            tensor: Tensor = handle.get_tensor(name)
-        except (SafetensorError, OSError, ValueError, RuntimeError, TypeError) as error:
-            raise WeightsError(f"{path}: {name!r} cannot be read ({error})") from error
-        return tensor
-
-    return Archive(path, "safetensors", shapes, read, metadata, stack=stack)
+    file = TensorFile(path)
+    archive = Archive(path, "safetensors", file.shapes, file.read, file.metadata)
+    archive.stack.callback(file.close)
+    return archive
 
 
 def _open_index(index: Path) -> Archive:
@@ -223,11 +237,13 @@ def _open_index(index: Path) -> Archive:
     shapes: dict[str, tuple[int, ...]] = {}
     try:
         for name, file in places.items():
-            if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\\" in file or "\0" in file:
-                raise WeightsError(f"{index} places {name!r} in {file!r}: only files of its own folder are read")
+            if not isinstance(file, str) or file in ("", ".", "..") or set(file) & set("/\\\0") or len(file) > 255:
+                raise WeightsError(
+                    f"{index} places {shown(name)} in {shown(file)}: only files of its own folder are read"
+                )
             if file not in shards:
                 if not (index.parent / file).is_file():
-                    raise WeightsError(f"{index} names the file {file!r}, which is not there")
+                    raise WeightsError(f"{index} names the file {shown(file)}, which is not there")
                 shards[file] = stack.enter_context(_open_file(index.parent / file))
             shapes[name] = shards[file].shape(name)
         for file, shard in shards.items():

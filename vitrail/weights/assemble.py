@@ -1,27 +1,29 @@
 """Build a model from a config and tensors, without initialising it first and without copying the tensors.
 
-The network is built with parameters that have shapes and no memory, and takes over the tensors it is given. A
-tensor that is memory-mapped stays so: privately and copy-on-write, so that training writes to memory of its own.
+The network is built with parameters that have shapes and no memory, and takes over the tensors it is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import UsageError, WeightsError, did_you_mean
+from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
+from vitrail.model.own_part import own_parts
 from vitrail.model.resize import resize_bias, resize_kernel, resize_line, resize_positions
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import ResizeMode, ResNetConfig, ViTConfig
+from vitrail.model.variants import ResizeMode, ResNetConfig, ViTConfig, check_ranges
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
+from vitrail.weights.channels import adapt_channels, is_image_kernel, with_channels
 
 Config = ViTConfig | ResNetConfig
 Source = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
@@ -29,8 +31,18 @@ Source = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
 
 HEAD = ("head.", "head_dist.", "pre_logits.")
 """Prefixes of the tensors that a new classifier replaces."""
-DEEPEST = 1000
-"""Maximum number of layers that a card may claim, because building the network takes time for each."""
+SIZES: dict[str, tuple[str, ...]] = {
+    "stem.": ("width", "channels", "patch", "stem", "stem_units"),
+    "root.": ("width", "channels"),
+    "stages.": ("units", "width", "image_size"),
+    "cls": ("width", "pool", "class_token"),
+    "registers": ("registers", "width"),
+    "positions.": ("positions", "place", "image_size", "patch", "registers", "width", "heads", "depth"),
+    "blocks.": ("depth", "branches", "width", "mlp_dim", "mlp", "layer_scale"),
+    "pre_logits.": ("pre_logits", "width"),
+    "head": ("classes", "pre_logits", "width", "distilled"),
+}
+"""Start of a tensor's name -> fields of the config that decide whether it exists, and its shape."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +53,16 @@ class Overrides:
     image_size: int | tuple[int, int] | None = None
     resize_mode: ResizeMode | None = None
     patch: int | None = None
+    channels: int | None = None
+    drop_path: float | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None and self.classes < 0:
             raise UsageError(f"a classifier for {self.classes} classes cannot be built; 0 leaves it out")
-        valid = get_args(ResizeMode)
-        if self.resize_mode is not None and self.resize_mode not in valid:
-            hint = did_you_mean(str(self.resize_mode), valid)
-            raise UsageError(f"no resize mode is named {self.resize_mode!r}.{hint} Valid: {', '.join(valid)}")
+        check_ranges(self)
 
     def apply(self, config: Config) -> Config:
-        """Return the config at the new resolution; the classifier is replaced in the network."""
+        """Return the config with all changes but that of the classifier, which is replaced in the network."""
         if self.resize_mode is not None:
             if not isinstance(config, ViTConfig):
                 raise UsageError("resize_mode is for positions, which a ResNet does not have: leave it out")
@@ -66,6 +77,12 @@ class Overrides:
             if self.patch < 1:
                 raise UsageError(f"a patch of {self.patch} pixels cannot be cut")
             changed["patch"] = self.patch
+        if self.drop_path is not None:
+            if not isinstance(config, ViTConfig):
+                raise UsageError("drop_path drops layers of a ViT, and this model is a ResNet: leave it out")
+            changed["drop_path"] = self.drop_path
+        if self.channels is not None:
+            changed |= with_channels(config, self.channels)
         return replace(config, **changed)
 
 
@@ -79,12 +96,14 @@ def assemble(card: Card, source: Source, report: LoadReport, changes: Overrides)
     config = changes.apply(old)
     model = skeleton(config)
     if changes.classes is not None:
-        with torch.device("meta"):
+        with torch.device("meta") if "head" not in own_parts(config) else nullcontext():
             model.reset_head(changes.classes)
         config = model.config
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     new = {name for name in shapes if changes.classes is not None and name.startswith(HEAD)}
     tensors = {name: torch.zeros(shapes[name]) for name in new}
+    if "head" in own_parts(config):  # it initialises itself
+        tensors = {name: tensor for name, tensor in model.state_dict().items() if name in new}
     for name, tensor in source(shapes.keys() - new):
         tensors[name] = _at(name, tensor, shapes[name], old, config, report)
     fill(model, tensors)
@@ -95,36 +114,46 @@ def assemble(card: Card, source: Source, report: LoadReport, changes: Overrides)
     if new or config != old:  # the network computes something else now, so the reference vector is no longer valid
         changed = dict(config=config, reference={})
     if changes.classes is not None:
-        changed["class_names"] = []
+        changed |= {"class_names": [], "thresholds": []}
     if changes.image_size is not None:
         changed["preprocess"] = replace(card.preprocess, image_size=config.image_size)
     card = replace(card, **changed)
-    model.card, model.load_report = card, report  # type: ignore[assignment]
+    model.card, model.load_report = card, report
     return model.eval()
 
 
 def skeleton(config: Config) -> ViT | ResNet:
-    """Return the network of a config, its parameters without memory. Raises WeightsError if it cannot be built."""
-    layers = config.depth * config.branches if isinstance(config, ViTConfig) else sum(config.units)
-    if layers > DEEPEST:
-        raise WeightsError(f"a network of {layers} layers is claimed; up to {DEEPEST} are believed")
+    """Return the network of a config, its parameters without memory, unless a part is the user's own.
+
+    Raises WeightsError if it cannot be built.
+    """
     try:
+        if own_parts(config):  # they may compute values that are in no file
+            with torch.random.fork_rng(devices=[]):
+                return build(config)
         with torch.device("meta"):
             return build(config)
-    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:  # sizes below 0, and such
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:  # too many values, and such
         raise WeightsError(f"no network can be built from its config: {error}") from error
 
 
 def expected(config: Config, path: Path) -> dict[str, Tensor]:
     """Return all tensors of a config's network by name, without memory. Raises WeightsError naming `path`."""
     try:
-        return _tensors_of(config)
+        return expected_of(config)
     except (UsageError, WeightsError) as error:
         raise WeightsError(f"{path} does not describe a model: {error}") from error
 
 
+def said_of(name: str, config: Config) -> str:
+    """Return what a config says that decides about the tensor `name`: "width 16, channels 3, patch 4"."""
+    fields = next((fields for start, fields in SIZES.items() if name.startswith(start)), ("width",))
+    return ", ".join(f"{field} {getattr(config, field)}" for field in fields if hasattr(config, field))
+
+
 @lru_cache(maxsize=1)  # a file is compared with its network before and while it is loaded
-def _tensors_of(config: Config) -> dict[str, Tensor]:
+def expected_of(config: Config) -> dict[str, Tensor]:
+    """Return all tensors of a config's network by name, without memory. Raises WeightsError if it cannot be built."""
     return dict(skeleton(config).state_dict())
 
 
@@ -171,7 +200,7 @@ def check_finite(name: str, tensor: Tensor, what: str) -> None:
 
 
 def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Config, report: LoadReport) -> Tensor:
-    """Return a tensor resampled to the resolution of `new`; record it in the report."""
+    """Return a tensor resampled to the resolution and the channels of `new`; record it in the report."""
     if isinstance(old, ViTConfig) and isinstance(new, ViTConfig) and old.grid != new.grid and tensor.numel():
         # by the grid, not by the shape: 2 x 8 and 4 x 4 have tables of one length
         resized, way = tensor, "linear"
@@ -190,6 +219,14 @@ def _at(name: str, tensor: Tensor, shape: tuple[int, ...], old: Config, new: Con
     if isinstance(old, ViTConfig) and isinstance(new, ViTConfig) and old.patch != new.patch and name == "stem.weight":
         tensor = resize_kernel(tensor, new.patch).contiguous()
         report.resampled[name] = f"{old.patch} -> {new.patch} px patches, pseudo-inverse of a bilinear resize"
+    if old.channels != new.channels and is_image_kernel(tensor, old.channels, new.channels, shape):
+        tensor = adapt_channels(tensor, new.channels)
+        report.resampled[name] = f"{old.channels} -> {new.channels} channels"
+    if tuple(tensor.shape) != shape and old.channels != new.channels:
+        raise WeightsError(
+            f"{name!r} of shape {tuple(tensor.shape)} is not a kernel that can be adapted from {old.channels} to "
+            f"{new.channels} channels; keep {old.channels}"
+        )
     if tuple(tensor.shape) != shape:
         raise WeightsError(
             f"{name!r} of shape {tuple(tensor.shape)} cannot be resampled to {shape} for images of "

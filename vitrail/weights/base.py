@@ -15,6 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import WeightsError
+from vitrail.words import shown
+
+LONGEST_PATH, LONGEST_PART = 4096, 255
+"""Maximum number of bytes of a path, and of a name in it, on usual file systems."""
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a file system can be asked for a path."""
+    parts = text.encode("utf-8", "surrogatepass").split(b"/")
+    return "\0" not in text and len(text) <= LONGEST_PATH and max(map(len, parts)) <= LONGEST_PART
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,12 @@ class BaseWeights:
         types = {"source": str, "path": str, "sha256": str, "hub": bool, "relative": str}
         known = isinstance(values, Mapping) and values.keys() == types.keys()
         if not known or any(not isinstance(values[name], kind) for name, kind in types.items()):
-            raise WeightsError(f"{where} refers to its base model in an unknown way: {values!r}")
+            raise WeightsError(f"{where} refers to its base model in an unknown way: {shown(values)}")
+        for name in ("source", "path", "relative"):
+            if not _is_path(values[name]):
+                raise WeightsError(
+                    f"{where} refers to its base model by {name} {shown(values[name])}, which is no path"
+                )
         return cls(**values)
 
     def places(self, folder: Path) -> list[Path]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
-from vitrail.config import merge
+from vitrail.config import merge, plain
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
+from vitrail.words import shown
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from vitrail.data.images.pillow import ModelInput
 
 FORMAT = "vitrail-card"
 VERSION = 1
@@ -27,13 +30,18 @@ KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "res
 
 @dataclass(frozen=True)
 class Card:
-    """Data stored with the weights. Raises WeightsError if the number of class names is not that of the classes."""
+    """Data stored with the weights.
+
+    Raises WeightsError if the number of class names is not that of the classes, and UsageError if images of
+    `preprocess.image_size` have too many tokens.
+    """
 
     config: ViTConfig | ResNetConfig
     class_names: list[str] = field(default_factory=list)
     """Name of each output, in order; empty if the classes have no names (yet)."""
-    preprocess: Preprocess = field(default_factory=Preprocess)
-    """How an image becomes this model's input, before the normalisation of `config.mean` and `config.std`."""
+    preprocess: Preprocess = None  # type: ignore[assignment]  # depends on the config
+    """How an image becomes this model's input, before the normalisation of `config.mean` and `config.std` (default:
+    `Preprocess` with the image size of `config`)."""
     source: str = "vitrail"
     """Where the weights come from."""
     licence: str = ""
@@ -43,6 +51,9 @@ class Card:
     """Origin of the weights: run, step, data fingerprint, versions; under "origin" the naming of a foreign file."""
     reference: dict[str, Any] = field(default_factory=dict)
     """Description of a fixed input and the outputs for it, for `vitrail weights verify`; empty if unknown."""
+    thresholds: list[float] = field(default_factory=list)
+    """For a network that predicts several labels, or none: the probability (sigmoid) from which each class is
+    predicted. Empty for a network that predicts one class (softmax)."""
 
     def __post_init__(self) -> None:
         if self.class_names and len(self.class_names) != self.config.classes:
@@ -50,16 +61,49 @@ class Card:
                 f"a card with {len(self.class_names)} class names for a model with {self.config.classes} "
                 "classes. Give one name for each class, or none."
             )
+        if self.thresholds and len(self.thresholds) != self.config.classes:
+            raise WeightsError(
+                f"a card with {len(self.thresholds)} thresholds for a model with {self.config.classes} classes. Give "
+                "one for each class, or none for a model that predicts one class"
+            )
+        if self.preprocess is None:
+            object.__setattr__(self, "preprocess", Preprocess(image_size=self.config.image_size))
+        if isinstance(self.config, ViTConfig):
+            self.config.check_tokens(self.preprocess.image_size)
+
+    @property
+    def several(self) -> bool:
+        """Whether the network predicts several labels for an image, or none."""
+        return bool(self.thresholds)
 
     @property
     def resize_mode(self) -> str:
         """How positions are resampled to another resolution (`vitrail.model.resize`)."""
         return getattr(self.config, "resize_mode", "official")
 
+    def transform(self) -> ModelInput:
+        """Return the callable that turns an image of Pillow's into this model's input, float32 [3, height, width].
+
+        It is what `predict` does, normalisation included, for `ImageFolder(transform=...)` and the like. Raises
+        UsageError for a model of other than 3 channels.
+        """
+        from vitrail.data.images.pillow import ModelInput
+        from vitrail.model.stems.patch import Normalise
+
+        if self.config.channels != 3:
+            raise UsageError(
+                f"an image of Pillow's becomes RGB, 3 channels, and this model has {self.config.channels}: make its "
+                "input tensors yourself"
+            )
+        return ModelInput(self.preprocess, Normalise(self.config.mean, self.config.std))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the card as JSON values; numbers that are not finite become null."""
         kind = next(name for name, config in KINDS.items() if isinstance(self.config, config))
-        return {"format": FORMAT, "version": VERSION, "kind": kind, **_plain(asdict(self))}
+        values = _plain(plain(self))
+        if not self.several:
+            del values["thresholds"]  # so that earlier versions read the card
+        return {"format": FORMAT, "version": VERSION, "kind": kind, **values}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Card:
@@ -68,35 +112,36 @@ class Card:
         if values.pop("format", None) != FORMAT:
             raise WeightsError(f'this is not a vitrail model card: it lacks "format": "{FORMAT}"')
         if (version := values.pop("version", None)) != VERSION:
-            raise WeightsError(f"the model card has version {version}; this vitrail reads version {VERSION}")
+            raise WeightsError(f"the model card has version {shown(version)}; this vitrail reads version {VERSION}")
         if not isinstance(kind := values.pop("kind", None), str) or kind not in KINDS:
-            raise WeightsError(f"the model card is for a {kind!r}; valid kinds: {', '.join(KINDS)}")
+            raise WeightsError(f"the model card is for a {shown(kind)}; valid kinds: {', '.join(KINDS)}")
         try:
-            config = _checked(_build(KINDS[kind], values.pop("config", {}), "config"), "config")
-            preprocess = _checked(_build(Preprocess, values.pop("preprocess", {}), "preprocess"), "preprocess")
-        except UsageError as error:  # a contradiction between values, in a file rather than in a flag
+            config = merge(KINDS[kind](), values.pop("config", {}), "config")
+            preprocess = merge(Preprocess(), values.pop("preprocess", {}), "preprocess")
+            return cls(config, preprocess=preprocess, **_checked(values))
+        except UsageError as error:  # in a file rather than in a flag
             raise WeightsError(f"the model card does not describe a model: {error}") from error
-        return _build(cls, {**values, "config": config, "preprocess": preprocess}, "the card")
 
 
-def _build(cls: type, values: Any, where: str) -> Any:
-    """Return cls(**values). Raises WeightsError naming an entry that is unknown or of a wrong type."""
-    if not isinstance(values, Mapping):
-        raise WeightsError(f"{where} of the model card should be a mapping, not {type(values).__name__}")
-    valid = [item.name for item in fields(cls)]
-    for key in values:
-        if key not in valid:
-            hint = did_you_mean(key, valid)
-            raise WeightsError(f"the model card has an unknown entry {key!r} in {where}.{hint}")
-    try:
-        return cls(**values)
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise WeightsError(f"the model card has a value of the wrong type in {where}: {error}") from error
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the other entries of a card after checking names and types. Raises UsageError naming a wrong one."""
+    hints = get_type_hints(Card)
+    for name, value in values.items():
+        if name not in hints:
+            raise UsageError(f"unknown entry {shown(name)}.{did_you_mean(name, hints)} Valid: {', '.join(hints)}")
+        kind = get_origin(hints[name]) or hints[name]
+        if not isinstance(value, kind):
+            raise UsageError(f"{name}: expected {_JSON.get(kind, kind.__name__)}, got {shown(value)}")
+    for number, name in enumerate(values.get("class_names", [])):
+        if not isinstance(name, str):
+            raise UsageError(f"class_names: expected text for class {number}, got {shown(name)}")
+    for number, value in enumerate(values.get("thresholds", [])):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise UsageError(f"thresholds: expected a number from 0 to 1 for class {number}, got {shown(value)}")
+    return values
 
 
-def _checked(built: Any, where: str) -> Any:
-    """Return the dataclass after comparing its values with its annotations. Raises UsageError naming a wrong value."""
-    return merge(type(built)(), {item.name: getattr(built, item.name) for item in fields(built)}, where)
+_JSON = {list: "a list of names", dict: "an object", str: "text"}
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The DeiT repository's own files: `{"model": state_dict}` of DeiT-III and of "Three things" (`models_v2.py`).
 
-DeiT's first models have timm's names and are timm's to read. This format is for what the later ones changed:
+Files of the first DeiT models have timm's names, and are read as timm's. The later models changed these names:
 
 | theirs | ours |
 |---|---|
@@ -9,7 +9,7 @@ DeiT's first models have timm's names and are timm's to read. This format is for
 | `patch_embed.proj.{0,1,3,4,6,7}` | the hMLP stem: convolutions and (Sync)BatchNorms |
 | `pos_embed` [1, patches, width] | positions of the patches only, without the class token |
 
-A file says neither the number of heads nor the preprocessing: the load report lists what was assumed.
+A file contains neither the number of heads nor the preprocessing. The load report lists what is assumed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -26,19 +25,28 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.stems.convolutional import hmlp_stages
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.ranges import LARGEST_SIDE
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, refuse_folder, state_of, write_tensors
-from vitrail.weights.mapping import Conversion, rows, same, same_pair, shape_of, stem_sizes, usual_heads
-from vitrail.weights.timm.read_config import is_timms
+from vitrail.weights.mapping import (
+    Conversion,
+    first_reason,
+    imagenet_statistics,
+    rows,
+    same,
+    same_pair,
+    shape_of,
+    stem_sizes,
+    usual_heads,
+)
+from vitrail.weights.timm.file import has_timm_config
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 STEM_CONVS, STEM_NORMS = (0, 3, 6), (1, 4, 7)
 """Indices in the hMLP stem's sequence, equal in DeiT and vitrail; GELU is at 2 and 5."""
 
-# ours (branch of a block, what in it): theirs, for the first and for the second branch
+# DeiT's names of norm, layer and LayerScale in the first and in the second branch of a block
 _ATTENTIONS = (("norm1", "attn", "gamma_1"), ("norm11", "attn1", "gamma_1_1"))
 _MLPS = (("norm2", "mlp", "gamma_2"), ("norm21", "mlp1", "gamma_2_1"))
 
@@ -50,19 +58,21 @@ class DeiT:
     name: str = "deit"
 
     def recognises(self, archive: Archive) -> bool:
-        """Flat LayerScale, a second branch or the hMLP stem; BEiT has the first too, with relative positions.
+        """Return whether there is LayerScale as `gamma_1`, a second branch or the hMLP stem.
 
-        So have others of timm's, which a config.json tells.
+        BEiT's files have such LayerScale too, but relative positions; timm's other files with it have a config.json.
         """
         needed = {"cls_token", "blocks.0.norm1.weight", "blocks.0.attn.qkv.weight"}
         own = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"}
         beit = any(name.endswith(("relative_position_bias_table", ".q_bias", ".v_bias")) for name in archive.names)
-        return needed <= archive.names and bool(own & archive.names) and not beit and not is_timms(archive)
+        return needed <= archive.names and bool(own & archive.names) and not beit and not has_timm_config(archive)
 
     def find(self, archive: Archive) -> ForeignModel:
-        """See `Format.find`. The preprocessing is that of DeiT's evaluation."""
+        """See `Format.find`. The preprocessing is DeiT's evaluation."""
         config, assumptions = _config(archive)
-        crop = 0.875 if config.cls_position else 1.0  # main.py's default, and what DeiT-III's commands pass
+        crop = (
+            0.875 if config.cls_position else 1.0
+        )  # the default of DeiT's main.py, and the value in DeiT-III's commands
         preprocess = Preprocess(config.image_size, resize="small", crop=crop, interpolation="bicubic")
         assumptions.append(f"preprocessing of the DeiT repository: ImageNet's mean and std, bicubic, crop {crop}")
         origin = {"format": self.name, "file": str(archive.path)}
@@ -70,7 +80,7 @@ class DeiT:
         return ForeignModel(card, conversions(config), assumptions=assumptions)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
-        """Write `{"model": state_dict}`, or a safetensors file where `path` ends so. Raises WeightsError."""
+        """Write `{"model": state_dict}`, or a safetensors file if `path` ends in .safetensors. Raises WeightsError."""
         config = card.config
         if reason := _refusal(config):
             raise WeightsError(f"the DeiT repository's format has no place for this model: {reason}")
@@ -153,42 +163,38 @@ def _config(archive: Archive) -> tuple[ViTConfig, list[str]]:
         layer_scale=1e-4 if "blocks.0.gamma_1" in archive else None,
         norm_eps=1e-6,
         gelu="erf",
-        **_statistics(channels),
+        **imagenet_statistics(channels),  # type: ignore[arg-type]
     )
     return config, [sentence]
 
 
-def _statistics(channels: int) -> dict[str, Any]:
-    """ImageNet's mean and std; for other than three channels there are none, and ViTConfig's are kept."""
-    return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} if channels == 3 else {}
-
-
 def _hmlp_stem(archive: Archive) -> tuple[int, int, int]:
-    """Width, channels and patch of an hMLP stem. Raises WeightsError for one with other stages or norms than DeiT's."""
+    """Return width, channels and patch of an hMLP stem. Raises WeightsError for other stages or norms than DeiT's."""
     shapes = [shape_of(archive, f"patch_embed.proj.{place}.weight", 4) for place in STEM_CONVS]
     kernels = tuple(shape[2] for shape in shapes)
-    if kernels != hmlp_stages(math.prod(kernels)):
+    if math.prod(kernels) > LARGEST_SIDE or kernels != hmlp_stages(math.prod(kernels)):
         raise WeightsError(
-            f"{archive.path} has an hMLP stem of kernels {kernels}; known is {hmlp_stages(16)}, for patches of 16"
+            f"{archive.path} has an hMLP stem with kernels {kernels}. Only {hmlp_stages(16)}, for patches of 16, is "
+            "supported."
         )
     for place in STEM_NORMS:
         if f"patch_embed.proj.{place}.running_mean" not in archive:
             raise WeightsError(
-                f"{archive.path} lacks 'patch_embed.proj.{place}.running_mean': DeiT's hMLP stem has BatchNorms, and "
-                "which other norm this one has the file does not say"
+                f"{archive.path} lacks 'patch_embed.proj.{place}.running_mean'. DeiT's hMLP stem has BatchNorms, and "
+                "the file does not name another norm."
             )
     return shapes[-1][0], shapes[0][1], math.prod(kernels)
 
 
 def _square(archive: Archive, front: int) -> tuple[int, bool]:
-    """Return the side of the grid, and whether the tokens in front of it have positions."""
+    """Return the side of the grid, and whether the tokens in front of the patches have positions."""
     count = shape_of(archive, "pos_embed", 3)[1]
     for tokens, has_row in ((count, False), (count - front, True)):
         if tokens > 0 and math.isqrt(tokens) ** 2 == tokens:
             return math.isqrt(tokens), has_row
     raise WeightsError(
-        f"{archive.path} has {count} positions in 'pos_embed', which is no square grid, with or without {front} "
-        "for the tokens in front: the file does not say which grid it is"
+        f"{archive.path} has {count} positions in 'pos_embed', which is not a square grid, with or without {front} "
+        "for the tokens in front. The file does not contain the grid."
     )
 
 
@@ -218,4 +224,4 @@ def _refusal(config: ViTConfig | ResNetConfig) -> str:
         "a distillation token beside LayerScale, branches or an hMLP stem": later and config.distilled,
         "a distillation token without a position": config.distilled and not config.cls_position,
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    return first_reason(reasons)

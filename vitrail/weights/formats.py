@@ -6,7 +6,8 @@ name, because people rename files. Exactly one format must recognise a file; if 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -16,11 +17,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitrail.errors import UsageError, WeightsError, did_you_mean
+from vitrail.errors import LONGEST_NAME, UsageError, WeightsError, did_you_mean
 from vitrail.files import replacing
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.mapping import Conversion
+from vitrail.words import shown
 
 MODULES = {
     "google": "flax.google",
@@ -86,8 +88,27 @@ def format_named(name: str) -> Format:
     return found
 
 
+FAMILIES = (
+    ("CaiT", r"^blocks_token_only\.", ""),
+    ("Swin Transformer", r"^layers\.0\.blocks\.0\.attn\.", ""),
+    ("Hiera", r"^(pos_embed_win|head\.fc\.weight)$", r"^(stages|neck|layers)\."),
+    ("XCiT", r"^blocks\.0\.local_mp\.", ""),
+    ("ConViT", r"^blocks\.0\.attn\.gating_param$", ""),
+    ("MLP-Mixer", r"^blocks\.0\.mlp_tokens\.", ""),
+    ("SAM", r"^blocks\.0\.attn\.rel_pos_h$", ""),
+    ("NaFlexViT", r"^embeds\.(proj|pos_embed)", ""),
+    ("DINOv3, or another network with registers and rotary positions", r"^reg_token$", r"^pos_embed$"),
+)
+"""(family of networks, pattern of tensor names that it has, pattern of names that it has not), for families that look
+like a Vision Transformer to a format and that vitrail does not support."""
+
+
 def recognise(archive: Archive, among: Sequence[Format] | None = None) -> Format:
     """Return the format of an archive among these (default: all). Raises WeightsError if none, or two, recognise it."""
+    for family, has, lacks in FAMILIES:
+        there, absent = (any(re.search(each, name) for name in archive.names) for each in (has, lacks or "$^"))
+        if there and not absent:
+            raise WeightsError(f"{archive.path} is a {family}, which vitrail does not support")
     candidates = [format_named(name) for name in NAMES] if among is None else among
     found = [one for one in candidates if one.recognises(archive)]
     if len(found) == 1:
@@ -103,9 +124,52 @@ def recognise(archive: Archive, among: Sequence[Format] | None = None) -> Format
 
 
 def origin_of(card: Card, name: str) -> dict[str, Any]:
-    """Return the layout of the file that the model was loaded from, {} if that was not in the format `name`."""
-    origin = card.provenance.get("origin") or {}
-    return dict(origin) if origin.get("format") == name else {}
+    """Return the layout of the file that the model was loaded from, {} if that was not in the format `name`.
+
+    Raises WeightsError for an entry that vitrail does not write: a card may come from anywhere.
+    """
+    origin = card.provenance.get("origin")
+    if not isinstance(origin, Mapping) or origin.get("format") != name:
+        return {}
+    for entry, valid in _ORIGIN.items():
+        if entry in origin and not valid(origin[entry]):
+            raise WeightsError(
+                f"provenance.origin.{entry} of the model's card is {shown(origin[entry])}, so the names in its "
+                f"original file are not known. Convert the original file, or save in another format than {name!r}."
+            )
+    return dict(origin)
+
+
+def _is_name(value: Any) -> bool:
+    """Return whether a JSON value can be a name in a file."""
+    return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_name, value))
+
+
+def _is_table(value: Any) -> bool:
+    """Return whether a JSON value is an object of names."""
+    return isinstance(value, Mapping) and all(map(_is_name, value.values()))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+_ORIGIN: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("architecture", "prefix", "naming", "positions", "dtype"), _is_name),
+    **dict.fromkeys(("scan", "beit", "qkv_bias"), _is_flag),
+    **dict.fromkeys(("wide_norms", "mlp"), _are_names),
+    **dict.fromkeys(("numbered", "other_dtypes"), _is_table),
+    **dict.fromkeys(("layout", "config", "processor", "pretrained"), _is_object),
+}
+"""Entry of `provenance["origin"]` on a card -> whether a value is valid. The formats write them, and read them here."""
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
@@ -128,6 +192,17 @@ def foreign_tensors(state: Mapping[str, Tensor], conversions: Iterable[Conversio
     return {theirs: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for theirs, tensors in parts.items()}
 
 
+def for_channels(name: str, numbers: tuple[float, ...], channels: int, notes: list[str]) -> tuple[float, ...]:
+    """Return a mean or std that fits the channels: the numbers, or their average with a note in `notes`."""
+    if len(numbers) in (1, channels) or len(set(numbers)) == 1:
+        return numbers
+    average = sum(numbers) / len(numbers)
+    notes.append(
+        f"{name} {average:.4g} for each of {channels} channels, the average of the {len(numbers)} given numbers"
+    )
+    return (average,)
+
+
 def refuse_folder(path: Path, example: str) -> None:
     """Raise WeightsError if `path` is a folder; it should be a file, such as `example`."""
     if path.is_dir():
@@ -139,12 +214,12 @@ def refuse_folder(path: Path, example: str) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, under: str | None = None) -> None:
     """Write a safetensors file if `path` ends in .safetensors, else a PyTorch file (with `under`, nested in that key).
 
-    The file is replaced atomically, because the tensors may be memory-mapped from the file that is replaced.
+    The file is replaced atomically: other processes see the old file or the new one.
     """
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         if path.suffix == ".safetensors":
             save_file(whole, temporary, metadata={"format": "pt"})
         else:
-            torch.save(whole if under is None else {under: whole}, temporary)
+            with open(temporary, "wb") as file:  # of a path torch does not tell why it cannot be written
+                torch.save(whole if under is None else {under: whole}, file)

@@ -12,66 +12,104 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError, WeightsError, did_you_mean
+from vitrail.files import open_regular
+from vitrail.model.build import Network
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ResizeMode
 from vitrail.model.vit import ViT
 from vitrail.weights import store
 from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES, Archive, open_archive
-from vitrail.weights.assemble import HEAD, LoadReport, Overrides, admit, assemble, expected
+from vitrail.weights.assemble import HEAD, Config, LoadReport, Overrides, admit, assemble, expected, said_of
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, Format, recognise
 from vitrail.weights.hub.download import licence_beside
 from vitrail.weights.mapping import Conversion
 from vitrail.weights.store import checksum, find_model, is_ours, load_model
+from vitrail.words import shown
+
+MOST_BASES = 32
+"""Maximum number of models that hold only a tuned part and follow each other."""
 
 
+@overload
 def load(
     source: Path | str,
     *,
+    kind: type[Network],
     classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
     resize_mode: ResizeMode | None = None,
     patch: int | None = None,
+    channels: int | None = None,
+    drop_path: float | None = None,
+) -> Network: ...
+@overload
+def load(
+    source: Path | str,
+    *,
+    kind: None = None,
+    classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    resize_mode: ResizeMode | None = None,
+    patch: int | None = None,
+    channels: int | None = None,
+    drop_path: float | None = None,
+) -> ViT | ResNet: ...
+def load(
+    source: Path | str,
+    *,
+    kind: type[Any] | None = None,
+    classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    resize_mode: ResizeMode | None = None,
+    patch: int | None = None,
+    channels: int | None = None,
+    drop_path: float | None = None,
 ) -> ViT | ResNet:
     """Return the model at `source`, in eval mode, with `model.card` and `model.load_report`.
 
     source is a model or run folder of vitrail; a weight file of Google's vision_transformer, big_vision, BiT, timm,
     transformers, torchvision or DeiT, or a folder with one; or a hub name such as "google/vit-base-patch16-224-in21k".
     Format and architecture are recognised from the content. The model computes what its origin computed, in float32.
+    `kind=vitrail.ViT` or `kind=vitrail.ResNet` refuses the other kind, and type checkers then know what is returned.
 
     `classes` replaces the head (pre-logits included) by a zero linear layer, even if the number of classes does not
     change; the model then has no class names. `image_size`, in pixels (one side, or height and width), resamples the
     positions with `resize_mode` (default: the mode of the weights' origin). `patch`, in pixels, resamples the patch
-    kernels (FlexiViT) and, because the grid changes, the positions. `model.config` records all of them. If the file
-    allows it, tensors are memory-mapped privately: training the model never writes to the file, but the file must not
-    be overwritten in place while the model is in use.
+    kernels (FlexiViT) and, because the grid changes, the positions. `channels` adapts the kernels that read the image:
+    for one channel they are summed; for other numbers they are repeated and scaled, so that the outputs keep their
+    size. The pixels' mean and std follow. `drop_path` is the rate of stochastic depth in training. `model.config`
+    records all of them. The tensors are in memory: a file that is changed or removed later does not change the model.
+    A .pth file that is cut during the call ends the process (SIGBUS), because PyTorch maps it; other files raise.
 
     A run that tuned only a part of a network (`Run.tune`) holds that part. The rest is read from the weights it
     started from, which must be unchanged and in the same place.
 
     Raises WeightsError, naming file and tensor, for a tensor that is missing, unexpected, of a wrong shape, not finite
-    or unsafe; UsageError for values that do not fit the model.
+    or unsafe, and for weights of another `kind`; UsageError for values that do not fit the model.
     """
-    return _model(local(source), Overrides(classes, image_size, resize_mode, patch), ())
+    if kind not in (None, ViT, ResNet):
+        raise UsageError(f"kind is {shown(kind)}; valid: vitrail.ViT, vitrail.ResNet, or None for both")
+    model = _model(local(source), Overrides(classes, image_size, resize_mode, patch, channels, drop_path), ())
+    if kind is not None and not isinstance(model, kind):
+        raise WeightsError(
+            f"{source} holds a {type(model).__name__}, and kind is {kind.__name__}. Give other weights, or call load "
+            "without kind"
+        )
+    return model
 
 
 def _model(path: Path, changes: Overrides, within: tuple[Path, ...]) -> ViT | ResNet:
     """Return the model at `path`; `within` are the files that are being completed from it, the nearest last."""
     if is_ours(path):
-        return load_model(
-            path,
-            classes=changes.classes,
-            image_size=changes.image_size,
-            resize_mode=changes.resize_mode,
-            patch=changes.patch,
-            complete=partial(_from_base, within=within),
-        )
+        return load_model(path, changes, complete=partial(_from_base, within=within))
     with open_archive(path) as archive:
         origin, found = describe(archive)
         return _load(archive, origin, found, changes)
@@ -85,6 +123,10 @@ def _from_base(
     Raises WeightsError with the reason for each place.
     """
     within = (*within, file.resolve())
+    if len(within) > MOST_BASES:
+        raise WeightsError(
+            f"{file} needs another base model, which is one more than the {MOST_BASES} that are followed"
+        )
     places: list[Path | str] = [*base.places(file.parent)]
     tried: list[str] = []
     for place in [*places, base.source] if base.hub else places:
@@ -138,7 +180,7 @@ def local(source: Path | str) -> Path:
 def describe(archive: Archive) -> tuple[Format, ForeignModel]:
     """Return the format of an archive and the model in it. Every tensor is accounted for, but none is read.
 
-    Raises WeightsError naming a tensor that is missing, unexpected or given twice.
+    Raises WeightsError naming a tensor that is missing, unexpected, given twice or of a wrong shape.
     """
     origin = recognise(archive)
     try:
@@ -146,7 +188,7 @@ def describe(archive: Archive) -> tuple[Format, ForeignModel]:
     except UsageError as error:  # values that contradict each other, in a file rather than in a flag
         raise WeightsError(f"{archive.path} ({origin.name}) does not describe a model: {error}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise WeightsError(f"{archive.path} ({origin.name}) does not describe a model: {error!r}") from error
+        raise WeightsError(f"{archive.path} ({origin.name}) does not describe a model: {shown(error)}") from error
     _account(archive, origin, found)
     if archive.config and not found.card.licence:  # a folder from the hub: its README is about these weights
         found = replace(found, card=replace(found.card, licence=licence_beside(archive.path)))
@@ -165,7 +207,8 @@ def _account(archive: Archive, origin: Format, found: ForeignModel) -> None:
         raise WeightsError(
             f"{archive.path} holds the tensor {extra[0]!r} of shape {shape}, which does not belong to {what}.{hint}"
         )
-    names = expected(found.card.config, archive.path).keys()
+    needed = expected(found.card.config, archive.path)
+    names = needed.keys()
     sources = Counter([entry.ours for entry in found.conversions] + list(found.zeros))
     wrong = sorted(name for name in names | sources.keys() if (name in names) != (sources[name] == 1))
     if wrong:
@@ -173,6 +216,9 @@ def _account(archive: Archive, origin: Format, found: ForeignModel) -> None:
             f"{archive.path}: {what} has {sources[wrong[0]]} sources for {wrong[0]!r}, and its network has "
             f"{int(wrong[0] in names)} tensors with that name. Please report this file."
         )
+    for entry in found.conversions:
+        parts = [archive.without_memory(name) for name in entry.theirs]
+        _converted(archive, entry, parts, needed[entry.ours], found.card.config)
 
 
 def _load(archive: Archive, origin: Format, found: ForeignModel, changes: Overrides) -> ViT | ResNet:
@@ -201,14 +247,14 @@ def _tensors(
         if entry.theirs != names:
             parts = []  # free them before the next ones are read
             names, parts = entry.theirs, [archive[name] for name in entry.theirs]
-        tensor = _converted(archive, entry, parts, needed[entry.ours])
+        tensor = _converted(archive, entry, parts, needed[entry.ours], found.card.config)
         yield entry.ours, admit(" + ".join(entry.theirs), tensor, needed[entry.ours], archive.path, taken)
     for name in found.zeros:
         if name in wanted:
             yield name, torch.zeros(needed[name].shape, dtype=needed[name].dtype)
 
 
-def _converted(archive: Archive, entry: Conversion, parts: list[Tensor], like: Tensor) -> Tensor:
+def _converted(archive: Archive, entry: Conversion, parts: list[Tensor], like: Tensor, config: Config) -> Tensor:
     """Return the model's tensor that a conversion makes of foreign tensors, in the shape of `like`."""
     tensor: Tensor | None = None
     problem = ""
@@ -223,7 +269,8 @@ def _converted(archive: Archive, entry: Conversion, parts: list[Tensor], like: T
             f"{name!r} of shape {tuple(part.shape)}" for name, part in zip(entry.theirs, parts, strict=True)
         )
         raise WeightsError(
-            f"{archive.path}: {shapes} does not fit the model's {entry.ours!r}, which is {tuple(like.shape)}{problem}"
+            f"{archive.path}: {shapes} does not fit the model's {entry.ours!r}, which is {tuple(like.shape)}{problem}: "
+            f"{said_of(entry.ours, config)}"
         )
     return tensor
 
@@ -238,7 +285,7 @@ def weights_fingerprint(source: Path | str) -> str:
     try:
         for file in _files(path):
             total.update(f"{file.suffix}\0".encode())
-            with file.open("rb") as stream:
+            with open_regular(file) as stream:
                 total.update(hashlib.file_digest(stream, "sha256").digest())
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,7 +1,8 @@
 """`Conversion`: how one tensor of a model is made from tensors of another library's file, and converted back.
 
 A format is a list of conversions. Loading applies `read`, saving applies `write`. A name is written only once, and a
-file that was read can be written back. Below are the sizes of a model that shapes in a file reveal.
+file that was read can be written back. Below are the sizes of a model that shapes in a file reveal, and what formats
+share when they assume or refuse something.
 
 | theirs | ours |
 |---|---|
@@ -13,8 +14,11 @@ file that was read can be written back. Below are the sizes of a model that shap
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +26,12 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 from vitrail.model.variants import SIZES
 from vitrail.weights.archive import Archive
+from vitrail.words import shown
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of the pixels of ImageNet, as shares of the full range."""
+LARGEST_NUMBER = 1e30
+"""Numbers of foreign files are below it, so that float32 can hold them."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,34 @@ def joined(ours: str, theirs: tuple[str, ...], dim: int = 0) -> Conversion:
     return Conversion(ours, theirs, read, write)
 
 
+def stacked(ours: str, theirs: tuple[str, ...]) -> Conversion:
+    """Return the conversion of tensors that are separate in the file and stacked along a new first axis here."""
+
+    def read(*tables: Tensor) -> Tensor:
+        return torch.stack(tables)
+
+    def write(stack: Tensor) -> tuple[Tensor, ...]:
+        return tuple(table.clone() for table in stack)
+
+    return Conversion(ours, theirs, read, write)
+
+
+def without_key_bias(ours: str, query: str, value: str) -> Conversion:
+    """Return the conversion of a bias of queries, keys and values that lacks the keys' part in the file (BEiT).
+
+    A bias of the keys adds the same number to all logits of a query, which the softmax removes.
+    """
+
+    def read(query: Tensor, value: Tensor) -> Tensor:
+        return torch.cat([query, torch.zeros_like(query), value])
+
+    def write(bias: Tensor) -> tuple[Tensor, ...]:
+        query, _, value = bias.chunk(3)
+        return query.clone(), value.clone()
+
+    return Conversion(ours, (query, value), read, write)
+
+
 def _keep(tensor: Tensor) -> Tensor:
     return tensor
 
@@ -101,6 +139,39 @@ def _turn(tensor: Tensor) -> Tensor:
 
 def _to_oihw(kernel: Tensor) -> Tensor:
     return kernel.permute(3, 2, 0, 1)
+
+
+def number_in(values: Mapping[str, Any], name: str, where: str) -> float:
+    """Return the number `name` of a JSON object of the file `where`. Raises WeightsError if it is not a finite one."""
+    value = values.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LARGEST_NUMBER:
+        raise WeightsError(f"{where}: {name} is {shown(value)}; valid: a finite number")
+    return float(value)
+
+
+def numbers_in(values: Mapping[str, Any], name: str, where: str) -> tuple[float, ...]:
+    """Return the number or the numbers `name` of a JSON object, as `number_in` does; WeightsError if there are none."""
+    value = values.get(name)
+    numbers = list(value) if isinstance(value, list | tuple) else [value]
+    if not numbers:
+        raise WeightsError(f"{where}: {name} is {shown(value)}; valid: one number for each channel")
+    return tuple(number_in({name: number}, name, where) for number in numbers)
+
+
+def size_in(value: Any, name: str, where: str) -> tuple[int, int]:
+    """Return height and width of a size in pixels, one number or two. Raises WeightsError for anything else."""
+    pair = value if isinstance(value, list | tuple) else [value, value]
+    whole = all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair)
+    if len(pair) != 2 or not whole:
+        raise WeightsError(f"{where}: {name} is {shown(value)}; valid: one number of pixels, or height and width")
+    return pair[0], pair[1]
+
+
+def text_in(value: Any, name: str, where: str) -> str:
+    """Return a text of a JSON file. Raises WeightsError for anything else."""
+    if not isinstance(value, str):
+        raise WeightsError(f"{where}: {name} is {shown(value)}; valid: text")
+    return value
 
 
 def shape_of(archive: Archive, name: str, dimensions: int) -> tuple[int, ...]:
@@ -135,6 +206,33 @@ def square_side(archive: Archive, name: str, cells: int) -> int:
             "which grid it is"
         )
     return side
+
+
+def stage_units(archive: Archive, names: Iterable[str], prefix: str, digits: int = 1) -> tuple[int, ...]:
+    """Return the number of units in each stage of a ResNet, () if it has none.
+
+    After the prefix, names start with "block1/unit1/", where the unit has at least this number of digits. Raises
+    WeightsError for a gap in the numbers.
+    """
+    pattern = re.compile(re.escape(prefix) + r"block(\d+)/unit(\d+)/")
+    found = {(int(match[1]), int(match[2])) for name in names if (match := pattern.match(name))}
+    counts = Counter(stage for stage, _ in found)
+    units = tuple(counts[stage] for stage in range(1, 1 + len(counts)))
+    expected = {(stage, unit) for stage, count in enumerate(units, 1) for unit in range(1, count + 1)}
+    if gap := sorted(expected - found) or sorted(found - expected):
+        stage, unit = gap[0]
+        raise WeightsError(f"{archive.path} has a gap in its ResNet: see {prefix}block{stage}/unit{unit:0{digits}}")
+    return units
+
+
+def imagenet_statistics(channels: int) -> dict[str, tuple[float, ...]]:
+    """Return ImageNet's mean and std as values of a config; {} for other than three channels, which have none."""
+    return dict(zip(("mean", "std"), IMAGENET, strict=True)) if channels == 3 else {}
+
+
+def first_reason(reasons: Mapping[str, bool]) -> str:
+    """Return the first reason that is true of a model, "" if there is none: why a format cannot express it."""
+    return next((reason for reason, is_true in reasons.items() if is_true), "")
 
 
 def usual_heads(archive: Archive, width: int) -> tuple[int, str]:

@@ -7,6 +7,7 @@ in float64, so that every machine and every library gets the same float32 number
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +54,7 @@ def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]
     network.eval()
     try:
         found = {"features": network.features(images)[0]}
-        if network.config.classes:
+        if not (network.head is None or isinstance(network.head, nn.Identity)):
             found["logits"] = network(images)[0]
         return found
     finally:
@@ -63,12 +64,16 @@ def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]
 def reference(model: nn.Module) -> dict[str, Any]:
     """Return the reference vector for a card: name and size of the fixed image, and the outputs for it.
 
-    Of an output longer than `STORED`, evenly spaced values are stored, with the norm of the whole.
+    Of an output longer than `STORED`, evenly spaced values are stored, with the norm of the whole. Outputs that are not
+    finite are no reference: the result is empty.
     """
     config: Any = model.config
+    found = outputs(model)
+    if not all(vector.isfinite().all() for vector in found.values()):
+        return {}
     kept = {
         name: {"count": len(vector), "norm": _rounded(float(vector.double().norm())), "values": _thinned(vector)}
-        for name, vector in outputs(model).items()
+        for name, vector in found.items()
     }
     return {"image": IMAGE, "image_size": list(config.image_size), "outputs": kept}
 
@@ -87,11 +92,14 @@ def differences(found: Mapping[str, Tensor], kept: Mapping[str, Any]) -> dict[st
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return max |found - expected| / max |expected|: 0 if both are zero, infinite if the shapes differ."""
+    """Return max |found - expected| / max |expected|: 0 if both are zero; infinite if the shapes differ
+    or a value is not finite."""
     if found.shape != expected.shape:
         return float("inf")
     largest = float(expected.detach().double().abs().max()) if expected.numel() else 0.0
     error = float((found.detach().double() - expected.detach().double()).abs().max()) if expected.numel() else 0.0
+    if not (math.isfinite(error) and math.isfinite(largest)):
+        return float("inf")  # NaN equals nothing, and any error is small beside infinity
     if error == 0.0:
         return 0.0
     return error / largest if largest else float("inf")

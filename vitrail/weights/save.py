@@ -1,7 +1,7 @@
 """`vitrail.save`: write a model to vitrail's own folder, or in another library's format.
 
-A file in a foreign format is loaded again before it replaces anything, and must compute what the model computes: no
-part of a model that the format cannot express is lost unnoticed.
+A file is loaded again before it replaces anything, and must compute what the model computes: no part of a model that
+the format cannot express is lost unnoticed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitrail.disk import writing
 from vitrail.errors import UsageError, WeightsError, did_you_mean
-from vitrail.files import beside, take_place
-from vitrail.model.resnet.network import ResNet
-from vitrail.model.vit import ViT
+from vitrail.files import beside, check_writable, take_place
+from vitrail.model.own_part import own_parts
 from vitrail.weights.archive import SUFFIXES
 from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
 from vitrail.weights.formats import NAMES, format_named
 from vitrail.weights.load import load
+from vitrail.weights.rebuild import card_of, rebuilt, replaced_layers
 from vitrail.weights.reference import TOLERANCE, fixed_images, outputs, reference, relative_error
 from vitrail.weights.store import save_model
 
@@ -64,46 +65,37 @@ def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: b
     "deit" and "bit".
 
     "vitrail" and "hf" are folders, which are created; for the other formats see their modules in `vitrail.weights`.
-    The card is the loaded model's (`model.card`), or a new one, with the model's config and a new reference vector.
+    The card is the loaded model's (`model.card`), or a new one, with the model's config and a new reference vector. It
+    follows a head that was replaced by a linear layer (`model.head = nn.Linear(768, 5)`) or by `nn.Identity`; class
+    names stay only if there is one for each output.
     An existing file, or the files of a folder, are replaced only with `overwrite`, and only by a complete and checked
     model. A model in half precision is written in float32.
 
     Raises UsageError for an unknown format or another kind of model; WeightsError if the target exists, the model has
-    values that are not finite, or the format cannot express it, with the reason.
+    values that are not finite, the format cannot express it, or layers were replaced, with the reason.
     """
     path = Path(path).expanduser()
     if format not in FORMATS:
         raise UsageError(f"there is no format {format!r}.{did_you_mean(format, FORMATS)} Valid: {', '.join(FORMATS)}")
     network = _plain(model)
     card = card_of(network)
-    for name, tensor in network.state_dict().items():
+    if (own := own_parts(card.config)) and format != OURS:
+        raise WeightsError(
+            f"format {format!r} cannot hold the {' and the '.join(own)} of this model, which are code of your own. "
+            f"Save it in format {OURS!r}"
+        )
+    written = rebuilt(network, card)
+    for name, tensor in written.state_dict().items():
         check_finite(name, tensor, f"the model is not saved to {path}")
     _check_place(path, format, overwrite)
-    try:
+    with writing(path, WeightsError), beside(path) as temporary:
         if format == OURS:
-            save_model(path, network, replace(card, reference=reference(network)))
-            return Saved(path, format)
-        with beside(path) as temporary:
-            format_named(format).write(network, card, temporary)
-            error, left_out = _read_back(temporary, network, card, format)
-            take_place(temporary, path)
-    except OSError as error_:
-        raise WeightsError(f"cannot write {path}: {error_.strerror or error_}") from error_
-    return Saved(path, format, error, left_out)
-
-
-def card_of(model: nn.Module) -> Card:
-    """Return the card of a model: the one it was loaded with, or a new one, with the model's current config.
-
-    Class names stay if there is one for each output. Raises UsageError if `model` is not a ViT or ResNet of vitrail.
-    """
-    if not isinstance(model, ViT | ResNet):
-        raise UsageError(f"save takes a ViT or a ResNet of vitrail, not a {type(model).__name__}")
-    card: Card = model.card or Card(model.config)
-    if card.config == model.config:
-        return card
-    names = card.class_names if len(card.class_names) == model.config.classes else []
-    return replace(card, config=model.config, class_names=names, reference={})
+            save_model(temporary, written, replace(card, reference=reference(written)))
+        else:
+            format_named(format).write(written, card, temporary)
+        error, left_out = _read_back(temporary, network, card, format)
+        take_place(temporary, path)
+    return Saved(path, format, error, [*_old_names(network, card), *left_out])
 
 
 def _plain(model: nn.Module) -> nn.Module:
@@ -111,7 +103,8 @@ def _plain(model: nn.Module) -> nn.Module:
     for wrapper in ("_orig_mod", "module"):
         inner = getattr(model, wrapper, None)
         model = inner if isinstance(inner, nn.Module) else model
-    if all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters()):
+    parameters = list(model.parameters())
+    if any(p.is_meta for p in parameters) or all(p.dtype == torch.float32 and p.is_cpu for p in parameters):
         return model
     return copy.deepcopy(model).to("cpu", torch.float32)
 
@@ -126,6 +119,7 @@ def _check_place(path: Path, format: str, overwrite: bool) -> None:
     taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
     if taken and not overwrite:
         raise WeightsError(f"{path} already exists. Choose another path, or replace it with overwrite (--overwrite).")
+    check_writable(path, WeightsError, folder=path.suffix not in SUFFIXES)
 
 
 def _read_back(path: Path, model: nn.Module, card: Card, format: str) -> tuple[float, list[str]]:
@@ -144,12 +138,21 @@ def _read_back(path: Path, model: nn.Module, card: Card, format: str) -> tuple[f
         relative_error(found[name], values) if name in found else float("inf") for name, values in expected.items()
     )
     if error > TOLERANCE:
-        what = ", ".join(_lost(loaded.config, card.config)) or "some part of this model"
+        strangers = [f"the {kind} at {path}" for path, kind in replaced_layers(model, card.config).items()]
+        what = ", ".join(_lost(loaded.config, card.config) or strangers) or "some part of this model"
         raise WeightsError(
             f"format {format!r} cannot express this model: loaded again, the written file computes something else "
             f"(relative error {error:.1e}); it does not hold {what}"
         )
     return error, _left_out(loaded.card, card)
+
+
+def _old_names(model: Any, card: Card) -> list[str]:
+    """Return the class names that do not fit the head of the model any more, in words."""
+    old = [] if model.card is None else model.card.class_names
+    if not old or card.class_names:
+        return []
+    return [f"the {len(old)} class names, because the head has {card.config.classes} outputs now"]
 
 
 def _lost(found: Any, config: Any) -> list[str]:
@@ -175,6 +178,10 @@ def _left_out(found: Card, card: Card) -> list[str]:
         lost.append(f"the preprocessing {card.preprocess} (a reader assumes {found.preprocess})")
     if card.class_names and found.class_names != card.class_names:
         lost.append(f"the names of {len(card.class_names)} classes")
+    if card.several and not found.several:
+        lost.append("that several labels are predicted (sigmoid), and their thresholds")
+    elif card.thresholds != found.thresholds:
+        lost.append(f"the thresholds of {len(card.thresholds)} labels (a reader assumes {found.thresholds[0]:g})")
     if card.licence and found.licence != card.licence:
         lost.append(f"the licence {card.licence}")
     return lost

@@ -22,16 +22,20 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.files import replacing
+from vitrail.files import parse_json, replacing, replacing_text
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import ResizeMode
 from vitrail.model.vit import ViT
-from vitrail.weights.assemble import LoadReport, Overrides, admit, assemble, check_finite, expected
+from vitrail.weights.assemble import LoadReport, Overrides, admit, assemble, check_finite, expected, said_of
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
+from vitrail.weights.readers.tensor_file import TensorFile
+from vitrail.weights.rebuild import check_described
+from vitrail.words import shown
 
 WEIGHTS = "model.safetensors"
 CARD = "card.json"
+RUN = "run.json"
+"""File of every run folder. The model of a run has no card if its network was given to `fit` in Python."""
 _PLACES = ("", "best", "last", "model/best", "model/last")
 
 Complete = Callable[[BaseWeights, Path, Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -42,49 +46,55 @@ def save_model(folder: Path | str, model: nn.Module, card: Card, base: BaseWeigh
     """Write `model.safetensors` and `card.json` into `folder`, which is created if missing; replace existing files.
 
     Pass the bare network, without the wrappers of DDP or torch.compile. With a `base`, the file leaves out the tensors
-    shared with it and refers to it. Raises WeightsError if a tensor is not finite: a broken model never replaces a
-    good one.
+    shared with it and refers to it. Equal models make equal files, byte for byte. Raises WeightsError if a tensor is
+    not finite, or if the tensors are not those of the card: a broken model never replaces a good one.
     """
     folder = Path(folder)
     left_out = frozenset() if base is None else base.shared
-    state = {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    state = model.state_dict()
+    check_described(model, card.config, state)
+    tensors = {name: state[name].detach().cpu().contiguous() for name in state if name not in left_out}
     for name, tensor in tensors.items():
         check_finite(name, tensor, f"the model is not saved to {folder}")
     text = json.dumps(card.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
     # a class named after a folder may contain bytes that are not text; JSON has the same escapes
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
         sums = {"sha256": checksum(tensors), "card_sha256": _digest(text)}
         if base is not None:
             reference = json.dumps(base.written_in(folder))
             sums |= {"base": reference, "base_sha256": _digest(reference)}
         save_file(tensors, temporary, metadata={"card": text, **sums, "format": "pt"})
-    with replacing(folder / CARD) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        _sort_header(temporary)
+    with replacing_text(folder / CARD) as file:
+        file.write(text + "\n")
+
+
+def _sort_header(file: Path) -> None:
+    """Sort the metadata of a safetensors file in place. safetensors writes them in the random order of a hash table."""
+    with file.open("r+b") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= length  # Python and safetensors escape the same characters
+        stream.seek(8)
+        stream.write(text.ljust(length))
 
 
 def load_model(
     path: Path | str,
+    changes: Overrides | None = None,
     *,
-    classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    resize_mode: ResizeMode | None = None,
-    patch: int | None = None,
     complete: Complete | None = None,
 ) -> ViT | ResNet:
     """Return the model saved at `path`, in eval mode, with `model.card` and `model.load_report`.
 
-    path is a model folder, its model.safetensors, or a run folder (its model/best, else model/last). `classes`
-    replaces the head (pre-logits included) by a zero linear layer (paper, section 3.2), even if the number of classes
-    does not change; the model then has no class names. `image_size`, in pixels, resamples the positions with
-    `resize_mode` (default: the mode of the weights' origin). `patch` resamples the patch kernels and the positions.
-    `complete` returns the missing tensors of a model whose file holds only the tuned part. Raises WeightsError, also
-    for such a file without `complete`.
+    path is a model folder, its model.safetensors, or a run folder (its model/best, else model/last). `changes` are
+    described at `vitrail.load`. `complete` returns the missing tensors of a model whose file holds only the tuned part.
+    Raises WeightsError, also for such a file without `complete`.
     """
     file = find_model(path)
-    changes = Overrides(classes, image_size, resize_mode, patch)
     report = LoadReport(file)
     card, tensors = _read(file, report, complete)
 
@@ -92,7 +102,7 @@ def load_model(
         report.unused = {name: "replaced by a new head" for name in sorted(tensors.keys() - wanted)}
         return ((name, tensors[name]) for name in wanted)
 
-    return assemble(card, source, report, changes)
+    return assemble(card, source, report, changes or Overrides())
 
 
 def is_ours(path: Path) -> bool:
@@ -102,7 +112,8 @@ def is_ours(path: Path) -> bool:
         if file.is_file():
             try:
                 with safe_open(file, framework="pt") as handle:
-                    return "card" in (handle.metadata() or {})
+                    written = "card" in (handle.metadata() or {})
+                return written or (bool(place) and (path / RUN).is_file())
             except (SafetensorError, OSError):
                 return bool(place)  # damaged, but only a run has a model there
     return False
@@ -129,14 +140,14 @@ def find_model(path: Path | str) -> Path:
 def read_card(path: Path | str) -> Card:
     """Return the card of a model without reading its tensors. Raises WeightsError."""
     file = find_model(path)
-    with _open(file) as (_, card, _header):
+    with _open(file) as (_, card):
         return card
 
 
 def _read(file: Path, report: LoadReport, complete: Complete | None) -> tuple[Card, dict[str, Tensor]]:
-    """Return card and memory-mapped tensors of a file, after checking that they are complete, finite and undamaged."""
-    with _open(file) as (handle, card, header):
-        names = set(handle.keys())
+    """Return card and tensors of a file, after checking that they are complete, finite and undamaged."""
+    with _open(file) as (opened, card):
+        header, names = opened.metadata, set(opened.shapes)
         needed = expected(card.config, file)
         base = _base(header, file)
         for name, like in needed.items():
@@ -144,13 +155,21 @@ def _read(file: Path, report: LoadReport, complete: Complete | None) -> tuple[Ca
             if name not in names:
                 if base is not None:
                     continue
-                raise WeightsError(f"{file} lacks the tensor {name!r} of shape {shape}")
-            found = tuple(handle.get_slice(name).get_shape())
+                raise WeightsError(
+                    f"{file} lacks the tensor {name!r} of shape {shape}, which its card requires "
+                    f"({said_of(name, card.config)})"
+                )
+            found = opened.shapes[name]
             if found != shape:
-                raise WeightsError(f"{file} has {name!r} in shape {found}; its card requires {shape}")
+                raise WeightsError(
+                    f"{file} has {name!r} in shape {found}; its card requires {shape} ({said_of(name, card.config)})"
+                )
         if extra := sorted(names - needed.keys()):
-            raise WeightsError(f"{file} holds the tensor {extra[0]!r}, which the model of its card does not have")
-        tensors = {name: handle.get_tensor(name) for name in needed if name in names}
+            raise WeightsError(
+                f"{file} holds the tensor {shown(extra[0])}, which the model of its card does not have "
+                f"({said_of(extra[0], card.config)})"
+            )
+        tensors = {name: opened.read(name) for name in needed if name in names}
     if checksum(tensors) != header.get("sha256", ""):
         raise WeightsError(f"{file} is damaged: its tensors do not match their checksum. Restore a copy.")
     taken: set[int] = set()
@@ -167,23 +186,23 @@ def _read(file: Path, report: LoadReport, complete: Complete | None) -> tuple[Ca
 
 
 @contextmanager
-def _open(file: Path) -> Iterator[tuple[safe_open, Card, dict[str, str]]]:
-    """Yield an open tensor file, its card and its header. Raises WeightsError for any other file."""
-    try:
-        with safe_open(file, framework="pt") as handle:
-            header = handle.metadata() or {}
-            if "card" not in header:
-                raise WeightsError(f"{file} was not written by vitrail: its header has no model card")
-            if header.get("card_sha256", _digest(header["card"])) != _digest(header["card"]):
-                raise WeightsError(f"{file} is damaged: its card does not match its checksum. Restore a copy.")
-            try:
-                card = Card.from_dict(json.loads(header["card"]))
-            except (WeightsError, ValueError, RecursionError) as error:
-                raise WeightsError(f"{file} has an unusable card: {error}") from error
-            yield handle, card, header
-    except (SafetensorError, OSError) as error:
-        reason = f"truncated, damaged or of another kind ({error})"
-        raise WeightsError(f"{file} cannot be read: {reason}") from error
+def _open(file: Path) -> Iterator[tuple[TensorFile, Card]]:
+    """Yield an open tensor file and its card. Raises WeightsError for any other file."""
+    with TensorFile(file) as opened:
+        header = opened.metadata
+        if "card" not in header:
+            raise WeightsError(
+                f"{file} has no model card: it holds the tensors of a network that fit was given in Python, or was not "
+                "written by vitrail. Build the network and call network.load_state_dict("
+                "safetensors.torch.load_file(PATH))"
+            )
+        if header.get("card_sha256", _digest(header["card"])) != _digest(header["card"]):
+            raise WeightsError(f"{file} is damaged: its card does not match its checksum. Restore a copy.")
+        try:
+            card = Card.from_dict(parse_json(header["card"]))
+        except (WeightsError, ValueError) as error:
+            raise WeightsError(f"{file} has an unusable card: {error}") from error
+        yield opened, card
 
 
 def _base(header: dict[str, str], file: Path) -> BaseWeights | None:
@@ -195,8 +214,8 @@ def _base(header: dict[str, str], file: Path) -> BaseWeights | None:
             f"{file} is damaged: the reference to its base model does not match its checksum. Restore a copy."
         )
     try:
-        return BaseWeights.read(json.loads(text), file)
-    except (ValueError, RecursionError) as error:
+        return BaseWeights.read(parse_json(text), file)
+    except ValueError as error:
         raise WeightsError(f"{file} refers to its base model in an unknown way: {error}") from error
 
 

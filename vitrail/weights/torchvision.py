@@ -1,4 +1,4 @@
-"""torchvision's ViTs: a bare `state_dict()`, which says neither the number of heads nor the preprocessing.
+"""torchvision's ViTs: a plain `state_dict()`, which contains neither the number of heads nor the preprocessing.
 
 | theirs | ours |
 |---|---|
@@ -23,14 +23,24 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, refuse_folder, state_of, write_tensors
-from vitrail.weights.mapping import Conversion, rows, same, same_pair, shape_of, square_side, stem_sizes, usual_heads
+from vitrail.weights.mapping import (
+    Conversion,
+    first_reason,
+    imagenet_statistics,
+    rows,
+    same,
+    same_pair,
+    shape_of,
+    square_side,
+    stem_sizes,
+    usual_heads,
+)
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 POSITIONS = "encoder.pos_embedding"
 NEW, OLD = ("0", "3"), ("linear_1", "linear_2")
 """Names of the two dense layers of an MLP."""
 
-# width, patch, image size: size before the crop, where it is not 256
+# width, patch, image size -> size before the crop, if it is not 256
 _RESIZED = {(1024, 16, 224): 242, (1280, 14, 224): 224}
 
 
@@ -54,13 +64,14 @@ class Torchvision:
         return ForeignModel(card, conversions(config, OLD if old else NEW), assumptions=[*notes, note])
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
-        """Write a state dict with `torch.save`, or a safetensors file where `path` ends so. Raises WeightsError."""
+        """Write a state dict with `torch.save`, or a safetensors file if `path` ends in .safetensors. Raises "
+        "WeightsError."""
         config = model.config
         if reason := _refusal(config):
             raise WeightsError(f"format 'torchvision' has no place for this model: {reason}")
         assert isinstance(config, ViTConfig)
         refuse_folder(path, "vit.pth")
-        first, second = origin_of(card, self.name).get("mlp", NEW)
+        first, second = OLD if origin_of(card, self.name).get("mlp") == list(OLD) else NEW
         write_tensors(path, foreign_tensors(state_of(model), conversions(config, (first, second)), self.name))
 
 
@@ -99,8 +110,8 @@ def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str
     """Return the config of the model in a file, and the assumptions made."""
     if "conv_proj.conv_last.weight" in archive:
         raise WeightsError(
-            f"{archive.path} has torchvision's convolutional stem ('conv_proj.conv_last.weight'), whose strides no "
-            "tensor tells: only the linear stem of its published models is read"
+            f"{archive.path} has torchvision's convolutional stem ('conv_proj.conv_last.weight'). No tensor shows its "
+            "strides, so only the linear stem of torchvision's published models is supported."
         )
     width, channels, patch = stem_sizes(archive, "conv_proj.weight")
     side = square_side(archive, POSITIONS, shape_of(archive, POSITIONS, 3)[1] - 1) * patch
@@ -108,7 +119,6 @@ def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str
     depth = 0
     while f"{_layer(depth)}.ln_1.weight" in archive:
         depth += 1
-    values: dict[str, Any] = dict(mean=MEAN, std=STD) if channels == 3 else {}
     config = ViTConfig(
         width=width,
         depth=depth,
@@ -122,7 +132,7 @@ def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str
         resize_mode="torchvision",
         norm_eps=1e-6,
         gelu="erf",
-        **values,
+        **imagenet_statistics(channels),  # type: ignore[arg-type]
     )
     return config, [sentence]
 
@@ -130,13 +140,13 @@ def _config(archive: Archive, mlp: tuple[str, str]) -> tuple[ViTConfig, list[str
 def _preprocess(config: ViTConfig) -> tuple[Preprocess, str]:
     """Return the preprocessing of torchvision's published weights of this size, and a note for the load report."""
     size = config.image_size[0]
-    end_to_end = size > 224  # SWAG's, fine-tuned at 384, 512 or 518 px without a crop
+    end_to_end = size > 224  # SWAG's models were fine-tuned at 384, 512 or 518 px without a crop
     resized = size if end_to_end else _RESIZED.get((config.width, config.patch, size), round(size / 0.875))
     bicubic = end_to_end or resized == size
     preprocess = Preprocess((size, size), "small", size / resized, "bicubic" if bicubic else "bilinear")
     note = (
-        f"short side to {resized}, centre of {size}, {preprocess.interpolation}, ImageNet's mean and std, as "
-        "torchvision's published weights of this size: the file does not say"
+        f"preprocessing of torchvision's published weights of this size, because the file contains none: short side to "
+        f"{resized}, centre of {size}, {preprocess.interpolation}, ImageNet's mean and std"
     )
     return preprocess, note
 
@@ -163,4 +173,4 @@ def _refusal(config: object) -> str:
         f"images of {height} x {width} pixels, which are not square": height != width,
         "a pre-logits layer without a classifier": bool(config.pre_logits and not config.classes),
     }
-    return next((reason for reason, there in reasons.items() if there), "")
+    return first_reason(reasons)

@@ -23,6 +23,7 @@ from vitrail.weights.archive import open_archive
 from vitrail.weights.load import load, local
 from vitrail.weights.reference import IMAGE, TOLERANCE, differences, fixed_images, outputs, relative_error
 from vitrail.weights.save import save
+from vitrail.words import shown
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ def verify(source: Path | str) -> Verification:
 def _against_card(found: Mapping[str, Any], kept: Mapping[str, Any], path: Path) -> dict[str, float]:
     try:
         return differences(found, kept)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise WeightsError(f"{path}: the reference vector in the card is damaged ({error!r})") from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise WeightsError(f"{path}: the reference vector in the card is damaged ({shown(error)})") from error
 
 
 def _origin(recorded: object, source: str) -> str:

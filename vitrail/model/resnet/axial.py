@@ -1,4 +1,4 @@
-"""What AxialResNet (paper, appendix D.6) puts in the place of a ResNet's 3x3 convolutions."""
+"""Row and column attention, which replaces a ResNet's 3x3 convolutions in AxialResNet (paper, appendix D.6)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
-from vitrail.model.layers import PlainLinear
+from vitrail.model.layers import new_linear
 from vitrail.model.resnet.stdconv import group_norm
 
 HEADS = 8
 
 
 class RowColumnAttention(nn.Module):
-    """Attention along rows, then along columns, then average pooling where there is a stride.
+    """Attention along rows, then along columns, then average pooling if there is a stride.
 
-    [batch, width, H, W] -> [batch, width, H / stride, W / stride], rounded up. `size` is the height and width
-    of the maps for which relative positions are learned; see AxisAttention for other sizes. Each attention
-    has a GroupNorm in front: the first one is the bottleneck's, `norm_eps` is the second one's. Raises
-    UsageError where the heads do not divide the width.
+    [batch, width, H, W] -> [batch, width, H / stride, W / stride], rounded up. `size` is the height and width of the
+    maps for which relative positions are learned; see AxisAttention for other sizes. A GroupNorm precedes each
+    attention: the first is the bottleneck's, and `norm_eps` is the epsilon of the second. Raises UsageError if the
+    heads do not divide the width.
     """
 
     def __init__(self, width: int, stride: int, size: tuple[int, int], norm_eps: float = 1e-5) -> None:
@@ -44,19 +44,19 @@ class AxisAttention(nn.Module):
     """Position-sensitive attention within a line: [lines, length, width] -> [lines, length, width].
 
     Wang et al., "Axial-DeepLab", Eq. 4: `softmax((q k + q r_q + k r_k) / sqrt(d)) (v + r_v)`, where r_q, r_k
-    and r_v are learned for each signed distance and shared by the heads; queries and keys are half as wide as
-    values. No output projection: the bottleneck's last convolution follows. Distances of `span` or more, met
-    in images larger than those the model is made for, use the table's ends.
+    and r_v are learned for each signed distance and shared by the heads. Queries and keys are half as wide as values.
+    There is no output projection, because the bottleneck's last convolution follows. Distances of `span` or more, in
+    images larger than the model's, use the ends of the table.
     """
 
     def __init__(self, width: int, span: int) -> None:
         super().__init__()
         if width % (2 * HEADS):
-            raise UsageError(f"axial attention with {HEADS} heads needs a width divisible by {2 * HEADS}, got {width}")
+            raise UsageError(f"axial attention with {HEADS} heads needs a width divisible by {2 * HEADS}, not {width}")
         value = width // HEADS
         self.sizes = [value // 2, value // 2, value]  # features of q, k and v in each head
         self.span = span
-        self.qkv = PlainLinear(width, 2 * width, bias=False)
+        self.qkv = new_linear(width, 2 * width, bias=False)
         self.relative = nn.Parameter(torch.empty(sum(self.sizes), 2 * span - 1))
 
     def forward(self, lines: Tensor) -> Tensor:

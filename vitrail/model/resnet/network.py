@@ -3,47 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model.init import init_weights
-from vitrail.model.layers import PlainLinear
+from vitrail.model.layers import zero_linear
 from vitrail.model.recompute import recomputable
 from vitrail.model.resnet.axial import RowColumnAttention
 from vitrail.model.resnet.stdconv import StdConv2d, group_norm
-from vitrail.model.stems.patch import normalise, pixel_statistics
+from vitrail.model.stems.patch import Normalise, check_images
 from vitrail.model.variants import ResNetConfig
-
-
-def build_resnet(config: ResNetConfig) -> ResNet:
-    """Return the network of a config, initialised."""
-    return AxialResNet(config) if config.axial else ResNet(config)
+from vitrail.ranges import Layers, selected
 
 
 class ResNet(nn.Module):
     """BiT's ResNetV2: images [batch, channels, height, width] -> logits [batch, classes].
 
-    Pre-activation bottlenecks with GroupNorm and standardised convolutions (Kolesnikov et al. 2020). uint8
-    images are normalised inside with `config.mean` and `config.std`; float images are taken as already
-    normalised. Any size works. With `config.classes` 0 there is no head, and the result is the features.
+    Pre-activation bottlenecks with GroupNorm and standardised convolutions (Kolesnikov et al. 2020). The network
+    normalises uint8 images by `config.mean` and `config.std`; float images must be normalised already, and their values
+    are not checked (`vitrail.model.vit.ViT` has the calls for other floats). Any size works. Without classes it returns
+    the features. Raises UsageError for images of another shape or type.
+
+    With `config.axial` it is AxialResNet: row and column attention (D.6, after Axial-DeepLab) replaces the 3x3
+    convolutions. Relative positions are learned for `config.image_size`.
     """
 
     card: Any = None
-    """Where the weights come from (`vitrail.weights.card.Card`); set by whoever loads them."""
+    """Where the weights come from (`vitrail.weights.card.Card`). The code that loads the weights sets it."""
+    load_report: Any = None
+    """What loading did with each tensor (`vitrail.weights.assemble.LoadReport`). None if nothing was loaded."""
     recompute = False
     """Whether the backward pass computes the network again instead of storing its activations."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         self.config = config
-        scale, shift = pixel_statistics(config.mean, config.std)
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("shift", shift, persistent=False)
-        self.scale: Tensor
-        self.shift: Tensor
         self.root = StdConv2d(config.channels, config.width, 7, 2, form=config.std_conv)
         self.root_pool: nn.Module = RootPool()
         stages, inputs = [], config.width
@@ -53,29 +50,67 @@ class ResNet(nn.Module):
             blocks = []
             for unit in range(units):
                 stride = 2 if stage > 0 and unit == 0 else 1
-                blocks.append(Bottleneck(config, inputs, width, stride, self.spatial(width, stride, size)))
+                blocks.append(Bottleneck(config, inputs, width, stride, size))
                 inputs = 4 * width
                 size = (-(-size[0] // stride), -(-size[1] // stride))
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         self.norm = group_norm(inputs, config.group_norm_eps)
-        self.head = PlainLinear(inputs, config.classes) if config.classes else None
+        self.normalise = Normalise(config.mean, config.std)
+        self.reset_head(config.classes)
         init_weights(self)
-
-    def spatial(self, width: int, stride: int, size: tuple[int, int]) -> nn.Module:
-        """Return the layer of a bottleneck that looks around; `size` is that of its input map."""
-        return StdConv2d(width, width, 3, stride, form=self.config.std_conv)
 
     def features(self, images: Tensor) -> Tensor:
         """Images [batch, channels, height, width] -> [batch, features]: the mean of the last map's cells."""
-        if images.dtype == torch.uint8:
-            images = normalise(images, self.scale, self.shift).to(self.root.weight.dtype)
-        if images.device.type == "cpu":
-            # with channels innermost GroupNorm sums in another order here, to ten times the rounding error
-            images = images.contiguous()
-        maps = self.root_pool(self.root(images))
-        maps = F.relu(self.norm(self.stages(maps)))
+        maps = self.root_pool(self.root(self._prepared(images)))
+        maps = F.relu(self.norm(self.stages(maps)))  # in one line: no name keeps what the norm has read
         return maps.mean((2, 3))
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        """Return images for the root: normalised, in the network's type."""
+        check_images(images, self.config.channels)
+        if images.dtype == torch.uint8:
+            images = self.normalise(images).to(self.root.weight.dtype)
+        # with channels in the last place in memory, a CPU's GroupNorm has a rounding error ten times as large
+        return images.contiguous() if images.device.type == "cpu" else images
+
+    @property
+    def layers(self) -> int:
+        """Number of layers that `intermediate` can return: the root and the stages."""
+        return 1 + len(self.stages)
+
+    @overload
+    def intermediate(
+        self, images: Tensor, layers: Layers = 1, *, norm: bool = False, reshape: bool = True
+    ) -> list[Tensor]: ...
+
+    @overload
+    def intermediate(
+        self, images: Tensor, layers: Layers = 1, *, norm: bool = False, reshape: bool = True, prefix: Literal[True]
+    ) -> list[tuple[Tensor, Tensor]]: ...
+
+    def intermediate(
+        self, images: Tensor, layers: Layers = 1, *, norm: bool = False, reshape: bool = True, prefix: bool = False
+    ) -> list[Tensor] | list[tuple[Tensor, Tensor]]:
+        """Return the maps of chosen layers, [batch, features, height, width] each, with gradients.
+
+        Layer 0 is the root before its pooling; the stages follow. The arguments are those of `ViT.intermediate`. `norm`
+        applies the final GroupNorm and ReLU to the last stage, whose mean is then the features. There are no tokens in
+        front, so `prefix` adds [batch, 0, features].
+
+        Raises UsageError for a layer that does not exist.
+        """
+        wanted = selected(layers, self.layers, "layer")
+        maps, found = self.root(self._prepared(images)), []
+        for stage in range(max(wanted) + 1):
+            if stage:
+                maps = self.stages[stage - 1](self.root_pool(maps) if stage == 1 else maps)
+            if stage in wanted:
+                found.append(F.relu(self.norm(maps)) if norm and stage == len(self.stages) else maps)
+        shaped = found if reshape else [maps.flatten(2).mT for maps in found]
+        return (
+            [(maps, each.flatten(2).mT[:, :0]) for maps, each in zip(shaped, found, strict=True)] if prefix else shaped
+        )
 
     @recomputable
     def forward(self, images: Tensor) -> Tensor:
@@ -83,15 +118,16 @@ class ResNet(nn.Module):
         features = self.features(images)
         return features if self.head is None else self.head(features)
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return patterns of parameter names, as `ViT.group_matcher` does: each bottleneck, or `coarse` each stage."""
+        bottlenecks = [(r"^stages\.(\d+)\.(\d+)", None), (r"^norm\.", (99999,))]
+        return dict(stem=r"^root\.", blocks=r"^stages\.(\d+)" if coarse else bottlenecks)
+
     def reset_head(self, classes: int) -> None:
-        """Replace the classifier by a zero-initialised one; 0 classes leaves none."""
+        """Replace the classifier by one that starts at zero. With 0 classes there is none."""
         self.config = replace(self.config, classes=classes)
-        weight = self.norm.weight
-        self.head = None
-        if classes:
-            self.head = PlainLinear(weight.numel(), classes, device=weight.device, dtype=weight.dtype)
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
+        like = self.norm.weight
+        self.head = zero_linear(like.numel(), classes, like) if classes else None
 
 
 class RootPool(nn.Module):
@@ -99,35 +135,28 @@ class RootPool(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """See the class."""
-        # zeros, as BiT pads; a max pool's own padding is -inf, and these maps have either sign
+        # BiT pads with zeros. A max pool's own padding is -inf, which differs where all values are negative.
         return F.max_pool2d(F.pad(maps, (1, 1, 1, 1)), kernel_size=3, stride=2)
-
-
-class AxialResNet(ResNet):
-    """The ResNet whose 3x3 convolutions are replaced by row and column attention (D.6, after Axial-DeepLab).
-
-    Relative positions are learned for `config.image_size`.
-    """
-
-    def spatial(self, width: int, stride: int, size: tuple[int, int]) -> nn.Module:
-        """Return row attention, column attention and, for the stride, average pooling."""
-        return RowColumnAttention(width, stride, size, self.config.group_norm_eps)
 
 
 class Bottleneck(nn.Module):
     """Pre-activation bottleneck: [batch, inputs, H, W] -> [batch, 4 width, H/stride, W/stride].
 
-    `conv2` is the layer in the middle, which has the stride.
+    `conv2`, the layer in the middle, has the stride. `size` is the height and width of the input maps.
     """
 
-    def __init__(self, config: ResNetConfig, inputs: int, width: int, stride: int, conv2: nn.Module) -> None:
+    def __init__(self, config: ResNetConfig, inputs: int, width: int, stride: int, size: tuple[int, int]) -> None:
         super().__init__()
         outputs = 4 * width
         form, eps = config.std_conv, config.group_norm_eps
         self.norm1 = group_norm(inputs, eps)
         self.conv1 = StdConv2d(inputs, width, 1, form=form)
         self.norm2 = group_norm(width, eps)
-        self.conv2 = conv2
+        self.conv2: nn.Module = (
+            RowColumnAttention(width, stride, size, eps)
+            if config.axial
+            else StdConv2d(width, width, 3, stride, form=form)
+        )
         self.norm3 = group_norm(width, eps)
         self.conv3 = StdConv2d(width, outputs, 1, form=form)
         change = stride != 1 or inputs != outputs

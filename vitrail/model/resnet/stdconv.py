@@ -12,30 +12,29 @@ from vitrail.model.layers import Conv2d
 from vitrail.model.variants import StdConv
 
 _EPSILON = {"bit": 1e-10, "timm": 1e-8}
-"""What is added to the variance."""
+"""Values added to the variance."""
 
 
 class StdConv2d(Conv2d):
-    """Square convolution without bias whose kernel is standardised, per output channel, each time it is used.
+    """Square convolution without bias. Each call standardises the kernel, for each output channel.
 
-    Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization". The mean
-    and the population variance are over input channels, rows and columns. The sources of released weights
-    differ in where the epsilon goes, so `form` names the source:
+    Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization". The mean and the
+    population variance are over input channels, rows and columns. The sources of released weights add the epsilon at
+    different places, so `form` names the source:
 
     - `"hybrid"`: `(w - mean) / (std + 1e-5)` (official hybrid ViTs)
     - `"bit"`: `(w - mean) / sqrt(var + 1e-10)` (official BiT)
     - `"timm"`: `(w - mean) / sqrt(var + 1e-8)` (both families there)
 
-    They differ in how a strided convolution is padded, too. With `same` it is TensorFlow's SAME padding of the
-    hybrids, where an odd pixel of padding goes to the bottom and right. SAME depends on the input's size; this
-    is the case of sides divisible by the stride, which every image divisible by the patch meets. Otherwise the
-    padding is `kernel // 2` on all sides (BiT).
+    They also pad strided convolutions differently. With `same` it is TensorFlow's SAME padding (hybrids), which adds an
+    odd pixel at the bottom and right. SAME depends on the input's size. This is the case of sides divisible by the
+    stride, as in every image divisible by the patch. Otherwise the padding is `kernel // 2` on all sides (BiT).
     """
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, form: StdConv = "bit", same: bool = False
     ) -> None:
-        total = max(kernel - stride, 0)  # SAME's padding of both sides; none where a stride skips pixels
+        total = max(kernel - stride, 0)  # SAME's padding of both sides together
         self.lopsided = same and total % 2 == 1
         padding = total // 2 if same else kernel // 2
         super().__init__(inputs, outputs, kernel, stride, padding=0 if self.lopsided else padding, bias=False)
@@ -52,7 +51,7 @@ class StdConv2d(Conv2d):
         return (self.weight - mean) * (variance + _EPSILON[self.form]).rsqrt()
 
     def fix(self) -> None:
-        """Standardise the kernel once and for all: for a network that will not learn any more."""
+        """Standardise the kernel now and not in each call, for a network that is no longer trained."""
         self.weight = nn.Parameter(self.standardised().detach(), requires_grad=False)
         self.form = None
 
@@ -64,5 +63,5 @@ class StdConv2d(Conv2d):
 
 
 def group_norm(channels: int, eps: float) -> nn.GroupNorm:
-    """GroupNorm of 32 groups, or of as many as divide a narrower or odd number of channels evenly."""
+    """Return a GroupNorm of 32 groups, or of their greatest common divisor with the number of channels."""
     return nn.GroupNorm(math.gcd(32, channels), channels, eps=eps)

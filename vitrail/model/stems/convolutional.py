@@ -1,38 +1,42 @@
 """Stems: images to features on the grid of tokens. The follow-up's section 5 compares them (Table 7).
 
 Every stem takes images [batch, channels, H, W], H and W divisible by `config.patch`, and returns
-[batch, width, H/patch, W/patch]. The linear one is in `patch.py`, the hybrid's ResNet in `stem_hybrid.py`.
+[batch, width, H/patch, W/patch]. The linear stem is in `patch.py`, the hybrid's ResNet in `hybrid.py`.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.layers import Conv2d
+from vitrail.model.own_part import build_part
 from vitrail.model.stems.hybrid import HybridStem
 from vitrail.model.stems.patch import LinearStem
 from vitrail.model.variants import ViTConfig
 
 
 def build_stem(config: ViTConfig) -> nn.Module:
-    """Return the stem that `config.stem` names. Raises UsageError where patch or width rules it out."""
+    """Return the stem that `config.stem` names. Raises UsageError if it cannot have the config's patch or width."""
     stems: dict[str, type[nn.Module]] = {
         "linear": LinearStem,
+        "linear+norm": NormalisedStem,
+        "linear+gelu": NormalisedStem,
+        "linear+norm+gelu": NormalisedStem,
         "levit": LevitStem,
         "early": EarlyConvStem,
         "hmlp": HMLPStem,
         "resnet": HybridStem,
     }
-    return stems[config.stem](config)
+    stem: nn.Module = build_part(config.stem, config, stems, nn.Module)
+    return stem
 
 
 class _Layers(nn.Module):
     """A stem that is one sequence of layers, `proj`, on images that are already normalised."""
-
-    folds_pixels = False
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -43,22 +47,28 @@ class _Layers(nn.Module):
         return self.proj(images)
 
 
+class NormalisedStem(_Layers):
+    """The linear projection with a norm, a GELU, or both after it (the variations of the linear stem in Table 7)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        _, *after = str(config.stem).split("+")
+        layers = {"norm": _norm(config.width, config), "gelu": _gelu(config)}
+        projection = Conv2d(config.channels, config.width, config.patch, config.patch)
+        super().__init__([projection, *(layers[name] for name in after)])
+
+
 class LevitStem(_Layers):
     """LeViT's stem (Graham et al. 2021): 3x3 convolutions of stride 2 with a norm, Hardswish between them.
 
     The width doubles up to the model's: for a patch of 16, D/8, D/4, D/2, D. Raises UsageError for a patch
-    that is not a power of 2 or a width that cannot be halved as often.
+    that is not a power of 2, or a width that cannot be halved this often.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         layers: list[nn.Module] = []
-        inputs = config.channels
-        for width in _doubling_widths(config):
-            if layers:
-                layers.append(nn.Hardswish())
-            layers += _halving(inputs, width, config)
-            inputs = width
-        super().__init__(layers)
+        for convolution, norm in _halvings(config):
+            layers += [convolution, norm, nn.Hardswish()]
+        super().__init__(layers[:-1])
 
 
 class EarlyConvStem(_Layers):
@@ -70,32 +80,27 @@ class EarlyConvStem(_Layers):
 
     def __init__(self, config: ViTConfig) -> None:
         layers: list[nn.Module] = []
-        inputs = config.channels
-        for width in _doubling_widths(config):
-            layers += [*_halving(inputs, width, config), nn.ReLU()]
-            inputs = width
-        super().__init__([*layers, Conv2d(inputs, config.width, 1)])
+        for convolution, norm in _halvings(config):
+            layers += [convolution, norm, nn.ReLU()]
+        super().__init__([*layers, Conv2d(config.width, config.width, 1)])
 
 
 class HMLPStem(_Layers):
     """The follow-up's hierarchical MLP (section 5, appendix C): patches of patches, projected one by one.
 
-    Kernel and stride are equal in every convolution, so no pixel of one patch reaches the token of another,
-    and masking tokens is masking patches (with BatchNorm in training, the batch statistics are still shared).
-    All stages but the last are D/4 wide and followed by GELU. Raises UsageError where the width is not
-    divisible by 4.
+    Kernel and stride are equal in every convolution, so no pixel of one patch reaches the token of another, and
+    masking tokens is the same as masking patches. (In training, BatchNorm's statistics are still those of all patches.)
+    All stages but the last have width D/4 and a GELU. Raises UsageError for a width that is not divisible by 4.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         if config.width % 4:
-            raise UsageError(f"the hmlp stem needs a width divisible by 4, got {config.width}")
+            raise UsageError(f"the hmlp stem needs a width divisible by 4; the width is {config.width}")
         layers: list[nn.Module] = []
-        inputs = config.channels
+        inputs, width = config.channels, config.width // 4
         *stages, last = hmlp_stages(config.patch)
         for kernel in stages:
-            width = config.width // 4
-            gelu = nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
-            layers += [Conv2d(inputs, width, kernel, kernel), _norm(width, config), gelu]
+            layers += [Conv2d(inputs, width, kernel, kernel), _norm(width, config), _gelu(config)]
             inputs = width
         layers += [Conv2d(inputs, config.width, last, last), _norm(config.width, config)]
         super().__init__(layers)
@@ -104,9 +109,9 @@ class HMLPStem(_Layers):
 def hmlp_stages(patch: int) -> tuple[int, ...]:
     """Return the kernel (= stride) of each hMLP stage; their product is the patch.
 
-    A patch divisible by 4, other than 4 itself, starts with 4 as the paper's does; the rest are prime
-    factors, largest first: 16 is (4, 2, 2), 32 (4, 2, 2, 2), 14 (7, 2), 4 (2, 2). A prime patch has one
-    stage: a linear projection with a norm after it.
+    A patch divisible by 4, other than 4 itself, starts with 4, as in the authors' code and Figure 5; the text of
+    section 5 says "we start from small 2x2 patches". The rest are prime factors, largest first: 16 is (4, 2, 2),
+    32 (4, 2, 2, 2), 14 (7, 2), 4 (2, 2). A prime patch has one stage: a linear projection with a norm after it.
     """
     first = [4] if patch % 4 == 0 and patch > 4 else []
     rest = patch // math.prod(first)
@@ -132,22 +137,28 @@ def _norm(features: int, config: ViTConfig) -> nn.Module:
     return nn.BatchNorm2d(features)
 
 
-def _halving(inputs: int, outputs: int, config: ViTConfig) -> list[nn.Module]:
-    """A 3x3 convolution that halves the map and its norm, which makes a bias superfluous."""
-    return [Conv2d(inputs, outputs, 3, 2, padding=1, bias=False), _norm(outputs, config)]
+def _gelu(config: ViTConfig) -> nn.Module:
+    return nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
 
 
-def _doubling_widths(config: ViTConfig) -> list[int]:
-    """The widths of log2(patch) convolutions, doubling up to the model's."""
+def _halvings(config: ViTConfig) -> list[tuple[nn.Module, nn.Module]]:
+    """Return log2(patch) 3x3 convolutions that halve the map, each with its norm, which replaces the bias.
+
+    Their widths double up to the model's.
+    """
     stages = config.patch.bit_length() - 1
     if config.patch < 2 or config.patch != 2**stages:
         raise UsageError(
             f"the {config.stem} stem halves the image at each step, so the patch must be a power of 2 "
-            f"(2, 4, 8, 16, 32), got {config.patch}; stem 'hmlp' or 'linear' takes any patch"
+            f"(2, 4, 8, 16, 32), not {config.patch}. Use stem 'hmlp' or 'linear' for other patches"
         )
     if config.width % 2 ** (stages - 1):
         raise UsageError(
             f"the {config.stem} stem doubles its width at each of {stages} steps, so the model's width must "
-            f"be divisible by {2 ** (stages - 1)}, got {config.width}"
+            f"be divisible by {2 ** (stages - 1)}; it is {config.width}"
         )
-    return [config.width // 2**step for step in reversed(range(stages))]
+    widths = [config.channels, *(config.width // 2**step for step in reversed(range(stages)))]
+    return [
+        (Conv2d(inputs, outputs, 3, 2, padding=1, bias=False), _norm(outputs, config))
+        for inputs, outputs in pairwise(widths)
+    ]

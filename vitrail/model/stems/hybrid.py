@@ -20,17 +20,14 @@ class HybridStem(nn.Module):
     """images [batch, channels, H, W] -> features on the grid [batch, width, H/patch, W/patch].
 
     A ResNet of post-activation bottlenecks with GroupNorm and standardised convolutions, then a linear
-    projection of patches of its last map. Section 4.1's two ways to feed an R50 are two settings of
+    projection of patches of its last map. Section 4.1's two ways to use an R50 are two settings of
     `config.stem_units`: (i) `(3, 4, 6, 3)`, the output of stage 4 of an ordinary R50, one token per 32 x 32
     pixels, and (ii) `(3, 4, 9)`, stage 4's layers moved into stage 3: one token per 16 x 16 pixels, so four
-    times the tokens. `()` is the root alone. Where the ResNet shrinks the image less than `config.patch`
-    says, the projection's patches make up the rest: 8 x 8 cells of the root's map for R+Ti/16, which is
-    really one token per 32 x 32 pixels.
+    times as many tokens. `()` is the root alone. If the ResNet shrinks the image less than `config.patch`, the
+    projection has larger patches: 8 x 8 cells of the root's map for R+Ti/16, which has one token per 32 x 32 pixels.
 
-    Raises UsageError where the patch is not a multiple of the ResNet's ratio.
+    Raises UsageError for a patch that is not a multiple of the ResNet's ratio.
     """
-
-    folds_pixels = False
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -38,7 +35,7 @@ class HybridStem(nn.Module):
         if config.patch % ratio:
             raise UsageError(
                 f"a ResNet stem of stages {config.stem_units} shrinks the image {ratio} times, so the patch "
-                f"must be a multiple of {ratio} px, got {config.patch}"
+                f"must be a multiple of {ratio} px, not {config.patch}"
             )
         self.root = nn.Sequential(_conv_norm(config, config.channels, ROOT_WIDTH, 7, 2))
         stages, features = [], ROOT_WIDTH
@@ -55,7 +52,7 @@ class HybridStem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
         maps = F.relu(self.root(images))
-        # windows that hang over the bottom and right edge: SAME padding for even sides
+        # windows may exceed the bottom and the right edge: that is SAME padding for even sides
         maps = F.max_pool2d(maps, kernel_size=3, stride=2, ceil_mode=True)
         return self.proj(self.stages(maps))
 

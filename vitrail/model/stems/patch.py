@@ -6,55 +6,89 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vitrail.model.layers import compute_dtype, device_of_constants, linear
+from vitrail.errors import UsageError
+from vitrail.model.layers import Constants, compute_dtype, linear
 from vitrail.model.variants import ViTConfig
 
 
-def pixel_statistics(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """Return (scale, shift), each [channels, 1, 1]: `(u - 128) * scale + shift` normalises a uint8 pixel u.
+def check_images(images: Tensor, channels: int) -> None:
+    """Raise UsageError for images of a shape or type that no network with these channels takes.
 
-    Pixels are centred on 128 because -128..127 is exact even in bfloat16, and small numbers round less. No file holds
-    these values, so they are real even where a network is built on the meta device.
+    Values are not read, because that would wait for a GPU and end a trace.
     """
-    device = device_of_constants()
-    mean_, std_ = (torch.tensor(v, dtype=torch.float64, device=device).view(-1, 1, 1) for v in (mean, std))
-    return (1 / (255 * std_)).float(), ((128 / 255 - mean_) / std_).float()
+    if images.dim() != 4:
+        add = "; add the dimension of the batch with images[None]" if images.dim() == 3 else ""
+        raise UsageError(
+            f"images have shape {tuple(images.shape)}; a network takes [batch, channels, height, width]{add}"
+        )
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        kind = str(images.dtype).removeprefix("torch.")
+        raise UsageError(
+            f"images are {kind}; a network takes uint8 pixels in 0..255, which it normalises itself, or floats that "
+            "are normalised already. For pixels in 0..255 call images.to(torch.uint8)"
+        )
+    if images.shape[1] != channels:
+        last = images.shape[-1] == channels
+        hint = "move the channels with images.permute(0, 3, 1, 2)" if last else "load(channels=N) adapts a network"
+        raise UsageError(
+            f"images have {images.shape[1]} channels and this model needs {channels}; {hint} (shape: "
+            f"{tuple(images.shape)})"
+        )
+    if images.shape[2] == 0 or images.shape[3] == 0:
+        raise UsageError(f"images have shape {tuple(images.shape)}: they have no pixels")
 
 
-def normalise(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """uint8 images [batch, channels, height, width] -> float32 with the statistics of `pixel_statistics`."""
-    return (images.float() - 128) * scale + shift
+class Normalise(Constants):
+    """Normalise pixels 0..255 by the mean and standard deviation of each channel: `(u - 128) * scale + shift`.
+
+    `scale` and `shift` are [channels, 1, 1]. Pixels are centred on 128 because -128..127 is exact even in bfloat16, and
+    small numbers round less. The values are not in the state, because they follow from the config.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        mean_, std_ = (torch.tensor(v, dtype=torch.float64, device="cpu").view(-1, 1, 1) for v in (mean, std))
+        super().__init__(scale=(1 / (255 * std_)).float(), shift=((128 / 255 - mean_) / std_).float())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 or float pixels [..., channels, height, width] -> the same shape, float32."""
+        return (images.float() - 128) * self.scale + self.shift
+
+    def undo(self, values: Tensor) -> Tensor:
+        """Return the pixels, in 0..255 and not rounded, of normalised values."""
+        return (values - self.shift) / self.scale + 128
 
 
 class LinearStem(nn.Module):
     """images [batch, channels, H, W] -> features on the grid [batch, width, H/patch, W/patch].
 
-    uint8 images are taken as they are: the normalisation is folded into the projection, so no float copy of
-    the image is ever made. Float images are taken as already normalised.
+    The normalisation of uint8 images is folded into the projection, so no float copy of the image is made. Float
+    images must be normalised already.
     """
 
-    folds_pixels = True
+    folds_normalisation = True
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.patch = config.patch
-        self.weight = nn.Parameter(torch.empty(config.width, config.channels, config.patch, config.patch))
+        self.weight = nn.Parameter(torch.zeros(config.width, config.channels, config.patch, config.patch))
         self.bias = nn.Parameter(torch.zeros(config.width))
-        scale, shift = pixel_statistics(config.mean, config.std)
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("shift", shift, persistent=False)
-        self.scale: Tensor
-        self.shift: Tensor
+        self.normalise = Normalise(config.mean, config.std)
 
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
         rows = images.shape[-2] // self.patch
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (c p q)", p=self.patch, q=self.patch)
-        weight: Tensor = self.weight
-        bias: Tensor = self.bias
+        weight, bias = self.weights_for(images.dtype)
         if images.dtype == torch.uint8:
-            bias = bias + (weight * self.shift).sum((1, 2, 3))
-            weight = weight * self.scale
             patches = patches.to(compute_dtype(weight)).sub_(128)
         tokens = linear(patches, weight.flatten(1), bias)
         return rearrange(tokens, "b (h w) d -> b d h w", h=rows)  # a view: nothing moves
+
+    def weights_for(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return weight and bias for images of this type. For uint8 they apply to pixels minus 128."""
+        if dtype != torch.uint8:
+            return self.weight, self.bias
+        return self.weight * self.normalise.scale, self.bias + (self.weight * self.normalise.shift).sum((1, 2, 3))

@@ -1,10 +1,10 @@
-"""big_vision's .npz: its Vision Transformers, alone or as the image tower of SigLIP and its kin.
+"""big_vision's .npz: Vision Transformers, alone or as the image tower of SigLIP and similar models.
 
-The names are those of `encoder.py` in the linen count, and
+The names are those of `encoder.py` in the linen numbering, and
 
 | theirs | shape | ours |
 |---|---|---|
-| `pos_embedding` | (1, N, D); absent where positions are computed | `positions.embedding` |
+| `pos_embedding` | (1, N, D); absent if positions are computed | `positions.embedding` |
 | `MAPHead_0/probe` | (1, 1, D) | `pool.probe` |
 | `MAPHead_0/MultiHeadDotProductAttention_0/query` | kernel (D, H, E), bias (H, E) | `pool.query` |
 | `.../{key,value}` | (D, H, E); (H, E) each | `pool.key_value` |
@@ -12,10 +12,10 @@ The names are those of `encoder.py` in the linen count, and
 | `MAPHead_0/LayerNorm_0` | scale, bias (D) | `pool.norm` |
 | `MAPHead_0/MlpBlock_0/Dense_0`, `Dense_1` | (D, M) and (M, D) | `pool.mlp.fc1`, `fc2` |
 
-The class token, where there is one, comes after the positions and has none. Older files have one row more, the
-class token's (`models/vit.py`, `fix_old_checkpoints`, adds it to `cls`; here it stays apart, so that the file goes
-back as it came), or the table where Google's has it. A file with neither class token nor MAP head is pooled by
-its average. Evaluation resizes the short side and crops 7/8 of it.
+The class token, if there is one, is appended after the positions are added, and has no position. Older files have one
+more row, for the class token, or have the table under Google's name. (big_vision's `fix_old_checkpoints` in
+`models/vit.py` adds that row to `cls`. It stays separate here, so that the file can be written back unchanged.) A file
+with neither class token nor MAP head has average pooling. Evaluation resizes the short side and crops 7/8 of it.
 """
 
 from __future__ import annotations
@@ -45,20 +45,22 @@ DEFAULT = flax.Layout(prefix="params/", naming="linen")
 
 @dataclass(frozen=True)
 class BigVision:
-    """See the module."""
+    """The format of google-research/big_vision."""
 
     name: str = "big_vision"
 
     def recognises(self, archive: Archive) -> bool:
-        """Is there a patch embedding, and an encoder with positions of its own, scanned layers or a MAP head?"""
+        """Return whether there is a patch embedding, and big_vision's positions, scanned layers or MAP head."""
         prefix = flax.find_prefix(archive)
         return prefix is not None and flax.is_big_vision(archive, prefix)
 
     def find(self, archive: Archive) -> ForeignModel:
-        """Infer the model from the shapes. Raises WeightsError naming the tensor that does not fit."""
+        """Infer the model from the shapes. Raises WeightsError that names the tensor that does not fit."""
         prefix = flax.find_prefix(archive)
         if prefix is None:
-            raise WeightsError(f"{archive.path} has no embedding/kernel and no encoder: it is not big_vision's")
+            raise WeightsError(
+                f"{archive.path} is not in big_vision's format: it has no embedding/kernel and no encoder"
+            )
         layout = flax.find_layout(archive, prefix)
         positions = OLD_POSITIONS if f"{prefix}{OLD_POSITIONS}" in archive else POSITIONS
         config, said = _config(archive, layout, positions)
@@ -74,16 +76,16 @@ class BigVision:
         return ForeignModel(card, _conversions(config, layout, positions), unused, assumptions=said)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
-        """Write the model under the names it came with; a model from elsewhere gets `params/` and a layer each.
+        """Write the model under its original names; a model of another format gets `params/` and separate layers.
 
-        Raises WeightsError for what the format has no place for, and for what its readers would compute otherwise:
-        see `flax/write.py`.
+        Raises WeightsError if the format cannot hold the model, or if its readers would compute something else: see
+        `flax/write.py`.
         """
         config = expressible(model, self.name, stems=("linear",), pools=("cls", "gap", "map"))
         if config.positions not in ("1d", "sincos"):
             raise WeightsError(
-                f"format {self.name!r} has learned 1d positions or computed ones (sincos), this model "
-                f"{config.positions} ones"
+                f"format {self.name!r} holds learned 1d or computed (sincos) positions only. Those of this "
+                f"model are {config.positions!r}."
             )
         _check_positions(config)
         origin = origin_of(card, self.name)
@@ -93,7 +95,7 @@ class BigVision:
 
 
 def _config(archive: Archive, layout: flax.Layout, positions: str) -> tuple[ViTConfig, list[str]]:
-    """The config, and what had to be assumed for it."""
+    """Return the config, and what is assumed for it."""
     prefix = layout.prefix
     sizes: dict[str, Any] = {**flax.top_sizes(archive, prefix), **flax.encoder_sizes(archive, layout)}
     sizes["patch"] = patch = flax.patch_size(archive, prefix)
@@ -103,15 +105,15 @@ def _config(archive: Archive, layout: flax.Layout, positions: str) -> tuple[ViTC
         grid, sizes["cls_position"] = _read_positions(rows)
         if sizes["cls_position"] and pool != "cls":
             raise WeightsError(
-                f"{archive.path}: '{prefix}{positions}' has {rows} rows, one of them for a class token that the file "
-                "does not have"
+                f"{archive.path}: '{prefix}{positions}' has {rows} rows, one of them for a class token, but the file "
+                "has no class token"
             )
         said = flax.assumed_grid(grid, f"{prefix}{positions}")
     else:
         grid, sizes["positions"], sizes["cls_position"] = _computed(archive, layout, patch), "sincos", False
         said = [
-            f"there is no {prefix}{positions}, so positions are sines and cosines, and the file does not say for which "
-            f"size: {grid[0] * patch} x {grid[1] * patch} px"
+            f"positions are sines and cosines, because there is no {prefix}{positions}, and the image size is "
+            f"{grid[0] * patch} x {grid[1] * patch} px, because the file does not contain it"
         ]
     image_size = (grid[0] * patch, grid[1] * patch)
     return flax.build_config(archive, **sizes, image_size=image_size, gelu="tanh", resize_mode="official"), said
@@ -122,23 +124,25 @@ def _pool(archive: Archive, prefix: str, heads: int) -> str:
         return "cls" if f"{prefix}cls" in archive else "gap"
     if f"{prefix}cls" in archive:
         raise WeightsError(
-            f"{archive.path} has both '{prefix}cls' and a MAP head; big_vision's models have one of them"
+            f"{archive.path} has both '{prefix}cls' and a MAP head; big_vision's models have only one of them"
         )
     name = f"{prefix}MAPHead_0/MultiHeadDotProductAttention_0/query/kernel"
     shape = flax.shape_of(archive, name, "width", "heads", "features of a head")
     if shape[1] != heads:
-        raise WeightsError(f"{archive.path}: {name!r} has {shape[1]} heads, the encoder {heads}; here they are equal")
+        raise WeightsError(
+            f"{archive.path}: {name!r} has {shape[1]} heads and the encoder has {heads}; they must be equal"
+        )
     return "map"
 
 
 def _read_positions(rows: int) -> tuple[tuple[int, int], bool]:
-    """Grid of a table of so many rows, and whether the first row is the class token's: where that makes a square."""
+    """Return the grid of a table, and whether its first row is for the class token, which makes the rest a square."""
     front = math.isqrt(rows) ** 2 + 1 == rows
     return flax.grid_of(rows - front), front
 
 
 def _check_positions(config: ViTConfig) -> None:
-    """Raise WeightsError where a reader would take the table for that of another grid."""
+    """Raise WeightsError if a reader would infer another grid from the number of positions."""
     if config.positions == "sincos":
         return
     front = config.pool == "cls" and config.cls_position
@@ -146,14 +150,14 @@ def _check_positions(config: ViTConfig) -> None:
     if (read := _read_positions(front + rows * columns)) != (config.grid, front):
         row = " and a row for the class token" * read[1]
         raise WeightsError(
-            f"format 'big_vision' keeps the number of positions and not their rows: the {front + rows * columns} of "
-            f"this model would be read as a grid of {read[0][0]} x {read[0][1]}{row}, and it has {rows} x {columns}; "
-            "save as 'vitrail', or load the model with a square image_size first"
+            f"format 'big_vision' stores the number of positions but not the grid. The {front + rows * columns} "
+            f"positions of this model's grid of {rows} x {columns} would be read as {read[0][0]} x {read[0][1]}{row}. "
+            "Save as 'vitrail', or load the model with a square image_size first."
         )
 
 
 def _computed(archive: Archive, layout: flax.Layout, patch: int) -> tuple[int, int]:
-    """The grid that a model without a table is taken to be for."""
+    """Return the grid that is assumed for a model without a table of positions."""
     if layout.naming != "linen":
         raise WeightsError(f"{archive.path} lacks the tensor '{layout.prefix}{OLD_POSITIONS}' (1, positions, width)")
     side = max(ASSUMED_SIZE // patch, 1)

@@ -1,6 +1,6 @@
 """BiT's .npz: the ResNetV2s of google-research/big_transfer, as TensorFlow named them.
 
-With b the stage from 1, u the unit from 01, w the width of the root, C the features that come in, W = w * 2**(b - 1):
+With b the stage from 1, u the unit from 01, w the width of the root, C the input features, W = w * 2**(b - 1):
 
 | theirs | shape | ours |
 |---|---|---|
@@ -33,28 +33,28 @@ from vitrail.weights.card import Card
 from vitrail.weights.flax.encoder import shape_of
 from vitrail.weights.flax.write import found_dtypes, write_npz
 from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of
-from vitrail.weights.mapping import Conversion, conv_kernel, same, scale_bias
+from vitrail.weights.mapping import Conversion, conv_kernel, same, scale_bias, stage_units
 
 ROOT = "resnet/root_block/standardized_conv2d/kernel"
 HEAD = "resnet/head/conv2d"
 _NUMBERED = re.compile(r"(?<=/)(standardized_conv2d|group_norm|conv2d)_\d+(?=/)")
-_UNIT = re.compile(r"resnet/block(\d+)/unit(\d+)/")
 
 
 @dataclass(frozen=True)
 class BiT:
-    """See the module."""
+    """The format of google-research/big_transfer."""
 
     name: str = "bit"
 
     def recognises(self, archive: Archive) -> bool:
-        """Is there the root block of a TensorFlow ResNetV2?"""
+        """Return whether there is the root block of a TensorFlow ResNetV2."""
         return any(_plain(name) == ROOT for name in archive.names)
 
     def find(self, archive: Archive) -> ForeignModel:
-        """Infer the model from the shapes. Raises WeightsError naming the tensor that does not fit."""
+        """Infer the model from the shapes. Raises WeightsError that names the tensor that does not fit."""
         names = _names(archive)
-        units = _units(archive, names)
+        if not (units := stage_units(archive, names, "resnet/", digits=2)):
+            raise WeightsError(f"{archive.path} has a ResNet without units: there is no resnet/block1/unit01")
         root = shape_of(archive, names.get(ROOT, ROOT), "7", "7", "channels", "width")
         head = f"{HEAD}/kernel"
         classes = shape_of(archive, names[head], "1", "1", "features", "classes")[3] if head in names else 0
@@ -70,60 +70,49 @@ class BiT:
         return ForeignModel(card, _conversions(config, numbered), assumptions=said)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
-        """Write the model under the names it came with; a model from elsewhere gets names without numbers.
+        """Write the model under its original names; a model of another format gets names without numbers.
 
-        Raises WeightsError for what the format has no place for, and for what its readers would compute otherwise.
+        Raises WeightsError if the format cannot hold the model, or if its readers would compute something else.
         """
         config = _expressible(model)
         origin = origin_of(card, self.name)
-        write_npz(
-            path, foreign_tensors(state_of(model), _conversions(config, origin.get("numbered", {})), self.name), origin
-        )
+        conversions = _conversions(config, origin.get("numbered", {}))
+        write_npz(path, foreign_tensors(state_of(model), conversions, self.name), origin)
 
 
 def _plain(name: str) -> str:
-    """A name without the numbers of layers."""
+    """Return a name without the numbers of layers."""
     return _NUMBERED.sub(r"\1", name)
 
 
 def _names(archive: Archive) -> dict[str, str]:
-    """Names without numbers: as they stand in the file. Raises WeightsError where two are one."""
+    """Return name without numbers -> name in the file. Raises WeightsError if two names become one."""
     names: dict[str, str] = {}
     for name in sorted(archive.names):
         if (first := names.setdefault(_plain(name), name)) != name:
-            raise WeightsError(f"{archive.path} has {first!r} and {name!r}, which are one layer but for their numbers")
+            raise WeightsError(
+                f"{archive.path} has {first!r} and {name!r}, which are the same layer with different numbers"
+            )
     return names
 
 
-def _units(archive: Archive, names: Mapping[str, str]) -> tuple[int, ...]:
-    """Units of each stage. Raises WeightsError for a gap in the numbers."""
-    found = {(int(match[1]), int(match[2])) for name in names if (match := _UNIT.match(name))}
-    stages = range(1, 1 + len({stage for stage, _ in found}))
-    units = tuple(sum(stage == one for stage, _ in found) for one in stages)
-    expected = {(stage, unit) for stage, count in zip(stages, units, strict=True) for unit in range(1, count + 1)}
-    if not units or found != expected:
-        stage, unit = min(expected ^ found, default=(1, 1))
-        raise WeightsError(f"{archive.path} has a gap in its ResNet: see resnet/block{stage}/unit{unit:02d}")
-    return units
-
-
 def _evaluation(classes: int) -> tuple[Preprocess, list[str]]:
-    """Preprocessing and what is assumed for it: a ResNet takes any size, and its file says none.
+    """Return the preprocessing and the note about it: a ResNet takes any image size, and its file contains none.
 
-    Networks fine-tuned on ImageNet were trained on crops of 480 px and see images squashed to that size
-    (BiT-HyperRule); the pre-trained ones saw 224 px.
+    Networks fine-tuned on ImageNet were trained on crops of 480 px and are evaluated on images squashed to that size
+    (BiT-HyperRule). The pre-trained networks were trained at 224 px.
     """
     if classes == 1000:
         size, preprocess = 480, Preprocess((480, 480), resize="squash")
         why = "1000 classes: fine-tuned on ImageNet with BiT-HyperRule, 480 px; BiT-S itself was trained at 224"
     else:
         size, preprocess = 224, Preprocess((224, 224), resize="small", crop=0.875)
-        why = "that of BiT's pre-training; fine-tuned networks saw 128 or 480 px"
-    return preprocess, [f"the file does not say the image size: {size} px ({why})"]
+        why = "as in BiT's pre-training; networks were fine-tuned at 128 or 480 px"
+    return preprocess, [f"image size {size} px, because the file does not contain it ({why})"]
 
 
 def _conversions(config: ResNetConfig, numbered: Mapping[str, str]) -> list[Conversion]:
-    """Entries under plain names, then under those that the file has."""
+    """Return the conversions of all tensors. `numbered` maps names without numbers to those in the file."""
     conversions = [conv_kernel("root.weight", ROOT), *_norm("norm", "resnet")]
     for stage, units in enumerate(config.units):
         for unit in range(units):
@@ -133,7 +122,7 @@ def _conversions(config: ResNetConfig, numbered: Mapping[str, str]) -> list[Conv
                     conv_kernel(f"{ours}.conv{layer}.weight", f"{theirs}/{letter}/standardized_conv2d/kernel")
                 )
                 conversions += _norm(f"{ours}.norm{layer}", f"{theirs}/{letter}")
-            if unit == 0:  # more features come out than went in
+            if unit == 0:  # its output has more features than its input
                 conversions.append(
                     conv_kernel(f"{ours}.shortcut.weight", f"{theirs}/a/proj/standardized_conv2d/kernel")
                 )
@@ -158,16 +147,17 @@ def _to_1x1(weight: Tensor) -> tuple[Tensor, ...]:
 
 
 def _expressible(model: nn.Module) -> ResNetConfig:
-    """The config of a model that BiT's readers compute as it is. Raises WeightsError with the reason."""
+    """Return the config of a model that BiT's readers compute unchanged. Raises WeightsError with the reason."""
     if not isinstance(model, ResNet):
-        raise WeightsError(f"format 'bit' holds ResNetV2s, not a {type(model).__name__}; a ViT goes into 'google'")
+        raise WeightsError(f"format 'bit' holds ResNetV2s, not a {type(model).__name__}. Save a ViT as 'google'.")
     config = model.config
     if config.axial:
-        raise WeightsError("format 'bit' has no place for axial attention; save as 'vitrail', which has")
+        raise WeightsError("format 'bit' has no place for axial attention. Save as 'vitrail', which has.")
     if (config.std_conv, config.group_norm_eps) != ("bit", 1e-5):
         raise WeightsError(
-            "format 'bit' cannot say how kernels are standardised, and its readers take (w - mean) / sqrt(var + 1e-10) "
-            f"and a GroupNorm epsilon of 1e-5; this model has the form {config.std_conv!r} and {config.group_norm_eps}"
+            "format 'bit' does not store how kernels are standardised, and its readers use (w - mean) / sqrt(var + "
+            f"1e-10) and a GroupNorm epsilon of 1e-5. This model has the form {config.std_conv!r} and "
+            f"{config.group_norm_eps}."
         )
     return config
 

@@ -52,6 +52,10 @@ class Layout:
     naming: str = "old"
     scan: bool = False
 
+    def __post_init__(self) -> None:
+        if self.naming not in MODULES:
+            raise WeightsError(f"the naming of a flax file is {self.naming!r}; valid: {', '.join(MODULES)}")
+
     def block(self, layer: int) -> str:
         """Return the start of the names of a layer."""
         return f"{self.prefix}Transformer/encoderblock" + ("/" if self.scan else f"_{layer}/")

@@ -1,13 +1,13 @@
-"""Google's .npz: Vision Transformers and hybrids of google-research/vision_transformer, AugReg's included.
+"""Google's .npz: Vision Transformers and hybrids of google-research/vision_transformer, AugReg's models among them.
 
-The names are those of `encoder.py` and, for hybrids, of `hybrid.py`, in the old or the linen count, and
+The names are those of `encoder.py` and, for hybrids, of `hybrid.py`, in the old or the linen numbering, and
 
 | theirs | shape | ours |
 |---|---|---|
 | `Transformer/posembed_input/pos_embedding` | (1, 1 + N, D), class token first | `positions.embedding` |
 
-A file without `cls` is a model with average pooling, of N positions. The model is the one those files are read
-into: tanh GELU, LayerNorm epsilon 1e-6, pixels in [-1, 1], positions resampled as `scipy.ndimage.zoom(order=1)` does,
+A file without `cls` is a model with average pooling and N positions. The files do not contain what their own reader
+fixes: tanh GELU, LayerNorm epsilon 1e-6, pixels in [-1, 1], positions resampled like `scipy.ndimage.zoom(order=1)`,
 images squashed to the model's size (`vit_jax/input_pipeline.py`).
 """
 
@@ -35,20 +35,20 @@ POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 @dataclass(frozen=True)
 class Google:
-    """See the module."""
+    """The format of google-research/vision_transformer."""
 
     name: str = "google"
 
     def recognises(self, archive: Archive) -> bool:
-        """Is there a patch embedding, and an encoder that adds its own positions?"""
+        """Return whether there is a patch embedding, and an encoder that adds its own positions."""
         prefix = flax.find_prefix(archive)
         return prefix is not None and not flax.is_big_vision(archive, prefix)
 
     def find(self, archive: Archive) -> ForeignModel:
-        """Infer the model from the shapes. Raises WeightsError naming the tensor that does not fit."""
+        """Infer the model from the shapes. Raises WeightsError that names the tensor that does not fit."""
         prefix = flax.find_prefix(archive)
         if prefix is None:
-            raise WeightsError(f"{archive.path} has no embedding/kernel and no encoder: it is not in Google's format")
+            raise WeightsError(f"{archive.path} is not in Google's format: it has no embedding/kernel and no encoder")
         layout = flax.find_layout(archive, prefix)
         config = _config(archive, layout)
         wide = hybrid.wide_norms(archive, prefix)
@@ -65,17 +65,20 @@ class Google:
         return ForeignModel(card, conversions, unused, assumptions=said)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
-        """Write the model under the names it came with; a model from elsewhere gets the released files' old names.
+        """Write the model under its original names; a model of another format gets the old names of released files.
 
-        Raises WeightsError for what the format has no place for, and for what its readers would compute otherwise:
-        see `flax/write.py`.
+        Raises WeightsError if the format cannot hold the model, or if its readers would compute something else: see
+        `flax/write.py`.
         """
         config = expressible(model, self.name, stems=("linear", "resnet"), pools=("cls", "gap"))
         if config.positions != "1d":
-            raise WeightsError(f"format {self.name!r} has learned 1d positions, this model {config.positions} ones")
+            raise WeightsError(
+                f"format {self.name!r} holds learned 1d positions only. Those of this model are {config.positions!r}."
+            )
         if config.pool == "cls" and not config.cls_position:
             raise WeightsError(
-                f"format {self.name!r} has a position for the class token, this model none; 'big_vision' has neither"
+                f"format {self.name!r} has a position for the class token, and this model has none. Save as "
+                "'big_vision', which has none either."
             )
         check_grid(config, self.name)
         origin = origin_of(card, self.name)
@@ -94,7 +97,7 @@ def _config(archive: Archive, layout: flax.Layout) -> ViTConfig:
     positions = flax.shape_of(archive, f"{prefix}{POSITIONS}", "1", "positions", "width")
     cells = positions[1] - (pool == "cls")
     if cells < 1:
-        raise WeightsError(f"{archive.path} has no positions but the class token's in '{prefix}{POSITIONS}'")
+        raise WeightsError(f"{archive.path} has only the class token's position in '{prefix}{POSITIONS}'")
     rows, columns = flax.grid_of(cells)
     image_size = (rows * sizes["patch"], columns * sizes["patch"])
     return flax.build_config(archive, **sizes, image_size=image_size, pool=pool, gelu="tanh", resize_mode="official")

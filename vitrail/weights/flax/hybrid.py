@@ -1,6 +1,6 @@
-"""The ResNet in front of Google's hybrids, which stands in the same .npz: names, shapes, and both directions.
+"""The ResNet in front of Google's hybrids, in the same .npz: names, shapes, and both directions.
 
-After the prefix, with b and u from 1, C the features that come in and W = 64 * 2**(b - 1):
+After the prefix, with b and u from 1, C the input features and W = 64 * 2**(b - 1):
 
 | theirs | shape | ours |
 |---|---|---|
@@ -11,8 +11,8 @@ After the prefix, with b and u from 1, C the features that come in and W = 64 * 
 | `block{b}/unit1/conv_proj/kernel`, `gn_proj/{scale,bias}` | (1, 1, C, 4W); (4W) | `...shortcut.conv`, `.norm` |
 | `embedding/kernel`, `bias` | (c, c, C, D); (D) | `stem.proj` |
 
-The patch, pixels per token, is what the convolutions and the embedding really do: R+Ti/16 has a root alone, which
-shrinks an image four times, and an embedding of 8 x 8 of its cells, so one token covers 32 x 32 pixels.
+The patch size, in pixels per token, follows from the convolutions and the embedding: R+Ti/16 has only a root, which
+shrinks an image four times, and an embedding of 8 x 8 cells of its output, so that a token covers 32 x 32 pixels.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vitrail.model.stems.hybrid import ROOT_WIDTH
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.flax.encoder import patch_size, shape_of
-from vitrail.weights.mapping import Conversion, conv_kernel, reshaped, same, scale_bias
+from vitrail.weights.mapping import Conversion, conv_kernel, reshaped, same, scale_bias, stage_units
 
 
 def is_hybrid(archive: Archive, prefix: str) -> bool:
-    """Has the file a ResNet in front of the encoder?"""
+    """Return whether the file has a ResNet in front of the encoder."""
     return f"{prefix}conv_root/kernel" in archive
 
 
@@ -40,25 +40,12 @@ def hybrid_sizes(archive: Archive, prefix: str) -> dict[str, Any]:
     height, width, channels, features = shape_of(archive, name, "7", "7", "channels", str(ROOT_WIDTH))
     if (height, width, features) != (7, 7, ROOT_WIDTH):
         raise WeightsError(
-            f"{archive.path} has {name!r} in shape {(height, width, channels, features)}; the hybrids known here start "
-            f"with 7 x 7 kernels and {ROOT_WIDTH} features (width_factor 1)"
+            f"{archive.path} has {name!r} in shape {(height, width, channels, features)}. Only hybrids that start with "
+            f"7 x 7 kernels and {ROOT_WIDTH} features (width_factor 1) are supported."
         )
-    units = stem_units(archive, prefix)
+    units = stage_units(archive, archive.names, prefix)
     ratio = 4 * 2 ** max(len(units) - 1, 0)
     return dict(stem="resnet", stem_units=units, patch=ratio * patch_size(archive, prefix), channels=channels)
-
-
-def stem_units(archive: Archive, prefix: str) -> tuple[int, ...]:
-    """Return the number of units of each stage, () for a root alone. Raises WeightsError for a gap in the numbers."""
-    pattern = re.compile(re.escape(prefix) + r"block(\d+)/unit(\d+)/")
-    found = {(int(match[1]), int(match[2])) for name in archive.names if (match := pattern.match(name))}
-    units = tuple(sum(block == stage for block, _ in found) for stage in range(1, 1 + len({b for b, _ in found})))
-    expected = {(stage, unit) for stage, count in enumerate(units, 1) for unit in range(1, count + 1)}
-    if missing := sorted(expected - found) or sorted(found - expected):
-        raise WeightsError(
-            f"{archive.path} has a gap in its ResNet: see {prefix}block{missing[0][0]}/unit{missing[0][1]}"
-        )
-    return units
 
 
 def wide_norms(archive: Archive, prefix: str) -> list[str]:
@@ -69,7 +56,7 @@ def wide_norms(archive: Archive, prefix: str) -> list[str]:
 
 
 def hybrid_conversions(config: ViTConfig, prefix: str, wide: Collection[str]) -> list[Conversion]:
-    """Entries of the stem: its ResNet and the embedding of its map; `wide` as `wide_norms` returns it."""
+    """Return the conversions of the ResNet and of the embedding of its output; `wide` as `wide_norms` returns it."""
     conversions = [
         conv_kernel("stem.root.conv.weight", f"{prefix}conv_root/kernel"),
         *_norm("stem.root.norm", prefix, "gn_root", wide),
@@ -82,7 +69,7 @@ def hybrid_conversions(config: ViTConfig, prefix: str, wide: Collection[str]) ->
             for layer in "123":
                 conversions.append(conv_kernel(f"{ours}.conv{layer}.weight", f"{prefix}{theirs}conv{layer}/kernel"))
                 conversions += _norm(f"{ours}.norm{layer}", prefix, f"{theirs}gn{layer}", wide)
-            if unit == 0:  # more features come out than went in
+            if unit == 0:  # its output has more features than its input
                 conversions.append(conv_kernel(f"{ours}.shortcut.conv.weight", f"{prefix}{theirs}conv_proj/kernel"))
                 conversions += _norm(f"{ours}.shortcut.norm", prefix, f"{theirs}gn_proj", wide)
     return conversions

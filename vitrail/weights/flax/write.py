@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitrail.data.npz import Npz
 from vitrail.errors import WeightsError
-from vitrail.files import Npz
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.flax.encoder import grid_of
 from vitrail.weights.formats import refuse_folder
+from vitrail.weights.mapping import first_reason
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16)}
 DTYPES["bfloat16"] = torch.bfloat16
@@ -38,7 +39,7 @@ def found_dtypes(archive: Archive, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _dtypes(archive: Archive, names: Iterable[str]) -> dict[str, str]:
-    if archive.kind != "npz":  # memory-mapped: nothing is read
+    if archive.kind != "npz":
         return {name: str(archive[name].dtype).removeprefix("torch.") for name in names}
     npz = Npz(archive.path, WeightsError)  # reads only the headers
     npz.close()
@@ -79,52 +80,42 @@ def expressible(model: nn.Module, name: str, *, stems: tuple[str, ...], pools: t
             f"format {name!r} holds Vision Transformers, not a {type(model).__name__}; a ResNetV2 goes into 'bit'"
         )
     config = model.config
-    for wrong, what in _without_place(config, stems, pools):
-        if wrong:
-            raise WeightsError(f"format {name!r} has no place for {what}; save as 'vitrail', which has")
-    for wrong, what in _unsaid(config):
-        if wrong:
-            raise WeightsError(f"format {name!r} cannot say {what}")
+    if part := first_reason(_parts_without_array(config, stems, pools)):
+        raise WeightsError(f"format {name!r} has no place for {part}. Save as 'vitrail', which has.")
+    if value := first_reason(_values_of_readers(config)):
+        raise WeightsError(f"format {name!r} does not store {value}")
     return config
 
 
-def _without_place(config: ViTConfig, stems: tuple[str, ...], pools: tuple[str, ...]) -> list[tuple[bool, str]]:
-    """Return (whether it applies, the part that the format has no array for) for each such part."""
-    return [
-        (config.stem not in stems, f"a {config.stem!r} stem (it knows {', '.join(stems)})"),
-        (config.block != "sequential", f"{config.block} blocks"),
-        (config.mlp != "gelu", f"a {config.mlp} MLP"),
-        (config.layer_scale is not None, "LayerScale"),
-        (config.place != "input", f"positions at {config.place!r} instead of the input"),
-        (config.registers > 0, "registers"),
-        (config.distilled, "a distillation token"),
-        (config.pool not in pools, f"pool {config.pool!r} (it knows {', '.join(pools)})"),
-        (config.has_class_token != (config.pool == "cls"), f"a class token that pool {config.pool!r} does not read"),
-        (config.final_norm != "tokens", "a norm after the pooling"),
-    ]
+def _parts_without_array(config: ViTConfig, stems: tuple[str, ...], pools: tuple[str, ...]) -> dict[str, bool]:
+    """Return part -> whether the model has it, for the parts for which the format has no array."""
+    return {
+        f"a {config.stem!r} stem (valid: {', '.join(stems)})": config.stem not in stems,
+        f"{config.block} blocks": config.block != "sequential",
+        f"a {config.mlp} MLP": config.mlp != "gelu",
+        "LayerScale": config.layer_scale is not None,
+        f"positions at {config.place!r} instead of the input": config.place != "input",
+        "registers": config.registers > 0,
+        "a distillation token": config.distilled,
+        f"pool {config.pool!r} (valid: {', '.join(pools)})": config.pool not in pools,
+        f"a class token that pool {config.pool!r} does not read": config.has_class_token != (config.pool == "cls"),
+        "a norm after the pooling": config.final_norm != "tokens",
+    }
 
 
-def _unsaid(config: ViTConfig) -> list[tuple[bool, str]]:
-    """Return (whether it applies, what the file cannot say and its readers assume) for each such value."""
+def _values_of_readers(config: ViTConfig) -> dict[str, bool]:
+    """Return value -> whether the model's differs from the one that every reader of the format assumes."""
     hybrid = config.stem == "resnet"
-    standardised = (config.std_conv, config.group_norm_eps) != ("hybrid", 1e-6)
-    return [
-        (
-            config.gelu != "tanh",
-            "which GELU a model has, and every program that reads it computes the tanh approximation: this model's "
-            "exact GELU would come out as another one, with logits off by about 2e-4. Save as 'timm', 'hf' or "
-            "'vitrail', or build the model with gelu='tanh' if that change is wanted",
-        ),
-        (
-            config.norm_eps != 1e-6,
-            f"the epsilon of LayerNorm, and its readers take 1e-6; this model has {config.norm_eps}",
-        ),
-        (
-            hybrid and standardised,
-            "how a hybrid standardises its kernels, and its readers take (w - mean) / (std + 1e-5) and a GroupNorm "
-            f"epsilon of 1e-6; this model has the form {config.std_conv!r} and {config.group_norm_eps}",
-        ),
-    ]
+    return {
+        "the kind of GELU, and every program that reads it computes the tanh approximation. The logits of this model, "
+        "which has the exact GELU, would change by about 2e-4. Save as 'timm', 'hf' or 'vitrail', or build the model "
+        "with gelu='tanh' to accept the change.": config.gelu != "tanh",
+        f"the epsilon of LayerNorm, and its readers use 1e-6. This model has {config.norm_eps}.": config.norm_eps
+        != 1e-6,
+        "how a hybrid standardises its kernels, and its readers use (w - mean) / (std + 1e-5) and a GroupNorm epsilon "
+        f"of 1e-6. This model has the form {config.std_conv!r} and {config.group_norm_eps}.": hybrid
+        and (config.std_conv, config.group_norm_eps) != ("hybrid", 1e-6),
+    }
 
 
 def check_grid(config: ViTConfig, name: str) -> None:
@@ -132,6 +123,6 @@ def check_grid(config: ViTConfig, name: str) -> None:
     rows, columns = config.grid
     if (assumed := grid_of(rows * columns)) != config.grid:
         raise WeightsError(
-            f"format {name!r} keeps the number of positions and not their rows: a grid of {rows} x {columns} would be "
-            f"read as {assumed[0]} x {assumed[1]}; save as 'vitrail', or load the model with a square image_size first"
+            f"format {name!r} stores the number of positions but not the grid. A grid of {rows} x {columns} would be "
+            f"read as {assumed[0]} x {assumed[1]}. Save as 'vitrail', or load the model with a square image_size first."
         )

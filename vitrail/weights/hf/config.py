@@ -1,4 +1,4 @@
-"""`config.json` of transformers: read, compared with the shapes of the tensors, and written."""
+"""`config.json` of transformers: reading it, comparing it with the shapes of the tensors, and writing it."""
 
 from __future__ import annotations
 
@@ -9,90 +9,119 @@ from vitrail.errors import WeightsError, did_you_mean
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.hf.family import STEM, Family, Layout
-from vitrail.weights.mapping import stem_sizes, usual_heads
+from vitrail.weights.formats import origin_of
+from vitrail.weights.hf.encoder import STEM, Encoder
+from vitrail.weights.mapping import number_in, size_in, stem_sizes, text_in, usual_heads
+from vitrail.words import shown
 
-ERF = ("gelu", "gelu_python")
-TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_python_tanh", "gelu_fast", "gelu_accurate")
+SEVERAL = "multi_label_classification"
+"""`problem_type` in config.json of a network that predicts several labels."""
+USUAL_THRESHOLD = 0.5
+FIELDS = {
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "layer_norm_eps": "norm_eps",
+    "num_channels": "channels",
+    "patch_size": "patch",
+}
+"""Entry of config.json -> field of ViTConfig with the same value; `Encoder.fields` has more."""
+ACTIVATIONS = {
+    "gelu": "erf",
+    "gelu_python": "erf",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_new": "tanh",
+    "gelu_python_tanh": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_accurate": "tanh",
+}
+"""`hidden_act` in config.json -> kind of GELU. The first name of each kind is written."""
+MOST_LABELS = 100_000
+"""Maximum number of labels in the config.json of a model without a classifier."""
 COMMON = dict(num_attention_heads=12, hidden_act="gelu")
-"""transformers' defaults for missing entries of config.json, for all families."""
+"""transformers' defaults for missing entries of config.json, for all encoders."""
 
 
-def infer(archive: Archive, family: Family, layout: Layout) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of ViTConfig without preprocessing, and the assumptions made. Raises WeightsError."""
-    settings = {**COMMON, **family.defaults, **archive.config}
-    notes = list(family.remarks)
-    width, channels, patch = stem_sizes(archive, f"{layout.prefix}{STEM}.weight")
+def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of ViTConfig without mean and std, and the assumptions made. Raises WeightsError."""
+    settings = {**COMMON, **encoder.defaults, **archive.config}
+    notes = list(encoder.remarks)
+    width, channels, patch = stem_sizes(archive, f"{encoder.prefix}{STEM}.weight")
     values: dict[str, Any] = dict(
         width=width,
-        depth=_depth(archive, family, layout),
-        mlp_dim=family.mlp_dim(archive, layout),
+        depth=_depth(archive, encoder),
+        mlp_dim=encoder.mlp_dim(archive),
         patch=patch,
         channels=channels,
-        norm_eps=_positive(archive, settings, "layer_norm_eps", float),
+        norm_eps=_positive(archive, settings, "layer_norm_eps"),
         gelu=_gelu(archive, settings["hidden_act"]),
-        resize_mode=family.resize_mode,
-        image_size=_image_size(archive, family, layout, patch),
-        **family.own(archive, layout, settings),
+        resize_mode=encoder.resize_mode,
+        image_size=_image_size(archive, encoder, patch),
+        **encoder.own(archive, settings),
     )
     if archive.config:
-        values["heads"] = _positive(archive, settings, "num_attention_heads", int)
+        values["heads"] = _whole(archive, settings, "num_attention_heads")
     else:
         values["heads"], sentence = usual_heads(archive, width)
         notes.append(
-            f"{sentence}, LayerNorm epsilon {values['norm_eps']:g} and GELU by erf, as {family.bare} has by default: "
-            "there is no config.json"
+            f"{sentence}, LayerNorm epsilon {values['norm_eps']:g} and GELU by erf, the defaults of {encoder.bare()}, "
+            "because there is no config.json"
         )
-    _compare(archive, family, values)
+    for name, field in {**FIELDS, **encoder.fields}.items():
+        said, found = archive.config.get(name, values[field]), values[field]
+        if said not in (found, [found, found]):
+            raise WeightsError(
+                f"{archive.path}: config.json says {name} {shown(said)}, but the tensors are of {shown(found)}"
+            )
+    _check_labels(archive, values["classes"])
     return values, notes
 
 
-def _depth(archive: Archive, family: Family, layout: Layout) -> int:
+def _check_labels(archive: Archive, classes: int) -> None:
+    """Raise WeightsError for a number of labels that is not the classifier's: transformers makes a name for each."""
+    said = archive.config.get("num_labels", classes)
+    if said != classes and (classes or not isinstance(said, int) or not 0 <= said <= MOST_LABELS):
+        raise WeightsError(
+            f"{archive.path}: config.json says num_labels {shown(said)}, but the tensors are of {classes} classes"
+        )
+
+
+def _depth(archive: Archive, encoder: Encoder) -> int:
     depth = 0
-    while f"{family.layers(layout)}.{depth}.{family.norms[0]}.weight" in archive:
+    while f"{encoder.layers}.{depth}.{encoder.norms[0]}.weight" in archive:
         depth += 1
     if not depth:
-        raise WeightsError(f"{archive.path} lacks the tensor '{family.layers(layout)}.0.{family.norms[0]}.weight'")
+        raise WeightsError(f"{archive.path} lacks the tensor '{encoder.layers}.0.{encoder.norms[0]}.weight'")
     return depth
 
 
-def _image_size(archive: Archive, family: Family, layout: Layout, patch: int) -> tuple[int, int]:
+def _image_size(archive: Archive, encoder: Encoder, patch: int) -> tuple[int, int]:
     size = archive.config.get("image_size")
     if size is None:
-        side = family.side(archive, layout) * patch
-        return side, side
-    pair = size if isinstance(size, list) else [size, size]
-    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
-        raise WeightsError(f"{archive.path}: image_size of config.json is {size!r}; valid: one number, or two")
-    return pair[0], pair[1]
+        size = encoder.side(archive) * patch
+    return size_in(size, "image_size of config.json", str(archive.path))
 
 
-def _positive(archive: Archive, settings: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = settings[name]
-    numeric = isinstance(value, int | kind) and not isinstance(value, bool)
-    if not numeric or value <= 0:
-        raise WeightsError(f"{archive.path}: {name} of config.json is {value!r}; it should be a number above 0")
-    return kind(value)
+def _positive(archive: Archive, settings: Mapping[str, Any], name: str) -> float:
+    value = number_in(settings, name, f"{archive.path}, config.json")
+    if value <= 0:
+        raise WeightsError(f"{archive.path}: {name} of config.json is {value:g}; valid: a number above 0")
+    return value
+
+
+def _whole(archive: Archive, settings: Mapping[str, Any], name: str) -> int:
+    if not (value := _positive(archive, settings, name)).is_integer():
+        raise WeightsError(f"{archive.path}: {name} of config.json is {value:g}; valid: a whole number")
+    return int(value)
 
 
 def _gelu(archive: Archive, name: Any) -> str:
-    if name in ERF:
-        return "erf"
-    if name in TANH:
-        return "tanh"
-    raise WeightsError(
-        f"{archive.path}: hidden_act of config.json is {name!r}, which no vitrail model has."
-        f"{did_you_mean(str(name), (*ERF, *TANH))} Valid: {', '.join((*ERF, *TANH))}"
-    )
-
-
-def _compare(archive: Archive, family: Family, values: Mapping[str, Any]) -> None:
-    """Raise WeightsError if config.json describes another model than the tensors."""
-    fields = dict(hidden_size="width", num_hidden_layers="depth", num_channels="channels", patch_size="patch")
-    for name, field in {**fields, **family.checked}.items():
-        said, found = archive.config.get(name, values[field]), values[field]
-        if said not in (found, [found, found]):
-            raise WeightsError(f"{archive.path}: config.json says {name} {said!r}, but the tensors are of {found}")
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise WeightsError(
+            f"{archive.path}: hidden_act of config.json is {shown(name)}, which vitrail's models do not have."
+            f"{did_you_mean(str(name), ACTIVATIONS)} Valid: {', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
 
 
 def class_names(archive: Archive, classes: int) -> list[str]:
@@ -101,13 +130,20 @@ def class_names(archive: Archive, classes: int) -> list[str]:
     if not classes or not labels:
         return []
     if not isinstance(labels, dict) or set(labels) != {str(index) for index in range(classes)}:
-        count = len(labels) if isinstance(labels, dict) else repr(labels)
+        count = len(labels) if isinstance(labels, dict) else shown(labels)
         raise WeightsError(
             f"{archive.path}: id2label of config.json should name the classes 0 to {classes - 1} of the classifier; "
             f"it has {count}"
         )
-    names = [str(labels[str(index)]) for index in range(classes)]
+    found = [labels[str(index)] for index in range(classes)]
+    where = str(archive.path)
+    names = [str(name) if isinstance(name, int) else text_in(name, "a name in id2label", where) for name in found]
     return [] if names == placeholders(classes) else names
+
+
+def thresholds(archive: Archive, classes: int) -> list[float]:
+    """Return the thresholds of a network that config.json says predicts several labels: transformers stores none."""
+    return [USUAL_THRESHOLD] * classes if archive.config.get("problem_type") == SEVERAL else []
 
 
 def placeholders(classes: int) -> list[str]:
@@ -115,32 +151,30 @@ def placeholders(classes: int) -> list[str]:
     return [f"LABEL_{index}" for index in range(classes)]
 
 
-def to_json(config: ViTConfig, card: Card, family: Family, layout: Layout, dtype: str) -> dict[str, Any]:
-    """Return the config.json of a model, with unrelated entries of the file that it was loaded from."""
-    origin = card.provenance.get("origin") or {}
-    same_kind = origin.get("format") == "hf" and origin.get("layout", {}).get("model_type") == family.model_type
-    found: dict[str, Any] = dict(origin.get("config", {})) if same_kind else {}
-    act = found.get("hidden_act", "")
-    if act not in (ERF if config.gelu == "erf" else TANH):
-        act = ERF[0] if config.gelu == "erf" else TANH[0]
+def to_json(config: ViTConfig, card: Card, encoder: Encoder, dtype: str) -> dict[str, Any]:
+    """Return the config.json of a model, with unrelated entries of the file from which it was loaded."""
+    origin = origin_of(card, "hf")
+    same_kind = origin.get("layout", {}).get("model_type") == encoder.model_type
+    values: dict[str, Any] = dict(origin.get("config", {})) if same_kind else {}
+    if ACTIVATIONS.get(str(values.get("hidden_act"))) != config.gelu:
+        values["hidden_act"] = next(name for name, gelu in ACTIVATIONS.items() if gelu == config.gelu)
     height, width = config.image_size
-    found |= dict(
-        architectures=[layout.architecture],
-        model_type=family.model_type,
-        hidden_size=config.width,
-        num_hidden_layers=config.depth,
-        num_attention_heads=config.heads,
-        hidden_act=act,
-        layer_norm_eps=config.norm_eps,
+    values |= dict(
+        architectures=[encoder.architecture],
+        model_type=encoder.model_type,
         image_size=height if height == width else [height, width],
-        patch_size=config.patch,
-        num_channels=config.channels,
         dtype=dtype,
-        **family.json(config, layout),
+        **{name: getattr(config, field) for name, field in {**FIELDS, **encoder.fields}.items()},
+        **encoder.constants,
+        **encoder.json(config),
     )
-    found.pop("torch_dtype", None)  # the older name of dtype
-    if config.classes or family.has_head(config):
+    values.pop("torch_dtype", None)  # the older name of dtype
+    if card.several:
+        values["problem_type"] = SEVERAL
+    elif values.get("problem_type") == SEVERAL:
+        del values["problem_type"]
+    if config.classes or encoder.has_head(config):
         names = card.class_names or placeholders(config.classes)
-        found["id2label"] = {str(index): name for index, name in enumerate(names)}
-        found["label2id"] = {name: index for index, name in enumerate(names)}
-    return found
+        values["id2label"] = {str(index): name for index, name in enumerate(names)}
+        values["label2id"] = {name: index for index, name in enumerate(names)}
+    return values

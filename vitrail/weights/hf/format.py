@@ -1,8 +1,8 @@
-"""transformers' folders: ViT, DeiT, BEiT, ViT-MAE and DINOv2, with what `config.json` says about them.
+"""transformers' folders: ViT, DeiT, BEiT, ViT-MAE and DINOv2, with their `config.json`.
 
 A folder holds `config.json`, `model.safetensors` (or `pytorch_model.bin`) and `preprocessor_config.json`. A bare
-state dict is read too, with transformers' defaults for what only config.json would say. Parts that no
-prediction depends on are not read: mask tokens and decoders of masked pre-training, and a pooler beside a classifier.
+state dict is read too, with transformers' defaults in place of config.json. Parts that do not affect predictions are
+not read: mask tokens and decoders of masked pre-training, and a pooler next to a classifier.
 """
 
 from __future__ import annotations
@@ -14,24 +14,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitrail.errors import WeightsError, did_you_mean
+from vitrail.config import merge
+from vitrail.errors import UsageError, WeightsError, did_you_mean
+from vitrail.files import replacing_text
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
-from vitrail.weights.formats import ForeignModel, foreign_tensors, origin_of, state_of, write_tensors
+from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
 from vitrail.weights.hf.beit import Beit
-from vitrail.weights.hf.config import class_names, infer, to_json
+from vitrail.weights.hf.config import class_names, infer, thresholds, to_json
 from vitrail.weights.hf.dinov2 import DinoV2, DinoV2WithRegisters
-from vitrail.weights.hf.family import STEM, Family, Layout, refusal_of_all
+from vitrail.weights.hf.encoder import STEM, Encoder, refusal_of_all
 from vitrail.weights.hf.processor import Processing, read_processor, write_processor
 from vitrail.weights.hf.vit import MAE, DeiT
+from vitrail.weights.mapping import text_in
+from vitrail.words import shown
 
-FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (Family(), DeiT(), MAE(), Beit(), DinoV2(), DinoV2WithRegisters())
+ENCODERS: dict[str, type[Encoder]] = {
+    encoder.model_type: encoder for encoder in (Encoder, DeiT, MAE, DinoV2, DinoV2WithRegisters, Beit)
 }
-PREFIXES = ("", *sorted({family.prefix for family in FAMILIES.values()}))
+"""`model_type` -> encoder. The first that can express a model is the one in which it is saved."""
+PREFIXES = ("", *sorted({encoder.headed_prefix() for encoder in ENCODERS.values()}))
+SIGNS = {
+    "embeddings.register_tokens": "dinov2_with_registers",
+    "encoder.layer.0.layer_scale1.lambda1": "dinov2",
+    "embeddings.distillation_token": "deit",
+    "decoder.decoder_embed.weight": "vit_mae",
+    "encoder.layer.0.lambda_1": "beit",
+    "layers.0.lambda_1": "beit",
+}
+"""Tensor, with or without a prefix -> the only `model_type` that has it."""
 
 
 @dataclass(frozen=True)
@@ -41,174 +55,137 @@ class HuggingFace:
     name: str = "hf"
 
     def recognises(self, archive: Archive) -> bool:
-        """Its patch embedding, or a config.json with a `model_type` (timm's has an `architecture`)."""
+        """See `Format.recognises`: its patch embedding, or a config.json with a `model_type` and no `architecture`."""
         named = any(f"{prefix}{STEM}.weight" in archive for prefix in PREFIXES)
         return named or ("model_type" in archive.config and "architecture" not in archive.config)
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
-        family, layout = _layout(archive)
-        values, notes = infer(archive, family, layout)
-        processing = _processing(archive, family, values)
+        encoder = _encoder(archive)
+        values, notes = infer(archive, encoder)
+        processing = _processing(archive, encoder, values)
         config = ViTConfig(**values, mean=processing.mean, std=processing.std)
-        origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), architecture=layout.architecture)
-        origin["layout"] = asdict(layout)
+        origin: dict[str, Any] = dict(format=self.name, file=str(archive.path), architecture=encoder.architecture)
+        origin["layout"] = {"model_type": encoder.model_type, **asdict(encoder)}
         origin["config"] = {name: v for name, v in archive.config.items() if name not in ("id2label", "label2id")}
         origin["processor"] = dict(archive.processor)
         card = Card(
             config,
             class_names=class_names(archive, config.classes),
+            thresholds=thresholds(archive, config.classes),
             preprocess=processing.preprocess,
             source=self.name,
             provenance={"origin": origin},
         )
-        conversions = family.conversions(config, layout)
-        used = {name for entry in conversions for name in entry.theirs}
-        unused = {name: why for name in sorted(archive.names - used) if (why := _unused(family, name))}
-        zeros = {} if layout.qkv_bias else dict.fromkeys(_biases(config), "no bias of queries, keys and values")
+        conversions = encoder.conversions(config)
+        others = sorted(archive.names - {name for entry in conversions for name in entry.theirs})
+        unused = {name: why for pattern, why in encoder.unused for name in others if re.fullmatch(pattern, name)}
+        zeros = {} if encoder.qkv_bias else dict.fromkeys(_biases(config), "no bias of queries, keys and values")
         return ForeignModel(card, conversions, unused, zeros, [*notes, *processing.notes])
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
-        """Write the folder `path`. Raises WeightsError where transformers has no model like this."""
-        family, layout = _target(model, card)
+        """Write the folder `path`. Raises WeightsError if transformers has no such model."""
         config = model.config
-        assert isinstance(config, ViTConfig)
-        tensors = _tensors(model, family, layout)
+        if not isinstance(config, ViTConfig):
+            raise WeightsError("format 'hf' cannot express this model: it is a ResNet; save it as 'timm' or 'bit'")
+        encoder = _target(model, config, card)
+        absent = () if encoder.qkv_bias else _biases(config)
+        state = {ours: tensor for ours, tensor in state_of(model).items() if ours not in absent}
+        tensors = encoder.required(config) | foreign_tensors(state, encoder.conversions(config), "hf")
         kinds = {tensor.dtype for tensor in tensors.values()}
         dtype = str(kinds.pop() if len(kinds) == 1 else torch.float32).removeprefix("torch.")
         if path.exists() and not path.is_dir():
-            raise WeightsError(f"{path} is a file; this format is a folder: give its name")
-        path.mkdir(parents=True, exist_ok=True)
+            raise WeightsError(f"{path} is a file, but this format is a folder. Give the name of a folder.")
         texts = {
-            "config.json": to_json(config, card, family, layout, dtype),
+            "config.json": to_json(config, card, encoder, dtype),
             "preprocessor_config.json": _processor(card, config),
         }
         write_tensors(path / "model.safetensors", tensors)
         for name, values in texts.items():
-            (path / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            with replacing_text(path / name) as file:
+                file.write(json.dumps(values, indent=2) + "\n")
 
 
 FORMAT = HuggingFace()
 
 
-def _layout(archive: Archive) -> tuple[Family, Layout]:
-    """Return the family and the naming of an archive. Raises WeightsError for another kind of model."""
-    prefix = next((prefix for prefix in PREFIXES if f"{prefix}{STEM}.weight" in archive), None)
-    kind = archive.config.get("model_type")
-    if prefix is None and kind in FAMILIES:
-        expected = f"{FAMILIES[kind].prefix}{STEM}.weight"
-        raise WeightsError(f"{archive.path} lacks the tensor {expected!r}.{did_you_mean(expected, archive.names)}")
-    kind = kind or _guess(archive, prefix or "")
-    if kind not in FAMILIES:
+def _encoder(archive: Archive) -> Encoder:
+    """Return the encoder of an archive. Raises WeightsError for another kind of model."""
+    found = next((prefix for prefix in PREFIXES if f"{prefix}{STEM}.weight" in archive), None)
+    prefix = found or ""
+    sign = next((kind for name, kind in SIGNS.items() if not archive.names.isdisjoint({name, prefix + name})), None)
+    headed = (kind for kind, encoder in ENCODERS.items() if encoder.headed_prefix() == prefix)
+    where = f"{archive.path}, config.json"
+    kind = text_in(archive.config.get("model_type") or sign or next(headed, "vit"), "model_type", where)
+    if kind not in ENCODERS:
         raise WeightsError(
-            f"{archive.path} is a model of type {kind!r} (config.json), which vitrail does not have."
-            f"{did_you_mean(str(kind), FAMILIES)} Valid: {', '.join(FAMILIES)}"
+            f"{archive.path} is a model of type {shown(kind)} (config.json), which vitrail does not have."
+            f"{did_you_mean(kind, ENCODERS)} Valid: {', '.join(ENCODERS)}"
         )
-    family, prefix = FAMILIES[kind], prefix or ""
-    query = f"{prefix}encoder.layer.0.attention.attention.query"
-    disk = f"{query}.weight" in archive
-    layout = Layout(kind, "", prefix, disk, family.final_norm(archive, prefix))
-    query = query if disk else f"{family.layers(layout)}.0.{family.parts(layout)['query']}"
-    named = archive.config.get("architectures") or [
-        family.classifier if "classifier.weight" in archive else family.bare
-    ]
-    return family, replace(layout, architecture=str(named[0]), qkv_bias=f"{query}.bias" in archive)
+    family = ENCODERS[kind]
+    if found is None:
+        expected = f"{family.headed_prefix()}{STEM}.weight"
+        raise WeightsError(f"{archive.path} lacks the tensor {expected!r}.{did_you_mean(expected, archive.names)}")
+    usual = family.classifier() if "classifier.weight" in archive else family.bare()
+    architectures = archive.config.get("architectures") or [usual]
+    first = architectures[0] if isinstance(architectures, list) else architectures
+    architecture = text_in(first, "architectures", where)
+    disk = f"{prefix}encoder.layer.0.attention.attention.query.weight" in archive
+    encoder = family(architecture, prefix, disk, family.final_norm(archive, prefix))
+    return replace(encoder, qkv_bias=f"{encoder.layers}.0.{encoder.parts['query']}.bias" in archive)
 
 
-def _guess(archive: Archive, prefix: str) -> str:
-    """Return the `model_type` of a bare state dict, recognised by the tensors that only one family has."""
-    layer = (
-        f"{prefix}encoder.layer.0"
-        if f"{prefix}encoder.layer.0.layernorm_before.weight" in archive
-        else f"{prefix}layers.0"
-    )
-    signs = {
-        "dinov2_with_registers": f"{prefix}embeddings.register_tokens",
-        "dinov2": f"{prefix}encoder.layer.0.layer_scale1.lambda1",
-        "deit": f"{prefix}embeddings.distillation_token",
-        "vit_mae": "decoder.decoder_embed.weight",
-        "beit": f"{layer}.lambda_1",
-    }
-    found = next((kind for kind, name in signs.items() if name in archive), None)
-    named = {family.prefix: kind for kind, family in FAMILIES.items() if kind != "vit_mae" and family.prefix}
-    return found or named.get(prefix, "vit")
-
-
-def _processing(archive: Archive, family: Family, values: dict[str, Any]) -> Processing:
-    """Return the preprocessing of an archive; if no file describes it, that of the family's published models."""
+def _processing(archive: Archive, encoder: Encoder, values: dict[str, Any]) -> Processing:
+    """Return the preprocessing of an archive; if no file describes it, that of published models of its type."""
     image_size, channels = values["image_size"], values["channels"]
     if archive.processor:
         processing = read_processor(archive.processor, image_size, str(archive.path))
     else:
-        preprocess, (mean, std) = family.preprocess(image_size, values["patch"])
-        note = f"the preprocessing of published models of type {family.model_type}: no preprocessor_config.json"
+        preprocess, (mean, std) = encoder.preprocess(image_size, values["patch"])
+        note = (
+            f"the preprocessing of published models of type {encoder.model_type}, because there is no "
+            "preprocessor_config.json"
+        )
         processing = Processing(preprocess, mean, std, [note])
-    for name in ("mean", "std"):
-        numbers = getattr(processing, name)
-        if len(numbers) not in (1, channels) and len(set(numbers)) > 1:
-            average = sum(numbers) / len(numbers)
-            processing.notes.append(f"{name} {average:.4g} for each of {channels} channels: {len(numbers)} are given")
-            setattr(processing, name, (average,))
+    processing.mean = for_channels("mean", processing.mean, channels, processing.notes)
+    processing.std = for_channels("std", processing.std, channels, processing.notes)
     return processing
-
-
-def _unused(family: Family, name: str) -> str:
-    """Return why the model does not use a tensor, "" if there is no reason."""
-    return next((why for pattern, why in family.unused if re.fullmatch(pattern, name)), "")
 
 
 def _biases(config: ViTConfig) -> list[str]:
     return [f"blocks.{layer}.attentions.0.attention.qkv.bias" for layer in range(config.depth)]
 
 
-def _target(model: nn.Module, card: Card) -> tuple[Family, Layout]:
-    """Return the family that can express a model, preferring its own, and its naming. Raises WeightsError."""
-    config = model.config
-    if not isinstance(config, ViTConfig):
-        raise WeightsError("format 'hf' has no place for this model: it is a ResNet; save it as 'timm' or 'bit'")
-    if reason := refusal_of_all(config):
-        raise WeightsError(f"format 'hf' has no place for this model: {reason}")
-    origin = origin_of(card, "hf")
-    kept = Layout(**origin["layout"]) if "layout" in origin else None
-    family = FAMILIES[kept.model_type] if kept else FAMILIES[_choose(config)]
-    if kept and family.refusal(config):  # the model has changed since it was loaded
-        kept, family = None, FAMILIES[_choose(config)]
-    if reason := family.refusal(config):
-        raise WeightsError(f"format 'hf' has no place for this model: {reason}")
-    layout = family.layout(config)
-    if kept:
-        if not layout.prefix:  # a bare encoder may have been saved with a head that vitrail does not read
-            prefix = kept.prefix if kept.prefix in ("", family.prefix) else ""
-            same_place = kept.norm.endswith("pooler.layernorm") == layout.norm.endswith("pooler.layernorm")
-            layout = replace(layout, prefix=prefix, norm=kept.norm if same_place else f"{prefix}{layout.norm}")
-        biased = any(bool(model.get_parameter(name).any()) for name in _biases(config))
-        layout = replace(layout, disk=kept.disk, qkv_bias=kept.qkv_bias or biased)
-    return family, layout
+def _target(model: nn.Module, config: ViTConfig, card: Card) -> Encoder:
+    """Return the encoder that can express a model, preferring the one it was loaded from. Raises WeightsError."""
+    origin = _origin(card)
+    families = [type(origin), *ENCODERS.values()] if origin else list(ENCODERS.values())
+    refusals = {family: refusal_of_all(config) or family.refusal(config) for family in families}
+    family = next((family for family, reason in refusals.items() if not reason), None)
+    if family is None:
+        reasons = "; ".join(dict.fromkeys(refusals.values()))
+        raise WeightsError(f"format 'hf' cannot express this model: {reasons}")
+    encoder = family.of_model(config)
+    if origin is None or family is not type(origin):  # the model may have changed since it was loaded
+        return encoder
+    if not encoder.prefix:  # a bare encoder may have been saved with a head that vitrail does not read
+        prefix = origin.prefix if origin.prefix in ("", family.headed_prefix()) else ""
+        same_place = origin.norm.endswith("pooler.layernorm") == encoder.norm.endswith("pooler.layernorm")
+        encoder = replace(encoder, prefix=prefix, norm=origin.norm if same_place else f"{prefix}{encoder.norm}")
+    trained = any(bool(model.get_parameter(name).any()) for name in _biases(config))
+    return replace(encoder, disk=origin.disk, qkv_bias=origin.qkv_bias or trained)
 
 
-def _choose(config: ViTConfig) -> str:
-    """Return the `model_type` that is most likely to express a config."""
-    if config.distilled or (config.registers and config.register_positions):
-        return "deit"
-    if config.registers:
-        return "dinov2_with_registers"
-    if config.pool == "cls+gap" or config.mlp == "swiglu":
-        return "dinov2"
-    if config.pool == "gap" or config.positions in ("relative_bias", "none"):
-        return "beit"
-    if config.layer_scale is not None:
-        return "beit" if config.classes else "dinov2"
-    return "vit"
-
-
-def _tensors(model: nn.Module, family: Family, layout: Layout) -> dict[str, Tensor]:
-    """Return the tensors of a file. Raises WeightsError for a tensor of the model that would be left out."""
-    config = model.config
-    assert isinstance(config, ViTConfig)
-    conversions = family.conversions(config, layout)
-    absent = () if layout.qkv_bias else _biases(config)
-    state = {ours: tensor for ours, tensor in state_of(model).items() if ours not in absent}
-    return family.invented(config, layout) | foreign_tensors(state, conversions, "hf")
+def _origin(card: Card) -> Encoder | None:
+    """Return the encoder that a model was loaded from, None if it was not in this format. Raises WeightsError."""
+    layout = dict(origin_of(card, "hf").get("layout", {}))
+    if not layout:
+        return None
+    kind = text_in(layout.pop("model_type", None), "provenance.origin.layout.model_type", "the model's card")
+    try:
+        return merge(ENCODERS.get(kind, Encoder)(""), layout, "provenance.origin.layout")
+    except UsageError as error:  # in a card rather than in a flag
+        raise WeightsError(f"the model's card does not describe the file it comes from: {error}") from error
 
 
 def _processor(card: Card, config: ViTConfig) -> dict[str, Any]:

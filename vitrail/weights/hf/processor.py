@@ -1,7 +1,7 @@
-"""`preprocessor_config.json` of transformers and our `Preprocess`, mean and std, in both directions.
+"""`preprocessor_config.json` of transformers: from it to `Preprocess`, mean and std, and back.
 
-transformers resizes to a height and width whatever the shape of the image ("squash"), or to a shortest edge,
-and may then cut out the centre.
+transformers resizes an image to a height and width, whatever its aspect ratio ("squash"), or by its shortest edge. It
+may then crop the centre.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vitrail.data.images.ops import covering
 from vitrail.data.settings import Preprocess
-from vitrail.errors import WeightsError
+from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import ViTConfig
+from vitrail.weights.mapping import number_in, numbers_in, size_in
+from vitrail.words import shown
 
-RESAMPLE = {2: "bilinear", 3: "bicubic"}
-"""Pillow's number -> name, for the interpolations that vitrail has."""
+RESAMPLE: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
+"""Pillow's number of an interpolation -> its name, for those that vitrail has."""
 EDGES = ("BitImageProcessor", "BitFeatureExtractor", "CLIPImageProcessor", "CLIPFeatureExtractor")
 """Processors that interpret a single number as the shortest edge; all others interpret it as a square."""
 
@@ -34,30 +37,38 @@ class Processing:
 
 
 def read_processor(values: Mapping[str, Any], image_size: tuple[int, int], where: str) -> Processing:
-    """Return the preprocessing that a processor describes. Raises WeightsError for invalid sizes."""
+    """Return the preprocessing that a processor describes. Raises WeightsError for invalid values."""
+    try:
+        return _read(values, image_size, where)
+    except UsageError as error:  # in a file rather than in a flag
+        raise WeightsError(f"{where}: preprocessor_config.json does not describe a preprocessing: {error}") from error
+
+
+def _read(values: Mapping[str, Any], image_size: tuple[int, int], where: str) -> Processing:
     values = {name: value for name, value in values.items() if value is not None}
     notes: list[str] = []
     resample = values.get("resample", 2)
-    if resample not in RESAMPLE:
-        notes.append(f"bicubic in the place of Pillow's resampling {resample!r}")
-    way: Literal["bilinear", "bicubic"] = "bilinear" if resample == 2 else "bicubic"
+    interpolation = RESAMPLE.get(resample) if isinstance(resample, int) else None
+    if interpolation is None:
+        notes.append(f"bicubic instead of Pillow's resampling {shown(resample)}")
+        interpolation = "bicubic"
     mean, std = _statistics(values, where)
     resized, edge = _resized(values, image_size, where, notes)
     cropped = _pair(values.get("crop_size", 224), where) if values.get("do_center_crop") else None
     if edge:
-        cut = cropped or (edge, edge)
         if cropped is None:
-            notes.append(f"the centre of {edge} x {edge}: transformers would keep the shape of the image")
-        # a cut larger than the image would be padded with black
-        preprocess = Preprocess(cut, "small", min(min(cut) / edge, 1.0), way)
+            notes.append(f"the centre of {edge} x {edge} pixels, but transformers would keep the aspect ratio")
+        crop = cropped or (edge, edge)
+        # transformers would pad a crop that is larger than the image with black
+        preprocess = Preprocess(crop, "small", min(min(crop) / edge, 1.0), interpolation)
     elif cropped and cropped != resized and cropped[0] <= resized[0]:
         notes.append(
-            f"short side to {resized[0]}, then the centre of {cropped[0]} x {cropped[1]}: transformers squashes to "
-            f"{resized[0]} x {resized[1]} first, which is the same for square images"
+            f"short side to {resized[0]}, then the centre of {cropped[0]} x {cropped[1]}. transformers squashes to "
+            f"{resized[0]} x {resized[1]} first, which is equivalent for square images"
         )
-        preprocess = Preprocess(cropped, "small", cropped[0] / resized[0], way)
+        preprocess = Preprocess(cropped, "small", cropped[0] / resized[0], interpolation)
     else:
-        preprocess = Preprocess(cropped or resized, "squash", interpolation=way)
+        preprocess = Preprocess(cropped or resized, "squash", interpolation=interpolation)
     return Processing(preprocess, mean, std, notes)
 
 
@@ -78,7 +89,7 @@ def write_processor(preprocess: Preprocess, config: ViTConfig) -> dict[str, Any]
     if preprocess.resize == "small":
         values |= dict(
             image_processor_type="BitImageProcessor",
-            size=dict(shortest_edge=round(min(height, width) / preprocess.crop)),
+            size=dict(shortest_edge=min(covering(preprocess))),
             do_center_crop=True,
             crop_size=dict(height=height, width=width),
         )
@@ -88,10 +99,10 @@ def write_processor(preprocess: Preprocess, config: ViTConfig) -> dict[str, Any]
 def _resized(
     values: Mapping[str, Any], image_size: tuple[int, int], where: str, notes: list[str]
 ) -> tuple[tuple[int, int], int]:
-    """Return the height and width that images are squashed to, and the shortest edge (0 if they are squashed)."""
+    """Return the height and width to which images are squashed, and the shortest edge (0 if they are squashed)."""
     size = values.get("size")
     if values.get("do_resize") is False:
-        notes.append("images are resized to the model's size: the processor leaves their size alone")
+        notes.append("images are resized to the model's size, although do_resize is false")
         return image_size, 0
     kind = values.get("image_processor_type", values.get("feature_extractor_type", ""))
     if isinstance(size, int) and str(kind).removesuffix("Fast") in EDGES:
@@ -105,25 +116,20 @@ def _pair(size: Any, where: str) -> tuple[int, int]:
     """Return height and width of a size in any notation. Raises WeightsError."""
     if isinstance(size, Mapping):
         size = [size.get("height"), size.get("width")]
-    pair = [size, size] if isinstance(size, int) else size
-    if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
-        raise WeightsError(
-            f"{where}: a size in preprocessor_config.json is {size!r}; valid: height and width in pixels"
-        )
-    return pair[0], pair[1]
+    return size_in(size, "a size in preprocessor_config.json", where)
 
 
 def _statistics(values: Mapping[str, Any], where: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and std of pixels in [0, 1], for any range that the processor scales them to."""
+    """Return mean and std of pixels in [0, 1], whatever the range to which the processor scales pixels."""
     found = []
     for name, none in (("image_mean", 0.0), ("image_std", 1.0)):
-        numbers = values.get(name, 0.5) if values.get("do_normalize", True) else none
-        numbers = [numbers] if isinstance(numbers, int | float) else numbers
-        if not isinstance(numbers, list) or not numbers or not all(isinstance(n, int | float) for n in numbers):
-            raise WeightsError(f"{where}: {name} in preprocessor_config.json is {numbers!r}; valid: a number a channel")
-        found.append(tuple(float(number) for number in numbers))
-    factor = values.get("rescale_factor", 1 / 255) if values.get("do_rescale", True) else 1.0
-    largest = 255 * factor
+        said = values.get(name, 0.5) if values.get("do_normalize", True) else none
+        label = f"{name} in preprocessor_config.json"
+        found.append(numbers_in({label: said}, label, where))
+    said = values.get("rescale_factor", 1 / 255) if values.get("do_rescale", True) else 1.0
+    label = "rescale_factor in preprocessor_config.json"
+    if (largest := 255 * number_in({label: said}, label, where)) <= 0:
+        raise WeightsError(f"{where}: {label} is {shown(said)}; valid: a number above 0")
     if not math.isclose(largest, 1.0):
         found = [tuple(number / largest for number in numbers) for numbers in found]
     return found[0], found[1]

@@ -9,81 +9,90 @@ from typing import Any
 from vitrail.data.settings import Preprocess
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.hf.family import IMAGENET, Family, Layout, Statistics, pooler
-from vitrail.weights.mapping import Conversion, rows, same, same_pair
+from vitrail.weights.hf.encoder import Encoder, Statistics
+from vitrail.weights.mapping import IMAGENET, Conversion, rows, same, same_pair
 
 
-class DeiT(Family):
+class DeiT(Encoder):
     """DeiT: a distillation token behind the class token, with a position of its own.
 
-    With a teacher there is a head for each of the two and the logits are their mean: our `distilled`. In the
-    other classes nothing reads the distillation token, which makes it a register with a position.
+    The class with a teacher has a head for each of the two tokens, and its logits are their mean: vitrail's
+    `distilled`. The other classes do not read the distillation token, which makes it a register with a position.
     """
 
     model_type = "deit"
     title = "DeiT"
-    taught = "DeiTForImageClassificationWithTeacher"
+    with_teacher = "DeiTForImageClassificationWithTeacher"
     front = 2
+    expresses = frozenset({"distillation token", "registers"})
 
-    def own(self, archive: Archive, layout: Layout, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Family.own`."""
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
         if classes := rows(archive, "cls_classifier.weight"):
             return dict(classes=classes, distilled=True)
-        classes = rows(archive, "classifier.weight")
-        pre_logits = None if classes else pooler(archive, layout, settings)
-        return dict(classes=classes, pre_logits=pre_logits, registers=1, register_positions=True)
+        return {**super().own(archive, settings), "registers": 1, "register_positions": True}
 
-    def preprocess(self, image_size: tuple[int, int], patch: int) -> tuple[Preprocess, Statistics]:
-        """See `Family.preprocess`."""
+    @classmethod
+    def preprocess(cls, image_size: tuple[int, int], patch: int) -> tuple[Preprocess, Statistics]:
+        """See `Encoder.preprocess`."""
         return Preprocess(image_size, "small", 0.875, "bicubic"), IMAGENET
 
-    def refusal(self, config: ViTConfig) -> str:
-        """See `Family.refusal`."""
+    @classmethod
+    def refusal(cls, config: ViTConfig) -> str:
+        """See `Encoder.refusal`."""
         if not config.distilled and not (config.registers == 1 and config.register_positions):
-            return f"{self.bare} has one token between the class token and the grid, with a position"
-        return self.lacks(
-            config,
-            {
-                "registers besides the distillation token": config.distilled and bool(config.registers),
-                "pooling of two tokens without a head": config.distilled and not config.classes,
-                "LayerScale": config.layer_scale is not None,
-                "pre-logits layer in front of a classifier": bool(config.pre_logits and config.classes),
-            },
-        )
+            return f"{cls.bare()} has one token between the class token and the grid, with a position"
+        if config.distilled and config.registers:
+            return f"{cls.bare()} has no registers besides the distillation token"
+        if config.distilled and not config.classes:
+            return f"{cls.bare()} has no pooling of two tokens without a head"
+        return super().refusal(config)
 
-    def layout(self, config: ViTConfig) -> Layout:
-        """See `Family.layout`."""
-        layout = super().layout(config)
-        return replace(layout, architecture=self.taught) if config.distilled else layout
+    @classmethod
+    def of_model(cls, config: ViTConfig) -> Encoder:
+        """See `Encoder.of_model`."""
+        encoder = super().of_model(config)
+        return replace(encoder, architecture=cls.with_teacher) if config.distilled else encoder
 
     def tokens(self, config: ViTConfig, embeddings: str) -> list[Conversion]:
-        """See `Family.tokens`."""
+        """See `Encoder.tokens`."""
         return [same("dist" if config.distilled else "registers", f"{embeddings}.distillation_token")]
 
     def heads(self, config: ViTConfig) -> list[Conversion]:
-        """See `Family.heads`."""
+        """See `Encoder.heads`."""
         if not config.distilled:
             return super().heads(config)
         return [*same_pair("head", "cls_classifier"), *same_pair("head_dist", "distillation_classifier")]
 
 
-class MAE(Family):
-    """The encoder of a masked autoencoder; its positions are fixed sines, taken from the file as they are."""
+class MAE(Encoder):
+    """The encoder of a masked autoencoder. Its positions are fixed sines, which are read from the file."""
 
     model_type = "vit_mae"
     title = "ViTMAE"
-    prefix = "vit."
-    classifier = ""
 
-    def own(self, archive: Archive, layout: Layout, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Family.own`."""
+    @classmethod
+    def headed_prefix(cls) -> str:
+        """See `Encoder.headed_prefix`."""
+        return "vit."
+
+    @classmethod
+    def classifier(cls) -> str:
+        """See `Encoder.classifier`."""
+        return ""
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
         return dict(classes=0)
 
-    def preprocess(self, image_size: tuple[int, int], patch: int) -> tuple[Preprocess, Statistics]:
-        """See `Family.preprocess`."""
+    @classmethod
+    def preprocess(cls, image_size: tuple[int, int], patch: int) -> tuple[Preprocess, Statistics]:
+        """See `Encoder.preprocess`."""
         return Preprocess(image_size, "squash"), IMAGENET
 
-    def refusal(self, config: ViTConfig) -> str:
-        """See `Family.refusal`."""
-        checks = {"classifier": bool(config.classes), "pooler": bool(config.pre_logits)}
-        return self.lacks(config, checks) or super().refusal(config)
+    @classmethod
+    def refusal(cls, config: ViTConfig) -> str:
+        """See `Encoder.refusal`."""
+        if config.classes or config.pre_logits:
+            return f"{cls.bare()} has no {'classifier' if config.classes else 'pooler'}"
+        return super().refusal(config)

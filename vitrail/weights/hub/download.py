@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from vitrail.errors import WeightsError
+from vitrail.files import open_regular
 from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES
 
 log = logging.getLogger("vitrail")
@@ -28,6 +29,8 @@ BESIDE = ("config.json", "preprocessor_config.json", "card.json", "README.md")
 TIMEOUT = 10.0
 """Seconds to wait for the hub before using the cache."""
 
+LARGEST_HEADER = 1 << 16
+"""Maximum number of bytes of a README.md in which its header is looked for."""
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[^@\s]+))?")
 
 
@@ -270,9 +273,10 @@ def licence_beside(path: Path) -> str:
     """
     folder = path if path.is_dir() else path.parent
     try:
-        text = (folder / "README.md").read_text(encoding="utf-8")
+        with open_regular(folder / "README.md") as stream:
+            text = stream.read(LARGEST_HEADER).decode("utf-8", "ignore")
         header = yaml.safe_load(text.split("\n---", 1)[0].removeprefix("---")) if text.startswith("---\n") else None
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return ""
     licence = header.get("license") if isinstance(header, Mapping) else None
     return licence if isinstance(licence, str) else ""

@@ -15,8 +15,8 @@ from torch import nn
 from vitrail.errors import WeightsError
 from vitrail.weights.card import Card, architecture, parameters
 from vitrail.weights.hub.download import refusal, unreachable
+from vitrail.weights.rebuild import card_of, rebuilt
 from vitrail.weights.reference import reference
-from vitrail.weights.save import card_of
 from vitrail.weights.store import save_model
 
 log = logging.getLogger("vitrail")
@@ -36,7 +36,7 @@ def prepare(model: nn.Module, folder: Path | str, repository: str, licence: str 
     card = card if licence is None else replace(card, licence=licence)
     if not card.licence:
         log.warning("no licence is known for these weights, so others may not use them: say it with --licence")
-    save_model(folder, model, card)
+    save_model(folder, rebuilt(model, card), card)
     (folder / README).write_text(readme(card, parameters(model), repository), encoding="utf-8")
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 

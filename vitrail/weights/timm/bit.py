@@ -1,7 +1,7 @@
 """BiT's ResNets as timm names them: `stem.conv`, `stages.0.blocks.1.conv2`, `head.fc`.
 
 timm standardises kernels with sqrt(var + 1e-8), the official code with sqrt(var + 1e-10). With kernels ten times as
-large, timm computes what the official code does, so a model of the official kind is saved for timm that way.
+large, both give the same result, so a model of the official kind is saved for timm with such kernels.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import BIT_UNITS, ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import Conversion, reshaped, same, same_pair, shape_of
-from vitrail.weights.timm.read_config import GROUP_NORM_EPS, TimmConfig, UsualPreprocessing, statistics
-from vitrail.weights.timm.vit import count, refuse
+from vitrail.weights.timm.file import GROUP_NORM_EPS, TimmFile, statistics
+from vitrail.weights.timm.names import bottleneck
+from vitrail.weights.timm.unsupported import refuse
+from vitrail.weights.timm.vit import count
+from vitrail.words import shown
 
-USUAL = UsualPreprocessing(crop=0.875, interpolation="bilinear")
 PUBLISHED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 """Depth and width of timm's architectures `resnetv2_50x1_bit` and so on, which take neither as an argument."""
 
@@ -23,11 +25,12 @@ def is_bit(archive: Archive) -> bool:
     return {"stem.conv.weight", "stages.0.blocks.0.norm1.weight", "stages.0.blocks.0.conv1.weight"} <= archive.names
 
 
-def infer_bit(archive: Archive, hub: TimmConfig, notes: list[str]) -> ResNetConfig:
+def infer_bit(file: TimmFile) -> ResNetConfig:
     """Return the config of the ResNet in a file. Raises WeightsError, naming the tensor, if it is not a BiT."""
-    refuse(archive, hub)
-    if hub.pool not in (None, "", "avg"):
-        raise WeightsError(f"{archive.path}: global_pool of config.json is {hub.pool!r}; valid: avg")
+    refuse(file)
+    archive = file.archive
+    if file.pool not in (None, "", "avg"):
+        raise file.error(f"global_pool of config.json is {shown(file.pool)}; valid: avg")
     if "stages.0.blocks.0.conv3.weight" not in archive:
         raise WeightsError(f"{archive.path} lacks 'stages.0.blocks.0.conv3.weight': BiT's blocks are bottlenecks")
     width, channels = shape_of(archive, "stem.conv.weight", 4)[:2]
@@ -35,33 +38,31 @@ def infer_bit(archive: Archive, hub: TimmConfig, notes: list[str]) -> ResNetConf
     return ResNetConfig(
         units=tuple(count(archive, f"stages.{stage}.blocks.") for stage in stages),
         width=width,
-        image_size=hub.image_size() or (224, 224),
+        image_size=file.image_size() or (224, 224),
         channels=channels,
         classes=shape_of(archive, "head.fc.weight", 4)[0] if "head.fc.weight" in archive else 0,
         std_conv="timm",
         group_norm_eps=GROUP_NORM_EPS,
-        **statistics(hub, channels, USUAL, notes),
+        **statistics(file, channels),
     )
 
 
 def bit_conversions(config: ResNetConfig) -> list[Conversion]:
     """Return the conversions of all tensors of a ResNet in a timm file."""
-    found = [same("root.weight", "stem.conv.weight")]
+    entries = [same("root.weight", "stem.conv.weight")]
     for stage, units in enumerate(config.units):
         for unit in range(units):
             ours, theirs = f"stages.{stage}.{unit}", f"stages.{stage}.blocks.{unit}"
-            for number in (1, 2, 3):
-                found += same_pair(f"{ours}.norm{number}", f"{theirs}.norm{number}")
-                found.append(same(f"{ours}.conv{number}.weight", f"{theirs}.conv{number}.weight"))
+            entries += bottleneck(ours, theirs)
             if unit == 0:
-                found.append(same(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"))
-    found += same_pair("norm", "norm")
+                entries.append(same(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"))
+    entries += same_pair("norm", "norm")
     if config.classes:
-        found += [
+        entries += [
             reshaped("head.weight", "head.fc.weight", (config.classes, config.features, 1, 1)),
             same("head.bias", "head.fc.bias"),
         ]
-    return found
+    return entries
 
 
 def bit_architecture(config: ResNetConfig) -> str:

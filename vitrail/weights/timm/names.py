@@ -3,31 +3,31 @@
 | ours | timm |
 |---|---|
 | `blocks.0.attentions.0`, `blocks.0.mlps.0` | `blocks.0.{norm1,attn,ls1}`, `blocks.0.{norm2,mlp,ls2}` |
-| the same, parallel, branch 1 | `blocks.0.attns.1.{norm,attn,ls}`, `blocks.0.ffns.1.{norm,mlp,ls}` |
-| `norm` | `norm`, or `fc_norm` where it is applied to the pooled features |
+| the same in parallel blocks, branch 1 | `blocks.0.attns.1.{norm,attn,ls}`, `blocks.0.ffns.1.{norm,mlp,ls}` |
+| `norm` | `norm`, or `fc_norm` if it is applied to the pooled features |
 | `stem.root`, `stem.stages.0.1` | `patch_embed.backbone.stem`, `patch_embed.backbone.stages.0.blocks.1` |
 | `pool.{probe,query,key_value,out,norm,mlp}` | `attn_pool.{latent,q,kv,proj,norm,mlp}` |
 
-BEiT differs in its biases (`q_bias` and `v_bias`, keys have none), its LayerScale (`gamma_1`, `gamma_2`) and
-its relative positions: a table in every block, or one for all.
+BEiT has other names for its biases (`q_bias` and `v_bias`; keys have none) and its LayerScale (`gamma_1`, `gamma_2`).
+Its relative positions are a table in every block, or one table for all blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from vitrail.model.variants import ViTConfig
-from vitrail.weights.mapping import Conversion, same, same_pair
+from vitrail.weights.mapping import Conversion, same, same_pair, stacked, without_key_bias
 
 TABLE = "relative_position_bias_table"
+
+POOLS = {"cls": "token", "gap": "avg", "map": "map"}
+"""vitrail's name of a pooling -> timm's."""
 
 
 @dataclass(frozen=True)
 class Naming:
-    """What the names in a file depend on besides the model's config."""
+    """The properties of the names in a file that the model's config does not determine."""
 
     beit: bool = False
     qkv_bias: bool = True
@@ -36,19 +36,19 @@ class Naming:
 
 def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
     """Return the conversions of all tensors of a model in a timm file."""
-    found = [*_stem(config), *_tokens(config), *_positions(config)]
+    entries = [*_stem(config), *_tokens(config), *_positions(config)]
     for layer in range(config.depth):
         for branch in range(config.branches):
-            found += _branch(config, naming, layer, branch)
-    found += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
+            entries += _branch(config, naming, layer, branch)
+    entries += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
     if config.pool == "map":
-        found += _attention_pool()
+        entries += _attention_pool()
     if config.pre_logits:
-        found += same_pair("pre_logits.hidden", "pre_logits.fc")
+        entries += same_pair("pre_logits.hidden", "pre_logits.fc")
     if config.classes:
-        found += same_pair("head", "head")
-        found += same_pair("head_dist", "head_dist") if config.distilled else []
-    return found
+        entries += same_pair("head", "head")
+        entries += same_pair("head_dist", "head_dist") if config.distilled else []
+    return entries
 
 
 def qkv_biases(config: ViTConfig) -> list[str]:
@@ -62,23 +62,30 @@ def _stem(config: ViTConfig) -> list[Conversion]:
         return same_pair("stem", "patch_embed.proj")
     backbone = "patch_embed.backbone"
     root = f"{backbone}.stem" if config.stem_units else backbone
-    found = [same("stem.root.conv.weight", f"{root}.conv.weight"), *same_pair("stem.root.norm", f"{root}.norm")]
+    entries = [same("stem.root.conv.weight", f"{root}.conv.weight"), *same_pair("stem.root.norm", f"{root}.norm")]
     for stage, units in enumerate(config.stem_units):
         for unit in range(units):
             ours, theirs = f"stem.stages.{stage}.{unit}", f"{backbone}.stages.{stage}.blocks.{unit}"
-            for number in (1, 2, 3):
-                found.append(same(f"{ours}.conv{number}.weight", f"{theirs}.conv{number}.weight"))
-                found += same_pair(f"{ours}.norm{number}", f"{theirs}.norm{number}")
+            entries += bottleneck(ours, theirs)
             if unit == 0:
-                found.append(same(f"{ours}.shortcut.conv.weight", f"{theirs}.downsample.conv.weight"))
-                found += same_pair(f"{ours}.shortcut.norm", f"{theirs}.downsample.norm")
-    return found + same_pair("stem.proj", "patch_embed.proj")
+                entries.append(same(f"{ours}.shortcut.conv.weight", f"{theirs}.downsample.conv.weight"))
+                entries += same_pair(f"{ours}.shortcut.norm", f"{theirs}.downsample.norm")
+    return entries + same_pair("stem.proj", "patch_embed.proj")
+
+
+def bottleneck(ours: str, theirs: str) -> list[Conversion]:
+    """Return the conversions of the three convolutions and norms of a unit of a ResNet."""
+    entries = []
+    for number in (1, 2, 3):
+        entries.append(same(f"{ours}.conv{number}.weight", f"{theirs}.conv{number}.weight"))
+        entries += same_pair(f"{ours}.norm{number}", f"{theirs}.norm{number}")
+    return entries
 
 
 def _tokens(config: ViTConfig) -> list[Conversion]:
-    found = [same("cls", "cls_token")] if config.has_class_token else []
-    found += [same("dist", "dist_token")] if config.distilled else []
-    return found + ([same("registers", "reg_token")] if config.registers else [])
+    entries = [same("cls", "cls_token")] if config.has_class_token else []
+    entries += [same("dist", "dist_token")] if config.distilled else []
+    return entries + ([same("registers", "reg_token")] if config.registers else [])
 
 
 def _positions(config: ViTConfig) -> list[Conversion]:
@@ -87,8 +94,8 @@ def _positions(config: ViTConfig) -> list[Conversion]:
     if config.positions == "1d":
         return [same("positions.embedding", "pos_embed")]
     if config.place == "shared":
-        return [_stacked("positions.bias", (f"rel_pos_bias.{TABLE}",))]
-    return [_stacked("positions.bias", tuple(f"blocks.{layer}.attn.{TABLE}" for layer in range(config.depth)))]
+        return [stacked("positions.bias", (f"rel_pos_bias.{TABLE}",))]
+    return [stacked("positions.bias", tuple(f"blocks.{layer}.attn.{TABLE}" for layer in range(config.depth)))]
 
 
 def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[Conversion]:
@@ -103,7 +110,7 @@ def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[
         ends = ("gamma_1", "gamma_2") if naming.beit else ("ls1.gamma", "ls2.gamma")
         gammas = (f"{block}.{ends[0]}", f"{block}.{ends[1]}")
     attention, mlp = f"{block}.attentions.{branch}", f"{block}.mlps.{branch}"
-    found = [
+    entries = [
         *same_pair(f"{attention}.norm", norms[0]),
         same(f"{attention}.attention.qkv.weight", f"{first}.attn.qkv.weight"),
         *same_pair(f"{attention}.attention.out", f"{first}.attn.proj"),
@@ -112,46 +119,15 @@ def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[
         *same_pair(f"{mlp}.mlp.fc2", f"{second}.mlp.fc2"),
     ]
     if naming.qkv_bias:
-        bias = f"{attention}.attention.qkv.bias"
-        found.append(_keyless(bias, first) if naming.beit else same(bias, f"{first}.attn.qkv.bias"))
+        bias, theirs = f"{attention}.attention.qkv.bias", f"{first}.attn"
+        keyless = without_key_bias(bias, f"{theirs}.q_bias", f"{theirs}.v_bias")
+        entries.append(keyless if naming.beit else same(bias, f"{theirs}.qkv.bias"))
     if config.layer_scale is not None:
-        found += [same(f"{attention}.residual.gamma", gammas[0]), same(f"{mlp}.residual.gamma", gammas[1])]
-    return found
+        entries += [same(f"{attention}.residual.gamma", gammas[0]), same(f"{mlp}.residual.gamma", gammas[1])]
+    return entries
 
 
 def _attention_pool() -> list[Conversion]:
-    layers = {
-        "query": "q",
-        "key_value": "kv",
-        "out": "proj",
-        "norm": "norm",
-        "mlp.fc1": "mlp.fc1",
-        "mlp.fc2": "mlp.fc2",
-    }
+    layers = {"query": "q", "key_value": "kv", "out": "proj"} | {name: name for name in ("norm", "mlp.fc1", "mlp.fc2")}
     pairs = [entry for ours, theirs in layers.items() for entry in same_pair(f"pool.{ours}", f"attn_pool.{theirs}")]
     return [same("pool.probe", "attn_pool.latent"), *pairs]
-
-
-def _keyless(ours: str, block: str) -> Conversion:
-    """Return the conversion of a bias without keys: a key bias adds one number to all logits, which softmax removes."""
-
-    def read(query: Tensor, value: Tensor) -> Tensor:
-        return torch.cat([query, torch.zeros_like(query), value])
-
-    def write(bias: Tensor) -> tuple[Tensor, ...]:
-        query, _, value = bias.chunk(3)
-        return query.clone(), value.clone()
-
-    return Conversion(ours, (f"{block}.attn.q_bias", f"{block}.attn.v_bias"), read, write)
-
-
-def _stacked(ours: str, theirs: tuple[str, ...]) -> Conversion:
-    """Return the conversion of tables that are separate in the file and stacked along a new first axis here."""
-
-    def read(*tables: Tensor) -> Tensor:
-        return torch.stack(tables)
-
-    def write(stack: Tensor) -> tuple[Tensor, ...]:
-        return tuple(table.clone() for table in stack)
-
-    return Conversion(ours, theirs, read, write)

@@ -1,12 +1,13 @@
 """Infer the ViT in a timm file from the names and shapes of its tensors and its config.json.
 
-`infer` first rejects what vitrail cannot express (the tables at the end of this file), then reads each part of the
-model: blocks, stem, tokens, positions, heads, pooling. A value that the file does not say is assumed and noted.
+`infer` first rejects what vitrail cannot express (`unsupported.py`), then reads each part of the model: blocks, stem,
+tokens, positions, heads, pooling. A value that the file does not give is assumed and noted.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from math import isqrt
 from typing import Any, Literal
 
@@ -14,17 +15,10 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import rows, shape_of, stem_sizes, usual_heads
-from vitrail.weights.timm.names import TABLE, Naming
-from vitrail.weights.timm.read_config import (
-    GROUP_NORM_EPS,
-    IMAGENET,
-    NORM_EPS,
-    TimmConfig,
-    UsualPreprocessing,
-    statistics,
-)
-
-_POOLS = {"token": "cls", "avg": "gap"}
+from vitrail.weights.timm.file import GROUP_NORM_EPS, NORM_EPS, TimmFile, statistics
+from vitrail.weights.timm.names import POOLS, TABLE, Naming
+from vitrail.weights.timm.unsupported import refuse, refuse_untold
+from vitrail.words import shown
 
 _HEADS = (
     (r"vit_so400m_|vit_giantopt_|vit_base_patch16_gap_", 16),
@@ -37,57 +31,64 @@ _TANH = re.compile(r"vit_(base_patch32_siglip_|large_patch16_siglip_(gap_)?512|s
 """Pattern of the architectures that timm builds with the tanh GELU."""
 
 
-def infer(archive: Archive, hub: TimmConfig, notes: list[str]) -> tuple[ViTConfig, Naming]:
-    """Return the config of the model in a file and the file's naming; append assumptions to `notes`.
+_SIGLIP_2 = {768: (32, 256), 1024: (16, 512), 1152: (16, None), 1536: (16, None)}
+"""Width -> patch and side (None: any) of the SigLIP networks that timm builds with the tanh GELU. They have no class
+token, and no other published network of timm has their shapes."""
+
+
+def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
+    """Return the config of the model in a file and the file's naming.
 
     Raises WeightsError, naming the tensor or the entry of config.json, if vitrail's ViT cannot express the model.
     """
-    refuse(archive, hub)
+    refuse(file)
+    archive = file.archive
     blocks, naming = _blocks(archive)
+    if not file.architecture:
+        refuse_untold(file, blocks, naming)
     stem = _stem(archive)
     tokens = {name: _tokens(archive, name) for name in ("cls_token", "dist_token", "reg_token")}
-    positions = _positions(archive, hub, stem["patch"], tokens)
-    heads = positions.pop("heads", None) or _heads(archive, hub, blocks["width"], notes)
-    gamma = hub.argument("init_values", (int, float)) or 1e-5
+    positions = _positions(file, stem["patch"], tokens)
+    siglip = not file.architecture and not tokens["cls_token"] and _is_siglip2(blocks["width"], stem, positions)
+    heads = positions.pop("heads", None) or (16 if siglip and blocks["width"] > 1024 else _heads(file, blocks["width"]))
+    gamma = file.argument("init_values", (int, float)) or 1e-5
     config = ViTConfig(
-        **blocks | stem | positions | _pooling(archive, hub, bool(tokens["cls_token"]), notes),
+        **blocks | stem | positions | _pooling(file, bool(tokens["cls_token"])),
         heads=heads,
         classes=rows(archive, "head.weight"),
         distilled=bool(tokens["dist_token"]),
         registers=tokens["reg_token"],
         layer_scale=float(gamma) if _scaled(archive) else None,
         pre_logits=rows(archive, "pre_logits.fc.weight") or None,
-        gelu=_gelu(hub, blocks["mlp"]),
+        gelu="tanh" if siglip else _gelu(file, blocks["mlp"]),
         resize_mode="timm",
         norm_eps=NORM_EPS,
-        **statistics(hub, stem["channels"], usual(archive), notes),
+        **statistics(file, stem["channels"]),
     )
-    _refuse_combinations(archive, hub, config)
+    _refuse_combinations(file, config)
     return config, naming
 
 
-def _refuse_combinations(archive: Archive, hub: TimmConfig, config: ViTConfig) -> None:
+def _is_siglip2(width: int, stem: Mapping[str, Any], positions: Mapping[str, Any]) -> bool:
+    """Return whether a network without class token and config.json has the shapes of `_SIGLIP_2`."""
+    patch, side = _SIGLIP_2.get(width, (0, None))
+    return stem["patch"] == patch and side in (None, positions["image_size"][0])
+
+
+def _refuse_combinations(file: TimmFile, config: ViTConfig) -> None:
     """Raise WeightsError for parts that vitrail has, but not in this combination."""
-    if hub.argument("pool_include_prefix", bool) and config.pool != "cls" and config.prefix:
-        raise WeightsError(
-            f"{archive.path}: pool_include_prefix of config.json also pools the tokens in front of the grid; vitrail "
-            "pools only the grid's tokens"
+    if file.argument("pool_include_prefix", bool) and config.pool != "cls" and config.prefix:
+        raise file.error(
+            "pool_include_prefix of config.json also pools the tokens in front of the grid, but vitrail pools only the "
+            "grid's tokens"
         )
     if config.distilled and config.final_norm == "pooled":
-        raise WeightsError(
-            f"{archive.path} has both 'fc_norm.weight' and 'dist_token'; timm does not apply fc_norm to two tokens"
-        )
+        raise file.error("it has both 'fc_norm.weight' and 'dist_token', but timm does not apply fc_norm to two tokens")
     if config.mlp == "swiglu" and config.pool == "map":
-        raise WeightsError(
-            f"{archive.path}: 'attn_pool.mlp.fc1.weight' is part of a plain MLP, but the MLPs of the blocks are gated; "
-            "vitrail has one kind of MLP per model"
+        raise file.error(
+            "'attn_pool.mlp.fc1.weight' is part of a plain MLP, but the MLPs of the blocks are gated; a model of "
+            "vitrail has one kind of MLP"
         )
-
-
-def usual(archive: Archive) -> UsualPreprocessing:
-    """Return the usual preprocessing of such a model; DeiT, DINOv2 and MAE use ImageNet's mean and std."""
-    meta = {"dist_token", "blocks.0.ls1.gamma", "mask_token"} & archive.names
-    return IMAGENET if meta and "blocks.0.attn.q_bias" not in archive else UsualPreprocessing()
 
 
 def count(archive: Archive, prefix: str) -> int:
@@ -119,9 +120,7 @@ def _blocks(archive: Archive) -> tuple[dict[str, Any], Naming]:
         block="parallel" if parallel else "sequential",
         branches=count(archive, "blocks.0.attns.") if parallel else 1,
     )
-    beit = not archive.names.isdisjoint(
-        {f"{attention}.q_bias", f"{attention}.{TABLE}", f"rel_pos_bias.{TABLE}"},
-    )
+    beit = not archive.names.isdisjoint({f"{attention}.q_bias", f"{attention}.{TABLE}", f"rel_pos_bias.{TABLE}"})
     return values, Naming(beit, f"{attention}.{'q_bias' if beit else 'qkv.bias'}" in archive)
 
 
@@ -154,71 +153,75 @@ def _scaled(archive: Archive) -> bool:
     return not archive.names.isdisjoint({"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma"})
 
 
-def _gelu(hub: TimmConfig, mlp: str) -> Literal["erf", "tanh"]:
+def _gelu(file: TimmFile, mlp: str) -> Literal["erf", "tanh"]:
     """Return the kind of GELU: from `act_layer`, else from the architecture."""
-    act = hub.argument("act_layer", str)
+    act = file.argument("act_layer", str)
     if mlp == "swiglu" or act is None:
-        return "tanh" if _TANH.match(hub.architecture) else "erf"
+        return "tanh" if _TANH.match(file.architecture) else "erf"
     if act not in ("gelu", "gelu_tanh"):
-        raise WeightsError(f"{hub.path}: act_layer of config.json is {act!r}; valid: gelu, gelu_tanh")
+        raise file.error(f"act_layer of config.json is {shown(act)}; valid: gelu, gelu_tanh")
     return "tanh" if act == "gelu_tanh" else "erf"
 
 
-def _heads(archive: Archive, hub: TimmConfig, width: int, notes: list[str]) -> int:
+def _heads(file: TimmFile, width: int) -> int:
     """Return the number of heads: from `num_heads`, else the architecture, else as usual for this width."""
-    given: int | None = hub.argument("num_heads", int)
-    known = (number for pattern, number in _HEADS if re.match(pattern, hub.architecture))
+    given: int | None = file.argument("num_heads", int)
+    known = (number for pattern, number in _HEADS if re.match(pattern, file.architecture))
     heads = given or next(known, None)
     if heads:
         return heads
     if width == 1152:
         heads, why = 16, "16 heads, as in SO-400M models, which have this width of 1152"
     else:
-        heads, why = usual_heads(archive, width)
-    if not hub.architecture:
-        notes.append(why)
+        heads, why = usual_heads(file.archive, width)
+    if not file.architecture:
+        file.notes.append(why)
     return heads
 
 
-def _pooling(archive: Archive, hub: TimmConfig, cls: bool, notes: list[str]) -> dict[str, Any]:
+def _pooling(file: TimmFile, cls: bool) -> dict[str, Any]:
     """Return pooling, class token and final norm as fields of the config; `cls`: the file has a class token."""
+    archive = file.archive
     norms = [name for name in ("norm", "fc_norm") if f"{name}.weight" in archive]
     if len(norms) != 1:
         found = "both 'norm.weight' and 'fc_norm.weight'" if norms else "neither 'norm.weight' nor 'fc_norm.weight'"
-        raise WeightsError(f"{archive.path} has {found}; a ViT has exactly one norm after its last block")
-    if hub.pool == "map" or "attn_pool.latent" in archive:
+        like = "" if norms else ". InternViT and RADIO have none, and vitrail does not support them"
+        raise WeightsError(f"{archive.path} has {found}; a ViT has exactly one norm after its last block{like}")
+    if file.pool == "map" or "attn_pool.latent" in archive:
         if (probes := shape_of(archive, "attn_pool.latent", 3)[1]) != 1:
-            raise WeightsError(f"{archive.path}: 'attn_pool.latent' holds {probes} probes; vitrail supports one")
+            raise file.error(f"'attn_pool.latent' holds {probes} probes; valid: one")
         pool = "map"
-    elif hub.pool:
-        if hub.pool not in _POOLS:
-            raise WeightsError(f"{archive.path}: global_pool of config.json is {hub.pool!r}; valid: token, avg, map")
-        pool = _POOLS[hub.pool]
+    elif file.pool:
+        pools = {theirs: ours for ours, theirs in POOLS.items()}
+        if file.pool not in pools:
+            raise file.error(f"global_pool of config.json is {shown(file.pool)}; valid: {', '.join(pools)}")
+        pool = pools[file.pool]
     else:
         pool = "cls" if cls and norms == ["norm"] else "gap"
         if cls:
             what = "those of the class token" if pool == "cls" else "the average over the grid's tokens"
-            notes.append(
+            file.notes.append(
                 f"features are {what}, as the name {norms[0]!r} suggests; the file does not say how they are pooled"
             )
     token = None if cls == (pool == "cls") else cls  # None: what the pool implies
     return dict(pool=pool, class_token=token, final_norm="pooled" if norms == ["fc_norm"] else "tokens")
 
 
-def _positions(archive: Archive, hub: TimmConfig, patch: int, tokens: dict[str, int]) -> dict[str, Any]:
+def _positions(file: TimmFile, patch: int, tokens: dict[str, int]) -> dict[str, Any]:
     """Return kind of positions, image size and tokens with positions as config fields; for BEiT also heads."""
+    archive = file.archive
     each, shared = f"blocks.0.attn.{TABLE}", f"rel_pos_bias.{TABLE}"
     found = [name for name in ("pos_embed", each, shared) if name in archive]
     if len(found) > 1:
-        raise WeightsError(f"{archive.path} has two kinds of positions, {found[0]!r} and {found[1]!r}; a model has one")
-    given = hub.image_size()
+        raise WeightsError(f"{archive.path} has two kinds of positions, {found[0]!r} and {found[1]!r}; valid: one kind")
+    given = file.image_size()
     grid = None if given is None else (given[0] // patch, given[1] // patch)
     fields: dict[str, Any]
     if not found:
-        if not hub.architecture:
+        if not file.architecture:
             raise WeightsError(
-                f"{archive.path} has no 'pos_embed', so it has none or rotary ones, and names do "
-                "not tell which. Add a config.json that names the architecture."
+                f"{archive.path} has no 'pos_embed'. Its positions may be rotary, as in DINOv3, or it may have none. "
+                "Add a config.json that names the architecture."
             )
         size = grid or (max(224 // patch, 1),) * 2
         fields = dict(positions="none")
@@ -264,59 +267,12 @@ def _window(archive: Archive, name: str, offsets: int, given: tuple[int, int] | 
     return (side + 1) // 2, (side + 1) // 2
 
 
-_TENSORS = (
-    (r"^norm_pre\.", "a norm in front of the first block, as in CLIP"),
-    (r"^patch_embed\.norm\.", "a norm on the patches"),
-    (r"\.running_mean$", "a BatchNorm"),
-    (
-        r"^patch_embed\.backbone\.(?!(stem\.)?(conv|norm)\.|stages\.\d+\.blocks\.\d+\.)",
-        "a stem other than BiT's ResNet",
-    ),
-    (r"\.attn\.(norm|scale_norm)\.|\.mlp\.norm\.", "a norm inside the attention or the MLP"),
-    (r"\.[qk]_norm\.", "normalised queries and keys"),
-    (r"^blocks\..*\.(q|k|v|q_proj|k_proj|v_proj)\.weight$", "separate projections of queries, keys and values"),
-    (r"\.(lambda_\w+|sub_norm\.\w+)$", "differential attention"),
-    (r"\.attn\.gate", "gated attention"),
-    (r"\.(in_proj|in_norm|mlp_bias|attn_out_proj|mlp_out_proj)\b", "a projection that attention and MLP share"),
-    (r"\.mlp\.(fc1_[gx]|w\d+)\.", "an MLP whose gate is a layer of its own"),
-    (r"(^|\.)(rope|rotary|freqs)\b", "rotary positions"),
-    (r"\.rel_pos(_[hw]$|\.)|^rel_pos_bias\..*mlp", "relative positions of another kind than BEiT's"),
-    (r"^attn_pool\.pos_embed$", "positions in the attention pooling"),
-)
-"""(pattern of tensor names, what such a tensor is part of) for parts that vitrail does not have."""
-
-_ARCHITECTURES = (
-    (r"rope|eva02|dinov3|vit_pe_", "rotary positions"),
-    (r"naflex", "patches of any aspect ratio"),
-    (r"_rpn_", "norms behind attention and MLP"),
-    (r"quickgelu", "another approximation of GELU"),
-    (r"^test_vit3$", "pooling over registers"),
-)
-"""(pattern of architectures, what they have that vitrail does not) where names and shapes do not show it."""
-
-_ARGUMENTS = {"norm_layer": ("layernorm", "layernormfp32"), "padding_same": (True,)}
-"""Argument -> supported values, for arguments that leave no trace in names and shapes."""
-
 _UNUSED = (
     (r"relative_position_index$", "computed from the size of the grid"),
     (r"^mask_token$", "the mask token of pre-training"),
     (r"^decoder_", "the decoder of MAE's pre-training"),
     (r"^lm_head\.", "the head of BEiT's pre-training"),
 )
-
-
-def refuse(archive: Archive, hub: TimmConfig) -> None:
-    """Raise WeightsError, naming the tensor or the entry of config.json, for a model that vitrail cannot express."""
-    for pattern, what in _ARCHITECTURES:
-        if re.search(pattern, hub.architecture):
-            raise WeightsError(f"{archive.path}: {hub.architecture!r} has {what}, which vitrail does not support")
-    for name, known in _ARGUMENTS.items():
-        value = hub.arguments.get(name)
-        if value is not None and value not in known:
-            raise WeightsError(f"{archive.path}: {name} of config.json is {value!r}; valid: {known[0]!r}")
-    for pattern, what in _TENSORS:
-        if found := sorted(name for name in archive.names if re.search(pattern, name)):
-            raise WeightsError(f"{archive.path}: {found[0]!r} is part of {what}, which vitrail does not support")
 
 
 def unused(archive: Archive) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Write a model for timm: tensors under timm's names and, in a folder, the config.json that builds the network.
 
-A bare state dict (a path that ends in .safetensors, .pth, .pt or .bin) says less than a folder. In both cases the
-names and shapes are read again before they are written, and rejected if they describe another model.
+A bare state dict (a path that ends in .safetensors, .pth, .pt or .bin) describes a model less completely than a folder.
+Before either is written, its names and shapes are read, and rejected if they describe another model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.files import replacing
+from vitrail.files import replacing_text
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
@@ -22,14 +22,15 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
 from vitrail.weights.formats import foreign_tensors, origin_of, state_of, write_tensors
+from vitrail.weights.mapping import first_reason
 from vitrail.weights.timm.bit import bit_conversions
+from vitrail.weights.timm.config_json import bit_json, vit_json
+from vitrail.weights.timm.file import BARE, GROUP_NORM_EPS, NORM_EPS, read_timm_file
 from vitrail.weights.timm.names import Naming, conversions, qkv_biases
-from vitrail.weights.timm.read_config import BARE, GROUP_NORM_EPS, NORM_EPS, read_timm_config
 from vitrail.weights.timm.vit import infer
-from vitrail.weights.timm.write_config import bit_json, vit_json
 
 BIT_SCALE = 10.0
-"""sqrt(1e-8 / 1e-10): with this factor, timm's standardisation of a kernel equals the official one; see `bit.py`."""
+"""sqrt(1e-8 / 1e-10): kernels times this factor are standardised in timm as the official code does (`bit.py`)."""
 
 Tensors = dict[str, Tensor]
 
@@ -57,14 +58,14 @@ def write_timm(model: nn.Module, card: Card, path: Path) -> None:
         return
     write_tensors(path / "model.safetensors", tensors)
     text = json.dumps(values, indent=2, ensure_ascii=True) + "\n"
-    with replacing(path / "config.json") as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with replacing_text(path / "config.json") as file:
+        file.write(text)
 
 
 def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
     config = model.config
     if reason := bit_refusal(config):
-        raise WeightsError(f"timm has no ResNet like this: {reason}")
+        raise WeightsError(f"timm cannot express this ResNet: {reason}")
     state = state_of(model)
     if config.std_conv == "bit":
         kernels = (name for name, tensor in state.items() if tensor.dim() == 4)
@@ -74,7 +75,7 @@ def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, A
 
 def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
     if reason := vit_refusal(model.config, bare):
-        raise WeightsError(f"timm has no ViT like this: {reason}")
+        raise WeightsError(f"timm cannot express this ViT: {reason}")
     config, state = _folded(model)
     naming = _naming(config, card, state)
     if not naming.qkv_bias:
@@ -88,8 +89,8 @@ def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | 
 def _folded(model: ViT) -> tuple[ViTConfig, Tensors]:
     """Return config and tensors of an equivalent model that timm can express.
 
-    In timm, either all tokens in front of the grid have positions or none has. A position that only some of them have
-    is added to the token itself, which the model would do anyway. A fixed table of sines becomes a learned one.
+    In timm, either all tokens in front of the grid have positions or none has. If only some have one, it is added to
+    the token, as the model would do. A fixed table of sines becomes a learned one.
     """
     config, state = model.config, state_of(model)
     if config.positions == "sincos":
@@ -117,39 +118,32 @@ def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
 
 
 def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTConfig) -> None:
-    """Raise WeightsError if vitrail's reader would take the tensors and config.json for another model."""
+    """Raise WeightsError if vitrail would read another model from these tensors and this config.json."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    archive = Archive(
-        Path("this model"), "safetensors", shapes, tensors.__getitem__, config=json.loads(json.dumps(values or {}))
-    )
-    folder = ". Save to a folder, whose config.json says it" if values is None else ""
+    config_json = json.loads(json.dumps(values or {}))
+    archive = Archive(Path("this model"), "safetensors", shapes, tensors.__getitem__, config=config_json)
+    folder = ". Save to a folder, which has a config.json" if values is None else ""
     try:
-        read = _meaning(infer(archive, read_timm_config(archive), [])[0])
+        read = _meaning(infer(read_timm_file(archive))[0])
     except WeightsError as error:
-        raise WeightsError(f"the file would not say which model it holds: {str(error).rstrip('.')}{folder}") from error
-    wrong = [
-        f"{name} {read.get(name)!r}, not {value!r}"
-        for name, value in _meaning(config).items()
-        if read.get(name) != value
-    ]
+        raise WeightsError(f"the file would not describe its model: {str(error).rstrip('.')}{folder}") from error
+    meant = _meaning(config)
+    wrong = [f"{name} {read[name]!r}, not {value!r}" for name, value in meant.items() if read[name] != value]
     if wrong:
         raise WeightsError(f"timm's names and shapes would describe a model with {', '.join(wrong)}{folder}")
 
 
 def _meaning(config: ViTConfig) -> dict[str, Any]:
-    """Return the values of a config that the function from preprocessed image to logits depends on."""
+    """Return the values of a config that affect the logits of a preprocessed image."""
     plain = ("width", "depth", "heads", "mlp_dim", "patch", "image_size", "channels", "classes", "stem", "stem_units")
     tokens = ("has_class_token", "distilled", "registers")
     rest = ("block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
-    found = {name: getattr(config, name) for name in (*plain, *tokens, *rest)}
-    found |= dict(layer_scale=config.layer_scale is not None)
-    if config.mlp == "gelu":
-        found |= dict(gelu=config.gelu)
-    if config.positions == "1d":
-        found |= dict(front=config.front)
-    if config.positions == "relative_bias":
-        found |= dict(shared=config.place == "shared")
-    return found
+    return {name: getattr(config, name) for name in (*plain, *tokens, *rest)} | dict(
+        layer_scale=config.layer_scale is not None,
+        gelu=config.gelu if config.mlp == "gelu" else None,
+        front=config.front if config.positions == "1d" else None,
+        shared=config.positions == "relative_bias" and config.place == "shared",
+    )
 
 
 def fits_beit(config: ViTConfig) -> bool:
@@ -160,49 +154,45 @@ def fits_beit(config: ViTConfig) -> bool:
 
 def vit_refusal(config: ViTConfig, bare: bool) -> str:
     """Return why timm cannot express this ViT, "" if it can. `bare`: there is no config.json."""
-    relative = config.positions == "relative_bias"
-    hybrid = config.stem == "resnet"
+    positions, hybrid = config.positions, config.stem == "resnet"
     special = {
         "a ResNet stem": hybrid,
         "a distillation token": config.distilled,
         "parallel blocks": config.block == "parallel",
         "gated MLPs": config.mlp == "swiglu",
-        "BEiT's positions": relative,
+        "BEiT's positions": positions == "relative_bias",
     }
     together = " together with ".join(name for name, there in special.items() if there)
-    standardised = (config.std_conv, config.group_norm_eps)
+    kernels, eps = config.std_conv, config.group_norm_eps
+    like_deit = (config.registers, config.cls_position, positions, config.final_norm) == (0, True, "1d", "tokens")
     checks = {
         f"its stem is {config.stem!r}": config.stem not in ("linear", "resnet"),
         "its blocks are axial": config.block == "axial",
-        f"its positions are {config.positions!r}; timm's are one row for each cell": config.positions
-        in ("2d", "relative"),
-        f"its positions are added at place {config.place!r}": config.positions in ("1d", "sincos")
-        and config.place != "input",
+        f"its positions are {positions!r}; timm's have one row for each patch": positions in ("2d", "relative"),
+        f"its positions are added at place {config.place!r}": positions in ("1d", "sincos") and config.place != "input",
         f"it pools {config.pool!r}": config.pool == "cls+gap",
         f"its LayerNorm has the epsilon {config.norm_eps}, timm's {NORM_EPS}": config.norm_eps != NORM_EPS,
-        f"its stem standardises kernels as {standardised[0]!r} does and has the GroupNorm epsilon {standardised[1]}; "
-        f"timm's are 'timm' and {GROUP_NORM_EPS}": hybrid and standardised != ("timm", GROUP_NORM_EPS),
+        f"its stem standardises kernels as {kernels!r} and has the GroupNorm epsilon {eps}; timm's are 'timm' and "
+        f"{GROUP_NORM_EPS}": hybrid and (kernels, eps) != ("timm", GROUP_NORM_EPS),
         f"it has {together}": sum(special.values()) > 1,
         "its attention pooling comes after gated MLPs": config.mlp == "swiglu" and config.pool == "map",
         "its distillation token has no learned position, registers beside it, or no norm": config.distilled
-        and (
-            config.registers > 0 or not config.cls_position or (config.positions, config.final_norm) != ("1d", "tokens")
-        ),
-        "its positions are BEiT's, and something else is not": relative and not fits_beit(config),
-        f"it has {config.branches} branches in a block; timm's architectures have 2 (a path that ends in "
-        ".safetensors takes the tensors alone)": config.branches > 2 and not bare,
-        "it has a pre-logits layer, which timm has dropped (a path that ends in .safetensors takes the tensors "
-        "under their names of older versions)": config.pre_logits is not None and not bare,
+        and not like_deit,
+        "its positions are BEiT's, but another part is not": positions == "relative_bias" and not fits_beit(config),
+        f"it has {config.branches} branches in a block; timm's architectures have 2 (to save the tensors alone, give a "
+        "path that ends in .safetensors)": config.branches > 2 and not bare,
+        "it has a pre-logits layer, which current versions of timm lack (to save the tensors under the names of older "
+        "versions, give a path that ends in .safetensors)": config.pre_logits is not None and not bare,
     }
-    return next((reason for reason, holds in checks.items() if holds), "")
+    return first_reason(checks)
 
 
 def bit_refusal(config: ResNetConfig) -> str:
     """Return why timm cannot express this ResNet, "" if it can."""
+    eps = config.group_norm_eps
     checks = {
         "its 3 x 3 convolutions are axial attention": config.axial,
-        f"its kernels are standardised as {config.std_conv!r} does": config.std_conv == "hybrid",
-        f"its GroupNorm has the epsilon {config.group_norm_eps}, timm's {GROUP_NORM_EPS}": config.group_norm_eps
-        != GROUP_NORM_EPS,
+        f"its kernels are standardised as {config.std_conv!r}": config.std_conv == "hybrid",
+        f"its GroupNorm has the epsilon {eps}, timm's {GROUP_NORM_EPS}": eps != GROUP_NORM_EPS,
     }
-    return next((reason for reason, holds in checks.items() if holds), "")
+    return first_reason(checks)

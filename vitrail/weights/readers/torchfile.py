@@ -8,12 +8,15 @@ a size that no file holds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import mmap
 import pickle
+import pickletools
 import re
 import sys
 import zipfile
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,21 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import WeightsError
+from vitrail.words import listing, shown
 
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
 """Keys of a training checkpoint that may hold the tensors; averaged weights first, as in timm."""
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that DDP and torch.compile add to every name."""
+BOMBS = (("builtins", "bytearray"), ("__builtin__", "bytearray"), ("_codecs", "encode"))
+"""Functions that torch lets a pickle call. A few bytes are enough for them to allocate any amount of memory."""
+MOST_PICKLED = 16 * 2**20
+"""Maximum bytes of a file that are pickled rather than tensors. A tensor's name, shape and place take about 150 bytes,
+so this is enough for 100,000 tensors; objects of Python take up to 75 times the bytes of their pickle."""
+PICKLES = 5
+"""Number of pickles in a file of torch before 1.6, in front of its tensors."""
+MOST_WRAPPERS = 4
+"""Maximum number of prefixes that are removed from the names."""
 
 
 def read_torch(path: Path) -> tuple[dict[str, Tensor], list[str]]:
@@ -34,6 +47,7 @@ def read_torch(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     Raises WeightsError for pickles that ask for code, and for files that are damaged or hold no tensors.
     """
     sizes = _record_sizes(path)
+    _refuse_bombs(path)
     try:
         # DeiT's and timm's training checkpoints keep their flags next to the weights
         with torch.serialization.safe_globals([argparse.Namespace]), _private():
@@ -43,7 +57,7 @@ def read_torch(path: Path) -> tuple[dict[str, Tensor], list[str]]:
             else:
                 content = torch.load(path, map_location="cpu", weights_only=True, mmap=sizes is not None)
     except pickle.UnpicklingError as error:
-        raise WeightsError(_refusal(path, str(error))) from error
+        raise WeightsError(_refusal(path, _asked(str(error)))) from error
     except Exception as error:  # a damaged pickle raises anything
         raise WeightsError(
             f"{path} cannot be read: truncated, damaged or of another kind ({_first_line(error)})"
@@ -51,6 +65,7 @@ def read_torch(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     tensors, notes = _unwrapped(path, content)
     for name, tensor in tensors.items():
         _check(path, name, tensor, sizes)
+    _check_total(path, tensors)
     return {name: tensor.detach() for name, tensor in tensors.items()}, notes
 
 
@@ -67,17 +82,60 @@ def _record_sizes(path: Path) -> set[int] | None:
         if not zipfile.is_zipfile(path):
             return None
         with zipfile.ZipFile(path) as archive:
-            records = [info for info in archive.infolist() if "/data/" in info.filename]
+            members = archive.infolist()
     except (OSError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
         raise WeightsError(f"{path} cannot be read: truncated or damaged ({error})") from error
-    if any(info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size for info in records):
+    if any(info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size for info in members):
         raise WeightsError(f"{path} was packed again with compression, which torch never does; restore the original")
-    return {info.file_size for info in records}
+    return {info.file_size for info in members if "/data/" in info.filename}
 
 
-def _refusal(path: Path, message: str) -> str:
+def _refuse_bombs(path: Path) -> None:
+    """Raise WeightsError for a pickle that names a function which may fill the memory, although it runs no code."""
+    texts: list[bytes | mmap.mmap]
+    try:
+        with path.open("rb") as stream:
+            if stream.read(2) == b"PK":
+                with zipfile.ZipFile(stream) as archive:
+                    records = [info for info in archive.infolist() if "/data/" not in info.filename]
+                    pickled = sum(info.file_size for info in records)
+                    texts = [archive.read(info) for info in records] if pickled <= MOST_PICKLED else []
+            else:  # an old file, in which the pickles stand before and between the tensors
+                texts = [mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)]
+                pickled = _pickled(texts[0])
+    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+        raise WeightsError(f"{path} cannot be read: truncated or damaged ({error})") from error
+    if pickled > MOST_PICKLED:
+        raise WeightsError(
+            f"{path} has more than {MOST_PICKLED / 2**20:g} MiB beside its tensors, which could fill the memory. Save "
+            "the state dict alone, best as .safetensors, with the software that made it"
+        )
+    for text, (module, name) in product(texts, BOMBS):
+        if text.find(f"c{module}\n{name}\n".encode()) >= 0:
+            raise WeightsError(_refusal(path, f"asks for {module}.{name}, which could fill the memory"))
+
+
+def _pickled(text: Any) -> int:
+    """Return the bytes of the pickles in front of a mapped old file's tensors; if there are too many, a larger number.
+
+    What is no pickle ends the count: torch says what is wrong with it.
+    """
+    with contextlib.suppress(ValueError, IndexError, UnicodeDecodeError):
+        for _ in range(PICKLES):
+            if any((place or 0) > MOST_PICKLED for _, _, place in pickletools.genops(text)):
+                break
+    count = text.tell()
+    text.seek(0)
+    return count
+
+
+def _asked(message: str) -> str:
+    """Return what a pickle does that torch rejected with this message."""
     asked = re.search(r"GLOBAL (\S+)", message)
-    what = f"asks for {asked[1]}, which could run code" if asked else f"is refused ({message.splitlines()[0]})"
+    return f"asks for {asked[1]}, which could run code" if asked else f"is refused ({message.splitlines()[0]})"
+
+
+def _refusal(path: Path, what: str) -> str:
     return (
         f"{path} is a pickle that {what}; only tensors are read from such files. Save the state dict alone, best "
         "as .safetensors, with the software that made it"
@@ -95,19 +153,29 @@ def _unwrapped(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
         raise WeightsError(f"{path} holds a {type(content).__name__} rather than named tensors")
     present = [key for key in NESTED if isinstance(content.get(key), dict)]
     if present:
-        others = sorted(str(key) for key in content if key != present[0])
-        notes.append(f"the tensors are those under {present[0]!r}" + f"; not {', '.join(others)}" * bool(others))
+        others = sorted(key if isinstance(key, str) else shown(key) for key in content if key != present[0])
+        notes.append(
+            f"the tensors are those under {present[0]!r}" + f"; not {listing(others, quoted=False)}" * bool(others)
+        )
         content = content[present[0]]
     if not content:
         raise WeightsError(f"{path} holds no tensors")
     for name, tensor in content.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise WeightsError(f"{path}: {name!r} is a {type(tensor).__name__} where a tensor should be")
+            raise WeightsError(f"{path}: {shown(name)} is a {type(tensor).__name__} where a tensor should be")
     names = list(content)
-    while wrapper := next((w for w in WRAPPERS if all(name.startswith(w) for name in names)), None):
-        notes.append(f"names without their {wrapper!r}")
-        names = [name.removeprefix(wrapper) for name in names]
+    for _ in range(MOST_WRAPPERS):
+        if wrapper := next((w for w in WRAPPERS if all(name.startswith(w) for name in names)), None):
+            notes.append(f"names without their {wrapper!r}")
+            names = [name.removeprefix(wrapper) for name in names]
     return dict(zip(names, content.values(), strict=True)), notes
+
+
+def _check_total(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Raise WeightsError if the tensors have more memory than the file has bytes."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
+    if (total := sum(storages.values())) > path.stat().st_size:
+        raise WeightsError(f"{path} claims {total:,} bytes of tensors, more than it has")
 
 
 def _check(path: Path, name: str, tensor: Tensor, sizes: set[int] | None) -> None:

@@ -1,0 +1,84 @@
+"""`torch.jit.trace` and `torch.export` with height and width left open: equal to eager mode at every size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+import vitrail
+from vitrail.model.build import build
+from vitrail.model.variants import ResNetConfig
+
+SMALL: dict[str, Any] = dict(width=32, heads=2, depth=2, mlp_dim=32, image_size=16, classes=3)
+BIT = ResNetConfig(units=(1, 1, 1, 1), width=32, classes=3, image_size=(64, 64))
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "1d": ("Ti/4", {}),
+    "1d, timm": ("Ti/4", dict(resize_mode="timm")),
+    "every layer": ("Ti/4", dict(place="every", registers=2)),
+    "2d": ("Ti/4", dict(positions="2d")),
+    "sincos": ("Ti/4", dict(positions="sincos")),
+    "relative": ("Ti/4", dict(positions="relative")),
+    "relative_bias": ("Ti/4", dict(positions="relative_bias")),
+    "relative_bias, timm": ("Ti/4", dict(positions="relative_bias", resize_mode="timm", pool="gap", class_token=True)),
+    "relative_bias, hf": ("Ti/4", dict(positions="relative_bias", resize_mode="hf", place="shared")),
+    "attention pooling": ("Ti/4", dict(pool="map")),
+    "parallel": ("Ti/4", dict(block="parallel", branches=2)),
+    "axial": ("axial-Ti/4", {}),
+    "convolutions": ("Ti/4", dict(stem="early")),
+    "hybrid": ("R+Ti/16", dict(image_size=64)),
+    "BiT": ("R50x1", {}),
+}
+
+
+def network(kind: str) -> tuple[Any, int, list[tuple[int, int]]]:
+    """Return a network with random weights, its patch, and sizes of images: the configured one first."""
+    name, changes = KINDS[kind]
+    torch.manual_seed(0)
+    model: Any = build(BIT).eval() if kind == "BiT" else vitrail.create(name, **SMALL | changes).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    side, patch = model.config.image_size[0], getattr(model.config, "patch", 32)
+    steps = ((0, 0), (2, 1), (1, 0), (0, 3), (side // patch, side // patch))
+    return model, patch, [(side + rows * patch, side + columns * patch) for rows, columns in steps]
+
+
+def images(count: int, size: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(size))
+    if dtype == torch.uint8:
+        return torch.randint(0, 256, (count, 3, *size), generator=generator, dtype=dtype)
+    return torch.randn(count, 3, *size, generator=generator)
+
+
+def check(
+    model: nn.Module, graph: Callable[[Tensor], Tensor], sizes: list[tuple[int, int]], dtype: torch.dtype
+) -> None:
+    for size in sizes:
+        batch = images(3, size, dtype)
+        expected = model(batch)
+        assert (graph(batch) - expected).abs().max() <= 1e-5 * expected.abs().max(), size
+    assert not torch.equal(model(images(1, sizes[0], dtype)), model(images(1, sizes[1], dtype)))
+
+
+@pytest.mark.parametrize("start", [0, 1], ids=["from its own size", "from another size"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_jit_trace(kind: str, start: int) -> None:
+    model, _, sizes = network(kind)
+    dtype = torch.float32 if start else torch.uint8
+    traced = torch.jit.trace(model, images(2, sizes[start], dtype), check_trace=False)
+    check(model, traced, sizes, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [0, 1], ids=["from its own size", "from another size"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_export(kind: str, start: int) -> None:
+    model, patch, sizes = network(kind)
+    dtype = torch.float32 if start else torch.uint8
+    shapes = {0: Dim("batch", min=1), 2: patch * Dim("rows", min=1, max=64), 3: patch * Dim("columns", min=1, max=64)}
+    program = export(model, (images(2, sizes[start], dtype),), dynamic_shapes=(shapes,))
+    check(model, program.module(), sizes, dtype)

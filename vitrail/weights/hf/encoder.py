@@ -1,0 +1,273 @@
+"""`Encoder`: a vision encoder of transformers and the names of its tensors in one file.
+
+The class itself is the plain ViT; its subclasses are the other encoders.
+
+Reading infers a model from the tensors (`own`, `mlp_dim`, `side`). Writing states how transformers would describe a
+model (`refusal`, `of_model`, `json`). `conversions` serves both, so a file that was read can be written back.
+
+transformers 5 renamed most modules, but still reads and writes the names of version 4 (`Encoder.disk`):
+
+| | on disk | in memory since 5.0 |
+|---|---|---|
+| layer | `encoder.layer.0.` | `layers.0.` (DINOv2: as on disk) |
+| query, key, value | `attention.attention.query` | `attention.q_proj` |
+| output projection | `attention.output.dense` | `attention.o_proj` |
+| MLP | `intermediate.dense`, `output.dense` | `mlp.fc1`, `mlp.fc2` |
+
+A folder has the names on disk, a bare `state_dict()` those in memory. A model with a head prefixes the encoder's
+tensors with the encoder's name (`vit.embeddings...`); a bare encoder does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from vitrail.data.settings import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.model.variants import ResizeMode, ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.mapping import Conversion, first_reason, joined, rows, same, same_pair, shape_of, square_side
+from vitrail.words import shown
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+HALF: Statistics = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+STEM = "embeddings.patch_embeddings.projection"
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The plain ViT. An unused pooler is read as the pre-logits layer of pre-training (paper, 3.1).
+
+    The fields are what the model's config does not determine about the names in a file.
+    """
+
+    architecture: str
+    """Name of the class in transformers."""
+    prefix: str = ""
+    """Prefix of the encoder's names: "vit." if the model has a head."""
+    disk: bool = True
+    """Whether the names are those of files; otherwise they are those of modules since 5.0."""
+    norm: str = "layernorm"
+    """Full name of the LayerNorm after the last block."""
+    qkv_bias: bool = True
+    """Whether queries, keys and values have a bias."""
+
+    model_type: ClassVar[str] = "vit"
+    """`model_type` in config.json."""
+    title: ClassVar[str] = "ViT"
+    """Start of the names of its classes in transformers."""
+    norms: ClassVar[tuple[str, str]] = ("layernorm_before", "layernorm_after")
+    gammas: ClassVar[tuple[str, str]] = ("", "")
+    """Names of the LayerScale of attention and MLP, in encoders that have it."""
+    part_names: ClassVar[dict[str, tuple[str, str]]] = {
+        "query": ("attention.attention.query", "attention.q_proj"),
+        "key": ("attention.attention.key", "attention.k_proj"),
+        "value": ("attention.attention.value", "attention.v_proj"),
+        "out": ("attention.output.dense", "attention.o_proj"),
+        "fc1": ("intermediate.dense", "mlp.fc1"),
+        "fc2": ("output.dense", "mlp.fc2"),
+    }
+    """Part of a block -> its name on disk and its name in memory."""
+    front: ClassVar[int] = 1
+    """Number of rows of the position table before the grid's."""
+    expresses: ClassVar[frozenset[str]] = frozenset()
+    """The parts in `refusal` that it has and the plain ViT lacks."""
+    defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16, pooler_act="tanh")
+    """transformers' defaults for missing entries of config.json that differ between encoders."""
+    fields: ClassVar[Mapping[str, str]] = {"intermediate_size": "mlp_dim"}
+    """Entry of config.json -> field of ViTConfig with the same value, for entries that not all encoders have."""
+    constants: ClassVar[Mapping[str, Any]] = {}
+    """Entries of config.json that are the same for every model."""
+    resize_mode: ClassVar[ResizeMode] = "hf"
+    remarks: ClassVar[tuple[str, ...]] = ()
+    """Notes for the load report of every such model."""
+    unused: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"(\w+\.)?embeddings\.mask_token", "mask token of masked pre-training"),
+        (r"(\w+\.)?pooler\.dense\.\w+", "the classifier reads the class token, not the pooler"),
+        (r"decoder\..*", "decoder of masked pre-training"),
+    )
+    """(pattern of names that the model does not use, reason)."""
+
+    @classmethod
+    def headed_prefix(cls) -> str:
+        """Return the prefix of every name in a model with a head."""
+        return f"{cls.model_type}."
+
+    @classmethod
+    def bare(cls) -> str:
+        """Return the name of its class without a head, in transformers."""
+        return f"{cls.title}Model"
+
+    @classmethod
+    def classifier(cls) -> str:
+        """Return the name of its class with a classifier, in transformers; "" if there is none."""
+        return f"{cls.title}ForImageClassification"
+
+    # reading
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of ViTConfig that are specific to this encoder. Raises WeightsError."""
+        classes = rows(archive, "classifier.weight")
+        return dict(classes=classes, pre_logits=None if classes else self.pooler(archive, settings))
+
+    def pooler(self, archive: Archive, settings: Mapping[str, Any]) -> int | None:
+        """Return the width of a pooler (the pre-logits layer of a model without a head), or None."""
+        name = f"{self.prefix}pooler.dense.weight"
+        if name not in archive:
+            return None
+        if settings["pooler_act"] != "tanh":
+            raise WeightsError(
+                f"{archive.path} has a pooler with {shown(settings['pooler_act'])} (pooler_act of config.json); "
+                "vitrail's pre-logits layer has tanh"
+            )
+        return rows(archive, name)
+
+    def mlp_dim(self, archive: Archive) -> int:
+        """Return the hidden width of the MLPs."""
+        return rows(archive, f"{self.layers}.0.{self.parts['fc1']}.weight")
+
+    @classmethod
+    def final_norm(cls, archive: Archive, prefix: str) -> str:
+        """Return the full name of the LayerNorm after the last block."""
+        return f"{prefix}layernorm"
+
+    def side(self, archive: Archive) -> int:
+        """Return the side of the square grid that the positions are for."""
+        name = f"{self.prefix}embeddings.position_embeddings"
+        return square_side(archive, name, shape_of(archive, name, 3)[1] - self.front)
+
+    @classmethod
+    def preprocess(cls, image_size: tuple[int, int], patch: int) -> tuple[Preprocess, Statistics]:
+        """Return preprocessing, mean and std of the published models."""
+        return Preprocess(image_size, "squash"), HALF
+
+    # writing
+
+    @classmethod
+    def refusal(cls, config: ViTConfig) -> str:
+        """Return why this encoder cannot express a config, "" if it can; call `refusal_of_all` first."""
+        parts = {
+            "distillation token": config.distilled,
+            "registers": bool(config.registers),
+            "LayerScale": config.layer_scale is not None,
+            "pre-logits layer in front of a classifier": bool(config.pre_logits and config.classes),
+            f"{config.mlp} MLP": config.mlp != "gelu",
+            f"{config.positions} positions": config.positions != "1d",
+            f"pooling by {config.pool!r}": config.pool != "cls",
+        }
+        lacking = [part for part, there in parts.items() if there and part not in cls.expresses]
+        return f"{cls.bare()} has no {lacking[0]}" if lacking else ""
+
+    @classmethod
+    def of_model(cls, config: ViTConfig) -> Encoder:
+        """Return the encoder under the names with which transformers would save such a model."""
+        headed = cls.has_head(config)
+        prefix = cls.headed_prefix() if headed else ""
+        return cls(cls.classifier() if headed else cls.bare(), prefix, norm=f"{prefix}{cls.norm_within(config)}")
+
+    @classmethod
+    def has_head(cls, config: ViTConfig) -> bool:
+        """Return whether the class of such a model has a head in transformers."""
+        return bool(config.classes)
+
+    @classmethod
+    def norm_within(cls, config: ViTConfig) -> str:
+        """Return the name of the last LayerNorm without the prefix."""
+        return "layernorm"
+
+    def json(self, config: ViTConfig) -> dict[str, Any]:
+        """Return the entries of config.json that are specific to this encoder, besides `fields` and `constants`."""
+        values: dict[str, Any] = dict(qkv_bias=self.qkv_bias)
+        if config.pre_logits:
+            values |= dict(pooler_output_size=config.pre_logits, pooler_act="tanh")
+        return values
+
+    def required(self, config: ViTConfig) -> dict[str, Tensor]:
+        """Return tensors that transformers requires and no prediction depends on."""
+        return {}
+
+    # both
+
+    @property
+    def layers(self) -> str:
+        """Name of the list of blocks."""
+        return f"{self.prefix}encoder.layer" if self.disk else f"{self.prefix}layers"
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Names of query, key, value, out, fc1 and fc2 within a block."""
+        return {part: disk if self.disk else memory for part, (disk, memory) in self.part_names.items()}
+
+    def conversions(self, config: ViTConfig) -> list[Conversion]:
+        """Return the conversions of all tensors."""
+        embeddings = f"{self.prefix}embeddings"
+        conversions = [*same_pair("stem", f"{self.prefix}{STEM}"), same("cls", f"{embeddings}.cls_token")]
+        conversions += self.tokens(config, embeddings)
+        conversions += self.positions(config)
+        for layer in range(config.depth):
+            conversions += self.block(config, layer)
+        conversions += same_pair("norm", self.norm)
+        if config.pre_logits:
+            conversions += same_pair("pre_logits.hidden", f"{self.prefix}pooler.dense")
+        return conversions + (self.heads(config) if config.classes else [])
+
+    def tokens(self, config: ViTConfig, embeddings: str) -> list[Conversion]:
+        """Return the conversions of tokens in front of the grid, other than the class token."""
+        return []
+
+    def positions(self, config: ViTConfig) -> list[Conversion]:
+        """Return the conversions of the position tables."""
+        return [same("positions.embedding", f"{self.prefix}embeddings.position_embeddings")]
+
+    def heads(self, config: ViTConfig) -> list[Conversion]:
+        """Return the conversions of the classifiers."""
+        return same_pair("head", "classifier")
+
+    def block(self, config: ViTConfig, layer: int) -> list[Conversion]:
+        """Return the conversions of one encoder layer."""
+        theirs, attention, mlp = f"{self.layers}.{layer}", f"blocks.{layer}.attentions.0", f"blocks.{layer}.mlps.0"
+        conversions = [
+            *same_pair(f"{attention}.norm", f"{theirs}.{self.norms[0]}"),
+            *self.qkv(f"{attention}.attention.qkv", theirs),
+            *same_pair(f"{attention}.attention.out", f"{theirs}.{self.parts['out']}"),
+            *same_pair(f"{mlp}.norm", f"{theirs}.{self.norms[1]}"),
+            *self.mlp(config, f"{mlp}.mlp", theirs),
+        ]
+        if config.layer_scale is not None:
+            conversions.append(same(f"{attention}.residual.gamma", f"{theirs}.{self.gammas[0]}"))
+            conversions.append(same(f"{mlp}.residual.gamma", f"{theirs}.{self.gammas[1]}"))
+        return conversions
+
+    def qkv(self, ours: str, theirs: str) -> list[Conversion]:
+        """Return the conversions of queries, keys and values."""
+        names = [f"{theirs}.{self.parts[part]}" for part in ("query", "key", "value")]
+        kinds = ("weight", "bias") if self.qkv_bias else ("weight",)
+        return [joined(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in names)) for kind in kinds]
+
+    def mlp(self, config: ViTConfig, ours: str, theirs: str) -> list[Conversion]:
+        """Return the conversions of the two dense layers of an MLP."""
+        return [
+            *same_pair(f"{ours}.fc1", f"{theirs}.{self.parts['fc1']}"),
+            *same_pair(f"{ours}.fc2", f"{theirs}.{self.parts['fc2']}"),
+        ]
+
+
+def refusal_of_all(config: ViTConfig) -> str:
+    """Return why no encoder of transformers can express a config, "" if one may."""
+    learned = config.positions == "1d"
+    checks = {
+        f"transformers' encoders have linear stems, not {config.stem}": config.stem != "linear",
+        f"transformers' encoders have no {config.block} blocks": config.block != "sequential",
+        "transformers' encoders have no attention pooling": config.pool == "map",
+        "every encoder of transformers has a class token": not config.has_class_token,
+        "transformers adds positions at the input only": learned and config.place != "input",
+        "in transformers the class token has a position of its own": learned and not config.cls_position,
+        f"transformers has no {config.positions} positions": config.positions in ("2d", "relative", "sincos"),
+    }
+    return first_reason(checks)

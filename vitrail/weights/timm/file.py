@@ -1,0 +1,165 @@
+"""`TimmFile`: a file of tensors under timm's names, with what its `config.json` says beyond them.
+
+config.json names the architecture, the arguments it was built with (`model_args`), the pooling, the class names, and
+in `pretrained_cfg` the preprocessing; older exports are one flat mapping. A bare state dict has no config.json. The
+usual values of timm's models of that kind are then assumed, and the load report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitrail.data.settings import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.weights.archive import Archive
+from vitrail.weights.formats import for_channels
+from vitrail.weights.mapping import imagenet_statistics, numbers_in, size_in
+from vitrail.words import shown
+
+BARE = (".safetensors", ".pth", ".pt", ".bin")
+"""Endings of a bare state dict; any other path is a folder with a config.json."""
+
+NORM_EPS = 1e-6
+"""Epsilon of the LayerNorms in timm's ViTs."""
+
+GROUP_NORM_EPS = 1e-5
+"""Epsilon of the GroupNorms in timm's ResNets."""
+
+
+@dataclass(frozen=True)
+class TimmFile:
+    """Tensors under timm's names, and the content of config.json; most fields are empty for a bare file."""
+
+    archive: Archive
+    architecture: str = ""
+    """Name of a timm model, such as "vit_base_patch16_224"; "" if there is no config.json."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    pretrained: Mapping[str, Any] = field(default_factory=dict)
+    """`pretrained_cfg`, with the preprocessing that timm assumes or, for a bare file, that is usual."""
+    pool: str | None = None
+    labels: Any = None
+    notes: list[str] = field(default_factory=list)
+    """Assumptions made while the file is read, for the load report."""
+
+    def error(self, message: str) -> WeightsError:
+        """Return the error `message` about this file."""
+        return WeightsError(f"{self.archive.path}: {message}")
+
+    def argument(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        """Return an argument of the architecture, or None. Raises WeightsError if it has another type."""
+        value = self.arguments.get(name)
+        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            raise self.error(f"model_args[{name!r}] of config.json is {shown(value)}, which has the wrong type")
+        return value
+
+    def image_size(self) -> tuple[int, int] | None:
+        """Return height and width of the model's images, or None. Raises WeightsError for an invalid size."""
+        size = self.arguments.get("img_size")
+        if size is None:
+            size = self.pretrained.get("input_size")
+            size = size[1:] if isinstance(size, list | tuple) else size
+        if size is None:
+            return None
+        return size_in(size, "the image size of config.json", str(self.archive.path))
+
+
+VIT: dict[str, Any] = dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_pct=0.9, interpolation="bicubic")
+"""Usual preprocessing of a ViT, for a bare file."""
+META = VIT | imagenet_statistics(3)
+"""Usual preprocessing of DeiT, DINOv2 and MAE, for a bare file."""
+BIT = VIT | dict(crop_pct=0.875, interpolation="bilinear")
+"""Usual preprocessing of a BiT, for a bare file."""
+DEFAULTS = META | dict(crop_pct=0.875)
+"""timm's defaults for missing entries of `pretrained_cfg`."""
+
+
+def has_timm_config(archive: Archive) -> bool:
+    """Return whether timm wrote the config.json next to the tensors."""
+    return isinstance(archive.config.get("architecture"), str)
+
+
+def read_timm_file(archive: Archive) -> TimmFile:
+    """Return an archive with the content of its config.json. Raises WeightsError if an entry has the wrong type."""
+    config = archive.config
+    if not has_timm_config(archive):
+        return TimmFile(archive, pretrained=_usual(archive))
+    pretrained, arguments = config.get("pretrained_cfg", config), config.get("model_args") or {}
+    for name, value in (("pretrained_cfg", pretrained), ("model_args", arguments)):
+        if not isinstance(value, Mapping):
+            raise WeightsError(f"{archive.path}: {name!r} of config.json should be a mapping, not {shown(value)}")
+    labels = (mapping.get(name) for mapping in (config, pretrained) for name in ("label_names", "labels"))
+    pools = (mapping.get("global_pool") for mapping in (arguments, config, pretrained))
+    return TimmFile(
+        archive,
+        config["architecture"],
+        arguments,
+        DEFAULTS | {name: value for name, value in pretrained.items() if value is not None},
+        pool=next((pool for pool in pools if isinstance(pool, str)), None),
+        labels=next((found for found in labels if found is not None), None),
+    )
+
+
+def _usual(archive: Archive) -> dict[str, Any]:
+    """Return the usual preprocessing of such a model."""
+    if "stem.conv.weight" in archive:
+        return BIT
+    meta = {"dist_token", "blocks.0.ls1.gamma", "mask_token"} & archive.names
+    return META if meta and "blocks.0.attn.q_bias" not in archive else VIT
+
+
+def statistics(file: TimmFile, channels: int) -> dict[str, Any]:
+    """Return mean and std of each channel as fields of a model's config."""
+    found = {}
+    for name in ("mean", "std"):
+        given = numbers_in(file.pretrained, name, f"{file.archive.path}, config.json")
+        values = for_channels(name, given, channels, file.notes)
+        found[name] = values if len(values) == channels else values[:1] * channels
+    return found
+
+
+def preprocessing(file: TimmFile, image_size: tuple[int, int]) -> Preprocess:
+    """Return the preprocessing of images."""
+    values, note = file.pretrained, file.notes.append
+    interpolation, crop, mode = values["interpolation"], values["crop_pct"], values.get("crop_mode") or "center"
+    if not file.architecture:
+        crop = 1.0 if min(image_size) >= 384 else crop
+        note(
+            f"mean {values['mean'][0]:g}, standard deviation {values['std'][0]:g}, crop {crop:g} and {interpolation} "
+            "resizing, as usual for timm's models of this kind, because a bare file does not say"
+        )
+    if interpolation not in ("bilinear", "bicubic"):
+        note(f"bicubic resizing instead of {shown(interpolation)}")
+        interpolation = "bicubic"
+    if not isinstance(crop, int | float) or not 0 < crop <= 1:
+        note(f"crop 1 instead of crop_pct {shown(crop)}")
+        crop = 1.0
+    if mode == "squash":
+        if crop != 1:
+            note(f"the whole image is squashed, but timm would crop {crop:g} of it")
+        return Preprocess(image_size, resize="squash", interpolation=interpolation)
+    if mode != "center":
+        note(f"a central crop instead of crop_mode {shown(mode)}")
+    given = file.image_size()
+    if given and given != image_size:
+        note(
+            f"images of {image_size[0]} x {image_size[1]} pixels, because {given[0]} x {given[1]} is no whole number "
+            "of patches"
+        )
+    return Preprocess(image_size, crop=float(crop), interpolation=interpolation)
+
+
+def class_names(file: TimmFile, classes: int) -> list[str]:
+    """Return the name of each output, or [] if config.json has none that fit."""
+    if isinstance(file.labels, Mapping):
+        names = [file.labels.get(str(index)) for index in range(len(file.labels))]
+    elif isinstance(file.labels, list | tuple):
+        names = list(file.labels)
+    else:
+        return []
+    if len(names) == classes and all(isinstance(name, str | int) for name in names):
+        return [str(name) for name in names]
+    if classes:
+        file.notes.append(f"no class names: config.json has {len(names)}, which do not fit {classes} classes")
+    return []
