@@ -18,7 +18,7 @@ from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig, variant
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Progressive
-from vitrail.verbs.dry_run import check
+from vitrail.verbs.train.dry_run import check
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
@@ -92,6 +92,46 @@ def test_table_6(capsys: Captured) -> None:
         vitrail.cost("table6", epochs=3)
 
 
+def test_the_sums_of_the_blog_post(capsys: Captured) -> None:
+    """ "680 days (16,320 hours)" are "$41K", "2,500 days (60,000 hours)" are "$150K"."""
+    post = published("cloud_cost_2020")
+    price = post["host_usd_per_hour"] + post["preemptible_tpu_v3_usd_per_hour"]
+    for network in ("vit_l16", "vit_h14"):
+        days = post[f"{network}_core_days"]
+        found = as_json(["cost", "--core-days", str(days), "--usd-per-hour", f"{price:g}"], capsys)
+        assert round(found["usd"], -3 if network == "vit_l16" else -4) == post[f"{network}_usd"]
+        assert cli.main(["cost", "--core-days", str(days), "--usd-per-hour", f"{price:g}"]) == 0
+        assert f"{days * 24:,} hours at $2.495 (as asked for)" in capsys.readouterr().out
+
+
+def test_thirty_days_on_eight_cores(capsys: Captured) -> None:
+    """Section 4.2: L/16 on ImageNet-21k takes 0.23k core-days, "approximately 30 days" with 8 cores."""
+    days = published("table2_state_of_the_art")["rows"]["TPUv3-core-days"][2]
+    found = as_json(["cost", "--core-days", str(1000 * float(days.removesuffix("k"))), "--devices", "8"], capsys)
+    assert found["days"] == pytest.approx(30, abs=2)
+    assert (found["kwh"], found["kg_co2"], found["assumed"]) == (None, None, None)
+
+
+def test_energy_and_carbon_are_power_times_time(capsys: Captured) -> None:
+    argv = ["cost", "--core-days", "10", "--device", "a100", "--energy"]
+    found = as_json(argv, capsys)
+    assert found["kwh"] == pytest.approx(10 * 24 * 0.4 * 1.1)  # 400 W of the data sheet
+    assert found["kg_co2"] == pytest.approx(10 * 24 * 0.4 * 1.1 * 0.429)
+    found = as_json([*argv, "--watts", "500", "--overhead", "1.5", "--intensity", "0.02", "--devices", "4"], capsys)
+    assert found["kwh"] == pytest.approx(10 * 24 * 0.5 * 1.5)  # however many devices share the work
+    assert found["assumed"] == {"watts": 500, "overhead": 1.5, "kg_co2_per_kwh": 0.02}
+    assert cli.main(argv) == 0
+    shown = capsys.readouterr().out
+    assert "400 W for each a100, and 10% more for the building" in shown and "0.429 kg per kWh" in shown
+
+
+@pytest.mark.slow
+def test_the_energy_of_a_network(capsys: Captured) -> None:
+    found = as_json(["cost", "B/16", "--images", "303e6", "--epochs", "7", "--energy", "--devices", "16"], capsys)
+    assert found["days"] == pytest.approx(found["core_days"] / 16)
+    assert found["kwh"] == pytest.approx(found["core_days"] * 24 * 0.1415 * 1.1)
+
+
 @pytest.mark.slow
 def test_this_machine(capsys: Captured) -> None:
     found = as_json(["cost", "Ti/16", "--images", "1e6", "--device", "cpu"], capsys)
@@ -116,16 +156,20 @@ def test_a_model_folder(tmp_path: Path) -> None:
     ("argv", "said"),
     [
         (["cost", "B16"], "Did you mean 'B/16'?"),
-        (["cost", "Q/16"], "no size 'Q'"),
+        (["cost", "Q/16"], "there is no size 'Q'"),
         (["cost", "B/16", "--epochs", "7"], "Add --images N"),
-        (["cost", "B/16", "--images", "-1"], "zero or more"),
+        (["cost", "B/16", "--images", "-1"], "at least 0"),
         (["cost", "B/16", "--image-size", "100"], "divisible"),
-        (["cost", "B/16", "--image-size", "0"], "at least 1"),
+        (["cost", "B/16", "--image-size", "0"], "from 1 to 4,096"),
         (["cost", "B/16", "--device", "h1000"], "Did you mean 'h100'?"),
-        (["cost", "B/16", "--utilisation", "40"], "above 0 and at most 1"),
-        (["bench"], "which networks"),
-        (["bench", "Bx16"], "no model is named"),
-        (["bench", "Ti/16", "--seconds", "0"], "above 0"),
+        (["cost", "B/16", "--utilisation", "40"], "greater than 0 and at most 1"),
+        (["cost"], "no network is given"),
+        (["cost", "B/16", "--core-days", "7"], "without a model"),
+        (["cost", "--core-days", "7", "--device", "tpu-v4", "--energy"], "not published: give it with --watts"),
+        (["cost", "--core-days", "7", "--overhead", "0.5"], "from 1 to 10"),
+        (["bench"], "no network is given"),
+        (["bench", "Bx16"], "there is no model"),
+        (["bench", "Ti/16", "--seconds", "0"], "greater than 0"),
     ],
 )
 def test_wrong_commands_end_with_2(argv: list[str], said: str, capsys: Captured) -> None:

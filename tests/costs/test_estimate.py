@@ -8,10 +8,11 @@ import pytest
 
 from vitrail.costs.count import training_flops
 from vitrail.costs.devices import DEVICES, Device, checked, device, device_days, dollars, implied_utilisation
-from vitrail.costs.estimate import amount, digits, duration, estimate
+from vitrail.costs.estimate import amount, estimate
 from vitrail.costs.published import published
 from vitrail.errors import UsageError
 from vitrail.model.variants import variant
+from vitrail.words import digits, duration
 
 TPU = DEVICES["tpu-v3"]
 # the runs of Table 2: column, model, images, epochs (Table 3)
@@ -103,7 +104,7 @@ def test_what_is_asked_for_wins() -> None:
     cost = estimate("B/16", variant("B/16"), images=1e9, utilisation=0.5, usd_per_hour=3.0)
     told = cost.lines()
     assert "50% of 61.5 TFLOP/s (as asked for)" in told["time"]
-    assert "$3.00 an hour (as asked for" in told["money"]
+    assert "at $3.00 (as asked for" in told["money"]
 
 
 def test_a_device_without_a_price_costs_nothing_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import closed_form
 import pytest
@@ -163,3 +164,19 @@ def test_published_parameter_counts():
     assert parameters(variant("B/16")) == 86_567_656
     assert parameters(variant("L/16")) == 304_326_632
     assert parameters(variant("H/14")) == 632_045_800
+
+
+@pytest.mark.parametrize("count", [parameters, macs], ids=["parameters", "MACs"])
+def test_the_follow_ups_complexity_claims(count: Callable[[ViTConfig | ResNetConfig], int]) -> None:
+    """Section 3.1, without stem and classifier: proportional to depth, quadratic in width at a fixed number of tokens.
+
+    Attention maps (linear in the width), biases and norms (linear, too) make the quadratic part a little less than 4.
+    """
+
+    def blocks(name: str) -> int:
+        one, two = (count(variant(f"{name}{depth}x1/16", classes=0)) for depth in (1, 2))
+        return two - one  # a block: all else cancels
+
+    deep, shallow = (count(variant(f"S{depth}x1/16", classes=0)) for depth in (36, 12))
+    assert deep - shallow == 24 * blocks("S")
+    assert blocks("B") / blocks("S") == pytest.approx(4, rel=0.05)

@@ -15,7 +15,7 @@ from vitrail.costs.measure import (
     Line,
     Mode,
     Point,
-    Trial,
+    TimedNetwork,
     best,
     matmul_rate,
     memory_line,
@@ -103,35 +103,35 @@ def test_live_tensors_see_the_backward_pass() -> None:
     "config", [TINY, ResNetConfig(units=(1, 1), width=16, image_size=33, classes=4)], ids=["vit", "resnet"]
 )
 def test_a_trial(config: ViTConfig | ResNetConfig, mode: Mode, precision: str) -> None:
-    trial = Trial(config, mode, CPU, precision)  # type: ignore[arg-type]
-    found = rate(trial, 2, seconds=0.01)
+    timed = TimedNetwork(config, mode, CPU, precision)  # type: ignore[arg-type]
+    found = rate(timed, 2, seconds=0.01)
     assert found.batch == 2
     assert 0 < found.low <= found.images_per_second <= found.high
-    line = memory_line(trial)
+    line = memory_line(timed)
     assert line.per_image > 0
-    assert line.bytes(24) == pytest.approx(peak_bytes(trial, 24), rel=0.1)  # six times what was looked at
+    assert line.bytes(24) == pytest.approx(peak_bytes(timed, 24), rel=0.1)  # six times what was looked at
 
 
 def test_training_learns_and_inference_does_not() -> None:
     for mode, changes in (("training", True), ("inference", False)):
-        trial = Trial(TINY, mode, CPU, "float32")  # type: ignore[arg-type]
-        before = [parameter.detach().clone() for parameter in trial.model.parameters()]
-        trial(trial.images(2))
-        same = all(torch.equal(a, b) for a, b in zip(before, trial.model.parameters(), strict=True))
+        timed = TimedNetwork(TINY, mode, CPU, "float32")  # type: ignore[arg-type]
+        before = [parameter.detach().clone() for parameter in timed.model.parameters()]
+        timed(timed.images(2))
+        same = all(torch.equal(a, b) for a, b in zip(before, timed.model.parameters(), strict=True))
         assert same != changes
-        assert all(parameter.grad is None for parameter in trial.model.parameters())
+        assert all(parameter.grad is None for parameter in timed.model.parameters())
 
 
 @pytest.mark.slow
 def test_peak_memory_holds_the_activations_and_the_state() -> None:
-    trial = Trial(TINY, "training", CPU, "float32")
-    line = memory_line(trial)
+    timed = TimedNetwork(TINY, "training", CPU, "float32")
+    line = memory_line(timed)
     kept = activation_bytes(TINY, precision="float32", place="cpu")
     assert kept < line.per_image < 2 * kept
-    parameters = sum(parameter.numel() for parameter in trial.model.parameters())
+    parameters = sum(parameter.numel() for parameter in timed.model.parameters())
     assert line.fixed == pytest.approx(12 * parameters, rel=0.15)  # weights and two moments
     assert line.floor > 16 * parameters  # and gradients
-    assert Trial(TINY, "inference", CPU, "float32").packed_bytes() > 3 * parameters
+    assert TimedNetwork(TINY, "inference", CPU, "float32").packed_bytes() > 3 * parameters
 
 
 def test_a_matmul_rate_is_a_rate() -> None:

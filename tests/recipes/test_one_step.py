@@ -25,10 +25,10 @@ from vitrail.recipes.registry import RECIPES, recipe
 from vitrail.training.objectives import build_objective
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
-from vitrail.training.plan import Plan
 from vitrail.training.resolve import Resolved, build_model
 from vitrail.training.run import Run
 from vitrail.training.step import backward, seed_step
+from vitrail.training.timetable import Timetable
 
 CLASSES, BATCH = 5, 6
 CODES = Tokenizer(codes=7, width=8, depth=1)
@@ -97,7 +97,7 @@ def first_loss(config: Any) -> float | None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_steps(name: str, tmp_path: Path) -> None:
     run, _ = fitted(replace(recipe(name), batch_size=BATCH), Facts(images=10 * BATCH, side=40))
-    plan = Plan.of(run, per_epoch=10)
+    plan = Timetable(run, per_epoch=10)
     assert plan.learning_rate(plan.warmup, 0.0) == pytest.approx(run.optim.lr)
     torch.manual_seed(0)
     config = reduced(run)

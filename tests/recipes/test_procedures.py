@@ -3,12 +3,15 @@ against the numbers of their papers and commands, written down here once more fr
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from vitrail.config import Epochs, Steps
 from vitrail.costs.published import published
-from vitrail.data.images.ops import CentralCrop, RandomCrop, ResizeSmall, Squash, eval_transform, train_transform
+from vitrail.data.images.geometry import CentralCrop, RandomCrop, ResizeSmall, Squash
+from vitrail.data.images.ops import eval_transform, train_transform
 from vitrail.data.settings import Augment
+from vitrail.durations import Epochs, Steps
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.recipes.augreg import AUGREG, STRENGTHS, TABLE
 from vitrail.recipes.bit import BIT, hyperrule
@@ -16,7 +19,7 @@ from vitrail.recipes.deit3 import DEIT3
 from vitrail.recipes.registry import find, recipe
 from vitrail.recipes.three_things import THREE_THINGS
 from vitrail.training.optim.schedule import learning_rate
-from vitrail.training.run import Run
+from vitrail.training.run import Model, Run
 
 FOLLOW_UP = published("three_things")
 
@@ -37,29 +40,43 @@ def test_every_number_of_the_follow_ups_procedure(size: str, layer_scale: bool) 
     assert (of["loss"], run.objective.loss) == ("binary cross-entropy", "bce")
 
 
-def test_the_follow_ups_networks_side_by_side_train_as_those_of_their_width() -> None:
-    networks = {recipe(name).model: name for name in THREE_THINGS if "x" in name}
-    assert sorted(networks) == sorted(f"{network}/16" for network in FOLLOW_UP["parallel"])
+@pytest.mark.parametrize(("layer_scale", "table"), [(False, "parallel"), (True, "parallel_with_layerscale")])
+def test_the_follow_ups_networks_side_by_side_train_as_those_of_their_width(layer_scale: bool, table: str) -> None:
+    suffix = "-300-ls" if layer_scale else "-300"
+    networks = {recipe(name).model: name for name in THREE_THINGS if "x" in name and name.endswith(suffix)}
+    assert sorted(networks) == sorted(f"{network}/16" for network in FOLLOW_UP[table])
     for model, name in networks.items():
         run, size = recipe(name), model.rstrip("x/0123456789")
-        assert name == f"three-things/vit-{model.removesuffix('/16').lower()}-300"
+        assert name == f"three-things/vit-{model.removesuffix('/16').lower()}{suffix}"
         assert run.optim.lr == FOLLOW_UP["recipe_A2"]["lr"][size]
         assert run.vit.drop_path == FOLLOW_UP["recipe_A2"]["stochastic_depth"][size]
-        assert run.duration == Epochs(300) and run.vit.layer_scale is None
+        assert run.duration == Epochs(300)
+        assert run.vit.layer_scale == (1e-4 if layer_scale else None)
+
+
+def test_the_follow_ups_fine_tuning_says_what_is_not_printed() -> None:
+    run, text = recipe("three-things/finetune"), find("three-things/finetune").description
+    assert (run.tune, run.image_size) == ("attention", 384)
+    assert "does not print learning rate, weight decay, length, batch and augmentation" in " ".join(text.split())
+    assert replace(run, name="a", tune="all", keep_head=True) == replace(
+        recipe("deit3/finetune-vit-s16-384"), name="a", vit=Model()
+    )
 
 
 def test_what_the_follow_up_takes_over_from_a2() -> None:
     # protocols 3.7: ResNet strikes back, A2
-    assert len(THREE_THINGS) == 8 + 13
+    assert len(THREE_THINGS) == 8 + 19 + 8 + 1
     for name in THREE_THINGS:
         run = recipe(name)
+        if name == "three-things/finetune":
+            continue
         assert (run.optim.name, run.optim.weight_decay, run.batch_size) == ("lamb", 0.02, 2048)
         assert (run.schedule.shape, run.schedule.warmup, run.schedule.end) == ("cosine", Epochs(5), 1e-6)
         assert (run.augment.mixup, run.augment.cutmix, run.augment.randaugment) == (0.1, 1.0, (2, 7.0))
         assert (run.augment.erasing, run.augment.color_jitter, run.objective.smoothing) == (0.0, 0.0, 0.0)
         assert run.augment.repeats == 3
         assert run.preprocess is not None
-        resized = ResizeSmall((236, 236), "bicubic")
+        resized = ResizeSmall((235, 235), "bicubic")  # int(224 / 0.95), as timm computes it; mmpretrain says 236
         assert eval_transform(run.preprocess).ops == (resized, CentralCrop((224, 224)))
 
 

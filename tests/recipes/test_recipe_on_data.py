@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 import vitrail
-from vitrail.config import Epochs, Percent, Steps, from_yaml
+from vitrail.config import from_yaml
+from vitrail.durations import Epochs, Percent, Steps
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig, variant
 from vitrail.recipes.by_data import Facts, fitted
 from vitrail.recipes.registry import RECIPES, recipe
 from vitrail.training import batch_size
 from vitrail.training.loop import fit
-from vitrail.training.plan import Plan
+from vitrail.training.resolve import resolve
 from vitrail.training.run import Run, Schedule
-from vitrail.verbs.flags.settings import Asked, plan
-from vitrail.verbs.train import Preview
+from vitrail.training.timetable import Timetable
+from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, training_run
+from vitrail.verbs.train.train import Preview
 
 SIZES = (30, 1_000, 50_000, 1_281_167, 303_000_000)
 
@@ -40,7 +44,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_recipe_makes_a_plan_for_any_number_of_images(name: str, images: int) -> None:
     run, _ = fitted(recipe(name), Facts(images, side=224))
     batch = min(run.batch_size or 512, images)
-    made = Plan.of(replace(run, batch_size=batch), per_epoch=max(images // batch, 1))
+    made = Timetable(replace(run, batch_size=batch), per_epoch=max(images // batch, 1))
     assert made.warmup <= 0.21 * made.total + 1
     assert made.learning_rate(made.warmup, 0.0) == pytest.approx(run.optim.lr)
 
@@ -64,7 +68,7 @@ def test_on_their_own_data_recipes_are_as_published(name: str, images: int) -> N
 def test_a_warmup_longer_than_the_run_becomes_a_tenth_of_it() -> None:
     run, change = fitted(recipe("paper/vit-b16-imagenet"), Facts(images=3_000, side=500))
     assert run.schedule.warmup == Percent(10)
-    assert change == "warmup: 10 % of the run, as it has 300 steps here, not 10000 steps"
+    assert change == "warmup: 10 % of the run, not 10000 steps, because it has 300 steps here"
 
 
 def test_a_share_is_left_alone() -> None:
@@ -73,14 +77,14 @@ def test_a_share_is_left_alone() -> None:
 
 
 def test_the_command_line_fits_a_recipe_to_the_data_and_says_so(small: Path) -> None:
-    run, why = plan(Asked(small, "paper/vit-b16-imagenet"))
+    run, why = training_run(RunArguments(small, "paper/vit-b16-imagenet"))
     assert run.schedule.warmup == Percent(10)
     assert why.startswith("recipe paper/vit-b16-imagenet; warmup: 10 % of the run")
 
 
 def test_a_warmup_that_was_asked_for_is_left_alone(small: Path) -> None:
-    asked = Asked(small, "paper/vit-b16-imagenet", settings={"schedule": {"warmup": Steps(77)}})
-    assert plan(asked)[0].schedule.warmup == Steps(77)
+    asked = RunArguments(small, "paper/vit-b16-imagenet", settings={"schedule": {"warmup": Steps(77)}})
+    assert training_run(asked)[0].schedule.warmup == Steps(77)
 
 
 def test_the_hyperrule_looks_at_the_data(small: Path) -> None:
@@ -111,8 +115,63 @@ def test_a_recipe_trains_on_any_data_with_its_batch_kept(
 ) -> None:
     monkeypatch.setattr(batch_size, "free_memory", lambda device: 9 * 2**20)  # too little for the whole batch
     short = {"duration": Steps(2), "device": "cpu", "precision": "float32", "workers": 0, "out": str(tmp_path)}
-    result = fit(plan(Asked(small, name, settings={**short, **settings}))[0])
+    result = fit(training_run(RunArguments(small, name, settings={**short, **settings}))[0])
     run = from_yaml(result.folder / "config.yaml", Run())
     assert result.steps == 2
     assert run.batch_size == 270  # all there are, a tenth of them held out
     assert run.accumulate is not None and run.accumulate > 1
+
+
+# recipes on other networks than they were published with
+
+
+@pytest.mark.parametrize(("model", "width"), [("B/16", 768), ("H/14", 1280), ("Ti/16", 192)])
+def test_pre_logits_are_as_wide_as_the_network_that_is_trained(model: str, width: int) -> None:
+    run = replace(recipe("paper/vit-b16-imagenet"), model=model)
+    config = variant(run.model, **run.vit.changes())
+    assert isinstance(config, ViTConfig)
+    assert (config.width, config.pre_logits) == (width, width)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "lr", "warned"),
+    [
+        ("paper/vit-b16-jft", "H/14", None, "Use --recipe paper/vit-h14-jft or paper/vit-h14-imagenet21k, or give"),
+        ("paper/vit-b16-jft", "Ti/16", None, "To change it, give --lr"),
+        ("paper/vit-b16-jft", "H/14", 1e-4, ""),
+        ("paper/vit-b16-jft", "B/16", None, ""),
+        ("scratch-photos", "Ti/16", None, ""),
+    ],
+)
+def test_a_rate_of_another_network_is_warned_of(
+    name: str, model: str, lr: float | None, warned: str, small: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training_run(RunArguments(small, name, lr=lr, settings={"model": model, "image_size": 224}))
+    messages = [record.getMessage() for record in caplog.records if "learning rate" in record.getMessage()]
+    assert len(messages) == bool(warned)
+    assert all(warned in message and f"but the network is {model}" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("patch", "recipe_name", "asked", "side"),
+    [
+        (14, "paper/finetune-cifar100", None, 392),
+        (14, "paper/finetune-cifar100-big-vision", None, 392),
+        (14, "paper/finetune-imagenet-518", None, 518),
+        (16, "paper/finetune-cifar100", None, 384),
+        (14, "paper/finetune-cifar100", 28, 28),
+    ],
+)
+def test_the_papers_384_pixels_are_392_for_a_patch_of_14(
+    patch: int, recipe_name: str, asked: int | None, side: int, small: Path, tmp_path: Path
+) -> None:
+    config = ViTConfig(**NARROW, patch=patch, image_size=(2 * patch, 2 * patch), classes=3)
+    vitrail.save(build(config), tmp_path / "x")
+    settings = {} if asked is None else {"image_size": asked}
+    run, _ = finetuning_run(RunArguments(small, recipe_name, weights=tmp_path / "x", settings=settings))
+    splits = OpenedData().of(run)
+    resolved = resolve(run, splits.train, splits.class_names)
+    assert resolved.config.image_size == resolved.preprocess.image_size == (side, side)
+    assert resolved.run.image_size == side
+    said = "392 px, not 384: the next multiple of the patch, 14 px"
+    assert resolved.decisions.get("image_size") == (said if side == 392 else None)

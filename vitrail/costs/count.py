@@ -1,13 +1,13 @@
 """Parameters, multiply-accumulates (MACs) and activation memory of any network, counted while it runs.
 
 The network runs on torch's meta device, where tensors have a shape and a type but no values, so that H/14 is counted as
-fast as Ti/16. Memory depends on the device too: there the tensors are fake ones, which also claim to be on a device, so
-that the memory of a GPU is counted on a machine without one.
+fast as Ti/16. Memory also depends on the device. It is counted with fake tensors, which have a device but do not need
+it, so that the memory of a GPU is counted on a machine without one.
 
 MACs are those of linear layers, convolutions and attention (relative positions included), for every token of every
 layer. Norms, activations, the softmax and resampled positions are not counted. One MAC is 2 FLOPs, and a training step
 costs 3 forward passes, because the backward pass computes gradients of inputs and of weights. The paper counts like
-this (Table 6). Tools that look at a running model can miss fused attention, 4 % of B/16.
+this (Table 6). Tools that trace a running model can miss fused attention, which is 4 % of B/16.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.costs.memory import kept_bytes
+from vitrail.device import ComputePrecision
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
+from vitrail.model.layers import computed
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 
 Config = ViTConfig | ResNetConfig
 Size = int | tuple[int, int]
-Precision = Literal["bf16", "float32"]
 Place = Literal["accelerator", "cpu"]
 Module = TypeVar("Module", bound=nn.Module)
 ACCELERATOR = "cuda"
@@ -42,7 +43,7 @@ ACCELERATOR = "cuda"
 
 @cache
 def parameters(config: Config) -> int:
-    """Return the number of learned values; the running statistics of BatchNorm are not among them."""
+    """Return the number of learned values, without the running statistics of BatchNorm."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in build(config).parameters())
 
@@ -58,12 +59,12 @@ def training_flops(config: Config, image_size: Size | None = None) -> int:
 
 
 def activation_bytes(
-    config: Config, image_size: Size | None = None, precision: Precision = "bf16", place: Place = "accelerator"
+    config: Config, image_size: Size | None = None, precision: ComputePrecision = "bf16", place: Place = "accelerator"
 ) -> int:
     """Return the bytes per image that the forward pass of training keeps for the backward pass.
 
-    Every tensor counts once, from the pixels to the classifier's input. The loss, gradients of activations and scratch
-    space are not counted, nor is anything that does not grow with the batch. bf16 is autocast with float32 weights. A
+    Every tensor from the pixels to the classifier's input counts once. The loss, gradients of activations, scratch
+    space and tensors that do not grow with the batch are not counted. bf16 is autocast with float32 weights. A
     CPU and an accelerator keep different tensors: see `vitrail.model.attention` and `vitrail.model.layers`.
     """
     return _activation_bytes(sized(config, image_size), precision, place)
@@ -78,19 +79,25 @@ def sized(config: Config, image_size: Size | None) -> Config:
 
 @cache
 def _macs(config: Config) -> int:
-    if isinstance(config, ViTConfig) and config.depth > 2:  # every layer costs the same, so two are enough to count
+    if isinstance(config, ViTConfig) and config.depth > 2:  # every layer costs the same, so two layers are enough
         one, two = (_macs(replace(config, depth=depth)) for depth in (1, 2))
         return one + (config.depth - 1) * (two - one)
     number = 2 if isinstance(config, ResNetConfig) else 1  # GroupNorm refuses a single pixel of a single image
     with torch.device("meta"):
-        model, images = build(config).eval().to("meta"), _images(config, number, "meta")
+        # torch's counter takes a parameter that is returned as it is for a result with a gradient
+        model, images = build(config).eval().requires_grad_(False).to("meta"), _images(config, number, "meta")
     return counted_macs(lambda: every_token(model, images)) // number
 
 
 @cache
-def _activation_bytes(config: Config, precision: Precision, place: Place) -> int:
+def _activation_bytes(config: Config, precision: ComputePrecision, place: Place) -> int:
     device = "cpu" if place == "cpu" else ACCELERATOR
-    with fake(lambda: build(config), device) as model, _autocast(device, precision), _FusedAttention(device):
+    with (
+        fake(lambda: build(config), device) as model,
+        _autocast(device, precision),
+        _FusedAttention(device),
+        computed("fast"),
+    ):
         model.train()
         with torch.inference_mode(False):
             return round(kept_bytes(lambda number: model(_images(config, number, device))))
@@ -106,7 +113,7 @@ def fake(make: Callable[[], Module], device: str = ACCELERATOR) -> Iterator[Modu
 
 
 def counted_macs(forward: Callable[[], object]) -> int:
-    """Return the MACs of what `forward()` computes; attention is computed in the explicit way."""
+    """Return the MACs of `forward()`, with attention computed in the explicit way."""
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), attention_path("explicit"), counter:
         forward()
@@ -116,7 +123,7 @@ def counted_macs(forward: Callable[[], object]) -> int:
 def every_token(model: nn.Module, images: Tensor) -> Tensor:
     """Return the logits as Eq. 1-4 compute them, for every token of the last layer.
 
-    `model(images)` gives the same logits and leaves out the last layer's work on tokens that nobody reads.
+    `model(images)` gives the same logits, but skips tokens of the last layer that the classifier does not read.
     """
     if not isinstance(model, ViT):
         return model(images)
@@ -128,8 +135,8 @@ def _images(config: Config, number: int, device: str) -> Tensor:
 
 
 @contextmanager
-def _autocast(device: str, precision: Precision) -> Iterator[None]:
-    """`torch.autocast`, which refuses "cuda" on a machine without a GPU."""
+def _autocast(device: str, precision: ComputePrecision) -> Iterator[None]:
+    """Context like `torch.autocast` that also accepts "cuda" on a machine without a GPU."""
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     torch.set_autocast_enabled(device, precision == "bf16")
     torch.set_autocast_dtype(device, torch.bfloat16)
@@ -142,10 +149,10 @@ def _autocast(device: str, precision: Precision) -> Iterator[None]:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Context in which attention on an accelerator is one operation, as its own kernels are.
+    """Context in which attention on an accelerator is one operation, like the accelerator's own kernels.
 
-    Without a GPU torch would compute it from matrix products, and keep the attention maps. The operation is the CPU's,
-    which keeps the same tensors as an accelerator's; the attention mask gets no gradient from it.
+    Without a GPU, torch would compute it from matrix products and keep the attention maps. The CPU's operation is used,
+    because it keeps the same tensors as an accelerator's. It gives the attention mask no gradient.
     """
 
     def __init__(self, device: str) -> None:

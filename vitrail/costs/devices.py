@@ -1,9 +1,13 @@
-"""Public peak rates of the devices that people train on, and the days and the price of FLOPs on them. Torch-free.
+"""Published peak rates of devices for training, and the days and the price of FLOPs on them. Torch-free.
 
-A peak is that of dense 16-bit matrix products summed in float32, from the makers' data sheets. A TPU is counted by the
-core, as the paper counts ("TPU v3 cores, 2 per chip", section 4.2). Utilisation is the share of the peak that training
-reaches: model FLOPs over time. Each value has its source, and a value of your own replaces it. Prices are examples of
-hourly rents in 2026 and differ 2 to 4 times between providers.
+A peak is that of dense 16-bit matrix products summed in float32, from the makers' data sheets. TPUs are counted in
+cores, as in the paper ("TPU v3 cores, 2 per chip", section 4.2). Utilisation is the share of the peak that training
+reaches: model FLOPs over time. Each value names its source, and the user can replace it. Prices are examples of
+hourly rents in 2026; providers differ by a factor of 2 to 4.
+
+Power of TPUs v2 and v3 and of the V100 is the measured average of a chip with its share of the host, for a TPU half of
+it, in "Carbon Emissions and Large Neural Network Training" (Patterson et al. 2021), table 4: 208 W, 245 to 310 W and
+330 W. Power of other devices is the highest that the data sheet allows, without the host.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ class Device:
     because: str
     """Source of the utilisation."""
     usd_per_hour: float | None = None
-    """Price; None: nobody rents it out."""
+    """Price; None if the device cannot be rented."""
+    watts: float | None = None
+    """Power; None if it is not published."""
 
 
 _TABLE_2 = "between the 0.32 and 0.43 that Table 2's core-days imply"
@@ -42,39 +48,39 @@ _NEMO = "a ViT-g/14 in NVIDIA's NeMo"
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        Device("tpu-v2", "core of a TPU v2", 22.5e12, 8 * GIB, 0.38, f"{ASSUMED} to be that of tpu-v3", 0.56),
-        Device("tpu-v3", "core of a TPU v3", 61.5e12, 16 * GIB, 0.38, _TABLE_2, 1.00),
+        Device("tpu-v2", "core of a TPU v2", 22.5e12, 8 * GIB, 0.38, f"{ASSUMED} to be that of tpu-v3", 0.56, 104),
+        Device("tpu-v3", "core of a TPU v3", 61.5e12, 16 * GIB, 0.38, _TABLE_2, 1.00, 141.5),
         Device("tpu-v4", "core of a TPU v4", 137.5e12, 16 * GIB, 0.38, f"{ASSUMED} to be that of tpu-v3", 1.61),
         Device("tpu-v5e", "core of a TPU v5e", 197e12, 16e9, 0.38, f"{ASSUMED} to be that of tpu-v3", 1.20),
-        Device("v100", "NVIDIA V100 SXM2", 125e12, 32 * GIB, 0.21, "DeiT-B: 53 hours on 8 of them", 2.48),
-        Device("a100", "NVIDIA A100 SXM, 80 GB", 312e12, 80 * GIB, 0.44, _NEMO, 1.50),
-        Device("h100", "NVIDIA H100 SXM", 989e12, 80 * GIB, 0.29, _NEMO, 2.70),
-        Device("h200", "NVIDIA H200 SXM", 989e12, 141e9, 0.29, f"{ASSUMED} to be that of h100", 3.50),
-        Device("l4", "NVIDIA L4", 121e12, 24e9, 0.35, ASSUMED, 0.71),
-        Device("rtx-4090", "NVIDIA GeForce RTX 4090", 165e12, 24 * GIB, 0.45, ASSUMED, 0.35),
+        Device("v100", "NVIDIA V100 SXM2", 125e12, 32 * GIB, 0.21, "DeiT-B: 53 hours on 8 of them", 2.48, 330),
+        Device("a100", "NVIDIA A100 SXM, 80 GB", 312e12, 80 * GIB, 0.44, _NEMO, 1.50, 400),
+        Device("h100", "NVIDIA H100 SXM", 989e12, 80 * GIB, 0.29, _NEMO, 2.70, 700),
+        Device("h200", "NVIDIA H200 SXM", 989e12, 141e9, 0.29, f"{ASSUMED} to be that of h100", 3.50, 700),
+        Device("l4", "NVIDIA L4", 121e12, 24e9, 0.35, ASSUMED, 0.71, 72),
+        Device("rtx-4090", "NVIDIA GeForce RTX 4090", 165e12, 24 * GIB, 0.45, ASSUMED, 0.35, 450),
     )
 }
 MEASURED = "cpu"
-"""The name of the one device that is not in the table: its peak is measured where the command runs."""
+"""Name of the machine that runs the command. It is not in the table, because its peak is measured."""
 
 
 def device(name: str) -> Device:
     """Return the device of the table called `name`. Raises UsageError with the nearest name."""
     if name not in DEVICES:
         hint = did_you_mean(name, [*DEVICES, MEASURED])
-        raise UsageError(f"no device is named {name!r}.{hint} Valid: {', '.join(DEVICES)}, {MEASURED} (measured here)")
+        raise UsageError(f"there is no device {name!r}.{hint} Valid: {', '.join(DEVICES)}, {MEASURED} (measured here)")
     return DEVICES[name]
 
 
 def checked(utilisation: float) -> float:
     """Return a utilisation unchanged. Raises UsageError unless it is a share of the peak."""
     if not 0 < utilisation <= 1:
-        raise UsageError(f"utilisation is {utilisation:g}; it is a share of the peak, above 0 and at most 1")
+        raise UsageError(f"utilisation is {utilisation:g}; valid: a share of the peak, above 0 and at most 1")
     return utilisation
 
 
 def device_days(flops: float, device: Device, utilisation: float | None = None) -> float:
-    """Return how many days one `device` computes for `flops`; n devices take an n-th of that each.
+    """Return the number of days that one `device` needs for `flops`.
 
     `utilisation` is the share of the peak that training reaches; None: the device's. Raises UsageError for a value that
     is not a share.
@@ -84,7 +90,7 @@ def device_days(flops: float, device: Device, utilisation: float | None = None) 
 
 
 def implied_utilisation(flops: float, days: float, device: Device) -> float:
-    """Return the share of a device's peak that a run reached which took `days` of it for `flops`."""
+    """Return the share of a device's peak that a run reached if it needed `days` of one device for `flops`."""
     return flops / (device.peak * days * DAY)
 
 

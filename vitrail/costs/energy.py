@@ -19,23 +19,20 @@ EVERY = 1.0
 """Minimum seconds between two readings. Counters start again after minutes at full load, so read them often."""
 
 Power = Callable[[], float]
-"""Returns the present power in watts."""
+"""Function that returns the present power in watts."""
 
 
 class EnergyMeter:
-    """Adds up energy from its creation on. Call `sample` often, and `numbers` for the sum since the last call.
+    """Sums up energy. Call `sample` often, and `numbers` for the sum since the last call or the creation.
 
     `gpus` are sources of watts (`gpu_powers`). If nothing can be read, `numbers` is empty.
     """
 
     def __init__(
-        self,
-        gpus: Iterable[Power] = (),
-        powercap: Path = POWERCAP,
-        clock: Callable[[], float] = time.monotonic,
+        self, gpus: Iterable[Power] = (), powercap: Path = POWERCAP, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._zones = [zone for path in _zones(powercap) if (zone := _Zone.of(path)) is not None]
+        self._counters = _counters(powercap)
         self._gpus = list(gpus)
         self._watts = self._power()
         self._then = clock()
@@ -44,7 +41,7 @@ class EnergyMeter:
     @property
     def measures(self) -> bool:
         """Whether any energy can be read."""
-        return bool(self._zones or self._gpus)
+        return bool(self._counters or self._gpus)
 
     def sample(self) -> None:
         """Read the counters, unless the last reading was less than `EVERY` seconds ago."""
@@ -61,13 +58,13 @@ class EnergyMeter:
 
     def _read(self) -> None:
         now = self._clock()
-        self._joules += sum(zone.since() for zone in self._zones)
+        self._joules += sum(counter.since() for counter in self._counters)
         watts = self._power()
         self._joules += 0.5 * (self._watts + watts) * (now - self._then)
         self._watts, self._then = watts, now
 
     def _power(self) -> float:
-        """Return the watts of all GPUs; a GPU that stops reporting is left out from then on."""
+        """Return the watts of all GPUs. A GPU that stops reporting is not asked again."""
         total = 0.0
         for gpu in list(self._gpus):
             try:
@@ -78,7 +75,7 @@ class EnergyMeter:
 
 
 def gpu_powers(device: torch.device, everyone: bool = False) -> list[Power]:
-    """Return the sources of watts of `device`, or with `everyone` those of all GPUs that this process sees.
+    """Return the sources of watts of `device`, or with `everyone` of all GPUs that this process sees.
 
     The list is empty without an NVIDIA GPU or without NVML.
     """
@@ -100,24 +97,18 @@ def gpu_powers(device: torch.device, everyone: bool = False) -> list[Power]:
     return found
 
 
-class _Zone:
-    """One RAPL counter."""
+class _Counter:
+    """A RAPL counter in a folder. Raises OSError or ValueError if it cannot be read."""
 
-    def __init__(self, path: Path, joules: float, wraps_at: float) -> None:
-        self.path, self.last, self.wraps_at = path, joules, wraps_at
-
-    @classmethod
-    def of(cls, path: Path) -> _Zone | None:
-        """Return the counter in a folder; None if it cannot be read."""
-        try:
-            return cls(path, _joules(path / "energy_uj"), _joules(path / "max_energy_range_uj"))
-        except (OSError, ValueError):
-            return None
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "energy_uj"
+        self.last = _joules(self.file)
+        self.wraps_at = _joules(folder / "max_energy_range_uj")
 
     def since(self) -> float:
-        """Return the joules since the last call; 0 while the file cannot be read."""
+        """Return the joules since the last call, or 0 if the file cannot be read at the moment."""
         try:
-            now = _joules(self.path / "energy_uj")
+            now = _joules(self.file)
         except (OSError, ValueError):
             return 0.0
         used = now - self.last if now >= self.last else now + self.wraps_at - self.last
@@ -129,14 +120,14 @@ def _joules(path: Path) -> float:
     return int(path.read_text(encoding="ascii")) / 1e6
 
 
-def _zones(powercap: Path) -> list[Path]:
-    """Return the folders of processor packages and their memory; cores are part of a package, `psys` repeats all."""
-    wanted = []
-    for path in sorted(powercap.glob("intel-rapl:*")):  # AMD's counters have the same name
+def _counters(powercap: Path) -> list[_Counter]:
+    """Return the counters of packages and memory. Cores are part of a package, and `psys` repeats everything."""
+    found = []
+    for folder in sorted(powercap.glob("intel-rapl:*")):  # AMD's counters have the same name
         try:
-            name = (path / "name").read_text(encoding="ascii").strip()
+            name = (folder / "name").read_text(encoding="ascii").strip()
+            if name.startswith("package") or name == "dram":
+                found.append(_Counter(folder))
         except (OSError, ValueError):
             continue
-        if name.startswith("package") or name == "dram":
-            wanted.append(path)
-    return wanted
+    return found

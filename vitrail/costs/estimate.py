@@ -5,20 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.costs.count import Config, Place, Precision, activation_bytes, macs, parameters, training_flops
-from vitrail.costs.devices import DAY, DEVICES, GIB, Device, checked, device_days, dollars
+from vitrail.costs.bill import Bill, Power
+from vitrail.costs.count import Config, Place, activation_bytes, macs, parameters, training_flops
+from vitrail.costs.devices import DEVICES, GIB, Device, checked, device_days
 from vitrail.costs.memory import largest_batch, state_bytes
+from vitrail.device import ComputePrecision
+from vitrail.words import digits, duration
 
 CONVENTION = (
     "FLOPs = 2 x MACs x 3 x images: a multiply-accumulate is 2 FLOPs, and forward and backward pass are 3 forward "
-    "passes (paper, Table 6); counted are linear layers, convolutions and attention"
+    "passes (paper, Table 6); linear layers, convolutions and attention are counted"
 )
 CORE = DEVICES["tpu-v3"]
+SAME_IN_JSON = (
+    *("model", "classes", "params", "macs", "images", "exaflops", "utilisation", "device_days", "core_days"),
+    *("usd_per_hour", "precision", "activation_bytes", "state_bytes", "largest_batch"),
+)
+"""Attributes of `Cost` that are JSON values under the same name."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of training `model`. Values that depend on the length of the run are None if it is unknown."""
+    """The cost of training `model`. Values that depend on the length of the run are None if the length is unknown."""
 
     model: str
     image_size: tuple[int, int]
@@ -32,11 +40,15 @@ class Cost:
     device: Device
     utilisation: float
     usd_per_hour: float | None
-    precision: Precision
+    precision: ComputePrecision
     activation_bytes: int
     """Bytes per image that the forward pass keeps for the backward pass."""
     trainable: int | None = None
     """Number of parameters that are not frozen; None: all of them."""
+    devices: int = 1
+    """Number of devices that share the work."""
+    power: Power | None = None
+    """None: energy and carbon are not estimated."""
 
     @property
     def exaflops(self) -> float | None:
@@ -56,11 +68,16 @@ class Cost:
         return None if self.flops is None else device_days(self.flops, CORE)
 
     @property
+    def bill(self) -> Bill | None:
+        """What the device-days cost."""
+        if self.device_days is None:
+            return None
+        return Bill(self.device_days, self.device, self.devices, self.usd_per_hour, self.power)
+
+    @property
     def usd(self) -> float | None:
         """Price of the device-days; None if the device has no price."""
-        if self.device_days is None or self.usd_per_hour is None:
-            return None
-        return dollars(self.device_days, self.usd_per_hour)
+        return None if self.bill is None else self.bill.usd
 
     @property
     def state_bytes(self) -> int:
@@ -74,28 +91,18 @@ class Cost:
 
     def as_json(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""
-        return {
-            "model": self.model,
-            "image_size": list(self.image_size),
-            "classes": self.classes,
-            "params": self.params,
-            "learning": self.params if self.trainable is None else self.trainable,
-            "macs": self.macs,
-            "images": self.images,
-            "exaflops": self.exaflops,
-            "device": self.device.name,
-            "peak_flops_per_second": self.device.peak,
-            "utilisation": self.utilisation,
-            "device_days": self.device_days,
-            "core_days": self.core_days,
-            "usd_per_hour": self.usd_per_hour,
-            "usd": self.usd,
-            "precision": self.precision,
-            "activation_bytes": self.activation_bytes,
-            "state_bytes": self.state_bytes,
-            "largest_batch": self.largest_batch,
-            "convention": CONVENTION,
-        }
+        bill = {"usd": None} if self.bill is None else self.bill.as_json()
+        return (
+            {name: getattr(self, name) for name in SAME_IN_JSON}
+            | bill
+            | {
+                "image_size": list(self.image_size),
+                "learning": self.params if self.trainable is None else self.trainable,
+                "device": self.device.name,
+                "peak_flops_per_second": self.device.peak,
+                "convention": CONVENTION,
+            }
+        )
 
     def lines(self) -> dict[str, str]:
         """Return the lines to print, by subject."""
@@ -107,7 +114,8 @@ class Cost:
         if self.flops is not None and self.images is not None:
             lines["compute"] = f"{amount(self.flops)} for {self.images:,.0f} images"
             lines["time"] = self._time()
-            lines["money"] = self._money()
+        if self.bill is not None:
+            lines |= self.bill.lines()
         lines["convention"] = CONVENTION
         lines["memory"] = (
             f"{_gib(self.state_bytes)} for weights, gradients and Adam's moments, and "
@@ -126,12 +134,6 @@ class Cost:
         )
         return text if self.device is CORE else f"{text}; {digits(cores)} TPUv3-core-days at {CORE.utilisation:.0%}"
 
-    def _money(self) -> str:
-        if self.usd is None or self.usd_per_hour is None:
-            return f"no price is known for {self.device.name}"
-        what = "an example" if self.usd_per_hour == self.device.usd_per_hour else "as asked for"
-        return f"${self.usd:,.2f} at ${self.usd_per_hour:,.2f} an hour ({what}; the host is extra)"
-
 
 def estimate(
     name: str,
@@ -142,7 +144,9 @@ def estimate(
     device: Device = CORE,
     utilisation: float | None = None,
     usd_per_hour: float | None = None,
-    precision: Precision = "bf16",
+    devices: int = 1,
+    power: Power | None = None,
+    precision: ComputePrecision = "bf16",
     place: Place = "accelerator",
 ) -> Cost:
     """Return the cost of training `config`, called `name`, on `images` images at the config's image size.
@@ -151,6 +155,8 @@ def estimate(
     flops: FLOPs of the run, if images change their size during it; None: `images` at full size.
     utilisation: Share of the device's peak that training reaches; None: the device's.
     usd_per_hour: Price of the device; None: the device's.
+    devices: Number of devices that share the work.
+    power: Energy and carbon of a device; None: they are not estimated.
     precision, place: Decide the activation memory (`vitrail.costs.count.activation_bytes`).
 
     Raises UsageError for a utilisation that is not a share.
@@ -170,28 +176,17 @@ def estimate(
         usd_per_hour=device.usd_per_hour if usd_per_hour is None else usd_per_hour,
         precision=precision,
         activation_bytes=activation_bytes(config, precision=precision, place=place),
+        devices=devices,
+        power=power,
     )
 
 
 def amount(flops: float) -> str:
-    """Return FLOPs with a prefix that leaves few digits: "223 exaFLOPs"."""
+    """Return FLOPs in words, such as "223 exaFLOPs"."""
     for prefix, size in (("exa", 1e18), ("peta", 1e15), ("tera", 1e12)):
         if flops >= size:
             return f"{digits(flops / size)} {prefix}FLOPs"
     return f"{digits(flops / 1e9)} gigaFLOPs"
-
-
-def duration(days: float) -> str:
-    """Return days in the largest unit of which there is at least one: days, hours, minutes or seconds."""
-    for unit, size in (("days", 1.0), ("hours", 24.0), ("minutes", 1440.0)):
-        if days * size >= 1:
-            return f"{digits(days * size)} {unit}"
-    return f"{digits(days * DAY)} seconds"
-
-
-def digits(value: float) -> str:
-    """Return a number with four significant digits; from 1,000 on, with all digits before the decimal point."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _gib(count: float) -> str:

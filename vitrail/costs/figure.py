@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, NullFormatter
 
+from vitrail.files import replacing
+
 STYLES = {"inference": "-", "training": "--"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The palette of Okabe and Ito, distinguishable with every kind of colour blindness."""
@@ -48,7 +50,8 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
     handles, labels = speed.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
     figure.suptitle(title, fontsize="medium")
-    figure.savefig(path, dpi=144)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=144, format=path.suffix[1:])
 
 
 def _finish(axes: Axes, sizes: list[int], what: str) -> None:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.costs.count import Precision
 from vitrail.costs.memory import LiveTensors
+from vitrail.device import ComputePrecision
 from vitrail.model.build import build
 from vitrail.model.frozen import Packed, freeze
 from vitrail.model.variants import ResNetConfig, ViTConfig
@@ -33,23 +33,30 @@ PROBE = 2
 """Number of images in the smaller of the two batches from which memory is extrapolated."""
 
 
-class Trial:
-    """A network ready to predict or to train on `device`: `trial(images)` is one step.
+class TimedNetwork:
+    """A network ready to predict or to train on `device`: calling it with images is one step.
 
     Inference runs as in `vitrail predict`: a frozen copy on a CPU, autocast elsewhere. Training is a forward pass, a
-    backward pass of cross-entropy and an AdamW step, in bfloat16 autocast or float32.
+    backward pass of cross-entropy and an AdamW step, in bfloat16 autocast or float32. `prepare` may change the network
+    first, such as freeze a part of it.
     """
 
     def __init__(
-        self, config: ViTConfig | ResNetConfig, mode: Mode, device: torch.device, precision: Precision
+        self,
+        config: ViTConfig | ResNetConfig,
+        mode: Mode,
+        device: torch.device,
+        precision: ComputePrecision,
+        prepare: Callable[[nn.Module], None] = lambda model: None,
     ) -> None:
         self.config, self.mode, self.device, self.precision = config, mode, device, precision
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         model: nn.Module = build(config)
-        if mode == "inference" and device.type == "cpu":
-            model = freeze(model, dtype)
+        prepare(model)
+        frozen = mode == "inference" and device.type == "cpu"
+        if frozen:
+            model = freeze(model, torch.bfloat16 if precision == "bf16" else torch.float32)
         self.model = model.to(device).train(mode == "training")
-        self.autocast = precision == "bf16" and not (mode == "inference" and device.type == "cpu")
+        self.autocast = precision == "bf16" and not frozen
         self.optimizer = None
         self.keeps_gradients = False
         if mode == "training":
@@ -102,22 +109,22 @@ class Point:
     high: float
 
 
-def rate(trial: Trial, batch: int, seconds: float) -> Point:
-    """Measure a trial at one batch size for about `seconds`, in rounds of at least one step, after one warm-up step."""
-    images = trial.images(batch)
-    trial(images)
-    began = now(trial.device)
-    trial(images)
-    took = max(now(trial.device) - began, 1e-9)
+def rate(timed: TimedNetwork, batch: int, seconds: float) -> Point:
+    """Measure one batch size for about `seconds`, in rounds of at least one step, after one warm-up step."""
+    images = timed.images(batch)
+    timed(images)
+    began = now(timed.device)
+    timed(images)
+    took = max(now(timed.device) - began, 1e-9)
     if took >= seconds:  # a step this long needs no repetition
         return Point(batch, batch / took, batch / took, batch / took)
     steps = max(1, round(seconds / ROUNDS / took))
     rates = []
     for _ in range(ROUNDS):
-        began = now(trial.device)
+        began = now(timed.device)
         for _ in range(steps):
-            trial(images)
-        rates.append(steps * batch / (now(trial.device) - began))
+            timed(images)
+        rates.append(steps * batch / (now(timed.device) - began))
     return Point(batch, statistics.median(rates), min(rates), max(rates))
 
 
@@ -126,22 +133,18 @@ def sweep(measure: Callable[[int], Point], batches: Iterable[int] = BATCHES) -> 
     points: list[Point] = []
     for batch in batches:
         points.append(measure(batch))
-        if len(points) - 1 - _best(points) >= PATIENCE:
+        if len(points) - 1 - points.index(best(points)) >= PATIENCE:
             break
     return points
 
 
 def best(points: Sequence[Point]) -> Point:
     """Return the measurement at the smallest batch size that no larger one beats by more than `GAIN`."""
-    return points[_best(points)]
-
-
-def _best(points: Sequence[Point]) -> int:
-    place = 0
-    for number, point in enumerate(points):
-        if point.images_per_second > GAIN * points[place].images_per_second:
-            place = number
-    return place
+    found = points[0]
+    for point in points:
+        if point.images_per_second > GAIN * found.images_per_second:
+            found = point
+    return found
 
 
 @dataclass(frozen=True)
@@ -167,34 +170,34 @@ class Line:
         return max(int((memory - self.fixed) // max(self.per_image, 1)), 0)
 
 
-def memory_line(trial: Trial) -> Line:
+def memory_line(timed: TimedNetwork) -> Line:
     """Measure the peak memory of a step at two small batch sizes, weights and optimiser state included.
 
     Gradients stay allocated between steps during the measurement. They are then part of both peaks, so that few images
     are enough to show the memory of each, and they are subtracted at the end.
     """
-    trial(trial.images(PROBE))  # the optimiser's state exists from here on
-    floor = peak_bytes(trial, PROBE)
-    trial.keeps_gradients = True
-    trial(trial.images(PROBE))
-    gradients = sum(gradient.nbytes for gradient in trial.gradients())
-    few, more = peak_bytes(trial, PROBE), peak_bytes(trial, 2 * PROBE)
-    trial.keeps_gradients = False
-    trial.model.zero_grad(set_to_none=True)
-    per_image = (more - few) / PROBE
+    timed(timed.images(PROBE))  # the optimiser's state exists from here on
+    floor = peak_bytes(timed, PROBE)
+    timed.keeps_gradients = True
+    timed(timed.images(PROBE))
+    gradients = sum(gradient.nbytes for gradient in timed.gradients())
+    few, more = peak_bytes(timed, PROBE), peak_bytes(timed, 3 * PROBE)
+    timed.keeps_gradients = False
+    timed.model.zero_grad(set_to_none=True)
+    per_image = (more - few) / (2 * PROBE)
     return Line(few - PROBE * per_image - gradients, per_image, floor)
 
 
-def peak_bytes(trial: Trial, batch: int) -> int:
+def peak_bytes(timed: TimedNetwork, batch: int) -> int:
     """Return the peak memory of tensors during a step: the allocator's on CUDA, counted elsewhere."""
-    images = trial.images(batch)
-    if trial.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(trial.device)
-        trial(images)
-        return torch.cuda.max_memory_allocated(trial.device)
-    with LiveTensors([*trial.tensors(), images]) as live:
-        trial(images)
-    return live.peak + trial.packed_bytes()
+    images = timed.images(batch)
+    if timed.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(timed.device)
+        timed(images)
+        return torch.cuda.max_memory_allocated(timed.device)
+    with LiveTensors([*timed.tensors(), images]) as live:
+        timed(images)
+    return live.peak + timed.packed_bytes()
 
 
 def search_largest(fits: Callable[[int], bool], most: int = 2**20) -> int:
@@ -214,20 +217,20 @@ def search_largest(fits: Callable[[int], bool], most: int = 2**20) -> int:
     return low
 
 
-def step_fits(trial: Trial, batch: int) -> bool:
+def step_fits(timed: TimedNetwork, batch: int) -> bool:
     """Return whether a step on a CUDA device has enough memory, by trying it."""
     try:
-        trial(trial.images(batch))
+        timed(timed.images(batch))
         return True
     except torch.OutOfMemoryError:
         return False
     finally:
-        if trial.optimizer is not None:
-            trial.optimizer.zero_grad(set_to_none=True)
+        if timed.optimizer is not None:
+            timed.optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
 
 
-def matmul_rate(device: torch.device, precision: Precision, side: int = 1024, seconds: float = 0.3) -> float:
+def matmul_rate(device: torch.device, precision: ComputePrecision, side: int = 1024, seconds: float = 0.3) -> float:
     """Return the highest FLOP/s of several products of square matrices of `side`."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right = (torch.rand(side, side, dtype=dtype, device=device) for _ in range(2))

@@ -1,8 +1,8 @@
-"""The numbers that the papers publish, as data: what studies, reports and tests compare with. Torch-free.
+"""The numbers that the papers publish, as data for studies, reports and tests. Torch-free.
 
-`published.json` holds every table of the Vision Transformer paper, the numbers of the follow-up paper that its text
-states, and the prices of a blog post. Each entry names its source. Accuracies are in percent unless the entry says
-otherwise; `None` stands where a table has no number.
+`published.json` holds every table of the Vision Transformer paper, the results of others that its Figure 2 shows, the
+numbers of the follow-up paper that its text states, and the prices of a blog post. Each entry names its source.
+Accuracies are in percent unless the entry says otherwise; `None` marks a number that a table lacks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ Entry = Literal[
     "table7_adam_vs_sgd",
     "table8_position_embeddings",
     "table9_vtab",
+    "figure2_quoted",
     "self_supervision",
     "objectnet",
     "figure8_shape",
@@ -31,5 +32,5 @@ Entry = Literal[
 
 
 def published(entry: Entry) -> dict[str, Any]:
-    """Return one entry of `published.json`; its `source` says where the numbers stand."""
+    """Return one entry of `published.json`. Its `source` says where the numbers are from."""
     return json.loads(files("vitrail.costs").joinpath("published.json").read_text(encoding="utf-8"))[entry]

@@ -1,4 +1,4 @@
-"""Table 6 of the paper: the pre-training compute of its 18 runs, as counted here and as published.
+"""Table 6 of the paper: the pre-training compute of its 18 runs, as vitrail counts it and as published.
 
 exaFLOPs = 2 x MACs of the forward pass at 224 px x 3 (forward and backward) x epochs x 303 million images of JFT. The
 classifier is not counted, because the paper does not state its width: JFT's 18,291 classes would add 0.01 % to H/14 and

@@ -1,14 +1,13 @@
 """AugReg (Steiner et al. 2021, "How to train your ViT?"): how much augmentation and regularisation for how much data.
 
-One procedure, with seven strengths of augmentation and two of regularisation: Adam with decoupled weight decay 0.03
-or 0.1, learning rate 1e-3, batch 4096, 10,000 steps of warmup, cosine, 300 epochs, clipping at norm 1, dropout and
-stochastic depth both 0 or both 0.1, no hidden layer before the classifier. Sources: big_vision
-(`configs/vit_i21k.py`, `vit_i1k.py`) for the procedure and the strengths; for each network the settings are those
-in the name of the weights that google-research/vision_transformer recommends (ImageNet-21k) or publishes
-(ImageNet); the losses are big_vision's.
+There is one procedure, with seven strengths of augmentation and two of regularisation: Adam with decoupled weight
+decay 0.03 or 0.1, learning rate 1e-3, batch 4096, 10,000 steps of warmup, cosine, 300 epochs, clipping at norm 1,
+dropout and stochastic depth both 0 or both 0.1, no hidden layer before the classifier. The procedure, the strengths
+and the losses are from big_vision (`configs/vit_i21k.py`, `vit_i1k.py`). The settings of each network are in the name
+of the weights that google-research/vision_transformer recommends (ImageNet-21k) or publishes (ImageNet).
 
-Differences that cannot be expressed: AugReg's RandAugment applies every operation that it draws, here each is applied
-half of the time; its operations include cut-out, and its colour operations only strengthen.
+Differences that cannot be expressed: AugReg's RandAugment applies every operation that it draws; vitrail applies each
+with probability 0.5. AugReg's operations include cut-out, and its colour operations only strengthen.
 """
 
 from __future__ import annotations
@@ -16,29 +15,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from vitrail.config import Epochs, Percent, Steps
-from vitrail.objective.settings import Supervised
+from vitrail.durations import Steps
 from vitrail.recipes.preprocessing import PRE_TRAINING, inception
-from vitrail.recipes.published import HEAD_BIAS, TITLES, Recipe, by_name, passes, published
+from vitrail.recipes.published import TITLES, Recipe, by_name, pre_training, published
 from vitrail.training.run import Model, Optim, Run, Schedule
 
-STRENGTHS: dict[str, tuple[tuple[int, float] | None, float]] = {
-    "none": (None, 0.0),
-    "light1": ((2, 0.0), 0.0),  # magnitude 0 still applies autocontrast, equalize and invert
-    "light2": ((2, 10.0), 0.2),
-    "medium1": ((2, 15.0), 0.2),
-    "medium2": ((2, 15.0), 0.5),
-    "strong1": ((2, 20.0), 0.5),
-    "strong2": ((2, 20.0), 0.8),
+CROP = inception().augment
+STRENGTHS = {
+    "none": CROP,
+    "light1": replace(CROP, randaugment=(2, 0.0)),  # magnitude 0 still applies autocontrast, equalize and invert
+    "light2": replace(CROP, randaugment=(2, 10.0), mixup=0.2),
+    "medium1": replace(CROP, randaugment=(2, 15.0), mixup=0.2),
+    "medium2": replace(CROP, randaugment=(2, 15.0), mixup=0.5),
+    "strong1": replace(CROP, randaugment=(2, 20.0), mixup=0.5),
+    "strong2": replace(CROP, randaugment=(2, 20.0), mixup=0.8),
 }
-"""Strength of augmentation: RandAugment as (operations, magnitude), and mixup's alpha."""
+"""The strengths of augmentation."""
 
 EPOCHS = 300
 
 
 @dataclass(frozen=True)
 class Row:
-    """A network on a data set, with the settings of its published weights."""
+    """A network on a data set, with the settings of the published weights."""
 
     recipe: str
     model: str
@@ -46,9 +45,9 @@ class Row:
     strength: str
     weight_decay: float
     drop: float
-    """Dropout and stochastic depth."""
+    """Probability of dropout and of stochastic depth."""
     top1: float | None = None
-    """Accuracy in percent on ImageNet after fine-tuning at 384 pixels (README of vision_transformer)."""
+    """Top-1 accuracy in percent on ImageNet after fine-tuning at 384 pixels (README of vision_transformer)."""
 
 
 TABLE = (
@@ -67,59 +66,46 @@ TABLE = (
 )
 
 
-def pre_training(row: Row) -> Run:
+def run_of(row: Row) -> Run:
     """Return the run of a row."""
-    preset = inception()
-    randaugment, mixup = STRENGTHS[row.strength]
-    return Run(
-        model=row.model,
+    return replace(
+        pre_training(row.model, row.data, EPOCHS),
         vit=Model(dropout=row.drop, drop_path=row.drop),
-        image_size=PRE_TRAINING,
-        objective=Supervised(loss="sigmoid", head_bias=HEAD_BIAS[row.data]),
-        augment=replace(preset.augment, randaugment=randaugment, mixup=mixup),
-        preprocess=preset.preprocess,
+        augment=STRENGTHS[row.strength],
         optim=Optim(name="adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=row.weight_decay, clip=1.0),
         schedule=Schedule(shape="cosine", warmup=Steps(10_000)),
-        duration=Epochs(EPOCHS),
-        batch_size=4096,
-        evaluate_every=Percent(2),
-        checkpoint_every=Percent(2),
     )
-
-
-def _regularised(row: Row) -> str:
-    drop = f"dropout and stochastic depth {row.drop:g}" if row.drop else "no dropout"
-    return f"weight decay {row.weight_decay:g}, {drop}"
 
 
 def _recipes() -> Iterator[Recipe]:
     for row in TABLE:
-        reached = "the weights are published; our sources have no accuracy for them."
+        expected = "the weights are published; our sources give no accuracy for them."
         if row.top1 is not None:
-            reached = f"{row.top1:.2f} % on ImageNet after fine-tuning at 384 pixels (their README)."
+            expected = f"{row.top1:.2f} % on ImageNet after fine-tuning at 384 pixels (their README)."
+        drop = f"dropout and stochastic depth {row.drop:g}" if row.drop else "no dropout"
         yield published(
             row.recipe,
-            pre_training(row),
-            f"{row.model} on {TITLES[row.data]} with augmentation {row.strength!r}, {_regularised(row)} (AugReg).",
-            module=__name__,
-            cost=f"{passes(EPOCHS, row.data)} at {PRE_TRAINING} pixels.",
-            expected=reached,
+            run_of(row),
+            f"{row.model} on {TITLES[row.data]} with augmentation {row.strength!r}, weight decay {row.weight_decay:g}, "
+            f"{drop} (AugReg).",
+            data=row.data,
+            expected=expected,
         )
-    for strength, (randaugment, mixup) in STRENGTHS.items():
+    for strength, augment in STRENGTHS.items():
         row = Row(f"augreg/{strength}", "S/16", "imagenet", strength, 0.1, 0.0)
-        operations = f"RandAugment {randaugment[0]} x {randaugment[1]:g}" if randaugment else "no RandAugment"
+        operations = "RandAugment {} x {:g}".format(*augment.randaugment) if augment.randaugment else "no RandAugment"
+        strong = f"{strength!r} ({operations}, mixup {augment.mixup:g})"
         yield published(
             row.recipe,
-            pre_training(row),
-            f"AugReg's augmentation {strength!r} ({operations}, mixup {mixup:g}) for S/16 and any other network.",
+            run_of(row),
+            f"AugReg's augmentation {strong} for S/16 and any other network.",
             notes=(
                 "Another network: --model B/16. More regularisation: --vit.dropout 0.1 --vit.drop-path 0.1; less: "
                 "--optim.weight-decay 0.03."
             ),
-            module=__name__,
             cost=f"{EPOCHS} epochs at {PRE_TRAINING} pixels.",
             expected="less data and larger networks need stronger augmentation.",
         )
 
 
-AUGREG = by_name(_recipes())
+AUGREG = by_name(_recipes(), source=__name__)

@@ -1,6 +1,6 @@
-"""What a look at the images decides: the recipe if none is named, and a warmup that fits the length of the run.
+"""Settings that depend on the training images: the recipe if none is named, and a warmup that fits the run's length.
 
-Each decision comes with its reason in words, so that it can be corrected.
+Each decision comes with its reason in words, so that the user can correct it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vitrail.config import Percent
+from vitrail.durations import Percent
 from vitrail.training.run import Run
 
 if TYPE_CHECKING:
     from vitrail.data.item import Listed
 
 TINY = 16
-"""Side in pixels up to which an image is a glyph."""
+"""Largest side in pixels of an image that is treated as a glyph."""
 SMALL = 96
-"""Side in pixels up to which images are not resized for training."""
+"""Largest side in pixels of images that are not resized for training."""
 LONGEST_WARMUP = 20.0
 """Longest published warmup, in percent of the run (100 of 500 steps, big_vision and BiT)."""
 USUAL_WARMUP = 10.0
@@ -29,16 +29,16 @@ LARGEST_BATCH = 512
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a training set that decide on a recipe."""
+    """The properties of a training set on which recipes depend."""
 
     images: int
-    """In the training split."""
+    """Number of training images."""
     side: int
-    """Median of the shorter side, in pixels, of a sample."""
+    """Median of the shorter side in pixels, over a sample of the images."""
 
 
 def facts_of(train: Listed) -> Facts:
-    """Return the facts about these training images, from the sizes of a few of them."""
+    """Return the properties of these training images. The side is measured on a few of them."""
     from vitrail.training.resolve import image_sizes
 
     sizes = image_sizes(train)
@@ -46,26 +46,26 @@ def facts_of(train: Listed) -> Facts:
 
 
 def choose(facts: Facts) -> tuple[str, str]:
-    """Return the name of the recipe for training from scratch on such data, and the reason in a sentence."""
+    """Return the name of the recipe for training from scratch on such data, and the reason in words."""
     seen = f"{facts.images:,} training images of about {facts.side} pixels"
     if facts.side <= TINY:
-        return "digits", f"{seen}: a token for every 2x2 of them"
+        return "digits", f"{seen}: one token for every 2 x 2 pixels"
     if facts.side <= SMALL:
-        return "scratch-small", f"{seen}: trained on as they are"
-    better = "`vitrail finetune DIR --from RUN` does better where there are weights to start from"
-    return "scratch-photos", f"{seen}: shrunk to 96; {better}"
+        return "scratch-small", f"{seen}: the images keep their size"
+    better = "`vitrail finetune DIR --from RUN` is better if pretrained weights are available"
+    return "scratch-photos", f"{seen}: the images are resized to 96; {better}"
 
 
 def absolute(run: Run) -> bool:
-    """Return whether the warmup is in steps, epochs or examples, which may be too long for a small data set."""
+    """Return whether the warmup is in steps, epochs or examples. Such a warmup may be too long for a small data set."""
     return not isinstance(run.schedule.warmup, Percent)
 
 
 def fitted(run: Run, facts: Facts) -> tuple[Run, str]:
-    """Return `run` with a warmup that fits the number of images, and the change in words ("" without a change).
+    """Return `run` with a warmup that fits the number of images, and the change in words ("" if nothing changed).
 
-    10,000 steps of warmup are a tenth of 300 epochs of ImageNet, but more than all steps in 300 epochs of 10,000
-    images. A warmup of more than a fifth of the run becomes a tenth of it.
+    A warmup longer than a fifth of the run becomes a tenth of it. Published warmups suit large data: 10,000 steps are a
+    tenth of 300 epochs on ImageNet, but more than all steps of 300 epochs on 10,000 images.
     """
     if not absolute(run):
         return run, ""
@@ -77,5 +77,5 @@ def fitted(run: Run, facts: Facts) -> tuple[Run, str]:
     if total < 1 or warmup <= LONGEST_WARMUP / 100 * total:
         return run, ""
     schedule = replace(run.schedule, warmup=Percent(USUAL_WARMUP))
-    change = f"warmup: {USUAL_WARMUP:g} % of the run, as it has {total:,} steps here, not {run.schedule.warmup}"
+    change = f"warmup: {USUAL_WARMUP:g} % of the run, not {run.schedule.warmup}, because it has {total:,} steps here"
     return replace(run, schedule=schedule), change

@@ -1,16 +1,16 @@
 """Fine-tuning as in the ViT paper: every row of Table 4, and the two runs at higher resolution of Table 2.
 
 The table gives steps and learning rates to try, its caption cosine decay, batch 512, no weight decay, clipping at
-norm 1, 384 pixels; the text SGD with momentum 0.9, a zero layer in place of the whole head (that is what
-`vitrail finetune` makes of any weights), and the share of the training images that the learning rate is chosen on
-(appendix B.1.1), which is `data.holdout` here. Of ImageNet's rates,
-the text keeps 0.06 for ResNets and hybrids. The warmup is the authors' code's, as are the two ways to prepare images
-(`vitrail.recipes.preprocessing`): vit-jax's under the plain name, big-vision's under `...-big-vision`.
+norm 1, 384 pixels; the text gives SGD with momentum 0.9, a zero layer in place of the whole head (as
+`vitrail finetune` does with any weights), and the share of the training images on which the learning rate is chosen
+(appendix B.1.1), which is `data.holdout` here. The text uses ImageNet's rate of 0.06 for ResNets and hybrids only. The
+warmup is from the authors' code, and so are the ways to prepare images (`vitrail.recipes.preprocessing`): vit_jax for
+the plain name, big_vision for `...-big-vision`, and that of Kolesnikov et al. for `...-bit`.
 
-The final accuracies of the paper are from a second run on all training images: `--data.holdout 0`, with the learning
-rate found. A patch size of 14 needs a side that it divides: 378 or 392 where the paper has 384.
+The paper's final accuracies are from a second run on all training images with the chosen learning rate:
+`--data.holdout 0`. A patch of 14 does not divide 384: for ViT-H/14 the side is the next multiple, 392.
 
-Differences that cannot be expressed: the authors' momentum is bfloat16, here float32; vit-jax resizes without
+Differences that cannot be expressed: the authors store momentum in bfloat16 (vitrail: float32); vit_jax resizes without
 antialiasing.
 """
 
@@ -20,15 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vitrail.config import Percent, Steps
 from vitrail.data.settings import Augment, Data
+from vitrail.durations import Percent, Steps
 from vitrail.recipes.preprocessing import FINE_TUNING, Preset, big_vision, bit, vit_jax
-from vitrail.recipes.published import Recipe, by_name, published
+from vitrail.recipes.published import Recipe, by_name, described, published
 from vitrail.training.run import Average, Optim, Run, Schedule
 
-BATCH = 512
 POLYAK = Average(kind="ema", decay=0.9999)
-"""The "Polyak averaging" of section 4.1, which has a factor and so is an exponential average."""
+"""The "Polyak averaging" of section 4.1. It has a factor, so it is an exponential average."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Row:
     grid: tuple[float, ...]
     """Learning rates that the paper tries."""
     holdout: float
-    """Share of the training images that is held out to choose the learning rate."""
+    """Share of the training images held out to choose the learning rate."""
     expected: str
     crop: Literal["inception", "random"] = "inception"
     """Crop of the training images in big_vision."""
@@ -58,9 +57,14 @@ def _table_2(h14: str, l16: str, i21k: str) -> str:
     return f"{h14} % (ViT-H/14, JFT), {l16} % (ViT-L/16, JFT), {i21k} % (ViT-L/16, ImageNet-21k), in Table 2."
 
 
+PREPARED = {"": "", "-big-vision": ", images prepared as by big_vision", "-bit": ", images prepared as for BiT"}
+"""Suffix of a recipe -> how its images are prepared, in words."""
+
 TABLE_5 = "88.04 % (ViT-H/14, JFT), 87.12 % (ViT-L/16, JFT), 85.15 % (ViT-L/16, ImageNet-21k), in Table 5."
 GRID = (0.001, 0.003, 0.01, 0.03)
 GRID_IMAGENET = (0.003, 0.01, 0.03, 0.06)
+CONVOLUTIONAL_RATE = 0.06
+"""Table 4 has this rate for ImageNet; the text has it for ResNets and hybrids only (appendix B.1.1)."""
 
 IMAGENET = Row("paper/finetune-imagenet", "ImageNet", 20_000, 500, GRID_IMAGENET, 0.01, TABLE_5)
 CIFAR_100 = Row(
@@ -72,8 +76,8 @@ CIFAR_10 = Row(
 PETS = Row("paper/finetune-pets", "Oxford-IIIT Pets", 500, 100, GRID, 0.1, _table_2("97.56", "97.32", "94.67"))
 FLOWERS = Row("paper/finetune-flowers", "Oxford Flowers-102", 500, 100, GRID, 0.1, _table_2("99.68", "99.74", "99.61"))
 VTAB = Row("paper/finetune-vtab", "VTAB (19 tasks)", 2_500, 500, (0.01,), 0.2, _table_2("77.63", "76.28", "72.72"))
-"""800 images for training, 200 for the choice, prepared as by BiT, at 384 pixels for every task. The size before the
-crop and the warmup are not published; they are 448 pixels and 500 steps here, as for the other data sets."""
+"""800 images to train on, 200 to choose by, prepared as in BiT, at 384 pixels for every task. The size before the crop
+and the warmup are not published; they are 448 pixels and 500 steps here, as for the other data sets."""
 
 TABLE_4 = (IMAGENET, CIFAR_100, CIFAR_10, PETS, FLOWERS, VTAB)
 
@@ -81,15 +85,14 @@ TABLE_4 = (IMAGENET, CIFAR_100, CIFAR_10, PETS, FLOWERS, VTAB)
 def finetune() -> Run:
     """SGD with momentum 0.9, cosine decay, no weight decay, gradients clipped at norm 1, batch 512.
 
-    Inception crop and mirroring, a zero classifier in place of the old one, positions resampled to the new
+    Inception crop and mirroring; a zero classifier replaces the pretrained one, and positions are resampled to the new
     resolution. `vitrail finetune` shortens duration and warmup for smaller data sets
     (`vitrail.transfer.protocol.budget`); the paper tries learning rates 0.003, 0.01, 0.03 and 0.06.
 
     Command: `vitrail finetune DIR --from runs/x`
-    Cost: 500 to 20,000 steps of 512 images, by the size of the data set.
+    Cost: 500 to 20,000 steps of 512 images, depending on the size of the data set.
     """
     return Run(
-        name="finetune",
         augment=Augment(crop="inception"),
         optim=Optim(name="sgd", lr=0.03, momentum=0.9, weight_decay=0.0, clip=1.0),
         schedule=Schedule(shape="cosine", warmup=Percent(2.5)),
@@ -101,18 +104,14 @@ def finetune() -> Run:
 
 
 def fine_tuning(row: Row, preset: Preset) -> Run:
-    """Return the run of a row with a preparation of images; `--from` names the weights."""
-    return Run(
+    """Return the run of a row with one of the ways to prepare images. `--from` names the weights."""
+    run = preset.of(finetune())
+    return replace(
+        run,
         data=Data(holdout=row.holdout),
-        image_size=preset.preprocess.image_size[0],
-        augment=preset.augment,
-        preprocess=preset.preprocess,
-        optim=Optim(name="sgd", lr=row.lr, momentum=0.9, weight_decay=0.0, clip=1.0),
-        schedule=Schedule(shape="cosine", warmup=Steps(row.warmup)),
+        optim=replace(run.optim, lr=row.lr),
+        schedule=replace(run.schedule, warmup=Steps(row.warmup)),
         duration=Steps(row.steps),
-        batch_size=BATCH,
-        evaluate_every=Percent(10),
-        checkpoint_every=Percent(10),
     )
 
 
@@ -124,35 +123,34 @@ def _recipe(row: Row, name: str, run: Run, of: str, expected: str) -> Recipe:
         name,
         run,
         f"Fine-tuning on {row.title} at {side} pixels, as in the ViT paper ({of}).",
-        notes=f"{tried}, trained on {100 * (1 - row.holdout):.0f} % of the training images and chosen on the rest.",
+        notes=f"{tried}. It trains on {100 * (1 - row.holdout):.0f} % of the training images and chooses on the rest.",
         verb="finetune",
-        module=__name__,
-        cost=f"{row.steps:,} steps of {BATCH} images of {side} x {side} pixels.",
+        cost=f"{row.steps:,} steps of {run.batch_size} images of {side} x {side} pixels.",
         expected=expected,
     )
 
 
 def _recipes() -> Iterator[Recipe]:
     for row in TABLE_4:
-        presets = {"": vit_jax(), "-big-vision": big_vision(crop=row.crop)}
+        kolesnikov = bit(FINE_TUNING, resized=448)
+        presets = {"": vit_jax(), "-big-vision": big_vision(crop=row.crop), "-bit": kolesnikov}
         if row is VTAB:
-            presets = {"": bit(FINE_TUNING, resized=448)}
+            presets = {"": kolesnikov}
         for suffix, preset in presets.items():
-            of = f"Table 4{', images prepared as by big_vision' if suffix else ''}"
+            of = f"Table 4{PREPARED[suffix]}"
             yield _recipe(row, row.recipe + suffix, fine_tuning(row, preset), of, row.expected)
-    higher = {
-        "paper/finetune-imagenet-512": (512, "87.76 % for ViT-L/16 from JFT, 85.30 % from ImageNet-21k (Table 2)."),
-        "paper/finetune-imagenet-518": (518, "88.55 % for ViT-H/14 from JFT (Table 2)."),
-    }
-    for name, (side, expected) in higher.items():
+    for side, expected in (
+        (512, "87.76 % for ViT-L/16 from JFT, 85.30 % from ImageNet-21k (Table 2)."),
+        (518, "88.55 % for ViT-H/14 from JFT (Table 2)."),
+    ):
         run = replace(fine_tuning(IMAGENET, vit_jax(side)), average=POLYAK)
-        yield _recipe(IMAGENET, name, run, "section 4.1, Polyak averaging 0.9999", expected)
+        yield _recipe(IMAGENET, f"{IMAGENET.recipe}-{side}", run, "section 4.1, Polyak averaging 0.9999", expected)
 
 
-FINETUNE = Recipe("finetune", finetune, "finetune")
-PAPER_FINETUNE = by_name(_recipes())
+FINETUNE = described(finetune, "finetune")
+PAPER_FINETUNE = by_name(_recipes(), source=__name__)
 
 ROW_OF = {name: next(row for row in TABLE_4 if name.startswith(row.recipe)) for name in PAPER_FINETUNE}
-"""Recipe -> its row of Table 4: the learning rates to try, and the share of the images to choose by.
+"""Name of a recipe -> its row of Table 4, with the learning rates to try and the share of the images to choose by.
 
-CIFAR-100 comes before CIFAR-10, because its name begins with that of CIFAR-10."""
+CIFAR-100 precedes CIFAR-10 in the table, because its recipe's name starts with that of CIFAR-10."""

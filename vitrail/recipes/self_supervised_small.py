@@ -1,4 +1,4 @@
-"""Pre-training without labels on a few thousand to 100,000 small images, in minutes on a CPU, and its fine-tuning.
+"""Pre-training without labels on a few thousand to 100,000 small images, in minutes on a CPU; then fine-tuning.
 
 All recipes train the same narrow network with patches of 4 pixels, so that their features can be compared
 (`python -m benchmarks.self_supervised`).
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitrail.config import Epochs, Percent
 from vitrail.data.settings import Augment
+from vitrail.durations import Epochs, Percent
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Tokenizer
-from vitrail.recipes.published import Recipe, by_name
+from vitrail.recipes.published import by_name, described
+from vitrail.recipes.small import NARROW
 from vitrail.training.run import Model, Optim, Run, Schedule
+
+COMMON = Run(duration=Epochs(100), batch_size=128, evaluate_every=Percent(5), checkpoint_every=Percent(5))
 
 
 def masked_patch_small() -> Run:
@@ -21,18 +24,14 @@ def masked_patch_small() -> Run:
     Command: `vitrail train DIR --recipe masked-patch-small`; then fine-tune with finetune-small
     Cost: 100 epochs, or the minutes given with --time-limit.
     """
-    return Run(
-        name="masked-patch-small",
+    return replace(
+        COMMON,
         model="Ti/4",
-        vit=Model(width=128, depth=6, heads=4, mlp_dim=512, pool="gap"),
+        vit=NARROW,
         objective=MaskedPatch(),
         augment=Augment(crop="inception", scale=(0.3, 1.0)),
         optim=Optim(lr=1e-3, weight_decay=0.05),
         schedule=Schedule(warmup=Percent(5)),
-        duration=Epochs(100),
-        batch_size=128,
-        evaluate_every=Percent(5),
-        checkpoint_every=Percent(5),
     )
 
 
@@ -44,8 +43,7 @@ def mae_small() -> Run:
     """
     return replace(
         masked_patch_small(),
-        name="mae-small",
-        vit=Model(width=128, depth=6, heads=4, mlp_dim=512, positions="sincos", pool="gap"),
+        vit=replace(NARROW, positions="sincos"),
         objective=MAE(decoder_width=64, decoder_depth=2, decoder_heads=4),
         optim=Optim(lr=1e-3, weight_decay=0.05, betas=(0.9, 0.95)),
         duration=Epochs(200),
@@ -60,7 +58,6 @@ def tokenizer_small() -> Run:
     """
     return replace(
         masked_patch_small(),
-        name="tokenizer-small",
         vit=Model(),
         objective=Tokenizer(codes=512, width=64, depth=1, features=16, decay=0.9),
         optim=Optim(lr=2e-3, weight_decay=0.0),
@@ -69,15 +66,14 @@ def tokenizer_small() -> Run:
 
 
 def beit_small() -> Run:
-    """BEiT on a few thousand to 100,000 small images, with a tokenizer of the recipe tokenizer-small.
+    """BEiT on a few thousand to 100,000 small images, with a tokenizer from the recipe tokenizer-small.
 
     Command: `vitrail train DIR --recipe beit-small --objective.tokenizer RUN`; then fine-tune with finetune-small
     Cost: 100 epochs, or the minutes given with --time-limit.
     """
     return replace(
         masked_patch_small(),
-        name="beit-small",
-        vit=replace(masked_patch_small().vit, positions="relative_bias", place="shared", layer_scale=0.1),
+        vit=replace(NARROW, positions="relative_bias", place="shared", layer_scale=0.1),
         objective=BEiT(smallest_block=4),
     )
 
@@ -86,17 +82,17 @@ def dino_small() -> Run:
     """DINO on a few thousand to 100,000 small images: a narrow network, few crops, and a fast teacher.
 
     Sinkhorn-Knopp balances the teacher's outputs over the batch, as in DINOv2, and both temperatures are lower than
-    DINO's: in a short run, DINO's running mean would leave all images in a few outputs. The projection has few outputs.
-    The colour jitter is half of the paper's, and there is no blur. Global crops have half the side of the images, which
-    is four times as fast, and local crops are nearly as large. For runs of many hours, --objective.global-size 1
-    --objective.jitter 1 --objective.blur 0.5 --objective.local-crops 8 are closer to the paper.
+    DINO's. In a short run, DINO's running mean would put all images into a few outputs. The projection has few outputs.
+    The colour jitter is half as strong as in the paper, and there is no blur. Global crops have half the side of the
+    images, which is four times as fast, and local crops are nearly as large. For runs of many hours,
+    --objective.global-size 1 --objective.jitter 1 --objective.blur 0.5 --objective.local-crops 8 are closer to the
+    paper.
 
     Command: `vitrail train DIR --recipe dino-small --knn 20`; then fine-tune with finetune-small
     Cost: 100 epochs, or the minutes given with --time-limit.
     """
     return replace(
         masked_patch_small(),
-        name="dino-small",
         objective=DINO(
             outputs=1024,
             hidden=512,
@@ -121,31 +117,24 @@ def dino_small() -> Run:
 def finetune_small() -> Run:
     """Fine-tuning after these recipes: AdamW with layer-wise learning rates that fall by a factor of 0.75, as for MAE.
 
-    The rates were chosen after mae-small on images held out of CIFAR-100: in one epoch (386 steps), one rate for all
-    layers reaches 18.4 % (1e-3) or 19.5 % (4e-3), this recipe 26.7 %.
+    The rates were chosen after mae-small on images held out of CIFAR-100: in one epoch (386 steps), a single rate
+    for all layers reaches 18.4 % (1e-3) or 19.5 % (4e-3), and this recipe 26.7 %.
 
     Command: `vitrail finetune DIR --recipe finetune-small --from RUN`
     Cost: 20 epochs, or the minutes given with --time-limit.
     """
-    return Run(
-        name="finetune-small",
+    return replace(
+        COMMON,
         augment=Augment(crop="pad"),
         optim=Optim(lr=4e-3, weight_decay=0.05, layer_decay=0.75),
         schedule=Schedule(warmup=Percent(2.5)),
         duration=Epochs(20),
-        batch_size=128,
-        evaluate_every=Percent(5),
-        checkpoint_every=Percent(5),
     )
 
 
 SELF_SUPERVISED_SMALL = by_name(
     [
-        Recipe("masked-patch-small", masked_patch_small),
-        Recipe("mae-small", mae_small),
-        Recipe("tokenizer-small", tokenizer_small),
-        Recipe("beit-small", beit_small),
-        Recipe("dino-small", dino_small),
-        Recipe("finetune-small", finetune_small, "finetune"),
+        *map(described, (masked_patch_small, mae_small, tokenizer_small, beit_small, dino_small)),
+        described(finetune_small, "finetune"),
     ]
 )

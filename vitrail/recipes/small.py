@@ -1,19 +1,21 @@
 """Training from scratch on small data sets: narrow networks, short sequences, light augmentation.
 
-The paper's networks need millions of images (section 4.3). With thousands, a
-network learns more in the same time if it has fewer parameters, patches that keep the sequence short, and augmentation
-that keeps the object in view.
+The paper's networks need millions of images (section 4.3). With thousands of images, a network learns more in the same
+time if it has fewer parameters, a short sequence of patches, and augmentation that does not crop the object away.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from vitrail.config import Epochs, Percent, Steps
 from vitrail.data.settings import Augment, Data
+from vitrail.durations import Epochs, Percent, Steps
 from vitrail.objective.settings import Supervised
-from vitrail.recipes.published import Recipe, by_name
+from vitrail.recipes.published import by_name, described
 from vitrail.training.run import Model, Optim, Progressive, Run, Schedule
+
+NARROW = Model(width=128, depth=6, heads=4, mlp_dim=512, pool="gap")
+"""A network narrow enough for many epochs, with the mean of the patches as features."""
 
 
 def smoke() -> Run:
@@ -23,7 +25,6 @@ def smoke() -> Run:
     Cost: seconds on one core.
     """
     return Run(
-        name="smoke",
         data=Data(path="digits"),
         model="Ti/2",
         vit=Model(width=32, depth=2, heads=2, mlp_dim=64),
@@ -37,20 +38,19 @@ def smoke() -> Run:
 
 
 def digits() -> Run:
-    """A tiny ViT on the 1,797 embedded handwritten digits of 8x8 pixels, a token for every 2x2 of them.
+    """A tiny ViT on the 1,797 embedded handwritten digits of 8 x 8 pixels, with one token for every 2 x 2 pixels.
 
     Command: `vitrail train --recipe digits` (and `vitrail demo`)
     Cost: about a minute on two cores.
     Expected: at least 97 % top-1 on the test digits.
     """
     return Run(
-        name="digits",
         data=Data(path="digits"),
         model="Ti/4",
         vit=Model(width=96, depth=4, heads=3, mlp_dim=192),
-        image_size=16,  # twice their size, so that crops can shift and stretch them by fractions of a pixel
+        image_size=16,  # twice the digits' size, so that crops can shift and stretch them by fractions of a pixel
         objective=Supervised(smoothing=0.1),
-        augment=Augment(scale=(0.75, 1.0), flip=False),  # a mirrored digit is a different digit or none
+        augment=Augment(scale=(0.75, 1.0), flip=False),  # a mirrored digit is another digit or none
         optim=Optim(lr=2e-3),
         schedule=Schedule(warmup=Percent(10)),
         duration=Epochs(80),
@@ -63,8 +63,8 @@ def digits() -> Run:
 def scratch_small() -> Run:
     """From scratch on a few thousand to 100,000 small images, such as CIFAR (up to about 96 pixels).
 
-    A convolutional stem and patches of 4 pixels, in a network narrow enough for many epochs. The first images have a
-    quarter of the side, and so a sixteenth of the tokens. Settings were chosen on images held out of CIFAR-100's
+    The network has a convolutional stem and patches of 4 pixels, and is narrow enough for many epochs. The first images
+    have a quarter of the side, so a sixteenth of the tokens. Settings were chosen on images held out of CIFAR-100's
     training set.
 
     Command: `vitrail train DIR --recipe scratch-small`
@@ -72,9 +72,8 @@ def scratch_small() -> Run:
     Expected: CIFAR-100 in 10 minutes on two cores: 47.2 % of the test images, three seeds (benchmarks.learn).
     """
     return Run(
-        name="scratch-small",
         model="Ti/4",
-        vit=Model(width=128, depth=6, heads=4, mlp_dim=512, stem="early", pool="gap"),
+        vit=replace(NARROW, stem="early"),
         objective=Supervised(smoothing=0.1),
         augment=Augment(crop="pad"),
         optim=Optim(lr=1.5e-3, weight_decay=0.05),
@@ -86,7 +85,7 @@ def scratch_small() -> Run:
 
 
 def scratch_photos() -> Run:
-    """From scratch on photographs, shrunk to 96 pixels: 144 tokens of 8x8.
+    """From scratch on photographs, resized to 96 pixels: 144 tokens of 8 x 8 pixels.
 
     If pretrained weights are available, `vitrail finetune` is better.
 
@@ -95,7 +94,6 @@ def scratch_photos() -> Run:
     """
     return replace(
         scratch_small(),
-        name="scratch-photos",
         model="Ti/8",
         image_size=96,
         augment=Augment(crop="inception", scale=(0.3, 1.0)),
@@ -106,9 +104,8 @@ def scratch_photos() -> Run:
 
 SMALL = by_name(
     [
-        Recipe("smoke", smoke, brings_data=True),
-        Recipe("digits", digits, brings_data=True),
-        Recipe("scratch-small", scratch_small),
-        Recipe("scratch-photos", scratch_photos),
+        described(smoke, brings_data=True),
+        described(digits, brings_data=True),
+        *map(described, (scratch_small, scratch_photos)),
     ]
 )

@@ -1,0 +1,454 @@
+"""Studies: their grids against the papers, the rule of claims, the division by classes, and a small one end to end."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail import cli
+from vitrail.costs.count import macs
+from vitrail.costs.published import published
+from vitrail.data.benchmarks.catalog import CATALOG
+from vitrail.data.benchmarks.vtab import TASKS
+from vitrail.data.sources.open import open_data
+from vitrail.durations import Percent, Steps
+from vitrail.errors import DataError, UsageError
+from vitrail.objective.settings import Tokenizer
+from vitrail.studies.catalog import NAMES, study_named
+from vitrail.studies.laptop import NETWORKS, divide, fine_tuning, pre_training
+from vitrail.studies.measure import Probes, config_of
+from vitrail.studies.page import write_page
+from vitrail.studies.plan import Planned
+from vitrail.studies.results import write
+from vitrail.studies.run import Asked, planned, run_study
+from vitrail.studies.sets import Sets, published_sets
+from vitrail.studies.study import COUNTED, Cell, Claim, Given, Stage, Study, minus
+from vitrail.studies.table import Result, Tables
+from vitrail.training.run import Model, Run
+from vitrail.transfer.trial import Outcome, Trial, here
+from vitrail.weights.assemble import skeleton
+
+# grids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_builds(name: str, scale: str) -> None:
+    study = study_named(name)
+    assert study.name == name
+    cells = study.paper() if scale == "paper" else study.laptop(Given())
+    assert cells and len({(cell.table, cell.row, cell.at) for cell in cells}) == len(cells)
+    known = {"up", "down", "all", "digits"} if scale == "laptop" else {*CATALOG, *(f"vtab/{task}" for task in TASKS)}
+    for metric, stage in {(cell.metric, stage) for cell in cells for tried in cell.tried for stage in tried.chain()}:
+        assert stage.run.data.path in known or metric in COUNTED
+        from_scratch = stage.start is None
+        assert from_scratch or stage.run.weights is None  # the stage before it decides
+        if from_scratch and not isinstance(stage.run.objective, Tokenizer):
+            model = skeleton(config_of(stage))
+            assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_claims_need_only_cells_of_the_laptop(name: str) -> None:
+    """With any numbers in all cells, every claim can be decided; with one number less, it is not finished."""
+    study = study_named(name)
+    cells = study.laptop(Given())
+    results = [
+        Result(cell, seed, 10.0 + number + seed * (1 + number % 2))
+        for seed in (0, 1)
+        for number, cell in enumerate(cells)
+    ]
+    answers = Tables(study, results).answers()
+    assert len(answers) == len(study.claims)
+    assert {answer.verdict for answer in answers} <= {"holds", "does not hold", "too noisy to tell"}
+    if answers:
+        nothing = Tables(study, [replace(result, score=None) for result in results]).answers()
+        assert {answer.verdict for answer in nothing} == {"not finished"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if study_named(name).published])
+def test_published_numbers_stand_in_the_cells_of_the_papers_grid(name: str) -> None:
+    study = study_named(name)
+    places = {(cell.row, cell.at) for cell in study.paper()}
+    own = {(row, at) for _, row, at in study.published if row not in study.quoted}
+    others = {"VTAB (19 tasks)", "TPUv3-core-days"}  # columns that are not a fine-tuning of their own
+    assert {place for place in own if place[1] not in others} <= places
+
+
+@pytest.mark.slow
+def test_the_compute_of_the_papers_grids_is_table_6s() -> None:
+    """exaFLOPs of 7 epochs in Table 6; Figure 4 takes 9, 30, 90 and 303 million images of each network."""
+    table = {row[0]: row[-1] for row in published("table6_scaling")["rows"] if row[1] == 7}
+    figure4 = of_paper("figure4")
+    found = {one.cell.row: one.flops / 1e18 for one in figure4.stages if one.cell.at == 303_000_000}
+    names = {"ViT-B/32": "ViT-B/32", "ViT-L/32": "ViT-L/32", "ViT-L/16": "ViT-L/16"}
+    names |= {"ResNet50x1 (BiT)": "ResNet50x1", "ResNet152x2 (BiT)": "ResNet152x2"}
+    for ours, theirs in names.items():
+        assert found[ours] == pytest.approx(table[theirs], rel=0.05)
+    assert figure4.flops / 1e18 == pytest.approx(sum(found.values()) * (9 + 30 + 90 + 303) / 303, rel=1e-6)
+    assert of_paper("table8").flops / 1e18 == pytest.approx(8 * table["ViT-B/16"], rel=0.01)
+    rows = [row[-1] for row in published("table6_scaling")["rows"]]
+    pre_trained = [one.flops / 1e18 for one in of_paper("table6").stages if one.stage.start is None]
+    assert len(pre_trained) == len(rows) == 18 and sum(pre_trained) == pytest.approx(sum(rows), rel=0.02)
+
+
+def of_paper(name: str) -> Planned:
+    """The plan of a study at the paper's scale."""
+    return planned(study_named(name), Asked(None, "paper"))
+
+
+def test_the_laptops_networks_are_as_dear_as_they_say() -> None:
+    """83.6 million multiply-adds for ViT-128/4, counted by hand; the ResNets and ViTs that are compared cost the same
+    within a tenth."""
+    tokens, width, depth, hidden = 65, 128, 6, 512
+    block = tokens * width * (4 * width + 2 * hidden) + 2 * tokens**2 * width
+    stem = 64 * (4 * 4 * 3) * width
+    assert round((depth * block + stem) / 1e6, 1) == 83.6
+    assert pre_training("ViT-128/4").vit == NETWORKS["ViT-128/4"]["vit"] == Model(
+        width=128, depth=6, heads=4, mlp_dim=512, patch=4, stem="linear", pool="cls"
+    )  # fmt: skip
+    cost = {name: macs(config_of(Stage(pre_training(name)))) for name in NETWORKS}
+    for one, other in (("ViT-128/4", "R50x1"), ("ViT-64/4", "R50x1/2"), ("ViT-128/8", "R50x1/2")):
+        assert cost[one] == pytest.approx(cost[other], rel=0.1)
+
+
+def test_the_numbers_of_table_8_are_the_published_ones() -> None:
+    study = study_named("table8")
+    assert {f"{value:.3f}" for value in study.published.values()} == {
+        f"{100 * value:.3f}" for row in published("table8_position_embeddings")["rows"] for value in row[1:] if value
+    }
+    assert {(row, at) for _, row, at in study.published} == {(cell.row, cell.at) for cell in study.paper()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_list_says_what_the_grid_costs_and_whether_its_data_are_public(name: str) -> None:
+    plan = of_paper(name)
+    assert NAMES[name].exaflops == round(plan.flops / 1e18)  # type: ignore[index]
+    private = {
+        any(stage.run.data.path == "jft300m" for stage in cell.stage.chain())
+        for cell in plan.cells
+        if cell.metric not in COUNTED
+    }
+    assert NAMES[name].public == ("partly" if len(private) == 2 else "no" if True in private else "yes")  # type: ignore[index]
+
+
+# claims
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "verdict"),
+    [
+        ([10.0, 11.0], [8.0, 9.1], "holds"),
+        ([8.0, 9.1], [10.0, 11.0], "does not hold"),
+        ([10.0, 12.0], [9.9, 10.0], "too noisy to tell"),
+        ([10.0], [5.0], "too noisy to tell"),
+    ],
+)
+def test_a_claim_holds_beyond_twice_the_deviation(one: list[float], other: list[float], verdict: str) -> None:
+    claim = Claim("one is larger", lambda scores: minus(scores, ("a", 1), ("b", 1)))
+    found, mean, deviation = claim.verdict({("a", 1): one, ("b", 1): other})
+    differences = np.subtract(one, other)
+    assert found == verdict
+    assert mean == pytest.approx(differences.mean())
+    assert math.isnan(deviation) if len(one) == 1 else deviation == pytest.approx(differences.std(ddof=1))
+
+
+# the division by classes
+
+
+def probe_names(sets: Sets) -> list[str]:
+    """The classes that are transferred to."""
+    return list(sets.probe[0].class_names)
+
+
+def test_no_image_of_a_class_that_is_kept_away_is_trained_on(tmp_path: Path) -> None:
+    sets = divide("digits", tmp_path, seed=3)
+    names = set(probe_names(sets))
+    assert len(names) == 2 and sets.probe[1].class_names == sets.probe[0].class_names
+    up, down = (open_data(sets.path(name), seed=0) for name in ("up", "down"))
+    trained, moved = ({part.class_names[label] for label in np.unique(part.labels)} for part in (up.train, down.train))
+    assert trained == set(up.train.class_names) - names and len(trained) == 8 and moved == names
+    digits = open_data("digits").train
+    everything = {digits.class_names[label] for label in digits.labels}
+    assert trained | names == everything
+    parts = [up.train, up.test, down.train, down.test]
+    ids = [{part.id(i) for i in range(len(part))} for part in parts if part is not None]
+    assert len(ids) == 4 and all(ids) and len(set.union(*ids)) == sum(map(len, ids))
+    again = divide("digits", tmp_path, seed=3)
+    assert Path(again.path("up")).read_bytes() == Path(sets.path("up")).read_bytes()
+    assert probe_names(divide("digits", tmp_path / "b", seed=4)) != probe_names(sets)
+
+
+def test_few_classes_are_refused(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / "d" / name).mkdir(parents=True)
+        for i in range(3):
+            Image.new("RGB", (8, 8)).save(tmp_path / "d" / name / f"{i}.png")
+    with pytest.raises(DataError, match=r"has 3 classes\. A study needs at least 4"):
+        divide(str(tmp_path / "d"), tmp_path / "x")
+
+
+# a study end to end
+
+
+def short(run: Run) -> Run:
+    """A run of two steps of 16 images, measured at the end."""
+    run = replace(run, duration=Steps(2), batch_size=16, precision="float32", workers=0, device="cpu")
+    return replace(run, evaluate_every=Percent(100))
+
+
+def tiny(broken: bool = False) -> Study:
+    """Two networks of a few thousand parameters; with `broken` a third that cannot be trained."""
+
+    def cells(given: Given) -> Sequence[Cell]:
+        found = []
+        for row, depth in (("shallow", 1), ("deep", 2)):
+            run = short(pre_training("ViT-64/8", width=16, heads=2, mlp_dim=16, depth=depth))
+            found.append(Cell(row, depth, Stage(run)))
+            found.append(Cell(row, depth, Stage(run), metric="parameters"))
+            tuned = fine_tuning(Stage(run), "down", side=16)
+            rates = [replace(short(tuned.run), optim=replace(tuned.run.optim, lr=lr)) for lr in (1e-3, 1e-4)]
+            first, second = (replace(tuned, run=run) for run in rates)
+            found.append(Cell(row, depth, first, [second], metric="top-1", what="fine-tuned"))
+        if broken:
+            run = found[0].stage.run
+            stage = Stage(replace(run, optim=replace(run.optim, lr=1e30, clip=None)))
+            tuned = replace(fine_tuning(stage, "down"), run=short(fine_tuning(stage, "down").run))
+            found += [Cell("broken", 3, stage), Cell("broken", 3, tuned, metric="top-1", what="fine-tuned")]
+        return found
+
+    claim = Claim("Deep is better.", lambda scores: minus(scores, ("deep", 2), ("shallow", 1)))
+    return Study("figure4", "Figure 0", "a test", "blocks", cells, lambda: [], (claim,))
+
+
+class Counting:
+    """Trains in this process and remembers what it trained."""
+
+    def __init__(self) -> None:
+        self.trained: list[Trial] = []
+
+    def __call__(self, trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None]:
+        for each in here(trials):
+            self.trained.append(each[0])
+            yield each
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Counting, Tables, dict[str, Any]]:
+    """A study of two networks and two seeds, trained on digits."""
+    folder, first = tmp_path_factory.mktemp("study"), Counting()
+    return folder, first, *run_study(tiny(), Asked("digits"), folder, first)
+
+
+@pytest.mark.slow
+def test_a_small_study_end_to_end_and_again(
+    finished: tuple[Path, Counting, Tables, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, first, tables, about = finished
+    tuned = [trial for trial in first.trained if trial.run.weights is not None]
+    assert [trial.run.seed for trial in tuned] == [0, 0, 0, 0, 1, 1]  # the first seed chooses the rate for all
+    assert len(first.trained) == 6 + 4 and not tables.missing
+    second = Counting()
+    again, _ = run_study(tiny(), Asked("digits"), folder, second)
+    assert second.trained == []  # nothing finished is trained again
+    assert [table.means for table in again.tables] == [table.means for table in tables.tables]
+    files = write(tables, about, tmp_path)
+    assert [file.suffix for file in files] == [".json", ".csv", ".md", ".png", ".pdf"]
+    written = json.loads(files[0].read_text())
+    for name, rows in written["tables"].items():
+        for row in rows:
+            cells = [cell for cell in written["cells"] if (cell["table"], cell["row"]) == (name, row["row"])]
+            values = [cell["score"] for cell in cells]
+            assert row["mean"] == pytest.approx(np.mean(values))
+            assert row["deviation"] == pytest.approx(np.std(values, ddof=1))
+    assert written["claims"][0]["claim"] == "Deep is better."
+    assert "| shallow |" in files[2].read_text() and files[3].read_bytes().startswith(b"\x89PNG")
+    page = write_page(tmp_path).read_text()
+    assert "Deep is better." in page and "data:image/png;base64" in page and page.count("<table>") == 3
+
+
+@pytest.mark.slow
+def test_a_score_is_that_of_the_verb_on_the_same_images(
+    finished: tuple[Path, Counting, Tables, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Against `vitrail probe fewshot --features`, with features of `vitrail.load` and a card's own preprocessing."""
+    train, test = divide("digits", tmp_path / "again", 0).probe
+    result = finished[2].results[0]
+    model = vitrail.load(finished[0] / result.run / "model" / "last")
+    prepare = model.card.transform()
+    arrays: dict[str, np.ndarray] = {"class_names": np.array(train.class_names)}
+    for name, part in (("train", train), ("test", test)):
+        images = torch.stack([prepare(Image.fromarray(part[i].image)) for i in range(len(part))])
+        with torch.no_grad():
+            arrays[f"{name}_features"] = model.features(images).numpy()
+        arrays[f"{name}_labels"] = part.labels
+        arrays[f"{name}_ids"] = np.array([part.id(i) for i in range(len(part))])
+    np.savez(tmp_path / "f.npz", **arrays)
+    argv = ["probe", "fewshot", "--features", str(tmp_path / "f.npz"), "--shots", "5", "--seeds", "10", "--json"]
+    assert result.score == pytest.approx(100 * shown(argv)["results"][0]["top1"], abs=0.5)
+
+
+@pytest.mark.slow
+def test_a_fine_tuned_score_is_that_of_evaluate(
+    finished: tuple[Path, Counting, Tables, dict[str, Any]], tmp_path: Path
+) -> None:
+    sets = divide("digits", tmp_path, 0)
+    result = next(one for one in finished[2].results if one.cell.table == "fine-tuned")
+    argv = [
+        "evaluate",
+        str(finished[0] / result.run / "model" / "last"),
+        sets.path("down"),
+        "--split",
+        "test",
+        "--json",
+    ]
+    assert result.score == pytest.approx(100 * shown(argv)["top1"], abs=0.01)
+
+
+@pytest.mark.slow
+def test_accuracy_by_the_labels_of_real_is_that_of_evaluate(shared_data: Path, tmp_path: Path) -> None:
+    folder = shared_data / "imagenet-val20"
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "imagenet").symlink_to(folder)
+    torch.manual_seed(0)
+    network = vitrail.create("Ti/16", classes=1000, image_size=32, width=16, depth=1, heads=2, mlp_dim=16)
+    vitrail.save(network, tmp_path / "run" / "model" / "last")
+    sets = published_sets(str(tmp_path / "sets"))
+    number = Probes(sets).real(tmp_path / "run" / "model" / "last")
+    argv = ["evaluate", str(tmp_path / "run" / "model" / "last"), str(folder), "--protocol", "real", "--json"]
+    assert number == pytest.approx(shown(argv)["top1"], abs=1e-9)
+
+
+def shown(argv: list[str]) -> Any:
+    """The JSON that a command prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert cli.main(argv) == 0
+    return json.loads(out.getvalue())
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None:
+    tables, about = run_study(tiny(broken=True), Asked("digits", seeds=(0,)), tmp_path, here)
+    assert {result.cell.row for result in tables.missing} == {"broken"}
+    assert [len(table.scores) for table in tables.tables] == [2, 2, 2]
+    text = write(tables, about, tmp_path)[2].read_text()
+    assert "seed 0: diverged" in text and "what it starts from is missing: diverged" in text
+
+
+@pytest.mark.slow
+def test_when_the_minutes_are_over_what_is_finished_is_shown(tmp_path: Path) -> None:
+    counting = Counting()
+    tables, _ = run_study(tiny(), Asked("digits", seeds=(0,), minutes=1e-3), tmp_path, counting)
+    assert len(counting.trained) < 6 and tables.missing and tables.missing[0].reason == "not trained yet"
+    tables, _ = run_study(tiny(), Asked("digits", seeds=(0,)), tmp_path, counting)
+    assert not tables.missing and len(counting.trained) == 6
+
+
+@pytest.mark.slow
+def test_a_study_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
+    """A real process group is killed again and again; no cell that was finished is trained a second time."""
+    argv = [sys.executable, "-m", "vitrail", "study", "three-table3", "--data", "digits", "--limit-steps", "2"]
+    argv += ["--limit-images", "64", "--seeds", "1", "--parallel", "2", "--out", str(tmp_path / "s")]
+    outcomes: dict[Path, float] = {}
+    for seconds in (4.0, 9.0, 300.0):
+        process = subprocess.Popen(argv, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        now = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").glob("*/outcome.json")}
+        assert {path: now[path] for path in outcomes} == outcomes
+        outcomes = now
+    trained = {
+        (cell.row, cell.at) for cell in study_named("three-table3").laptop(Given()) if cell.metric not in COUNTED
+    }
+    assert process.returncode == 0 and len(outcomes) == len(trained)
+    assert json.loads((tmp_path / "s" / "three-table3.json").read_text())["cells"]
+
+
+# the paper's scale
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data sets of the papers' names, each of two classes of small images."""
+    root = tmp_path_factory.mktemp("sets")
+    generator = np.random.default_rng(0)
+    for name in ("imagenet", "flowers102"):
+        for split, count in (("train", 12), ("val", 4)):
+            for label in ("cat", "dog"):
+                folder = root / name / split / label
+                folder.mkdir(parents=True)
+                for number in range(count):
+                    pixels = generator.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+                    Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.mark.slow
+def test_a_cell_of_the_papers_grid_runs_shrunk(imagenet: Path, tmp_path: Path) -> None:
+    """Pre-training, transfer, and the table. Data sets that are absent are named, the others run."""
+    argv = ["study", "three-table6", "--scale", "paper", "--rows", "ti16, attention", "--data", str(imagenet)]
+    argv += ["--parallel", "0", "--limit-images", "8", "--limit-steps", "1", "--seeds", "1", "--json"]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert cli.main([*argv, "--out", str(tmp_path / "s")]) == 1  # some data are absent
+    cells = json.loads(out.getvalue())["cells"]
+    assert {cell["at"] for cell in cells if cell["score"] is not None} == {"flowers102"}
+    reasons = {cell["at"]: cell["reason"] for cell in cells if cell["score"] is None}
+    assert "the data set cars is absent" in reasons["cars"] and len(reasons) == 5
+
+
+# the verb
+
+
+def test_the_list_and_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["study"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in NAMES)
+    assert cli.main(["study", "figure9", "--scale", "paper", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "class token, 0.0008: training on jft300m" in shown
+        and "668.2 exaFLOPs" in shown
+        and "jft300m: never published" in shown
+    )
+    assert cli.main(["study", "figure9", "--dry-run", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["cells"]) == 9
+    assert cli.main(["study", "figure3", "--dry-run", "--rows", "ViT-128/8"]) == 0
+    assert "fine-tuning on digits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"name": "figur4", "data": "digits"}, "Did you mean 'figure4'"),
+        ({"name": "figure4"}, "no images are given"),
+        ({"name": "figure4", "scale": "paper"}, "no folder of data sets is given"),
+        ({"name": "figure4", "data": "digits", "scale": "paper"}, "no folder with the name of a data set"),
+        ({"name": "figure4", "data": "digits", "rows": ("B/16",)}, "has no row 'B/16'. Valid: "),
+        ({"name": "report", "out": "nowhere"}, "no finished study"),
+        ({"name": "figure4", "data": "digits", "seeds": 0}, "seeds is 0"),
+    ],
+)
+def test_what_is_wrong_is_said(asked: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        vitrail.study(**asked)  # type: ignore[arg-type]

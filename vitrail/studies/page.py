@@ -1,0 +1,91 @@
+"""All finished studies of a folder as one page: the tables and figures of the papers, published and ours."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from vitrail.errors import UsageError
+from vitrail.files import replacing_text
+from vitrail.studies.catalog import NAMES
+from vitrail.studies.results import published_tables
+from vitrail.studies.study import Place, Study
+from vitrail.studies.table import axes, column, number
+
+PAGE = "index.html"
+
+
+def write_page(folder: Path) -> Path:
+    """Write index.html about all studies whose results are in `folder`, and return it.
+
+    Raises UsageError if there are none, or if the page cannot be written.
+    """
+    found = [study for name in NAMES if (study := _read(folder / f"{name}.json")) is not None]
+    if not found:
+        raise UsageError(f"{folder} has no finished study. Run one: vitrail study figure4 --data DIR --out {folder}")
+    environment = Environment(
+        loader=PackageLoader("vitrail.studies"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    page = environment.get_template("gallery.html").render(studies=found)
+    with replacing_text(folder / PAGE, UsageError) as stream:
+        stream.write(page)
+    return folder / PAGE
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return what the page shows of a study; None if it has no readable result."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        picture = path.with_suffix(".png").read_bytes()
+        return {
+            "name": found["study"],
+            "where": found["where"],
+            "title": found["title"],
+            "about": _about(found),
+            "picture": "data:image/png;base64," + base64.b64encode(picture).decode("ascii"),
+            "tables": {name: _lines(rows) for name, rows in found["tables"].items()},
+            "published": published_tables(_quoting(found)),
+            "claims": found["claims"],
+            "missing": [cell for cell in found["cells"] if cell["score"] is None],
+            "runs": _runs(found["cells"], path.parent),
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _about(found: Mapping[str, Any]) -> str:
+    seeds = len(found["seeds"])
+    return f"{found['scale']} scale, {found['data']}, {seeds} seed{'s' * (seeds > 1)}"
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return a table of the file as text, a header and then a line for each row."""
+    means: dict[Place, tuple[float, float]] = {
+        (row["row"], row["at"]): (row["mean"], math.nan if row["deviation"] is None else row["deviation"])
+        for row in rows
+    }
+    names, columns = axes(list(means))
+    return [["", *map(column, columns)], *([row, *(number(means.get((row, at))) for at in columns)] for row in names)]
+
+
+def _quoting(found: Mapping[str, Any]) -> Study:
+    """Return a study that holds nothing but the published numbers of the file."""
+    published = {(one["table"], one["row"], one["at"]): one["value"] for one in found["published"]}
+    quoted = [one["row"] for one in found["published"] if one["quoted"]]
+    return Study(found["study"], found["where"], found["title"], "", lambda _: (), tuple, (), published, quoted)
+
+
+def _runs(cells: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, str]:
+    """Return a label -> the run folder, as seen from `folder`, for each network that is still there."""
+    found = {}
+    for cell in cells:
+        if cell["run"] and (folder / cell["run"]).is_dir():
+            found[f"{cell['row']}, {column(cell['at'])}, seed {cell['seed']}"] = cell["run"]
+    return found

@@ -1,0 +1,120 @@
+"""What a study would cost, training by training, without training anything and without its data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitrail.costs.count import training_flops
+from vitrail.costs.devices import DEVICES, device_days, dollars
+from vitrail.data.benchmarks.catalog import CATALOG
+from vitrail.durations import Epochs
+from vitrail.studies.measure import config_of
+from vitrail.studies.study import COUNTED, Cell, Given, Scale, Stage, Study
+from vitrail.studies.table import column
+from vitrail.words import digits
+
+CORE = DEVICES["tpu-v3"]
+IMAGES = {"down": 10_000, "all": 50_000, "digits": 1_438}
+"""Number of training images at laptop scale if no data are given: those of CIFAR-100, and of digits."""
+OTHER = 1_000
+"""Number of images assumed for a data set that is not opened."""
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One training with its cost."""
+
+    cell: Cell
+    """The first cell that needs it."""
+    stage: Stage
+    data: str
+    images: float
+    """Number of images seen in training."""
+    flops: float
+
+    @property
+    def name(self) -> str:
+        """The training in words."""
+        how = "fine-tuning on" if self.stage.start is not None else "training on"
+        rate = f" at rate {self.stage.run.optim.lr:g}" if self.cell.others else ""
+        return f"{self.cell.row}, {column(self.cell.at)}: {how} {self.data}{rate}"
+
+    @property
+    def core_days(self) -> float:
+        """TPUv3-core-days."""
+        return device_days(self.flops, CORE)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """All trainings of a study at one scale, each once."""
+
+    study: Study
+    scale: Scale
+    seeds: int
+    cells: Sequence[Cell]
+    stages: Sequence[PlannedStage]
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all trainings and seeds."""
+        return self.seeds * sum(one.flops for one in self.stages)
+
+    def lines(self) -> list[str]:
+        """Return the plan as lines."""
+        found = [f"{self.study.where}: {self.study.title}, at {self.scale} scale", ""]
+        for one in self.stages:
+            cost = f"{digits(one.flops / 1e15)} petaFLOPs"
+            if self.scale == "paper":
+                cost = f"{digits(one.flops / 1e18)} exaFLOPs, {digits(one.core_days)} TPUv3-core-days"
+            found.append(f"{one.name}, {digits(one.images / 1e6)} million images, {cost}")
+        days = device_days(self.flops, CORE)
+        total = f"{len(self.stages)} trainings x {self.seeds} seeds: {digits(self.flops / 1e18)} exaFLOPs"
+        found += ["", f"{total}, {digits(days)} TPUv3-core-days, ${dollars(days, CORE.usd_per_hour or 0):,.0f}"]
+        if count := sum(cell.metric in COUNTED for cell in self.cells):
+            found.append(f"{count} numbers of speed, memory and size, measured without training")
+        needed = sorted({one.data for one in self.stages if one.data in CATALOG})
+        found += [f"{name}: {CATALOG[name].source}" for name in needed]
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return {
+            "study": self.study.name,
+            "scale": self.scale,
+            "seeds": self.seeds,
+            "exaflops": self.flops / 1e18,
+            "cells": [{"table": cell.table, "row": cell.row, "at": cell.at} for cell in self.cells],
+            "trainings": [
+                {"row": one.cell.row, "at": one.cell.at, "data": one.data, "images": one.images, "flops": one.flops}
+                for one in self.stages
+            ],
+        }
+
+
+def plan(study: Study, scale: Scale, cells: Sequence[Cell], given: Given, seeds: int) -> Planned:
+    """Return the cost of these cells of a study."""
+    first: dict[Stage, Cell] = {}
+    for cell in cells:
+        for stage in (one for tried in cell.tried for one in tried.chain()):
+            if cell.metric not in COUNTED:
+                first.setdefault(stage, cell)
+    ordered = sorted(first.items(), key=lambda item: item[0].depth)
+    return Planned(study, scale, seeds, cells, [_planned(cell, stage, given) for stage, cell in ordered])
+
+
+def _planned(cell: Cell, stage: Stage, given: Given) -> PlannedStage:
+    run = stage.run
+    images = run.data.subset or _images(run.data.path, given)
+    batch = run.batch_size or 1
+    steps = run.duration.steps(per_epoch=max(int(images // batch), 1), batch_size=batch)
+    seen = float(images * run.duration.value if isinstance(run.duration, Epochs) else steps * batch)
+    return PlannedStage(cell, stage, run.data.path, seen, training_flops(config_of(stage)) * seen)
+
+
+def _images(name: str, given: Given) -> float:
+    if name in CATALOG:
+        return CATALOG[name].splits["train"]
+    return {"up": given.images, **IMAGES}.get(name, OTHER)

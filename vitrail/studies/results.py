@@ -1,0 +1,105 @@
+"""The files of a study: its tables (JSON, CSV, Markdown) and its figure (PNG, PDF)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitrail.data.spreadsheet import SafeWriter
+from vitrail.errors import UsageError
+from vitrail.files import replacing_text
+from vitrail.studies.figure import draw, draw_tiles
+from vitrail.studies.study import Study
+from vitrail.studies.table import Table, Tables, axes, column
+from vitrail.transfer.trial import write_table
+
+
+def write(found: Tables, about: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write all files of a study into `folder`, and return them. `about` describes data, seeds and machine.
+
+    Raises UsageError if one cannot be written.
+    """
+    name = found.study.name
+    files = [folder / f"{name}.{suffix}" for suffix in ("json", "csv", "md", "png", "pdf")]
+    write_table(files[0], as_json(found, about))
+    with replacing_text(files[1], UsageError) as stream:
+        SafeWriter(stream).writerows(_rows(found))
+    with replacing_text(files[2], UsageError) as stream:
+        stream.write(markdown(found))
+    for path in files[3:]:
+        (draw_tiles if found.study.tiles else draw)(found, path)
+    return files
+
+
+def _rows(found: Tables) -> list[list[str]]:
+    """Return all tables as rows of one file, with the name of the table in the first column."""
+    return [[table.name, *line] for table in found.tables for line in table.lines()]
+
+
+def as_json(found: Tables, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a study's results as JSON values."""
+    study = found.study
+    return {
+        "study": study.name,
+        "where": study.where,
+        "title": study.title,
+        **about,
+        "tables": {table.name: _table_json(table) for table in found.tables},
+        "claims": [
+            {"claim": answer.claim.text, "verdict": answer.verdict, "difference": answer.difference,
+             "deviation": answer.deviation}
+            for answer in found.answers()
+        ],
+        "published": [
+            {"table": table, "row": row, "at": at, "value": value, "quoted": row in study.quoted}
+            for (table, row, at), value in study.published.items()
+        ],
+        "cells": [result.as_json() for result in found.results],
+    }  # fmt: skip
+
+
+def _table_json(table: Table) -> list[dict[str, Any]]:
+    return [
+        {"row": row, "at": at, "mean": mean, "deviation": None if math.isnan(deviation) else deviation}
+        for (row, at), (mean, deviation) in table.means.items()
+    ]
+
+
+def markdown(found: Tables) -> str:
+    """Return tables, claims, what is missing and the published numbers as Markdown."""
+    study = found.study
+    lines = [f"# {study.where}: {study.title}"]
+    for table in found.tables:
+        lines += ["", f"{table.name} (columns: {study.axis})", "", *_grid(table.lines())]
+    lines += ["", *(f"- {answer}" for answer in found.answers())]
+    lines += ["", *(f"- {cell.cell.row}, {column(cell.cell.at)}, {cell.cell.table}, seed {cell.seed}: {cell.reason}"
+                    for cell in found.missing)]  # fmt: skip
+    for name, rows in published_tables(study).items():
+        lines += ["", f"Published: {name}", "", *_grid(rows)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def published_tables(study: Study) -> dict[str, list[list[str]]]:
+    """Return the paper's tables as text, a header and then a line for each row; rows that it quotes are marked."""
+    found = {}
+    for name in dict.fromkeys(table for table, _, _ in study.published):
+        values = {(row, at): value for (table, row, at), value in study.published.items() if table == name}
+        rows, columns = axes(list(values))
+        header = ["", *map(column, columns)]
+        body = [
+            [row + (" (quoted)" if row in study.quoted else ""), *(_shown(values.get((row, at))) for at in columns)]
+            for row in rows
+        ]
+        found[name] = [header, *body]
+    return found
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _grid(lines: Sequence[Sequence[str]]) -> list[str]:
+    header, *rows = lines
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]

@@ -1,0 +1,143 @@
+"""A whole study: place its data, train, measure."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.durations import Percent, Steps
+from vitrail.errors import UsageError, VitrailError
+from vitrail.studies.laptop import divide
+from vitrail.studies.measure import DRAWS, SHOTS, Probes, counted
+from vitrail.studies.plan import Planned, plan
+from vitrail.studies.sets import Sets, published_sets
+from vitrail.studies.study import COUNTED, Cell, Given, Scale, Stage, Study
+from vitrail.studies.table import Result, Tables
+from vitrail.studies.training import Training, chosen
+from vitrail.transfer.sweep import Executor
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of a study to run, and on what."""
+
+    data: str | None
+    """At laptop scale the images, at the paper's the folder of its data sets; None only to plan."""
+    scale: Scale = "laptop"
+    transfer: Sequence[str] = ("digits",)
+    """More data sets to fine-tune on, at laptop scale."""
+    seeds: Sequence[int] = (0, 1)
+    """The first divides the classes and chooses settings."""
+    minutes: float | None = None
+    """Time after which nothing more is trained."""
+    longer: float = 1.0
+    """Factor of the length of each training."""
+    rows: Sequence[str] = ()
+    """The rows to run; empty: all."""
+    limit_images: int | None = None
+    limit_steps: int | None = None
+    """To try a grid: at most so many images of each data set and in each step, and so many steps."""
+
+
+def run_study(study: Study, asked: Asked, folder: Path, execute: Executor) -> tuple[Tables, dict[str, Any]]:
+    """Return the tables of a study, and a description of what they were made from.
+
+    Raises DataError and UsageError before anything is trained; Interrupted after a signal: the same call continues.
+    """
+    sets = place(asked, folder)
+    given = Given(sets.images, ("up", "down", *_names(sets)))
+    cells = grid(study, asked, given)
+    until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
+    training = Training(sets, folder, execute, until)
+    results = measured(cells, asked.seeds, training)
+    about = {
+        "data": Path(str(asked.data)).name,
+        "scale": asked.scale,
+        "seeds": list(asked.seeds),
+        "images": sets.images,
+        "sets": list(given.sets),
+        "few-shot": {"shots": SHOTS, "draws": DRAWS},
+    }
+    return Tables(study, results), about
+
+
+def planned(study: Study, asked: Asked) -> Planned:
+    """Return the cost of a study. Raises the errors of opening the data, which may be None."""
+    given = Given()
+    if asked.data is not None and asked.scale == "laptop":
+        with tempfile.TemporaryDirectory() as scratch:
+            sets = place(asked, Path(scratch))
+            given = Given(sets.images, ("up", "down", *_names(sets)))
+    seeds = 1 if asked.scale == "paper" else len(asked.seeds)
+    return plan(study, asked.scale, grid(study, asked, given), given, seeds)
+
+
+def place(asked: Asked, folder: Path) -> Sets:
+    """Return the data sets by name."""
+    data = str(asked.data)
+    if asked.scale == "paper":
+        return published_sets(data)
+    return divide(data, folder / f"data-{asked.seeds[0]}", asked.seeds[0], asked.transfer)
+
+
+def _names(sets: Sets) -> list[str]:
+    return [name for name in sets.paths if name not in ("up", "down", "all")]
+
+
+def grid(study: Study, asked: Asked, given: Given) -> list[Cell]:
+    """Return the cells to run. Raises UsageError for rows that the study does not have."""
+    cells = study.paper() if asked.scale == "paper" else study.laptop(given)
+    known = dict.fromkeys(cell.row for cell in cells)
+    if unknown := [row for row in asked.rows if row not in known]:
+        raise UsageError(f"{study.name} has no row {', '.join(map(repr, unknown))}. Valid: {', '.join(known)}")
+    cells = [cell for cell in cells if not asked.rows or cell.row in asked.rows]
+    return [_changed(cell, lambda stage: limited(stage, asked)) for cell in cells]
+
+
+def _changed(cell: Cell, change: Callable[[Stage], Stage]) -> Cell:
+    return replace(cell, stage=change(cell.stage), others=[change(stage) for stage in cell.others])
+
+
+def limited(stage: Stage, asked: Asked) -> Stage:
+    """Return a stage, and those before it, made longer or shorter as asked."""
+    run, images, steps = stage.run, asked.limit_images, asked.limit_steps
+    if images is not None:
+        batch = min(run.batch_size or images, images)
+        run = replace(run, data=replace(run.data, subset=images), batch_size=batch)
+    if steps is not None:
+        every = Percent(100)
+        run = replace(run, duration=Steps(steps), checkpoint_every=every, evaluate_every=every)
+        run = replace(run, schedule=replace(run.schedule, warmup=Percent(10)))
+    elif asked.longer != 1:
+        run = replace(run, duration=replace(run.duration, value=asked.longer * run.duration.value))
+    start, tokenizer = (None if one is None else limited(one, asked) for one in (stage.start, stage.tokenizer))
+    return Stage(run, start, tokenizer)
+
+
+def measured(cells: Sequence[Cell], seeds: Sequence[int], training: Training) -> list[Result]:
+    """Train what is not finished, and return the results, all cells of the first seed before the next."""
+    learned = [cell for cell in cells if cell.metric not in COUNTED]
+    training.train((cell, stage, seeds[0]) for cell in learned for stage in cell.tried)
+    counts = {id(cell): chosen(cell, training, seeds[0]) for cell in cells}
+    training.train((cell, counts[id(cell)], seed) for seed in seeds[1:] for cell in learned)
+    probes = Probes(training.sets)
+    return [_result(cell, counts[id(cell)], seed, training, probes) for seed in seeds for cell in cells]
+
+
+def _result(cell: Cell, stage: Stage, seed: int, training: Training, probes: Probes) -> Result:
+    if cell.metric in COUNTED:
+        return Result(cell, seed, counted(cell.metric, stage))
+    rate = stage.run.optim.lr if cell.others else None
+    if (reason := training.problem((stage, seed))) is not None:
+        return Result(cell, seed, None, reason, rate=rate)
+    outcome = training.outcomes[stage, seed]
+    place = Path(outcome.run).resolve().relative_to(training.folder.resolve())  # so that the folder can be moved
+    base = Result(cell, seed, None, "", str(place), rate, outcome.seconds)
+    try:
+        return replace(base, score=probes.number(cell.metric, outcome, cell.best))
+    except VitrailError as error:
+        return replace(base, reason=str(error))
