@@ -1,13 +1,16 @@
-"""Predicting in float32 on the CPU: our frozen torch path against the programs that `vitrail export` writes.
+"""Predict on the CPU: our frozen torch path against the programs that `vitrail export` writes, in three precisions.
 
-The same network, the same uint8 images, the same threads, one process; ONNX Runtime and OpenVINO run the exported
-programs with their defaults but for the number of threads, and OpenVINO in float32 instead of what it would choose.
-Each program has passed its parity check before the race.
+The network, the uint8 images, the threads and the process are the same. ONNX Runtime and OpenVINO run the exported
+programs with their defaults, except for the number of threads and OpenVINO's precision. int8 programs run as vitrail
+runs them, and beside them as OpenVINO runs the same file with nothing of vitrail in between. Each program has passed
+its parity check before it is timed. int8 programs are calibrated on random images, because only speed is measured.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,17 +23,22 @@ from benchmarks import compare, peers, record
 from benchmarks.compare import Contender
 from benchmarks.inference import images, predictor
 from benchmarks.peers import Architecture
+from vitrail.exports.engine import Engine
+from vitrail.exports.int8 import Samples, quantise
+from vitrail.exports.kinds import KINDS, runtime
 from vitrail.exports.write import export_model
 from vitrail.model.frozen import freeze
 
 CASES = {"S/16": peers.S16, "B/16": peers.B16}
 BATCHES = (1, 8)
+CALIBRATION = 16
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 Step = Callable[[np.ndarray], object]
 
 
 def onnx_step(folder: Path) -> Step:
-    """ONNX Runtime on a program, with torch's number of threads."""
+    """Return ONNX Runtime's session of a program, with torch's number of threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -39,45 +47,93 @@ def onnx_step(folder: Path) -> Step:
     return lambda batch: session.run(None, {"images": batch})
 
 
-def openvino_step(folder: Path) -> Step:
-    """OpenVINO on a program, with torch's number of threads, in float32."""
+def openvino_step(folder: Path, precision: str) -> Step:
+    """Return OpenVINO's compiled program, with torch's number of threads; what is not int8 is of this precision."""
     import openvino
 
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     compiled = openvino.Core().compile_model(folder / "model.xml", "CPU", settings)
     return lambda batch: compiled(batch, share_inputs=True)
 
 
+def engine_step(folder: Path) -> Step:
+    """Return what `vitrail predict` runs."""
+    engine = Engine(folder / "model.xml")
+    return lambda batch: engine(torch.from_numpy(batch))
+
+
 def feeding(step: Step, batches: list[torch.Tensor]) -> Callable[[], object]:
-    """A step that answers the next batch."""
+    """Return a step that predicts the next batch."""
     feed = itertools.cycle([batch.numpy() for batch in batches])
     return lambda: step(next(feed))
 
 
+def in_int8(exported: Path, folder: Path, to: str) -> Path:
+    """Return an int8 copy of a float32 program, calibrated on random images."""
+    shutil.copytree(exported, folder)
+    shape = (CALIBRATION, 1, 3, 224, 224)
+    pixels = [(image, 0) for image in np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)]
+    about = json.loads((folder / "card.json").read_text())
+    about["program"]["precision"] = "int8"
+    module: Any = runtime(to)
+    quantise(module, folder / KINDS[to].file, about, Samples(pixels, pixels[:1]), max_drop=100)
+    return folder
+
+
+def programs(model: Any, folder: Path) -> dict[tuple[str, str], Path]:
+    """Export a network in every way that is timed, and return (runtime, precision) -> folder."""
+    found = {}
+    for to, precision in (("onnx", "float32"), ("openvino", "float32"), ("openvino", "bf16")):
+        place = folder / f"{to}-{precision}"
+        found[to, precision] = export_model(model, place, to, precision=precision).folder  # type: ignore[arg-type]
+    for to in ("onnx", "openvino"):
+        found[to, "int8"] = in_int8(found[to, "float32"], folder / f"{to}-int8", to)
+    return found
+
+
+def field(model: Any, made: dict[tuple[str, str], Path], precision: str) -> dict[str, Step | Any]:
+    """Return the contenders of one precision by name: programs, or our frozen network."""
+    frozen = {name: freeze(model, dtype) for name, dtype in DTYPES.items()}
+    if precision == "float32":
+        steps = {"ONNX Runtime": onnx_step(made["onnx", "float32"])}
+        return {record.OURS: frozen["float32"], **steps, "OpenVINO": openvino_step(made["openvino", "float32"], "f32")}
+    if precision == "bf16":
+        engine, direct = made["openvino", "bf16"], openvino_step(made["openvino", "bf16"], "bf16")
+        return {record.OURS: frozen["bf16"], "vitrail, OpenVINO program": engine_step(engine), "OpenVINO": direct}
+    engine = made["openvino", "int8"]
+    return {
+        record.OURS: engine_step(engine),
+        "OpenVINO": openvino_step(engine, "f32"),
+        "OpenVINO, the rest in bf16": openvino_step(engine, "bf16"),
+        "ONNX Runtime": onnx_step(made["onnx", "int8"]),
+        "vitrail, bf16": frozen["bf16"],
+    }
+
+
 def measure(name: str, architecture: Architecture, options: Any) -> list[dict[str, Any]]:
-    """All batch sizes of one network."""
+    """Time all batch sizes and precisions of one network."""
     model: Any = peers.ours(architecture).eval()
     torch.nn.init.normal_(model.head.weight, std=0.02)
-    frozen = freeze(model)
     results = []
     with TemporaryDirectory() as scratch:
-        exported = {to: export_model(model, Path(scratch) / to, to) for to in ("onnx", "openvino")}  # type: ignore[arg-type]
-        steps = {
-            "ONNX Runtime": onnx_step(exported["onnx"].folder),
-            "OpenVINO": openvino_step(exported["openvino"].folder),
-        }
-        for batch in BATCHES:
+        made = programs(model, Path(scratch))
+        for precision, batch in itertools.product(("float32", "bf16", "int8"), BATCHES):
             pixels = images(batch, architecture.image_size)
-            field = [
-                Contender(record.OURS, predictor(frozen, pixels), batch, compare.tuned),
-                *(Contender(peer, feeding(step, pixels), batch) for peer, step in steps.items()),
+            contenders = [
+                Contender(who, predictor(step, pixels), batch, compare.tuned)
+                if isinstance(step, torch.nn.Module)
+                else Contender(who, feeding(step, pixels), batch)
+                for who, step in field(model, made, precision).items()
             ]
-            measured = compare.race(field, rounds=options.rounds, seconds=0.1 if options.quick else 1.2)
+            measured = compare.race(contenders, rounds=options.rounds, seconds=0.1 if options.quick else 1.2)
             rows = record.rows(measured)
-            record.show(f"{name}, 224 px, batch {batch}, float32, images/s", rows)
-            results.append({"case": name, "batch": batch, "precision": "float32", "rows": rows})
-    parity = {to: made.parity.relative for to, made in exported.items()}
-    return [{**result, "relative_difference": parity} for result in results]
+            record.show(f"{name}, 224 px, batch {batch}, {precision}, images/s", rows)
+            results.append({"case": name, "batch": batch, "precision": precision, "rows": rows})
+        parity = {
+            to: json.loads((made[to, "float32"] / "card.json").read_text())["parity"] for to in ("onnx", "openvino")
+        }
+    differences = {to: found["relative"] for to, found in parity.items()}
+    return [{**result, "relative_difference": differences} for result in results]
 
 
 def main() -> None:

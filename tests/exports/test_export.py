@@ -131,7 +131,7 @@ def test_without_a_classifier_there_are_features_only(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "precision", "tolerance"),
-    [("onnx", "float16", 2e-2), ("openvino", "float16", 2e-2), ("program", "bf16", 1e-1)],
+    [("onnx", "float16", 2e-2), ("openvino", "float16", 2e-2), ("openvino", "bf16", 1e-1), ("program", "bf16", 1e-1)],
 )
 def test_smaller_weights_have_a_tolerance_of_their_own(
     to: Any, precision: Any, tolerance: float, tmp_path: Path
@@ -145,9 +145,8 @@ def test_smaller_weights_have_a_tolerance_of_their_own(
 
 @pytest.mark.slow
 def test_what_a_runtime_cannot_compute_with_is_refused(tmp_path: Path) -> None:
-    for to in ("onnx", "openvino"):
-        with pytest.raises(UsageError, match=r"cannot be bf16.*valid: float32, float16"):
-            export_model(made(), tmp_path / "m", to, precision="bf16")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"cannot be bf16.*valid: float32, float16"):
+        export_model(made(), tmp_path / "m", "onnx", precision="bf16")
 
 
 @pytest.mark.slow
@@ -198,7 +197,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     first = export_model(made(), folder, "program")
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    with pytest.raises(ExportError, match=r"there already.*--overwrite"):
+    with pytest.raises(ExportError, match=r"exists already.*--overwrite"):
         export_model(made("BEiT"), folder, "program")
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     (folder / "notes.txt").write_text("mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_the_verb_names_its_folder_and_tells_the_parity(
     assert "parity: onnxruntime" in out and "(allowed 0.0001)" in out and len(out.splitlines()) == 3
     assert err == ""
     assert run("export", run_folder) == 1
-    assert "flowers-onnx is there already" in capfd.readouterr().err
+    assert "flowers-onnx exists already" in capfd.readouterr().err
     assert run("export", run_folder, "--to", "program", "--image-size", "32", "--json") == 0
     found = json.loads(capfd.readouterr().out)
     assert found["folder"] == "flowers-program"
@@ -105,7 +106,7 @@ def test_predict_asks_a_program(
         for row in found.rows:
             np.testing.assert_allclose(row.probabilities, wanted[row.path].probabilities, atol=1e-4)
     assert run("predict", folder, photos, "--precision", "bf16") == 2
-    assert "in the precision it was exported in" in capsys.readouterr().err
+    assert "in the precision and the runtime of its export" in capsys.readouterr().err
 
 
 def test_predict_with_a_program_goes_on_where_it_was_and_fills_folders(
@@ -181,4 +182,27 @@ for name in {names!r}:
 def test_the_commands_of_the_page_are_accepted() -> None:
     texts = [block.text for block in blocks(PAGE) if block.language == "bash"]
     commands = [words for text in texts for words in shell_commands(text) if words[0] == "vitrail"]
-    assert len(commands) == 3 and [refused(words) for words in commands] == ["", "", ""]
+    assert len(commands) == 6 and not any(refused(words) for words in commands)
+
+
+def test_a_program_that_computes_something_else_on_another_machine(
+    program: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(program, tmp_path / "copy")
+    about = json.loads((copy / "card.json").read_text())
+    here = about["origin"]["processor"]
+
+    def predict(**changed: object) -> tuple[int, str]:
+        (copy / "card.json").write_text(json.dumps({**about, "origin": {**about["origin"], **changed}}))
+        return cli.main(["predict", str(copy), str(photos)]), capsys.readouterr().err
+
+    assert predict(processor="Another CPU")[0] == 0
+    other = [value + 0.5 for value in about["origin"]["outputs"]]
+    assert predict(outputs=other)[0] == 0  # nothing is computed twice on the machine that checked it
+    for changed in ({"processor": "Another CPU"}, {"runtime": "onnxruntime 1.0"}):
+        code, said = predict(outputs=other, **changed)
+        said = " ".join(said.split())
+        assert code == 1 and "computes something else on this machine" in said and f"this is {here}" in said
+        assert f"exported on {changed.get('processor', here)}" in said and "allowed 0.0001" in said
+    for wrong in ({"outputs": "none"}, {"outputs": [1.0, 2.0], "processor": "Another CPU"}, {"place": 1}):
+        assert predict(**wrong)[0] == 1

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from vitrail.data.images.ops import covering
 from vitrail.data.settings import Preprocess
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import INPUT, KINDS
+from vitrail.exports.kinds import INPUT, KINDS, Output
 from vitrail.version import __version__
 from vitrail.weights.card import Card
+from vitrail.words import shown
 
 FORMAT = "vitrail-export"
 VERSION = 1
@@ -23,7 +24,7 @@ def describe(card: Card, to: str, output: str, precision: str, width: int, check
 
     `width` is the number of outputs per image. `checksum` is the SHA-256 of the model's tensors.
     """
-    how = card.preprocess
+    preprocess = card.preprocess
     values = card.to_dict()
     names = values.pop("class_names") if output != "features" else []
     own = {name: values.pop(name) for name in ("source", "licence", "metrics", "provenance")}
@@ -35,10 +36,10 @@ def describe(card: Card, to: str, output: str, precision: str, width: int, check
         "input": {
             "name": INPUT,
             "type": "uint8",
-            "shape": ["batch", card.config.channels, *how.image_size],
+            "shape": ["batch", card.config.channels, *preprocess.image_size],
             "meaning": "RGB, 0 to 255, prepared as in preprocess; normalised inside",
         },
-        "preprocess": steps(how),
+        "preprocess": steps(preprocess),
         "output": {"name": output, "type": "float32", "shape": ["batch", width]},
         "class_names": names,
         **own,
@@ -47,22 +48,22 @@ def describe(card: Card, to: str, output: str, precision: str, width: int, check
     }
 
 
-def steps(how: Preprocess) -> dict[str, Any]:
+def steps(preprocess: Preprocess) -> dict[str, Any]:
     """Return a preprocessing as a resize and a centre crop, with sizes in pixels (height, width).
 
     Resize "cover" scales to the smallest image that covers `size` and preserves the aspect ratio. Resize "squash"
     scales to exactly `size`.
     """
-    if how.resize == "squash":
-        mode, size = "squash", how.image_size
+    if preprocess.resize == "squash":
+        mode, size = "squash", preprocess.image_size
     else:
-        mode, size = "cover", covering(how)
+        mode, size = "cover", covering(preprocess)
     return {
         "resize": mode,
         "size": list(size),
-        "interpolation": how.interpolation,
+        "interpolation": preprocess.interpolation,
         "antialias": True,
-        "crop": list(how.image_size),
+        "crop": list(preprocess.image_size),
     }
 
 
@@ -71,8 +72,23 @@ def card_in(about: Mapping[str, Any]) -> Card:
     if about.get("format") != FORMAT or about.get("version") != VERSION:
         raise ExportError(
             f"this program was not exported by this version of vitrail: its description has format "
-            f"{about.get('format')!r}, version {about.get('version')!r}, not {FORMAT!r}, version {VERSION}. Export the "
-            "model again (vitrail export)"
+            f"{shown(about.get('format'))}, version {shown(about.get('version'))}, not {FORMAT!r}, version {VERSION}. "
+            "Export the model again (vitrail export)"
         )
-    own = {name: about[name] for name in ("class_names", "source", "licence", "metrics", "provenance")}
-    return Card.from_dict({**about["card"], **own})
+    wanted = ("class_names", "source", "licence", "metrics", "provenance")
+    if lacking := sorted({*wanted, "card", "output"} - about.keys()):
+        raise ExportError(f"the program's description lacks {lacking[0]!r}. Export the model again (vitrail export)")
+    card, output = about["card"], about["output"]
+    if not isinstance(card, Mapping) or not _is_output(output):
+        raise ExportError(
+            f"the program's description has the card {shown(card)} and the output {shown(output)}. Export the model "
+            "again (vitrail export)"
+        )
+    return Card.from_dict({**card, **{name: about[name] for name in wanted}})
+
+
+def _is_output(value: Any) -> bool:
+    match value:
+        case {"name": str(name), "shape": [_, int()]}:
+            return name in get_args(Output)
+    return False

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from vitrail.errors import UsageError
+from vitrail.errors import ExportError, UsageError
+from vitrail.files import parse_json
+from vitrail.words import shown
 
 if TYPE_CHECKING:
     import numpy as np
     from torch.export import ExportedProgram
 
 To = Literal["onnx", "openvino", "program"]
-Precision = Literal["float32", "float16", "bf16"]
+ProgramPrecision = Literal["float32", "float16", "bf16", "int8"]
+"""Type in which a program stores its weights, or computes."""
+EngineName = Literal["auto", "torch", "openvino", "onnx"]
+"""What computes a network's outputs."""
+RuntimeName = Literal["openvino", "onnx"]
+Installed = Literal["torch", "openvino", "onnx"]
+"""An engine by its own name."""
 Output = Literal["logits", "probabilities", "features"]
 Run = Callable[["np.ndarray"], "np.ndarray"]
 """uint8 images [batch, channels, height, width] -> float32 [batch, outputs], computed by the program's runtime"""
@@ -53,15 +63,19 @@ class Kind:
     """Name of its file."""
     packages: tuple[str, ...]
     """Packages needed to write it and to read it; the last one runs it."""
-    precisions: tuple[Precision, ...]
+    precisions: tuple[ProgramPrecision, ...]
     """Types that its weights can have. Its runtime supports them on a CPU."""
-    traced: tuple[Precision, ...]
+    traced: tuple[ProgramPrecision, ...]
     """Precisions in which the network itself is traced. In the other precisions only the weights are stored."""
 
 
 KINDS: dict[str, Kind] = {
-    "onnx": Kind("model.onnx", ("onnx", "onnxscript", "onnxruntime"), ("float32", "float16"), ("float32", "float16")),
-    "openvino": Kind("model.xml", ("onnx", "onnxscript", "openvino"), ("float32", "float16"), ("float32",)),
+    "onnx": Kind(
+        "model.onnx", ("onnx", "onnxscript", "onnxruntime"), ("float32", "float16", "int8"), ("float32", "float16")
+    ),
+    "openvino": Kind(
+        "model.xml", ("onnx", "onnxscript", "openvino"), ("float32", "float16", "bf16", "int8"), ("float32",)
+    ),
     "program": Kind("model.pt2", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16")),
 }
 
@@ -90,6 +104,17 @@ def find_program(source: str | Path) -> Path | None:
     return next((file for file in files if file.suffix in endings and file.is_file()), None)
 
 
+def described(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """Return the description in a program's metadata, whose values are JSON. Raises ExportError naming a wrong one."""
+    about = {}
+    for key, text in texts.items():
+        try:
+            about[key] = parse_json(text)
+        except ValueError as error:
+            raise ExportError(f"{path} has an unusable description: {shown(key)}: {error}") from error
+    return about
+
+
 def reason(error: BaseException) -> str:
     """Return the first line of the innermost message that is not empty."""
     texts = [type(error).__name__]
@@ -98,3 +123,16 @@ def reason(error: BaseException) -> str:
         texts += [line for line in str(cause).splitlines() if line.strip()][:1]
         cause = cause.__cause__
     return texts[-1].strip()
+
+
+@contextmanager
+def errors_only(*names: str) -> Iterator[None]:
+    """Let these loggers log errors only. What they would warn about is measured."""
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

@@ -1,7 +1,7 @@
-"""The network as another runtime gets it: a graph for one image size, with everything computed that is fixed.
+"""The network as it is exported: a graph for one image size, with all constants computed in advance.
 
-uint8 images go in. The normalisation is part of the first layer or in front of it, kernels are standardised, norms and
-LayerScale are folded into the layers beside them (`vitrail.model.frozen`), and positions are computed for this size.
+The input is uint8 images. The normalisation is part of the first layer or precedes it. Kernels are standardised, norms
+and LayerScale are folded into adjacent layers (`vitrail.model.frozen`), and positions are computed for this size.
 """
 
 from __future__ import annotations
@@ -45,12 +45,22 @@ def outputs_per_image(traced: ExportedProgram) -> int:
     return int(result.meta["val"].shape[1])
 
 
-def compute(network: ViT | ResNet, images: Tensor, output: Output) -> Tensor:
-    """Return `output` of a network, float32 [batch, classes or features], for uint8 images."""
+def predicts_several(model: ViT | ResNet) -> bool:
+    """Return whether a network predicts several labels for an image, so that probabilities are sigmoids."""
+    return model.card is not None and model.card.several
+
+
+def compute(network: ViT | ResNet, images: Tensor, output: Output, several: bool) -> Tensor:
+    """Return `output` of a network, float32 [batch, classes or features], for uint8 images.
+
+    several: See `predicts_several`.
+    """
     if output == "features":
         return network.features(images).float()
     logits = network(images).float()
-    return logits.softmax(dim=1) if output == "probabilities" else logits
+    if output == "logits":
+        return logits
+    return logits.sigmoid() if several else logits.softmax(dim=1)
 
 
 class Exportable(nn.Module):
@@ -61,12 +71,12 @@ class Exportable(nn.Module):
 
     def __init__(self, model: ViT | ResNet, size: tuple[int, int], output: Output, dtype: torch.dtype) -> None:
         super().__init__()
-        self.output = output
+        self.output, self.several = output, predicts_several(model)
         self.network = freeze(model, dtype, portable=True)
         if isinstance(model, ViT) and isinstance(self.network, ViT):
             if isinstance(model.stem, LinearStem):  # folded in its own type, then rounded to dtype
                 self.network.stem = PatchConvolution(model.stem).to(dtype)
-            grid = model.grid(torch.empty(model.config.channels, *size, device="meta"))
+            grid = model.grid(torch.empty(1, model.config.channels, *size, device="meta"))
             fixed = FixedPositions(self.network.positions, grid)
             self.network.positions = fixed  # type: ignore[assignment]
         elif isinstance(self.network, ResNet):
@@ -74,19 +84,19 @@ class Exportable(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
-        return compute(self.network, images, self.output)  # type: ignore[arg-type]
+        return compute(self.network, images, self.output, self.several)  # type: ignore[arg-type]
 
 
 class PatchConvolution(nn.Module):
     """A `LinearStem` as one convolution, with the normalisation of uint8 images folded into its weight and bias."""
 
-    folds_pixels = True
+    folds_normalisation = True
 
     def __init__(self, stem: LinearStem) -> None:
         super().__init__()
-        weight, bias = stem.weight.detach(), stem.bias.detach()
-        self.weight = nn.Parameter(weight * stem.scale, requires_grad=False)
-        self.bias = nn.Parameter(bias + (weight * stem.shift).sum((1, 2, 3)), requires_grad=False)
+        weight, bias = stem.weights_for(torch.uint8)
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self.bias = nn.Parameter(bias.detach(), requires_grad=False)
         self.patch = stem.patch
 
     def forward(self, images: Tensor) -> Tensor:
@@ -113,7 +123,7 @@ class FixedPositions(nn.Module):
 
     def __init__(self, positions: Positions, grid: Grid) -> None:
         super().__init__()
-        self.at_input, self.copies = positions.at_input, positions.copies
+        self.at_input, self.copies, self.needs_grid = positions.at_input, positions.copies, positions.needs_grid
         if positions.config.positions in ("relative", "relative_bias"):
             self.positions = positions  # the blocks compute their biases with it; as a submodule it is traced
         with torch.no_grad():
@@ -121,8 +131,8 @@ class FixedPositions(nn.Module):
                 tokens = positions.tokens(layer, grid)
                 self.register_buffer(f"tokens_{layer or 0}", None if tokens is None else tokens.clone())
 
-    def tokens(self, layer: int | None, grid: Grid) -> Tensor | None:
-        """See `Positions.tokens`."""
+    def added(self, layer: int | None, grid: Grid) -> Tensor | None:
+        """See `Positions.added`."""
         if (layer is None) != self.at_input:
             return None
         return getattr(self, f"tokens_{(layer or 0) % self.copies}")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +11,11 @@ import numpy as np
 import torch
 
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import INPUT, Opened, reason
+from vitrail.exports.kinds import INPUT, Opened, described, errors_only, reason
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+    from onnxruntime import InferenceSession
     from torch.export import ExportedProgram
 
 
@@ -25,7 +25,7 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     Raises ExportError, naming the operator, if the network has an operator that ONNX does not have.
     """
     try:
-        with _errors_only("onnxscript", "onnx_ir", "torch.onnx"):
+        with errors_only("onnxscript", "onnx_ir", "torch.onnx"):
             program = torch.onnx.export(
                 traced, input_names=[INPUT], output_names=[about["output"]["name"]], dynamo=True, verbose=False
             )
@@ -36,35 +36,92 @@ def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     program.save(path)
 
 
-@contextmanager
-def _errors_only(*names: str) -> Iterator[None]:
-    """Let these loggers log errors only. The parity check finds any difference that they would warn about."""
-    before = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
-
-
 def read(path: Path) -> Opened:
     """Open `path` with ONNX Runtime on the CPU. Raises ExportError if ONNX Runtime rejects the program."""
+    session = _session(path)
+    metadata = session.get_modelmeta().custom_metadata_map
+    compute = _all_outputs(session)
+    return Opened(lambda images: compute(images)[0], described(metadata, path) if "format" in metadata else {})
+
+
+def _session(program: Path | bytes) -> InferenceSession:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only: its warnings are about its own optimisations
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(program, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common base class
         raise ExportError(f"ONNX Runtime {onnxruntime.__version__} does not run it: {reason(error)}") from error
 
-    def run(images: np.ndarray) -> np.ndarray:
-        try:
-            return np.asarray(session.run(None, {INPUT: images})[0])
-        except Exception as error:
-            raise ExportError(f"ONNX Runtime {onnxruntime.__version__} does not run it: {reason(error)}") from error
 
-    metadata = session.get_modelmeta().custom_metadata_map
-    return Opened(run, {key: json.loads(text) for key, text in metadata.items()} if "format" in metadata else {})
+def _all_outputs(session: InferenceSession) -> Callable[[np.ndarray], list[np.ndarray]]:
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        try:
+            return [np.asarray(output) for output in session.run(None, argument(images))]
+        except Exception as error:
+            raise ExportError(f"ONNX Runtime does not run it: {reason(error)}") from error
+
+    return run
+
+
+def read_network(path: Path) -> ModelProto:
+    """Return the network of a program."""
+    import onnx
+
+    return onnx.load(path)
+
+
+def write_network(network: ModelProto, path: Path, about: dict[str, Any]) -> None:
+    """Write a network and its description as a program."""
+    import onnx
+
+    onnx.helper.set_model_props(network, {key: json.dumps(value, ensure_ascii=False) for key, value in about.items()})
+    onnx.save(network, path)
+
+
+def function(network: ModelProto) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """Return what a network computes on the CPU. Raises ExportError, also for a network above 2 GB."""
+    try:
+        return _all_outputs(_session(network.SerializeToString()))
+    except ValueError as error:
+        raise ExportError(f"ONNX cannot hold this network in memory: {reason(error)}") from error
+
+
+def argument(images: np.ndarray) -> dict[str, np.ndarray]:
+    """Return images as the argument of a session."""
+    return {INPUT: images}
+
+
+PRODUCTS = ("MatMul", "Gemm", "Conv")
+"""Operators of matrix products and convolutions."""
+
+
+def products(network: ModelProto) -> list[str]:
+    """Return the names of the matrix products and convolutions of a network, in its order."""
+    return [node.name for node in network.graph.node if node.op_type in PRODUCTS]
+
+
+def exposed(network: ModelProto, names: list[str]) -> ModelProto:
+    """Return a network whose outputs are those of some of its operations."""
+    import onnx
+
+    copy = type(network)()
+    copy.CopyFrom(network)
+    found = {node.name: node.output[0] for node in copy.graph.node}
+    del copy.graph.output[:]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=found[name]) for name in names)
+    return copy
+
+
+def layers(network: ModelProto) -> tuple[int, int]:
+    """Return the number of products with weights, and how many of them are computed in int8."""
+    stored = {tensor.name for tensor in network.graph.initializer}
+    made = {name: node for node in network.graph.node for name in node.output}
+    total = quantised = 0
+    for node in network.graph.node:
+        if node.op_type in PRODUCTS:
+            weight = made.get(node.input[1])
+            total += node.input[1] in stored or (weight is not None and weight.input[0] in stored)
+            quantised += weight is not None and weight.op_type == "DequantizeLinear" and weight.input[0] in stored
+    return total, quantised

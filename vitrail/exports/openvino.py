@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,10 @@ import numpy as np
 
 from vitrail.errors import ExportError
 from vitrail.exports import onnx
-from vitrail.exports.kinds import Opened, reason
+from vitrail.exports.kinds import Opened, described, reason
 
 if TYPE_CHECKING:
+    import openvino
     from torch.export import ExportedProgram
 
 SECTION = "vitrail"
@@ -23,37 +25,93 @@ SECTION = "vitrail"
 def write(traced: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     """Write `path` (.xml) and the weights beside it (.bin), with each entry of `about` as JSON.
 
-    Weights are stored in the precision that `about` names and computed with in float32. Raises ExportError if the
-    network has an operator that ONNX or OpenVINO does not have.
+    float16 and bf16 are stored as float16. Raises ExportError if the network has an operator that ONNX or OpenVINO does
+    not have.
     """
     # openvino.convert_model would report each conversion to Intel
-    import openvino
-
     with TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder) / "model.onnx"
         onnx.write(traced, file, {"output": about["output"]})
-        try:
-            model = openvino.Core().read_model(file)
-            for key, value in about.items():
-                model.set_rt_info(json.dumps(value, ensure_ascii=False), [SECTION, key])
-            openvino.save_model(model, path, compress_to_fp16=about["program"]["precision"] == "float16")
-        except RuntimeError as error:
-            raise ExportError(f"OpenVINO cannot express this network: {reason(error)}") from error
+        write_network(read_network(file), path, about)
 
 
 def read(path: Path) -> Opened:
-    """Open `path` on the CPU in float32. Raises ExportError if OpenVINO rejects it."""
+    """Open `path` on the CPU. Raises ExportError if OpenVINO rejects it."""
+    network = read_network(path)
+    about = {}
+    if network.has_rt_info([SECTION]):
+        keys = network.get_rt_info([SECTION]).astype(dict)
+        about = described({key: network.get_rt_info([SECTION, key]).astype(str) for key in keys}, path)
+    compute = function(network, about.get("program", {}).get("precision", "float32"))
+    return Opened(lambda images: compute(images)[0], about)
+
+
+def read_network(path: Path) -> openvino.Model:
+    """Return the network of a program, or of an ONNX program. Raises ExportError if OpenVINO rejects it."""
     import openvino
 
-    core = openvino.Core()
     try:
-        model = core.read_model(path)
-        # without this hint OpenVINO computes in bfloat16 if the processor supports it
-        compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        return openvino.Core().read_model(path)
+    except RuntimeError as error:
+        raise ExportError(f"OpenVINO {openvino.__version__} does not read it: {reason(error)}") from error
+
+
+def write_network(network: openvino.Model, path: Path, about: dict[str, Any]) -> None:
+    """Write a network and its description as a program. Raises ExportError."""
+    import openvino
+
+    try:
+        for key, value in about.items():
+            network.set_rt_info(json.dumps(value, ensure_ascii=False), [SECTION, key])
+        openvino.save_model(network, path, compress_to_fp16=about["program"]["precision"] in ("float16", "bf16"))
+    except RuntimeError as error:
+        raise ExportError(f"OpenVINO cannot express this network: {reason(error)}") from error
+
+
+def function(network: openvino.Model, precision: str = "float32") -> Callable[[np.ndarray], list[np.ndarray]]:
+    """Return what a network computes on the CPU, in bfloat16 if `precision` is bf16. Raises ExportError."""
+    import openvino
+
+    # without this hint OpenVINO computes in bfloat16 if the processor supports it
+    hint = {"INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32"}
+    try:
+        compiled = openvino.Core().compile_model(network, "CPU", hint)
     except RuntimeError as error:
         raise ExportError(f"OpenVINO {openvino.__version__} does not run it: {reason(error)}") from error
-    about = {}
-    if model.has_rt_info([SECTION]):
-        keys = model.get_rt_info([SECTION]).astype(dict)
-        about = {key: json.loads(model.get_rt_info([SECTION, key]).astype(str)) for key in keys}
-    return Opened(lambda images: np.array(compiled(images)[0]), about)
+    return lambda images: [np.array(output) for output in compiled(images).values()]
+
+
+def argument(images: np.ndarray) -> np.ndarray:
+    """Return images as the argument of a compiled model."""
+    return images
+
+
+def products(network: openvino.Model) -> list[str]:
+    """Return the names of the matrix products and convolutions of a network, in its order."""
+    return [node.get_friendly_name() for node in _products(network)]
+
+
+def _products(network: openvino.Model) -> list[openvino.Node]:
+    return [node for node in network.get_ordered_ops() if node.get_type_name() in ("MatMul", "Convolution")]
+
+
+def exposed(network: openvino.Model, names: list[str]) -> openvino.Model:
+    """Return a network whose outputs are those of some of its operations."""
+    import openvino
+
+    copy = network.clone()
+    found = {node.get_friendly_name(): node for node in copy.get_ops()}
+    return openvino.Model([found[name].output(0) for name in names], copy.get_parameters())
+
+
+def layers(network: openvino.Model) -> tuple[int, int]:
+    """Return the number of products with weights, and how many of them are computed in int8."""
+    kinds = [kind for node in _products(network) if (kind := _stored_kind(node.input_value(1).get_node()))]
+    return len(kinds), sum(kind in ("i8", "u8") for kind in kinds)
+
+
+def _stored_kind(node: openvino.Node) -> str:
+    """Return the type of the constant that a factor of a product is made of; empty if it is not constant."""
+    while node.get_type_name() in ("Convert", "Multiply", "Subtract", "FakeQuantize", "Reshape", "Transpose"):
+        node = node.input_value(0).get_node()
+    return str(node.get_element_type().get_type_name()) if node.get_type_name() == "Constant" else ""

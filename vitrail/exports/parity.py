@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,16 +13,18 @@ import torch
 from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.sources.folder import read_file
+from vitrail.errors import finite
 from vitrail.evaluation.predict import find_images
 from vitrail.exports.kinds import Output, Run
-from vitrail.exports.network import compute
+from vitrail.exports.network import compute, predicts_several
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.reference import TOLERANCE, fixed_pixels, relative_error
 
-TOLERANCES = {"float32": TOLERANCE, "float16": 2e-2, "bf16": 1e-1}
-"""Largest accepted difference from the network in float32, relative to the largest output."""
+TOLERANCES = {"float32": TOLERANCE, "float16": 2e-2, "bf16": 1e-1, "int8": 1e-1}
+"""Largest accepted difference from the network in float32, relative to the largest output. int8 programs are compared
+only with themselves on another machine: their accuracy decides whether they are kept."""
 BATCHES = (1, 3)
 """Batch sizes that a program is tested with. Further images come in batches of three."""
 MOST_IMAGES = 64
@@ -49,7 +51,7 @@ class Parity:
 
     @property
     def passed(self) -> bool:
-        """Is the difference within the tolerance? NaN is not."""
+        """Whether the difference is within the tolerance; NaN is not."""
         return self.relative <= self.tolerance
 
     def __str__(self) -> str:
@@ -67,11 +69,18 @@ class Parity:
 def compare(
     run: Run, model: ViT | ResNet, images: np.ndarray, output: Output, precision: str, *, runtime: str, real: int = 0
 ) -> Parity:
-    """Run a program and its float32 network on uint8 images [n, channels, height, width], n at least 4."""
-    batches = list(_batches(images))
+    """Run a program and its float32 network on uint8 images [n, channels, height, width], n at least 4, and compare.
+
+    Raises WeightsError if an output of the network is not finite: nothing equals NaN.
+    """
+    first, later = BATCHES
+    batches = np.split(np.ascontiguousarray(images), range(first, len(images), later))
     found = torch.cat([torch.from_numpy(run(batch)) for batch in batches])
     with torch.no_grad():
-        expected = torch.cat([compute(model, torch.from_numpy(batch), output) for batch in batches])
+        expected = torch.cat(
+            [compute(model, torch.from_numpy(batch), output, predicts_several(model)) for batch in batches]
+        )
+    finite(expected, "output for an image to compare")
     same_shape = expected.shape == found.shape
     agreement = None
     if output != "features" and same_shape:
@@ -87,26 +96,18 @@ def compare(
     )
 
 
-def _batches(images: np.ndarray) -> Iterable[np.ndarray]:
-    start = 0
-    for size in (*BATCHES, *[BATCHES[-1]] * len(images)):
-        if start < len(images):
-            yield np.ascontiguousarray(images[start : start + size])
-            start += size
+def images_to_compare(paths: Sequence[str | Path], card: Card) -> tuple[np.ndarray, int]:
+    """Return uint8 images [n, channels, height, width], n at least 4, and the number of them that are the user's.
 
+    Up to `MOST_IMAGES` of the user's images come first, preprocessed. If they are too few for the first batches,
+    synthetic images follow: the fixed image of the reference vectors, then noise.
 
-def synthetic_images(card: Card, count: int = sum(BATCHES)) -> np.ndarray:
-    """Return uint8 images [count, channels, height, width]: the fixed image of the reference vectors, then noise."""
-    first = fixed_pixels(*card.preprocess.image_size, card.config.channels).transpose(2, 0, 1)[None]
-    noise = np.random.default_rng(0).integers(0, 256, (count - 1, *first.shape[1:]), dtype=np.uint8)
-    return np.concatenate([first, noise])
-
-
-def real_images(paths: Iterable[str | Path], card: Card) -> np.ndarray:
-    """Return up to `MOST_IMAGES` of the user's images, preprocessed, uint8 [n, channels, height, width].
-
-    Raises DataError if there are none, DecodeError for an image that cannot be decoded.
+    Raises DataError if the paths hold no images, and DecodeError for an image that cannot be decoded.
     """
-    transform, unused = eval_transform(card.preprocess), np.random.default_rng(0)
-    images = [transform(decode(read_file(path)), unused) for path in islice(find_images(paths), MOST_IMAGES)]
-    return np.stack(images).transpose(0, 3, 1, 2)
+    transform, random = eval_transform(card.preprocess), np.random.default_rng(0)
+    files = islice(find_images(paths), MOST_IMAGES) if paths else ()
+    real = [transform(decode(read_file(path)), random) for path in files]
+    shape = (*card.preprocess.image_size, card.config.channels)
+    noise = random.integers(0, 256, (sum(BATCHES) - 1, *shape), dtype=np.uint8)
+    synthetic = [fixed_pixels(*shape), *noise][: max(sum(BATCHES) - len(real), 0)]
+    return np.stack([*real, *synthetic]).transpose(0, 3, 1, 2), len(real)

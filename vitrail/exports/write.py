@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,46 +9,54 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 
+from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe
-from vitrail.exports.kinds import CARD, KINDS, Output, Precision, To, runtime
+from vitrail.exports.elsewhere import origin
+from vitrail.exports.int8 import Quantisable, Quantised, quantise, samples
+from vitrail.exports.kinds import CARD, KINDS, Output, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, trace
-from vitrail.exports.parity import BATCHES, Parity, compare, real_images, synthetic_images
-from vitrail.files import beside, take_place
+from vitrail.exports.parity import Parity, compare, images_to_compare
+from vitrail.files import beside, check_writable, sha256, take_place
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
-from vitrail.weights.save import card_of
+from vitrail.weights.rebuild import card_of
 from vitrail.weights.store import WEIGHTS, checksum
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
+MAX_DROP = 0.5
+"""Largest loss of top-1 accuracy of an int8 program, in points."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The files that were written, and how far the program's outputs are from the network's."""
+    """The files that were written, and the difference between the program's outputs and the network's."""
 
     folder: Path
     to: To
-    precision: Precision
+    precision: ProgramPrecision
     output: Output
     input_shape: list[Any]
     output_shape: list[Any]
     files: dict[str, int]
     """Name -> bytes; the program comes first."""
     parity: Parity
+    """That of an int8 program is its float32 program's."""
+    quantised: Quantised | None = None
+    """What int8 changed."""
 
     def __str__(self) -> str:
         images, numbers = (", ".join(map(str, shape)) for shape in (self.input_shape, self.output_shape))
         total = sum(self.files.values()) / 1e6
-        return (
-            f"wrote {', '.join(self.files)} into {self.folder}: {self.to}, {self.precision}, {total:,.1f} MB\n"
-            f"uint8 images [{images}] -> float32 {self.output} [{numbers}]\n"
-            f"parity: {self.parity}"
-        )
+        lines = [
+            f"wrote {', '.join(self.files)} into {self.folder}: {self.to}, {self.precision}, {total:,.1f} MB",
+            f"uint8 images [{images}] -> float32 {self.output} [{numbers}]",
+            f"parity{' before int8' if self.quantised else ''}: {self.parity}",
+        ]
+        return "\n".join([*lines, *([str(self.quantised)] if self.quantised else [])])
 
 
 def export_model(
@@ -58,8 +65,10 @@ def export_model(
     to: To = "onnx",
     *,
     output: Output = "logits",
-    precision: Precision = "float32",
+    precision: ProgramPrecision = "float32",
     images: Sequence[str | Path] = (),
+    calibrate: str | Path | None = None,
+    max_drop: float = MAX_DROP,
     overwrite: bool = False,
 ) -> Exported:
     """Write `model`, float32 on the CPU, as a program into `folder`, with a card.json that describes how to use it.
@@ -69,36 +78,47 @@ def export_model(
     the model's. Only if they agree is the program put into `folder`; otherwise nothing remains. Existing files are
     replaced only with `overwrite`.
 
+    int8 programs are calibrated on training images of the data set `calibrate`, and are kept only if they lose at most
+    `max_drop` points of top-1 accuracy on held-out images (`vitrail.exports.int8`).
+
     Raises UsageError for invalid arguments or a package that is not installed; ExportError if the network cannot be
     expressed, the outputs differ, or the folder is taken or cannot be written; DataError for unusable `images`.
     """
     folder = Path(folder).expanduser()
     card = card_of(model)
     check(card, folder, to, output, precision, overwrite)
+    check_calibration(precision, output, calibrate)
     kind, module = KINDS[to], runtime(to)
-    compared, real = _images(images, card)
-    try:
-        with beside(folder) as temporary:
-            temporary.mkdir()
-            dtype = DTYPES[precision if precision in kind.traced else "float32"]
-            traced = trace(model, card.preprocess.image_size, output, dtype)
-            about = describe(card, to, output, precision, outputs_per_image(traced), checksum(model.state_dict()))
-            module.write(traced, temporary / kind.file, about)
-            name = kind.packages[-1]
-            opened = module.read(temporary / kind.file)
-            parity = compare(
-                opened.run, model, compared, output, precision, runtime=f"{name} {version(name)}", real=real
+    given = None if calibrate is None else samples(calibrate, card)
+    stored = "float32" if given else precision
+    compared, real = images_to_compare(images, card)
+    with writing(folder, ExportError), beside(folder) as temporary:
+        temporary.mkdir()
+        dtype = DTYPES[stored if stored in kind.traced else "float32"]
+        traced = trace(model, card.preprocess.image_size, output, dtype)
+        about = describe(card, to, output, stored, outputs_per_image(traced), checksum(model.state_dict()))
+        module.write(traced, temporary / kind.file, about)
+        name = kind.packages[-1]
+        opened = module.read(temporary / kind.file)
+        parity = compare(opened.run, model, compared, output, stored, runtime=f"{name} {version(name)}", real=real)
+        if not parity.passed:
+            raise ExportError(
+                f"the outputs of the {to} program differ from the network's, so nothing was written to {folder}: "
+                f"{parity}"
             )
-            if not parity.passed:
-                raise ExportError(
-                    f"the {to} program computes something else than the network, so nothing was written to {folder}: "
-                    f"{parity}"
-                )
-            files = _finish(temporary, kind.file, about, parity)
-            take_place(temporary, folder)
-    except OSError as error:
-        raise ExportError(f"cannot write {folder}: {error.strerror or error}") from error
-    return Exported(folder, to, precision, output, about["input"]["shape"], about["output"]["shape"], files, parity)
+        found = None
+        if given is not None:
+            about["program"]["precision"] = precision
+            assert isinstance(module, Quantisable)  # the kinds that have int8
+            found = quantise(module, temporary / kind.file, about, given, max_drop)
+            about["quantised"] = asdict(found)
+        final = opened if found is None else module.read(temporary / kind.file)
+        about["origin"] = asdict(origin(final.run, to, card))
+        files = _finish(temporary, kind.file, about, parity)
+        take_place(temporary, folder)
+    return Exported(
+        folder, to, precision, output, about["input"]["shape"], about["output"]["shape"], files, parity, found
+    )
 
 
 def check(card: Card, folder: Path, to: str, output: str, precision: str, overwrite: bool) -> None:
@@ -106,7 +126,7 @@ def check(card: Card, folder: Path, to: str, output: str, precision: str, overwr
     for name, value, valid in (
         ("to", to, tuple(KINDS)),
         ("output", output, get_args(Output)),
-        ("precision", precision, tuple(DTYPES)),
+        ("precision", precision, get_args(ProgramPrecision)),
     ):
         if value not in valid:
             raise UsageError(f"{name} is {value!r}.{did_you_mean(value, valid)} Valid: {', '.join(valid)}")
@@ -116,7 +136,7 @@ def check(card: Card, folder: Path, to: str, output: str, precision: str, overwr
             f"could not be compared; valid: {', '.join(KINDS[to].precisions)}"
         )
     if output != "features" and not card.config.classes:
-        raise UsageError(f"this model has no classifier, so it has no {output}: export it with output features")
+        raise UsageError(f"this model has no classifier, so it has no {output}. Export it with output features")
     if folder.suffix in {Path(kind.file).suffix for kind in KINDS.values()}:
         raise UsageError(
             f"{folder} looks like a file; give a folder: the program becomes {KINDS[to].file} in it, beside {CARD}"
@@ -127,28 +147,30 @@ def check(card: Card, folder: Path, to: str, output: str, precision: str, overwr
         raise ExportError(f"{folder} holds a model: choose another folder for the program")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ExportError(
-            f"{folder} is there already: choose another folder, or replace its files with overwrite (--overwrite)"
+            f"{folder} exists already and is not empty. Choose another folder, or replace its files with overwrite "
+            "(--overwrite)."
         )
+    check_writable(folder, ExportError, folder=True)
 
 
-def _images(paths: Sequence[str | Path], card: Card) -> tuple[np.ndarray, int]:
-    """The user's images, completed with synthetic ones up to the first batches' sizes, and the number of the user's."""
-    if not paths:
-        return synthetic_images(card), 0
-    real = real_images(paths, card)
-    return np.concatenate([real, synthetic_images(card)[: max(sum(BATCHES) - len(real), 0)]]), len(real)
+def check_calibration(precision: str, output: str, calibrate: str | Path | None) -> None:
+    """Raise UsageError unless int8, and only int8, comes with images to calibrate on and an accuracy to measure."""
+    if precision == "int8" and calibrate is None:
+        raise UsageError(
+            "int8 needs images to calibrate on, of the classes of the network: --calibrate DATA, such as the data set "
+            "that it was trained on"
+        )
+    if precision == "int8" and output == "features":
+        raise UsageError("int8 is kept only if accuracy is, and features have none. Export logits or probabilities")
+    if precision != "int8" and calibrate is not None:
+        raise UsageError(f"only int8 programs are calibrated, and precision is {precision}: remove --calibrate")
 
 
 def _finish(temporary: Path, program: str, about: dict[str, Any], parity: Parity) -> dict[str, int]:
     """Write the card and return the size of each file in bytes, the program first and the card last."""
     files = sorted(temporary.iterdir(), key=lambda file: (file.name != program, file.name))
     sizes = {file.name: file.stat().st_size for file in files}
-    listed = {file.name: {"bytes": sizes[file.name], "sha256": _sha256(file)} for file in files}
+    listed = {file.name: {"bytes": sizes[file.name], "sha256": sha256(file)} for file in files}
     text = json.dumps({**about, "files": listed, "parity": asdict(parity)}, indent=1, ensure_ascii=False)
     (temporary / CARD).write_text(text + "\n", encoding="utf-8")
     return {**sizes, CARD: (temporary / CARD).stat().st_size}
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,175 @@
+"""Engines: what computes a network on a CPU, and how the fastest is found."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_models import made
+
+import vitrail
+from vitrail import cli
+from vitrail.errors import ExportError, UsageError
+from vitrail.exports import engines as module
+from vitrail.exports.engine import Engine
+from vitrail.exports.engines import Engines, TimedEngine, predictor
+from vitrail.server.served_model import ServedModel
+from vitrail.weights.save import save
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("openvino")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+
+
+def some_images(model: Any, count: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (count, 3, *model.config.image_size)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return float((found - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["openvino", "onnx"])
+@pytest.mark.parametrize("name", ["plain", "BiT"])
+def test_every_engine_computes_the_network(engine: Any, name: str) -> None:
+    model = made(name)
+    images = some_images(model)
+    with torch.no_grad():
+        assert close(predictor(model, CPU, "float32", engine=engine)(images), model(images))
+        features = predictor(model, CPU, "float32", engine=engine, features=True)(images)
+        assert close(features, model.features(images))
+
+
+@pytest.mark.slow
+def test_a_program_is_written_once_for_each_network(caplog: pytest.LogCaptureFixture) -> None:
+    model = made()
+    with caplog.at_level(logging.INFO, logger="vitrail"):
+        first, again = (Engines(model, "float32").program("openvino").path for _ in range(2))
+    assert first == again and caplog.text.count("writing a program for openvino, once") == 1
+    with torch.no_grad():
+        model.head.bias += 1
+    assert Engines(model, "float32").program("openvino").path != first
+
+
+def row(engine: Any, speed: float) -> TimedEngine:
+    return TimedEngine(engine, "float32", speed, 1.0, 1, 0.0)
+
+
+@pytest.mark.slow
+def test_auto_takes_the_fastest_that_was_measured(caplog: pytest.LogCaptureFixture) -> None:
+    model = made()
+    found = Engines(model, "float32")
+    assert found.fastest() == "torch" and not (found.folder.parent).exists()  # nothing is written by looking
+    assert not isinstance(predictor(model, CPU, "float32"), Engine)
+    found.program("openvino")
+    for speed, chosen in ((102.0, "torch"), (110.0, "openvino"), (90.0, "torch")):
+        found.remember([row("torch", 100.0), row("openvino", speed)])
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="vitrail"):
+            assert found.fastest() == chosen
+        assert f"engine {chosen}: " in caplog.text and "torch" in caplog.text
+    found.remember([row("torch", 100.0), row("openvino", 200.0)])
+    assert isinstance(predictor(model, CPU, "float32"), Engine)
+    other = made()
+    with torch.no_grad():
+        other.head.bias += 1
+    assert Engines(other, "float32").fastest() == "torch"  # another network was not measured
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_gone_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Engines(made(), "float32")
+    found.program("onnx")
+    found.remember([row("torch", 1.0), row("onnx", 9.0)])
+    folder, versions = found.folder, module._version
+    monkeypatch.setattr(module, "_version", lambda name: "" if name == "onnxruntime" else versions(name))
+    gone = Engines(made(), "float32")
+    assert gone.names() == ["torch", "openvino"] and gone.fastest() == "torch"
+    assert gone.folder != folder  # other versions are other programs
+
+
+@pytest.mark.slow
+def test_a_damaged_program_is_an_error() -> None:
+    found = Engines(made(), "float32")
+    file = found.program("onnx").path
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ExportError):
+        predictor(made(), CPU, "float32", engine="onnx")
+
+
+def test_what_an_engine_cannot_do() -> None:
+    model = made()
+    with pytest.raises(UsageError, match="onnx does not compute in bf16: add --precision float32"):
+        predictor(model, CPU, "bf16", engine="onnx")
+    with pytest.raises(UsageError, match="openvino computes on a CPU"):
+        predictor(model, torch.device("meta"), "float32", engine="openvino")
+    with pytest.raises(UsageError, match="no engine is called 'tensorrt'"):
+        vitrail.predict("m", "x.jpg", engine="tensorrt")  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="computes no tokens"):
+        vitrail.embed("m", "x.jpg", out="x.npz", tokens=True, engine="onnx")
+
+
+@pytest.mark.slow
+def test_bench_measures_and_the_verbs_use_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = made()
+    save(model, tmp_path / "model")
+    photos = tmp_path / "photos"
+    for number, name in enumerate(("ant", "bee") * 4):
+        (photos / name).mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(photos / name / f"{number}.png")
+    words = ["bench", tmp_path / "model", "--engines", "--precision", "float32", "--device", "cpu"]
+    assert run(*words, "--seconds", 0.2, "--out", tmp_path / "b") == 0
+    assert "will be used (--engine auto)" in " ".join(capsys.readouterr().out.split())
+    rows = json.loads((tmp_path / "b" / "engines.json").read_text())["engines"]
+    assert {row["engine"] for row in rows} == {"torch", "openvino", "onnx"}
+    assert all(row["images_per_second"] > 0 and row["latency_ms"] > 0 and row["memory_bytes"] > 2**26 for row in rows)
+    assert max(row["difference"] for row in rows) < 1e-4 and (tmp_path / "b" / "engines.png").stat().st_size > 5000
+    fastest = Engines(vitrail.load(tmp_path / "model"), "float32").measured()
+    Engines(vitrail.load(tmp_path / "model"), "float32").remember(
+        [replace(row, images_per_second=9e9 if row.engine == "openvino" else 1.0) for row in fastest]
+    )
+    common = dict(device="cpu", precision="float32")
+    for verb, said in (("auto", "engine openvino"), ("torch", "")):
+        assert run("predict", tmp_path / "model", photos, "--precision", "float32", "--engine", verb, "-v") == 0
+        assert said in capsys.readouterr().err
+    ours = [vitrail.evaluate(tmp_path / "model", photos, engine=name, **common) for name in ("torch", "onnx", "auto")]
+    assert [found.found.top.tolist() for found in ours] == [ours[0].found.top.tolist()] * 3
+    for name in ("torch", "openvino"):
+        vitrail.embed(tmp_path / "model", photos, out=tmp_path / f"{name}.npz", engine=name, **common)
+    first, second = (np.load(tmp_path / f"{name}.npz") for name in ("torch", "openvino"))
+    key = next(key for key in first.files if key.endswith("features"))
+    assert np.abs(first[key] - second[key]).max() <= 1e-4 * np.abs(first[key]).max()
+
+
+def run(*words: object) -> int:
+    return cli.main([str(word) for word in words])
+
+
+@pytest.mark.slow
+def test_a_server_answers_by_an_engine(tmp_path: Path) -> None:
+    save(made(), tmp_path / "model")
+    answers = []
+    for engine in ("torch", "onnx"):
+        served = ServedModel("m", vitrail.load(tmp_path / "model"), "cpu", "float32", engine)  # type: ignore[arg-type]
+        data = (tmp_path / "a.png").open("wb")
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(data, "PNG")
+        data.close()
+        answers.append(served.rank([served.prepare((tmp_path / "a.png").read_bytes(), 10**6)])[0])
+    assert isinstance(served.predict, Engine)
+    assert np.allclose(answers[0].shares, answers[1].shares, atol=1e-5)

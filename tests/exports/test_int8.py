@@ -1,0 +1,138 @@
+"""`vitrail export --precision int8`: programs in int8, and the accuracy that they must keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_models import NAMES
+
+import vitrail
+from vitrail import cli
+from vitrail.data.settings import Preprocess
+from vitrail.errors import DataError, ExportError, UsageError
+from vitrail.exports.engine import Engine
+from vitrail.exports.int8 import samples
+from vitrail.exports.write import export_model
+from vitrail.weights.card import Card
+from vitrail.weights.save import save
+
+pytest.importorskip("nncf")
+KINDS = {"onnx": "model.onnx", "openvino": "model.xml"}
+SIDE = 16
+
+
+def network(classes: list[str] = NAMES) -> Any:
+    torch.manual_seed(0)
+    shape = dict(width=64, depth=2, heads=2, mlp_dim=128, image_size=SIDE, classes=len(classes))
+    model: Any = vitrail.create("Ti/4", **shape)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.0 if name.endswith("bias") else 0.2)
+    model.card = Card(model.config, list(classes), Preprocess((SIDE, SIDE), "squash"))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images that the network itself has labelled, so that its accuracy in float32 is 100 %; every fourth is a test."""
+    folder = tmp_path_factory.mktemp("labelled")
+    rng, model = np.random.default_rng(0), network()
+    colours = rng.integers(0, 256, (400, 1, 1, 3)) + rng.integers(-80, 80, (400, SIDE, SIDE, 3))
+    pixels = colours.clip(0, 255).astype(np.uint8)
+    with torch.no_grad():
+        labels = model(torch.from_numpy(pixels).permute(0, 3, 1, 2)).argmax(1).tolist()
+    for number, label in enumerate(labels):
+        place = folder / ("test" if number % 4 == 0 else "train") / NAMES[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[number]).save(place / f"{number}.png")
+    return folder
+
+
+def held_out(data: Path) -> tuple[np.ndarray, list[str]]:
+    """The images that accuracy should be measured on, read without vitrail, and their classes."""
+    files = sorted((data / "test").rglob("*.png"))
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files]).transpose(0, 3, 1, 2)
+    return pixels, [file.parent.name for file in files]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", KINDS)
+def test_the_accuracy_that_is_reported_is_that_of_the_program(to: Any, data: Path, tmp_path: Path) -> None:
+    model = network()
+    done = export_model(model, tmp_path / "p", to, precision="int8", calibrate=data, max_drop=100)
+    found = done.quantised
+    assert found is not None and found.int8_layers == found.layers >= 9
+    assert (found.calibrated, found.held_out, found.float_top1) == (270, 100, 1.0)  # a tenth of 300 is held out
+    engine = Engine(tmp_path / "p" / KINDS[to])
+    pixels, classes = held_out(data)
+    outputs = torch.cat([engine(torch.from_numpy(image[None])) for image in pixels])
+    right = [NAMES[best] == name for best, name in zip(outputs.argmax(1).tolist(), classes, strict=True)]
+    assert found.top1 == found.agreement == pytest.approx(np.mean(right)) and found.top1 > 0.8
+    with torch.no_grad():
+        exact = model(torch.from_numpy(pixels))
+    error = float((outputs - exact).norm() / exact.norm())
+    assert 1e-4 < error < 0.1  # int8, neither float32 nor noise
+    about = json.loads((tmp_path / "p" / "card.json").read_text())
+    assert about["program"]["precision"] == "int8" and about["quantised"]["top1"] == found.top1
+    assert f"top-1 is {found.top1:.2%} (float32 100.00%)" in str(done)
+
+
+@pytest.mark.slow
+def test_the_weights_are_stored_in_int8(data: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    export_model(network(), tmp_path / "p", "onnx", precision="int8", calibrate=data, max_drop=100)
+    export_model(network(), tmp_path / "f", "onnx")
+    stored = {name: onnx.load(tmp_path / name / "model.onnx").graph.initializer for name in "pf"}
+    matrices = {name: [tensor for tensor in stored[name] if np.prod(tensor.dims) > 1024] for name in "pf"}
+    assert {tensor.data_type for tensor in matrices["f"]} == {onnx.TensorProto.FLOAT}
+    int8 = [tensor for tensor in matrices["p"] if tensor.data_type == onnx.TensorProto.INT8]
+    assert len(int8) == len([tensor for tensor in matrices["f"] if len(tensor.dims) in (2, 4)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", KINDS)
+def test_layers_return_to_float32_until_accuracy_is_kept(to: Any, data: Path, tmp_path: Path) -> None:
+    free = export_model(network(), tmp_path / "free", to, precision="int8", calibrate=data, max_drop=100).quantised
+    assert free is not None and free.drop > 0  # so that there is something to restore
+    limit = free.drop / 2
+    kept = export_model(network(), tmp_path / "kept", to, precision="int8", calibrate=data, max_drop=limit).quantised
+    assert kept is not None and kept.drop <= limit and 0 < kept.int8_layers < kept.layers
+
+
+@pytest.mark.slow
+def test_a_program_that_loses_too_much_is_not_written(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"at most -1 are allowed, so nothing was written.*--max-drop"):
+        export_model(network(), tmp_path / "p", "openvino", precision="int8", calibrate=data, max_drop=-1)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_a_command_prints_the_loss_and_predicts_with_the_program(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save(network(), tmp_path / "model")
+    words = ["export", tmp_path / "model", "--to", "openvino", "--precision", "int8", "--calibrate", data]
+    assert cli.main([str(word) for word in (*words, "--max-drop", 100, "--out", tmp_path / "p")]) == 0
+    out, err = capfd.readouterr()  # of the process: NNCF has much to say
+    assert "int8: calibrated on" in out and len(out.splitlines()) == 4 and err == ""
+    assert cli.main(["predict", str(tmp_path / "p"), str(next((data / "test").rglob("*.png")))]) == 0
+
+
+def test_what_int8_needs(tmp_path: Path) -> None:
+    model = network()
+    with pytest.raises(UsageError, match="--calibrate DATA"):
+        export_model(model, tmp_path / "p", "onnx", precision="int8")
+    with pytest.raises(UsageError, match="remove --calibrate"):
+        export_model(model, tmp_path / "p", "onnx", calibrate="digits")
+    with pytest.raises(UsageError, match="features have none"):
+        export_model(model, tmp_path / "p", "onnx", output="features", precision="int8", calibrate="digits")
+    with pytest.raises(UsageError, match="programs cannot be int8"):
+        export_model(model, tmp_path / "p", "program", precision="int8", calibrate="digits")
+    with pytest.raises(DataError, match="not among the 5 known ones"):
+        samples("digits", model.card)  # of other classes
+    assert [*tmp_path.iterdir()] == []

@@ -1,0 +1,162 @@
+"""Engines: torch, or a program of another runtime that computes the same network on this machine, perhaps faster.
+
+Programs are written at first use into the cache folder, under a name that stands for the network, the processor and the
+versions of the runtimes. Each of them has passed its parity check on this machine. `auto` takes the fastest that
+`vitrail bench MODEL --engines` has measured here, and torch where nothing was measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from vitrail.data.cache import cache_folder
+from vitrail.device import ComputePrecision, Precision, available_cores, compute_precision, processor
+from vitrail.errors import UsageError
+from vitrail.evaluation.classify import Predict
+from vitrail.evaluation.classify import predictor as torch_predictor
+from vitrail.exports.engine import Engine
+from vitrail.exports.kinds import KINDS, EngineName, Installed, RuntimeName
+from vitrail.files import read_json_object, replacing_text
+from vitrail.model.resnet.network import ResNet
+from vitrail.model.vit import ViT
+from vitrail.weights.rebuild import card_of
+from vitrail.weights.store import checksum
+
+log = logging.getLogger("vitrail")
+RUNTIMES: tuple[RuntimeName, ...] = ("openvino", "onnx")
+MEASURED = "engines.json"
+GAIN = 1.03
+"""An engine replaces torch if it is faster by this factor."""
+BATCHES = (1, 8)
+"""Batch sizes that are measured: the first for latency, the last for speed."""
+
+
+@dataclass(frozen=True)
+class TimedEngine:
+    """One engine, measured on this machine."""
+
+    engine: Installed
+    precision: ComputePrecision
+    images_per_second: float
+    """At batch 8."""
+    latency_ms: float
+    """Of one image."""
+    memory_bytes: int
+    """Memory of a process that does nothing else, with its libraries, while it computes."""
+    difference: float
+    """Largest difference from the network in float32, relative to its largest output."""
+
+
+class Engines:
+    """The engines of one network on the CPU of this machine, in one precision."""
+
+    def __init__(self, network: ViT | ResNet, precision: Precision = "auto") -> None:
+        self.network = network
+        self.precision = compute_precision(torch.device("cpu"), precision)
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the programs and of what was measured."""
+        about = {
+            "weights": checksum(self.network.state_dict()),
+            "card": card_of(self.network).to_dict(),
+            "precision": self.precision,
+            "machine": [processor(), available_cores()],
+            "versions": [_version(package) for package in ("vitrail", "torch", *_packages())],
+        }
+        text = json.dumps(about, sort_keys=True, default=str)
+        return _all_engines() / hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def program(self, name: RuntimeName, *, features: bool = False) -> Engine:
+        """Return the program of a runtime, written at first use. Raises UsageError and ExportError if there is none."""
+        output: Literal["features", "logits"] = "features" if features else "logits"
+        place = self.folder / f"{name}-{output}"
+        file = place / KINDS[name].file
+        if not file.is_file():
+            from vitrail.exports.write import export_model  # torch.export takes a while to import
+
+            log.info("writing a program for %s, once: %s", name, place)
+            export_model(self.network, place, name, output=output, precision=self.precision, overwrite=True)
+        return Engine(file, output)
+
+    def names(self) -> list[Installed]:
+        """Return the engines that are installed and compute in this precision."""
+        able = [name for name in RUNTIMES if self.precision in KINDS[name].precisions]
+        return ["torch", *(name for name in able if all(_version(package) for package in KINDS[name].packages))]
+
+    def measured(self) -> list[TimedEngine]:
+        """Return what was measured here, the fastest first; empty if nothing was."""
+        if not _all_engines().is_dir() or not (file := self.folder / MEASURED).is_file():
+            return []
+        found = [TimedEngine(**row) for row in read_json_object(file, UsageError)["engines"]]
+        return sorted(found, key=lambda row: -row.images_per_second)
+
+    def remember(self, rows: Sequence[TimedEngine]) -> None:
+        """Keep what was measured, for `auto`."""
+        with replacing_text(self.folder / MEASURED) as file:
+            file.write(json.dumps({"engines": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+    def fastest(self) -> Installed:
+        """Return the fastest engine that was measured, and log why; torch if nothing was."""
+        rows = {row.engine: row for row in self.measured() if row.engine in self.names()}
+        if not rows or "torch" not in rows:
+            log.debug("engine: torch, because no other was measured here (vitrail bench MODEL --engines)")
+            return "torch"
+        best, torch_row = next(iter(rows.values())), rows["torch"]
+        if best.images_per_second < GAIN * torch_row.images_per_second:
+            best = torch_row
+        others = [f"{row.engine} {row.images_per_second:.1f}" for row in rows.values() if row is not best]
+        log.info("engine %s: %.1f images/s here (%s)", best.engine, best.images_per_second, ", ".join(others))
+        return best.engine
+
+
+def predictor(
+    network: ViT | ResNet,
+    device: torch.device,
+    precision: Precision = "auto",
+    *,
+    engine: EngineName = "auto",
+    features: bool = False,
+) -> Predict:
+    """Return images -> float32 logits, or features, of a network, computed by an engine.
+
+    Raises UsageError for an engine that is not installed or cannot compute in this precision or on this device, and
+    ExportError if its outputs differ from the network's.
+    """
+    if device.type != "cpu" and engine not in ("auto", "torch"):
+        raise UsageError(f"the engine {engine} computes on a CPU, and the device is {device}: add --device cpu")
+    if device.type != "cpu" or engine == "torch":
+        return torch_predictor(network, device, precision, features=features)
+    engines = Engines(network, precision)
+    chosen = engines.fastest() if engine == "auto" else engine
+    if chosen == "torch":
+        return torch_predictor(network, device, precision, features=features)
+    if engines.precision not in KINDS[chosen].precisions:
+        raise UsageError(f"the engine {chosen} does not compute in {engines.precision}: add --precision float32")
+    return engines.program(chosen, features=features)
+
+
+def _all_engines() -> Path:
+    return cache_folder() / "engines"
+
+
+def _packages() -> list[str]:
+    return sorted({package for name in RUNTIMES for package in KINDS[name].packages})
+
+
+def _version(package: str) -> str:
+    """Return the version of a package; empty if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,267 @@
+"""int8: quantise a program after training, and keep it only if it classifies held-out images as well as before.
+
+NNCF quantises weights and activations, after SmoothQuant (Xiao et al. 2023) has moved outliers of the activations into
+the weights. If accuracy falls by more than is allowed, the layers that add most to the error stay in float32. (NNCF's
+own accuracy control leaves the biases corrected for int8 where it puts layers back, which can cost more than it gains.)
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from vitrail.data.images.ops import eval_transform
+from vitrail.data.item import Listed, View
+from vitrail.data.labels.sets import one_label
+from vitrail.data.loading.loader import Loader
+from vitrail.data.sources.open import open_data
+from vitrail.device import available_cores
+from vitrail.errors import DataError, ExportError, UsageError
+from vitrail.exports.kinds import errors_only
+from vitrail.weights.card import Card
+
+log = logging.getLogger("vitrail")
+
+CALIBRATION = 300
+"""Maximum number of training images from which the ranges of the activations are taken."""
+HELD_OUT = 1000
+"""Maximum number of held-out images on which accuracy is measured."""
+RANKED = 32
+"""Number of images on which layers are compared, if some have to stay in float32."""
+
+Labelled = tuple[np.ndarray, int]
+"""One image, uint8 [1, channels, height, width], and its class."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Images of a data set, prepared as in prediction."""
+
+    calibration: list[Labelled]
+    """Training images."""
+    held_out: list[Labelled]
+    """Images that are not among them."""
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """What quantisation did to a program."""
+
+    calibrated: int
+    """Number of training images that it was calibrated on."""
+    held_out: int
+    """Number of held-out images that the following was measured on."""
+    top1: float
+    top5: float
+    """Accuracy of the int8 program."""
+    float_top1: float
+    float_top5: float
+    """Accuracy of the float32 program."""
+    agreement: float
+    """Share of the held-out images for which both predict the same class."""
+    layers: int
+    """Number of products with weights."""
+    int8_layers: int
+    """Number of them that are computed in int8."""
+
+    @property
+    def drop(self) -> float:
+        """Loss of top-1 accuracy in points."""
+        return 100 * (self.float_top1 - self.top1)
+
+    def __str__(self) -> str:
+        return (
+            f"int8: calibrated on {self.calibrated} training images; on {self.held_out} held-out images top-1 is "
+            f"{self.top1:.2%} (float32 {self.float_top1:.2%}), top-5 {self.top5:.2%} ({self.float_top5:.2%}), and the "
+            f"best class is the same for {self.agreement:.2%}; {self.int8_layers} of {self.layers} layers are in int8"
+        )
+
+
+@runtime_checkable
+class Quantisable(Protocol):
+    """What the module of a runtime does with a network in its own form."""
+
+    def read_network(self, path: Path) -> Any:
+        """Return the network of a program."""
+        ...
+
+    def write_network(self, network: Any, path: Path, about: dict[str, Any]) -> None:
+        """Write a network and its description as a program."""
+        ...
+
+    def function(self, network: Any) -> Callable[[np.ndarray], list[np.ndarray]]:
+        """Return the function from images to all outputs of a network."""
+        ...
+
+    def products(self, network: Any) -> list[str]:
+        """Return the names of the matrix products and convolutions of a network, in its order."""
+        ...
+
+    def exposed(self, network: Any, names: list[str]) -> Any:
+        """Return a network whose outputs are those of some of its operations."""
+        ...
+
+    def argument(self, images: np.ndarray) -> Any:
+        """Return images as the argument with which NNCF calls the runtime."""
+        ...
+
+    def layers(self, network: Any) -> tuple[int, int]:
+        """Return the number of products with weights, and how many of them are computed in int8."""
+        ...
+
+
+def samples(data: str | Path, card: Card) -> Samples:
+    """Return training images of `data` to calibrate on, and held-out ones to measure on, drawn with seed 0.
+
+    Held-out images are of the validation or the test split, or else the share of the training images that
+    `vitrail train` holds out. Raises DataError if
+    the data cannot be read, are unlabelled, or have classes that the network does not know.
+    """
+    splits = open_data(data)
+    one_label(splits.train.labels, "export --precision int8, which measures top-1 accuracy,")
+    drawn = "share" in splits.held_out  # from the training images
+    held_out = splits.test if drawn and splits.test is not None else splits.validation
+    assert held_out is not None
+    names = list(card.class_names) or list(splits.class_names)
+    if len(names) != card.config.classes:
+        raise DataError(
+            f"the network has {card.config.classes} classes and {data} has {len(names)}: calibrate on images of the "
+            "classes that the network was trained on"
+        )
+    return Samples(_some(splits.train, CALIBRATION, card), _some(View(held_out, class_names=names), HELD_OUT, card))
+
+
+def _some(source: Listed, most: int, card: Card) -> list[Labelled]:
+    """Return at most `most` images of a source, drawn with seed 0."""
+    drawn = np.sort(np.random.default_rng(0).permutation(len(source))[:most])
+    loader = Loader(
+        View(source, drawn),
+        transform=eval_transform(card.preprocess),
+        image_size=card.preprocess.image_size,
+        batch_size=1,
+        workers=available_cores() // 2,
+        shuffle=False,
+        drop_last=False,
+    )
+    with closing(loader):
+        found = [(batch.images.numpy().copy(), int(batch.labels[0])) for batch in loader.epoch(0)]
+    if not found:
+        raise DataError(f"none of {len(drawn)} images could be read: {loader.bad[0][1]}")
+    return found
+
+
+def quantise(module: Quantisable, path: Path, about: dict[str, Any], given: Samples, max_drop: float) -> Quantised:
+    """Replace the float32 program at `path` by an int8 program, and return what that changed.
+
+    `max_drop` is the largest loss of top-1 accuracy on the held-out images in points. While it is exceeded, twice as
+    many layers as before stay in float32. Raises ExportError if no program with a layer in int8 keeps the limit; the
+    program is then unchanged. Raises UsageError if NNCF is not installed.
+    """
+    network = module.read_network(path)
+    labels = np.array([label for _, label in given.held_out])
+    before = _outputs(module.function(network), given.held_out)
+    worst: list[str] = []
+    kept = 0
+    while True:
+        changed = _in_int8(module, network, given, worst[:kept])
+        found = _compared(module, changed, given, before, labels)
+        if found.drop <= max_drop:
+            break
+        worst = worst or _by_error(module, network, changed, given)
+        kept = max(1, 2 * kept)
+        log.info("int8 loses %.2f points; %d of %d products stay in float32", found.drop, kept, len(worst))
+        if kept >= len(worst):
+            raise ExportError(
+                f"int8 loses {found.drop:.2f} points of top-1 accuracy, and at most {max_drop:g} are allowed, so "
+                f"nothing was written. {found}. Allow a larger loss (--max-drop), or calibrate on more images"
+            )
+    with TemporaryDirectory(dir=path.parent) as folder:  # the runtime may still read the old file
+        module.write_network(changed, Path(folder) / path.name, {**about, "quantised": asdict(found)})
+        for file in Path(folder).iterdir():
+            os.replace(file, path.parent / file.name)
+    return found
+
+
+def _in_int8(module: Quantisable, network: Any, given: Samples, kept: list[str]) -> Any:
+    """Return a network in int8, but for the products `kept`."""
+    with _nncf() as nncf:
+        return nncf.quantize(
+            network,
+            nncf.Dataset(given.calibration, lambda labelled: module.argument(labelled[0])),
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(given.calibration),
+            ignored_scope=nncf.IgnoredScope(names=kept),
+        )
+
+
+def _compared(module: Quantisable, changed: Any, given: Samples, before: np.ndarray, labels: np.ndarray) -> Quantised:
+    """Measure an int8 network. `before` are the outputs of the float32 network for the held-out images."""
+    after = _outputs(module.function(changed), given.held_out)
+    layers, int8_layers = module.layers(changed)
+    return Quantised(
+        calibrated=len(given.calibration),
+        held_out=len(labels),
+        top1=_accuracy(after, labels),
+        top5=_accuracy(after, labels, best=5),
+        float_top1=_accuracy(before, labels),
+        float_top5=_accuracy(before, labels, best=5),
+        agreement=float((before.argmax(axis=1) == after.argmax(axis=1)).mean()),
+        layers=layers,
+        int8_layers=int8_layers,
+    )
+
+
+def _by_error(module: Quantisable, network: Any, changed: Any, given: Samples) -> list[str]:
+    """Return the names of all products, first those that add most to the error.
+
+    The error of a product is that of its output relative to float32. What a product adds is the difference from the
+    product before it.
+    """
+    names = module.products(network)
+    runs = [module.function(module.exposed(each, names)) for each in (network, changed)]
+    squares = np.zeros((2, len(names)))
+    for image, _ in given.calibration[:RANKED]:
+        exact, rounded = (run(image) for run in runs)
+        for number, (a, b) in enumerate(zip(exact, rounded, strict=True)):
+            squares[:, number] += np.square(a - b).sum(), np.square(a).sum()
+    error = np.sqrt(squares[0] / np.maximum(squares[1], np.finfo(float).tiny))
+    return [names[number] for number in np.argsort(-np.diff(error, prepend=0.0))]
+
+
+def _outputs(run: Callable[[np.ndarray], list[np.ndarray]], images: Iterable[Labelled]) -> np.ndarray:
+    """Return the output of a network for each image, float32 [n, classes]."""
+    return np.concatenate([run(image)[0] for image, _ in images])
+
+
+def _accuracy(outputs: np.ndarray, labels: np.ndarray, best: int = 1) -> float:
+    """Return the share of the images whose class is among the `best` largest outputs."""
+    chosen = np.argsort(-outputs, axis=1, kind="stable")[:, :best]
+    return float((chosen == labels[:, None]).any(axis=1).mean())
+
+
+@contextmanager
+def _nncf() -> Iterator[Any]:
+    """Yield NNCF, which neither prints nor reports what is quantised to Intel. Raises UsageError if it is missing."""
+    silent = "NNCF_CI"
+    before = os.environ.get(silent)
+    os.environ[silent] = "1"
+    try:
+        with errors_only("torch.utils.cpp_extension"):  # it misses CUDA
+            import nncf
+    except ImportError as error:
+        raise UsageError(f"int8 programs need {error.name or 'nncf'}: pip install 'vitrail[export]'") from error
+    finally:
+        os.environ.pop(silent)
+        if before is not None:
+            os.environ[silent] = before
+    with errors_only("nncf"), redirect_stdout(io.StringIO()):  # progress bars
+        yield nncf

@@ -1,0 +1,147 @@
+"""Speed, latency and memory of the engines of a network, each in a process of its own, measured in turn."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from matplotlib.figure import Figure
+
+from vitrail.device import ComputePrecision
+from vitrail.errors import VitrailError
+from vitrail.evaluation.classify import Predict
+from vitrail.exports.engine import Engine
+from vitrail.exports.engines import BATCHES, Engines, TimedEngine, log, torch_predictor
+from vitrail.exports.kinds import CARD, Installed
+from vitrail.exports.parity import compare, images_to_compare
+from vitrail.files import replacing
+from vitrail.weights.load import load
+from vitrail.weights.rebuild import card_of
+
+ROUNDS = 3
+"""Number of times that each engine is measured; the median counts."""
+
+
+def measure(source: str | Path, image_size: int | None, engines: Engines, seconds: float) -> list[TimedEngine]:
+    """Measure every engine that is installed, for about `seconds` per batch size, and return them, the fastest first.
+
+    An engine that cannot express the network, or computes something else, is left out with a warning.
+    """
+    differences: dict[Installed, float] = {}
+    files: dict[Installed, Path | None] = {}
+    for name in engines.names():
+        try:
+            differences[name] = _difference(engines, name)
+        except VitrailError as error:
+            log.warning("%s is left out: %s", name, error)
+            continue
+        files[name] = None if name == "torch" else engines.program(name).path
+    rows = []
+    with ExitStack() as stack:
+        pipes = {name: stack.enter_context(_EngineProcess(source, image_size, files[name], engines)) for name in files}
+        found: dict[Installed, list[list[float]]] = {name: [] for name in files}
+        for _ in range(ROUNDS):
+            for name, pipe in pipes.items():
+                pipe.send(seconds / ROUNDS)
+                found[name].append(pipe.recv())
+    for name, rounds in found.items():
+        one, many, memory = (statistics.median(column) for column in zip(*rounds, strict=True))
+        latency = 1000 * BATCHES[0] / one
+        rows.append(TimedEngine(name, engines.precision, many, latency, round(memory), differences[name]))
+    return sorted(rows, key=lambda row: -row.images_per_second)
+
+
+def _difference(engines: Engines, name: Installed) -> float:
+    """Return the difference of an engine's outputs from the network's in float32; write its program if necessary."""
+    if name != "torch":
+        card = json.loads((engines.program(name).path.parent / CARD).read_text(encoding="utf-8"))
+        return float(card["parity"]["relative"])
+    network = engines.network
+    images, _ = images_to_compare((), card_of(network))
+    predict = torch_predictor(network, "cpu", engines.precision)
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        return predict(torch.from_numpy(batch)).numpy()
+
+    return compare(run, network, images, "logits", engines.precision, runtime=name).relative
+
+
+class _EngineProcess:
+    """A process that runs one engine: send seconds, receive images/s at each batch size and its memory in bytes."""
+
+    def __init__(self, source: str | Path, image_size: int | None, file: Path | None, engines: Engines) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        shape = (engines.network.config.channels, *card_of(engines.network).preprocess.image_size)
+        arguments = (theirs, str(source), image_size, file, engines.precision, shape)
+        self.process = context.Process(target=_run, args=arguments, daemon=True)
+
+    def __enter__(self) -> Connection:
+        self.process.start()
+        return self.pipe
+
+    def __exit__(self, *problem: object) -> None:
+        self.pipe.send(None)
+        self.process.join()
+
+
+def _run(
+    pipe: Connection,
+    source: str,
+    image_size: int | None,
+    file: Path | None,
+    precision: ComputePrecision,
+    shape: tuple[int, ...],
+) -> None:
+    predict: Predict
+    if file is None:
+        network: Any = load(source, image_size=image_size)
+        predict = torch_predictor(network, "cpu", precision)
+        del network
+    else:
+        predict = Engine(file)
+    batches = [torch.randint(0, 256, (batch, *shape), dtype=torch.uint8) for batch in BATCHES]
+    for images in batches:
+        predict(images)
+    while (seconds := pipe.recv()) is not None:
+        rates = [_rate(predict, images, seconds) for images in batches]
+        pipe.send([*rates, psutil.Process().memory_info().rss])
+
+
+def _rate(predict: Predict, images: torch.Tensor, seconds: float) -> float:
+    """Return images/s over at least `seconds` and one call."""
+    began, calls = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds or not calls:
+        predict(images)
+        calls += 1
+    return calls * len(images) / (time.perf_counter() - began)
+
+
+def draw(rows: Sequence[TimedEngine], path: Path, title: str) -> None:
+    """Draw speed, latency and memory of the engines as bars."""
+    figure = Figure(figsize=(9.6, 1.4 + 0.4 * len(rows)), layout="constrained")
+    columns = {
+        f"images/s, batch {BATCHES[-1]}": [row.images_per_second for row in rows],
+        "ms for one image": [row.latency_ms for row in rows],
+        "memory of the process, MiB": [row.memory_bytes / 2**20 for row in rows],
+    }
+    names = [row.engine for row in rows]
+    for axes, (what, values) in zip(figure.subplots(1, 3, sharey=True), columns.items(), strict=True):
+        bars = axes.barh(names, values, color="#0072b2")
+        axes.bar_label(bars, fmt="{:,.4g}", padding=3)
+        axes.set_xlabel(what)
+        axes.margins(x=0.25)
+    figure.axes[0].invert_yaxis()  # the fastest on top
+    figure.suptitle(title, fontsize="medium")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=144, format=path.suffix[1:])
