@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +34,18 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def first_pixels(source) -> tuple[dict[str, pa.Array], list[tuple[str, str]]]:
-    """The answer of a very small network: what the first pixel is; every tenth image cannot be read."""
+def first_pixels(source, receive) -> list[tuple[str, str]]:
+    """The answer of a very small network: what the first pixel is; every tenth image cannot be read.
+
+    The answers come in batches of two images.
+    """
     read = [i for i in range(len(source)) if int(source[i].image[0, 0, 0]) % 10 != 9]
     unread = [(source.id(i), "corrupt") for i in range(len(source)) if i not in read]
     values = [int(source[i].image[0, 0, 0]) for i in read]
-    return {"id": pa.array([source.id(i) for i in read], pa.string()), "pixel": pa.array(values)}, unread
+    for begin in (len(read), *range(0, len(read), 2)):
+        names = [source.id(i) for i in read[begin : begin + 2]]
+        receive({"id": pa.array(names, pa.string()), "pixel": pa.array(values[begin : begin + 2], pa.int64())})
+    return unread
 
 
 def job(folder: Path, shards: Path, **about) -> Job:
@@ -67,10 +74,12 @@ def test_every_shard_has_an_answer_and_a_marker(shards: Path, tmp_path: Path) ->
 def test_processes_share_the_parts_and_the_last_one_finds_all_complete(shards: Path, tmp_path: Path, size: int) -> None:
     answered: list[str] = []
 
-    def noting(source):
-        columns, bad = first_pixels(source)
-        answered.extend(columns["id"].to_pylist())
-        return columns, bad
+    def noting(source, receive):
+        def send(columns):
+            answered.extend(columns["id"].to_pylist())
+            receive(columns)
+
+        return first_pixels(source, send)
 
     states = [job(tmp_path / "out", shards).run(noting, rank, size) for rank in range(size)]
     assert [state.complete for state in states[:-1]] == [state.done == state.parts for state in states[:-1]]
@@ -106,15 +115,44 @@ def test_a_killed_job_goes_on_and_answers_no_part_twice(shards: Path, tmp_path: 
     before = len(list((tmp_path / "out").glob("*.done.json")))
     answered: list[int] = []
 
-    def noting(source):
+    def noting(source, receive):
         answered.append(len(source))
-        return first_pixels(source)
+        return first_pixels(source, receive)
 
     state = job(tmp_path / "out", shards).run(noting, 0, 1)
     assert state.complete and len(answered) == state.parts - before and before == {3: 0, 4: 1}[call]
     job(tmp_path / "alone", shards).run(first_pixels, 0, 1)
     shown = {name: data for name, data in contents(tmp_path / "out").items() if not name.startswith(".")}
     assert shown == contents(tmp_path / "alone")
+
+
+def test_memory_does_not_grow_with_a_part_or_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four parts of 32 MiB each, and the file into which they are merged, are written with less than 16 MiB."""
+    monkeypatch.setattr(bulk, "GROUP", 2 * 2**20)
+    monkeypatch.setattr(bulk, "CHUNK", 32)
+    count, each = 128, 2**18  # values of an image
+
+    def large(source, receive):
+        for i in (None, *range(len(source))):
+            values = np.full(0 if i is None else each, i or 0, np.float32) + np.random.default_rng(i or 0).random(1)
+            column = pa.FixedSizeListArray.from_arrays(pa.array(values.astype(np.float32)), each)
+            receive({"id": pa.array([] if i is None else [source.id(i)], pa.string()), "values": column})
+        return []
+
+    source = ArraySource("s", np.zeros((count, 2, 2, 3), np.uint8), np.zeros(count, np.int64), ["a"])
+    one = Job(tmp_path / "out", {"": source}, {"verb": "test"})
+    usual, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(counted)
+    tracemalloc.start()
+    try:
+        assert one.run(large, 0, 1).complete and len(one.parts) == 4
+        one.merge(tmp_path / "all.parquet")
+        assert tracemalloc.get_traced_memory()[1] + counted.max_memory() < 16 * 2**20
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(usual)
+    whole = pq.ParquetFile(tmp_path / "all.parquet")
+    assert whole.metadata.num_rows == count and whole.metadata.num_row_groups >= 4 * 16
 
 
 @pytest.mark.slow
@@ -131,12 +169,11 @@ def test_what_changed_or_does_not_hold_its_images_is_not_complete(shards: Path, 
     file.write_bytes(data[:-1])  # another size: not done, so it is made again
     assert one.state().done == len(one.parts) - 1
     with pytest.raises(DataError, match="is not done"):
-        list(one.tables())
+        one.merge(tmp_path / "all.parquet")
     assert one.run(first_pixels, 0, 1).complete
 
-    def forgetful(source):
-        columns, bad = first_pixels(source)
-        return {name: column[1:] for name, column in columns.items()}, bad
+    def forgetful(source, receive):
+        return first_pixels(source, lambda columns: receive({name: column[1:] for name, column in columns.items()}))
 
     with pytest.raises(DataError, match="does not hold each image of its part once"):
         job(tmp_path / "other", shards).run(forgetful, 0, 1)

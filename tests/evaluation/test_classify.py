@@ -20,7 +20,6 @@ from vitrail import world
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import (
     Classification,
-    Classify,
     classify,
     load_classification,
     predictor,
@@ -70,6 +69,17 @@ def draw(images: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
 
 same = np.testing.assert_array_equal
 sizes = dict(images=st.integers(1, 60), classes=st.integers(1, 12), seed=st.integers(0, 10**6))
+
+
+@pytest.mark.filterwarnings("ignore:A single label", "ignore:y_pred contains classes")
+@settings(max_examples=40, deadline=None)
+@given(**sizes)
+def test_scores_that_count_every_class_the_same_are_those_of_scikit_learn(images: int, classes: int, seed: int) -> None:
+    logits, labels = draw(images, classes, seed)
+    found, answer = classify(identity, Fake(logits, labels), names(classes)), logits.argmax(1)
+    assert found.balanced_accuracy == pytest.approx(sklearn.metrics.balanced_accuracy_score(labels, answer))
+    assert found.macro_f1 == pytest.approx(sklearn.metrics.f1_score(labels, answer, average="macro"))
+    assert found.metrics()["macro_f1"] == found.macro_f1
 
 
 @pytest.mark.slow
@@ -162,15 +172,14 @@ def test_data_that_do_not_fit_are_refused(labels: list[int], classes: int, messa
         classify(identity, loader, names(classes))
 
 
-def test_the_evaluator_yields_names_and_values_and_can_run_again() -> None:
+def test_the_metrics_have_names_and_follow_the_weights() -> None:
     logits, labels = draw(30, 6, 1)
-    evaluator = Classify(identity, Fake(logits, labels), names(6))
-    first = dict(evaluator)
-    assert set(first) == {"top1", "top5", "nll", "count"}
-    evaluator.predict = lambda images: -images
-    assert dict(evaluator) != first
-    assert evaluator.result is not None
-    assert evaluator.result.top1 == dict(evaluator)["top1"]
+    loader = Fake(logits, labels)
+    first = classify(identity, loader, names(6)).metrics()
+    assert set(first) == {"top1", "top5", "balanced_accuracy", "macro_f1", "nll", "count"}
+    second = classify(lambda images: -images, loader, names(6))
+    assert second.metrics() != first
+    assert second.top1 == second.metrics()["top1"]
 
 
 def test_answers_survive_the_disk(tmp_path: Path) -> None:

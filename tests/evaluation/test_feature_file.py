@@ -67,7 +67,7 @@ def test_features_from_anywhere(write: Any, tmp_path: Path) -> None:
         (dict(train_features=np.zeros(6)), r"train_features is float64 of shape \(6,\); it must be numbers"),
         (dict(train_features=np.zeros((6, 0))), "with at least one image and at least one feature"),
         (dict(test_features=np.array([["x"] * 4] * 3)), "test_features is <U1"),
-        (dict(test_features=np.zeros((3, 5))), "train_features has 4 columns and test_features 5"),
+        (dict(test_features=np.zeros((3, 5))), "f.npz: training images have 4 features and test images 5"),
         (dict(test_features=np.zeros((2, 4))), "test_features has 2 rows and test_labels 3"),
         (dict(train_labels=np.zeros(6)), "train_labels is float64"),
         (dict(train_labels=np.eye(6, dtype=int)), r"train_labels is int64 of shape \(6, 6\); it must be integers"),
@@ -77,7 +77,7 @@ def test_features_from_anywhere(write: Any, tmp_path: Path) -> None:
         (dict(class_names=np.arange(3)), "class_names is int64"),
         (dict(train_features=np.full((6, 4), np.nan)), "f.npz: the features of training image 0 are not finite"),
         (dict(test_features=np.full((3, 4), 1e300)), "test image 0 are not finite"),
-        (dict(train_labels=np.array([None] * 6)), "train_labels.npy holds Python objects, which could run code"),
+        (dict(train_labels=np.array([None] * 6)), "'train_labels' holds Python objects, which could run code"),
     ],
 )
 def test_wrong_arrays_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_wrong_arrays_are_named(changes: dict[str, Any], message: str, tmp_path:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "f.npz"
-    with pytest.raises(DataError, match=r"f.npz cannot be read as an .npz of features"):
+    with pytest.raises(DataError, match=r"f.npz cannot be read: truncated, damaged or not an .npz"):
         load_features(path)
     save_features(path, arrays())
     whole = path.read_bytes()

@@ -197,8 +197,8 @@ def test_every_process_gets_all_rows(ranks: int, monkeypatch: pytest.MonkeyPatch
 
 def test_a_process_without_images_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     other = collect(flat, shuffled(5), NAMES)
-    rows = (np.arange(5), other.labels), (1, 6), [("x", "empty")]
-    answers = iter([rows, (np.arange(5), other.features)])
+    rows = [(np.arange(5), other.labels, 6)], [("x", "empty")]
+    answers = iter([rows, (np.arange(5), other.labels, other.features)])
 
     def gather(value: Any) -> list[Any]:
         return [value, next(answers)]

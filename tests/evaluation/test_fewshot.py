@@ -19,8 +19,8 @@ from vitrail.evaluation.fewshot import (
     BIAS,
     EPS,
     PROTOCOLS,
-    Plan,
     Ridge,
+    ShotSelection,
     best_l2,
     draw,
     fewshot,
@@ -165,8 +165,8 @@ def test_shots_are_those_that_the_protocol_draws(counts: list[int], seed: int, u
     np.testing.assert_array_equal(first, np.concatenate([np.where(labels == c)[0][:2] for c in range(len(counts))]))
 
 
-def plan(labels: Any, **more: Any) -> Plan:
-    return Plan(np.asarray(labels, dtype=np.int64), ["cat", "dog", "eel"], **more)
+def plan(labels: Any, **more: Any) -> ShotSelection:
+    return ShotSelection(np.asarray(labels, dtype=np.int64), ["cat", "dog", "eel"], **more)
 
 
 def test_a_plan_knows_its_images_before_any_feature() -> None:
@@ -197,8 +197,8 @@ def test_a_class_with_too_few_images_gives_all_it_has_and_one_without_any_is_nam
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (dict(shots=(0, 1)), "both count from 1"),
-        (dict(seeds=0), "both count from 1"),
+        (dict(shots=(0, 1)), "both must be at least 1"),
+        (dict(seeds=0), "both must be at least 1"),
         (dict(protocol="paper-2020", seeds=3), "takes the first of each class"),
         (dict(l2=(0.0,)), "must be above 0"),
     ],

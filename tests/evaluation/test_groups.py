@@ -7,7 +7,7 @@ import pytest
 
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import Classification
-from vitrail.evaluation.groups import group_means, misfits, read_groups
+from vitrail.evaluation.groups import group_accuracies, group_warnings, read_groups
 
 NAMES = ["ant", "bee", "car", "bus", "fog", "ice"]
 GROUPS = {"car": "vehicle", "ant": "insect", "bus": "vehicle", "bee": "insect", "ice": "weather"}
@@ -25,7 +25,7 @@ def answers(images: int = 80) -> Classification:
 
 def test_means_of_groups_are_those_of_their_images_and_classes() -> None:
     found = answers()
-    insect, vehicle = sorted(group_means(found, GROUPS), key=lambda group: group.name)
+    insect, vehicle = sorted(group_accuracies(found, GROUPS), key=lambda group: group.name)
     for group, members in ((insect, (0, 1)), (vehicle, (2, 3))):
         rows = [i for i in range(80) if found.label[i] in members]
         first = [found.top[i, 0] == found.label[i] for i in rows]
@@ -35,18 +35,18 @@ def test_means_of_groups_are_those_of_their_images_and_classes() -> None:
         each = [np.mean([found.top[i, 0] == k for i in rows if found.label[i] == k]) for k in members]
         assert group.class_mean == pytest.approx(np.mean(each))
     # in the order of the file, without the group that has no images
-    assert [group.name for group in group_means(found, GROUPS)] == ["vehicle", "insect"]
+    assert [group.name for group in group_accuracies(found, GROUPS)] == ["vehicle", "insect"]
 
 
 def test_what_does_not_fit_is_said() -> None:
-    assert misfits(GROUPS, NAMES) == ["classes in no group: 1, the first of them 'fog'"]
-    assert misfits({**GROUPS, "fog": "weather", "tar": "street"}, NAMES) == [
-        "classes of the groups that are not here: 1, the first of them 'tar'"
+    assert group_warnings(GROUPS, NAMES) == ["classes in no group: 1, such as 'fog'"]
+    assert group_warnings({**GROUPS, "fog": "weather", "tar": "street"}, NAMES) == [
+        "names in the file of groups that are not classes: 1, such as 'tar'"
     ]
-    with pytest.raises(DataError, match=r"'Ant' is none of them. Did you mean 'ant'"):
-        misfits({"Ant": "insect"}, NAMES)
-    with pytest.raises(DataError, match="it names no class"):
-        misfits({}, NAMES)
+    with pytest.raises(DataError, match=r"names none of the 6 classes. It names 'Ant'. Did you mean 'ant'"):
+        group_warnings({"Ant": "insect"}, NAMES)
+    with pytest.raises(DataError, match=r"names none of the 6 classes\. It is empty\."):
+        group_warnings({}, NAMES)
 
 
 def test_groups_are_read_from_a_table(tmp_path: Path) -> None:

@@ -168,7 +168,9 @@ def test_real_agrees_with_timms_evaluator(val20: Path, real: tuple[Benchmark, np
 
 def test_real_says_that_it_is_not_the_whole_set(real: tuple[Benchmark, np.ndarray, Classification]) -> None:
     opened, _, _ = real
-    assert opened.notes[-1] == f"{len(opened.source)} of the 46,837 images: not a number of ImageNet ReaL"
+    assert opened.notes[-1] == (
+        f"{len(opened.source)} images instead of 46,837: the result is not comparable with others on ImageNet ReaL"
+    )
     without = 20 - len(opened.source)
     assert len(opened.notes) == 1 + bool(without)
     assert not without or opened.notes[0].startswith(f"{without} images that show none of the 1,000 classes")
@@ -251,7 +253,7 @@ def test_labels_of_the_development_kit_are_translated(three: Path, monkeypatch: 
     with pytest.raises(DataError, match=r"meta\.mat is not the meta.mat"):
         labels_of(three)
     (kit / "data" / "meta.mat").unlink()
-    with pytest.raises(DataError, match=r"numbers alone, .* put its meta\.mat beside it"):
+    with pytest.raises(DataError, match=r"numbers only, .* Put its meta\.mat beside the file"):
         labels_of(three)
 
 
@@ -277,8 +279,8 @@ def test_one_folder_for_each_class_or_names_with_classes(three: Path, tmp_path: 
     ("text", "message"),
     [
         ("n01440764\n12 3\n", "'12 3' does not say which class image 2 has"),
-        ("n00000001\n", "'n00000001' in 'n00000001' is no class of ILSVRC2012"),
-        ("ILSVRC2012_val_00000001.JPEG 1000\n", "'1000' in .* is no class"),
+        ("n00000001\n", "'n00000001' in 'n00000001' is not a class of ILSVRC2012"),
+        ("ILSVRC2012_val_00000001.JPEG 1000\n", "'1000' in .* is not a class"),
         ("tench\n", "'tench' does not say which class image 1 has"),
         ("n01440764\n", r"has no label for ILSVRC2012_val_00000002.JPEG \(2 images\)"),
     ],
@@ -293,7 +295,11 @@ def test_labels_that_say_too_little_are_refused(three: Path, text: str, message:
 def test_files_of_labels_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read: No such file"):
         read_labels(tmp_path / "no.txt")
-    for text, message in (("{}", "is not real.json"), ("[[1000]]", "is not real.json"), ("[", "is not JSON")):
+    for text, message in (
+        ("{}", "is not real.json"),
+        ("[[1000]]", "is not real.json"),
+        ("[", r"real\.json cannot be read: Expecting value"),
+    ):
         (tmp_path / "real.json").write_text(text)
         picture(tmp_path / "ILSVRC2012_val_00000001.JPEG")
         with pytest.raises(DataError, match=message):
@@ -423,10 +429,10 @@ def test_other_sets_are_seen_as_the_network_is_used_to() -> None:
     [
         ("pytorch_to_imagenet_2012_id.json", '{"0": 1}', "should give each class 0 to 999 a line"),
         ("pytorch_to_imagenet_2012_id.json", '{"0": "x"}', "should map numbers of classes to numbers of lines"),
-        ("pytorch_to_imagenet_2012_id.json", "[]", "should be one JSON object, not list"),
-        ("objectnet_to_imagenet_1k.json", '{"Mug": "cup of tea"}', "'cup of tea' of 'Mug' is no line of"),
-        ("objectnet_to_imagenet_1k.json", '{"Jug": "coffee mug"}', "has a class 'Jug' that folder_to_objectnet"),
-        ("folder_to_objectnet_label.json", "", "is not JSON"),
+        ("pytorch_to_imagenet_2012_id.json", "[]", "should hold a JSON object, not a list"),
+        ("objectnet_to_imagenet_1k.json", '{"Mug": "cup of tea"}', "'cup of tea' of 'Mug' is not a line of"),
+        ("objectnet_to_imagenet_1k.json", '{"Jug": "coffee mug"}', "has a class 'Jug', for which folder_to_objectnet"),
+        ("folder_to_objectnet_label.json", "", r"label\.json cannot be read: Expecting value"),
     ],
 )
 def test_mappings_that_do_not_fit_are_refused(
@@ -437,7 +443,7 @@ def test_mappings_that_do_not_fit_are_refused(
     with pytest.raises(DataError, match=message):
         read_mapping(tmp_path / "mappings")
     (tmp_path / "mappings" / name).unlink()
-    with pytest.raises(DataError, match=f"{name}, which is part of ObjectNet, cannot be read"):
+    with pytest.raises(DataError, match=f"{name}, which is part of ObjectNet, does not exist"):
         read_mapping(tmp_path / "mappings")
 
 

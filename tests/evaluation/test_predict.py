@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ PREPROCESS = Preprocess(image_size=(8, 8), resize="squash")
 
 
 def model(names: list[str] = NAMES, preprocess: Preprocess = PREPROCESS) -> Any:
-    card = SimpleNamespace(class_names=names, preprocess=preprocess, config=SimpleNamespace(classes=4))
+    card = SimpleNamespace(class_names=names, preprocess=preprocess, config=SimpleNamespace(classes=4), thresholds=[])
     return SimpleNamespace(card=card)
 
 
@@ -152,9 +153,11 @@ def test_memory_does_not_grow_with_the_number_of_files(folder: Path) -> None:
             drawn += 1
             yield folder / "a.bmp"
 
+    from vitrail.data.images.ops import eval_transform
     from vitrail.evaluation import predict
 
-    stream = predict._rows(endless(), predict._preparer(PREPROCESS), by_colour, NAMES, 1, 8, 2)
+    prepare = partial(predict._prepared, eval_transform(PREPROCESS))
+    stream = predict._rows(endless(), prepare, partial(predict._best, by_colour, NAMES, 1), 8, 2)
     assert next(stream).classes == ["red"]
     assert drawn <= 3 * 8
     stream.close()

@@ -9,7 +9,7 @@ import torch
 from masked_cases import vit
 from torch import Tensor
 
-from vitrail.config import Steps
+from vitrail.durations import Steps
 from vitrail.objective.dino.objective import DINOObjective
 from vitrail.objective.settings import DINO
 

@@ -11,7 +11,6 @@ from masked_cases import batch, images, vit
 from torch import nn
 
 from vitrail.errors import UsageError, WeightsError
-from vitrail.model.stems.patch import normalise
 from vitrail.objective.beit.objective import BEiTObjective
 from vitrail.objective.beit.tokenizer import ImageTokenizer, TokenizerObjective, load_tokenizer
 from vitrail.objective.settings import BEiT, Tokenizer
@@ -69,7 +68,7 @@ def test_logits_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
     ours.predict.load_state_dict(theirs.lm_head.state_dict())
     prepared = ours.prepare(batch(), step=0)
     masked = torch.zeros(4, 16, dtype=torch.bool).scatter(1, prepared.targets, True)
-    pixels = normalise(prepared.images, model.pixel_scale, model.pixel_shift)
+    pixels = model.normalise(prepared.images)
     labels = tokenizer().codes(prepared.images)[masked]
     with torch.no_grad():
         expected = theirs(pixels, bool_masked_pos=masked, labels=labels)
@@ -108,7 +107,7 @@ def test_refusals(tmp_path: Path) -> None:
         BEiTObjective(vit(), BEiT(), 0, tokenizer(4))
     with pytest.raises(UsageError, match="mask-after-stem"):
         BEiTObjective(vit(stem="levit"), BEiT(), 0, tokenizer())
-    with pytest.raises(UsageError, match=r"objective\.decay 1"):
+    with pytest.raises(UsageError, match=r"objective\.decay is 1"):
         ImageTokenizer(Tokenizer(decay=1.0), 8)
     with pytest.raises(UsageError, match="train one"):
         load_tokenizer("")

@@ -14,7 +14,7 @@ from dino_cases import BALANCED, TINY, make, taught
 from masked_cases import Images, batch, vit
 from torch import Tensor
 
-from vitrail.config import Percent, Steps
+from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError
 from vitrail.model.build import create
 from vitrail.objective.base import Moment
@@ -157,7 +157,7 @@ def test_nothing_learns_but_the_student() -> None:
         assert not any(parameter.requires_grad or parameter.grad is not None for parameter in part.parameters())
     names = [name for name, parameter in ours.named_parameters() if parameter.requires_grad and parameter.grad is None]
     assert names == []
-    assert ours.kept is ours.teacher
+    assert ours.evaluated is ours.teacher
     assert {name.split(".")[0] for name in ours.state_dict()} == {"model", "head", "teacher", "teacher_head", "centre"}
 
 
@@ -298,7 +298,7 @@ def test_the_pictures_are_what_the_networks_see() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(outputs=1), r"objective\.outputs is 1; it must be at least 2"),
+        (dict(outputs=1), r"objective\.outputs is 1; it must be from 2 to 1,048,576"),
         (dict(view=0.5), r"objective\.view is 0\.5"),
         (dict(global_scale=(0.5, 0.4)), r"objective\.global_scale is \(0\.5, 0\.4\)"),
         (dict(teacher_temperature=(0.0, 0.04)), r"objective\.teacher_temperature"),

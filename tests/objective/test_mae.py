@@ -9,7 +9,6 @@ from masked_cases import batch, vit
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.errors import UsageError, WeightsError
-from vitrail.model.stems.patch import normalise
 from vitrail.model.variants import variant
 from vitrail.model.vit import ViT
 from vitrail.objective.decoder import mae_positions
@@ -47,7 +46,7 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
         assert "tensors of the pretrained weights" in said[0]
         prepared = ours.prepare(batch(), step=0)
         noise = torch.ones(4, 16).scatter(1, prepared.targets, 0.0)  # the kept ones sort first
-        pixels = normalise(prepared.images, model.pixel_scale, model.pixel_shift)
+        pixels = model.normalise(prepared.images)
         with torch.no_grad():
             expected = theirs(pixels, noise=noise)
             predicted, _ = ours.outputs(prepared)
@@ -134,7 +133,7 @@ def test_a_perfect_prediction_paints_the_image() -> None:
 
 
 def _perfect(ours: MAEObjective, prepared) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    pixels = normalise(prepared.images, ours.model.pixel_scale, ours.model.pixel_shift)
+    pixels = ours.model.normalise(prepared.images)
     patches = pixels.reshape(4, 3, 4, 8, 4, 8).permute(0, 2, 4, 3, 5, 1).reshape(4, 16, -1)
     return (patches - patches.mean(-1, keepdim=True)) / patches.std(-1, keepdim=True)
 

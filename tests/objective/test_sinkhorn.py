@@ -77,10 +77,10 @@ def test_a_step_is_its_definition(parts: int) -> None:
     prepared = ours.prepare(batch(5), step=2)
     answers = taught(ours, prepared)
     target = torch.from_numpy(divided(answers, 0.025)).view(5, 2, 24)
-    known = ours.before_step(prepared, parts).known
+    known = ours.before_step(prepared, parts).precomputed
     assert known is not None and known.dtype == torch.float32
     torch.testing.assert_close(known.double(), target, rtol=0, atol=1e-4)
-    assert known.element_size() * known.numel() == 5 * ours.known_bytes
+    assert known.element_size() * known.numel() == 5 * ours.precomputed_bytes
     with torch.no_grad():
         shown = ours.crops(prepared)
         student = (ours._learned(*shown).double() / 0.07).log_softmax(-1)

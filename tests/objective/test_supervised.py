@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor, nn
 
 from vitrail.data.settings import Augment
@@ -141,6 +142,81 @@ def test_parts_of_a_batch_sum_to_the_whole(loss: str, mixing: Augment, parts: in
     assert sum(n for _, n, _ in pieces) == count == 7
     assert sum(value.item() for value, _, _ in pieces) == pytest.approx(whole.item(), rel=1e-6)
     assert sum(int(m["top1"]) for _, _, m in pieces) == int(metrics["top1"])
+
+
+def marked(seed: int, count: int = 7, classes: int = 6) -> Tensor:
+    """Several labels for each image, and none for the first."""
+    rng = torch.Generator().manual_seed(seed)
+    marks = (torch.rand(count, classes, generator=rng) < 0.4).to(torch.int8)
+    marks[0] = 0
+    return marks
+
+
+@pytest.mark.parametrize(
+    "gammas", [(0.0, 4.0, 0.05), (1.0, 4.0, 0.05), (0.0, 2.0, 0.0), (0.0, 0.0, 0.0), (2.0, 3.0, 0.2)]
+)
+def test_asymmetric_loss_and_its_gradient_are_those_of_timm(gammas: tuple[float, float, float]) -> None:
+    positive, negative, margin = gammas
+    theirs = AsymmetricLossMultiLabel(negative, positive, margin, eps=1e-12)
+    config = Supervised(loss="asymmetric", gamma_positive=positive, gamma_negative=negative, margin=margin)
+    logits, marks = random_case(3, soft=False)[0].requires_grad_(), marked(3)
+    expected = 7 * theirs(logits, marks.double())  # a mean over images
+    (their_gradient,) = torch.autograd.grad(expected, logits)
+    ours = supervised_loss(logits, marks, config)
+    (gradient,) = torch.autograd.grad(ours.sum(), logits)
+    assert ours.shape == (7,)
+    torch.testing.assert_close(ours.sum(), expected, rtol=1e-5, atol=1e-6, check_dtype=False)  # theirs is float32
+    torch.testing.assert_close(gradient, their_gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_asymmetric_loss_has_a_closed_form_for_mixed_targets() -> None:
+    logits, targets = random_case(4, soft=True)
+    z, t = logits.numpy(), targets.numpy()
+    p = 1 / (1 + np.exp(-z))
+    q = np.maximum(p - 0.1, 0)
+    expected = -(t * (1 - p) ** 1.5 * np.log(p) + (1 - t) * q**3 * np.log(1 - q)).sum(1)
+    config = Supervised(loss="asymmetric", gamma_positive=1.5, gamma_negative=3.0, margin=0.1)
+    np.testing.assert_allclose(supervised_loss(logits, targets, config).numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_extreme_logits_have_a_finite_gradient() -> None:
+    logits = torch.tensor([[-200.0, 200.0, -200.0, 200.0]], requires_grad=True)
+    marks = torch.tensor([[1, 1, 0, 0]], dtype=torch.int8)
+    for gammas in ({}, {"gamma_positive": 0.5, "gamma_negative": 0.5}, {"margin": 0.0}):
+        loss = supervised_loss(logits, marks, Supervised(loss="asymmetric", **gammas)).sum()
+        (gradient,) = torch.autograd.grad(loss, logits)
+        assert loss.isfinite() and gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "bce"])
+def test_several_labels_are_targets_of_ones(loss: str) -> None:
+    """As torch computes it."""
+    logits, marks = random_case(5, soft=False)[0], marked(5)
+    each = F.binary_cross_entropy_with_logits(logits, marks.double(), reduction="none")
+    ours = supervised_loss(logits, marks, Supervised(loss=loss))  # type: ignore[arg-type]
+    torch.testing.assert_close(ours, each.sum(1) if loss == "sigmoid" else each.mean(1))
+
+
+@pytest.mark.parametrize("mixing", [Augment(mixup=0.8), Augment(cutmix=1.0), Augment()])
+def test_mixing_and_cutting_batches_of_several_labels(mixing: Augment) -> None:
+    task, data = objective(augment=mixing, loss="sigmoid"), batch(6, 5)
+    data.labels = marked(1, 6, 5)
+    prepared = task.prepare(data, step=2)
+    partner = data.labels.roll(3, 0).double()
+    if mixing == Augment():
+        assert prepared.targets is prepared.labels
+    else:
+        # one share for the batch: t = s own + (1 - s) other, so t - other = s (own - other)
+        own = data.labels.double()
+        differs = own != partner
+        share = ((prepared.targets - partner) / (own - partner))[differs]
+        assert differs.any() and torch.allclose(share, share[0]) and 0 <= share[0] <= 1
+        assert torch.equal(prepared.targets[~differs], own[~differs].float())
+    whole, count, metrics = task(prepared, step=2)
+    pieces = [task(part, step=2) for part in prepared.split(4)]
+    assert count == 6 and sum(value.item() for value, _, _ in pieces) == pytest.approx(whole.item(), rel=1e-6)
+    best = task.model(prepared.images).argmax(1)
+    assert int(metrics["top1"]) == sum(int(data.labels[row, best[row]]) for row in range(6))
 
 
 def test_split_never_makes_an_empty_part() -> None:

@@ -14,9 +14,9 @@ afterwards. A killed run may leave a part without a marker; the next run compute
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,39 +26,43 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vitrail.data.item import Listed, View, ids
+from vitrail.disk import writing
 from vitrail.errors import DataError, UsageError
-from vitrail.files import replacing
+from vitrail.files import read_json_object, refuse_other_files, replacing, sha256
 
 JOB, COMPLETE = "job.json", "complete.json"
 CHUNK = 8192
 """Images per part if the data set has no shards."""
+GROUP = 16 * 2**20
+"""Bytes of results that are in memory before they are written, as one row group of the file."""
 
 Bad = list[tuple[str, str]]
 """(id, reason) of images that cannot be read."""
-Answer = Callable[[Listed], tuple[dict[str, pa.Array], Bad]]
-"""Images -> columns of the readable images in their order, with a column "id", and the unreadable images."""
+Columns = Mapping[str, pa.Array]
+"""Results for some images: columns of one length, one of them "id"."""
+ComputeColumns = Callable[[Listed, Callable[[Columns], None]], Bad]
+"""Images, and a function that receives their results -> the unreadable images.
+
+It receives columns of the same names and types again and again, for the readable images in their order, and first of
+all columns of no image: a part without a readable image has the same columns as the others."""
 
 
-class Part(NamedTuple):
+class ResultPart(NamedTuple):
     """Images whose results go to one file."""
 
     name: str
     source: Listed
     indices: np.ndarray
 
-    @property
-    def images(self) -> View:
-        """Return the images of this part as a source."""
-        return View(self.source, self.indices)
 
-
-def parts(splits: dict[str, Listed]) -> list[Part]:
+def parts(splits: dict[str, Listed]) -> list[ResultPart]:
     """Return the parts of a data set: its shards, or pieces of `CHUNK` images if it has none."""
-    found: list[Part] = []
+    found: list[ResultPart] = []
     for split, source in splits.items():
         shards = getattr(source, "parts", None)
         pieces = _pieces(source, split) if shards is None else shards()
-        found += [Part(f"{len(found) + n:05d}-{name}", source, indices) for n, (name, indices) in enumerate(pieces)]
+        for name, indices in pieces:
+            found.append(ResultPart(f"{len(found):05d}-{name}", source, indices))
     return found
 
 
@@ -95,45 +99,44 @@ class Job:
         self.folder = folder
         self.parts = parts(splits)
         about = {**about, "parts": len(self.parts), "images": sum(len(source) for source in splits.values())}
-        try:
+        written = folder / JOB
+        with writing(folder, DataError):
             folder.mkdir(parents=True, exist_ok=True)
-            written = folder / JOB
             if not written.exists():
-                if strangers := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
-                    raise UsageError(f"{folder} holds other files ({', '.join(strangers[:3])}). Choose a new folder")
+                refuse_other_files(folder, lambda name: name.startswith("."), UsageError)
                 with replacing(written) as partial:
                     partial.write_text(json.dumps(about, indent=1))
-            there = json.loads(written.read_text())
-        except OSError as error:
-            raise DataError(f"cannot write in {folder}: {error.strerror or error}") from error
+        there = read_json_object(written, DataError)
         if wrong := [name for name in {**there, **about} if there.get(name) != about.get(name)]:
             lines = "".join(f"\n  {name}: {there.get(name)!r} there, {about.get(name)!r} now" for name in wrong)
             raise UsageError(f"{folder} holds the results of another job. Choose a new folder. Differences:{lines}")
 
-    def run(self, answer: Answer, rank: int, size: int, tell: Callable[[int, int], None] | None = None) -> State:
+    def run(
+        self, compute: ComputeColumns, rank: int, size: int, progress: Callable[[int, int], None] | None = None
+    ) -> State:
         """Compute the unfinished parts with number % size == rank, and return the progress of the job.
 
-        `tell(images done, total images)` is called after each part of this process.
+        `progress(images done, total images)` is called after each part of this process.
         """
         mine = self.parts[rank::size]
         done, total = 0, sum(len(part.indices) for part in mine)
         for part in mine:
             if self.marker(part) is None:
-                self._write(part, *answer(part.images))
+                self._write(part, compute)
             done += len(part.indices)
-            if tell is not None:
-                tell(done, total)
+            if progress is not None:
+                progress(done, total)
         state = self.state()
         if state.complete:
             self.check()
         return state
 
-    def marker(self, part: Part) -> dict[str, Any] | None:
+    def marker(self, part: ResultPart) -> dict[str, Any] | None:
         """Return the marker of a part; None if the part is not done or its file has another size."""
         try:
-            facts = dict(json.loads(self._path(part, "done.json").read_text()))
+            facts = read_json_object(self._path(part, "done.json"), DataError)
             return facts if self._path(part, "parquet").stat().st_size == facts["bytes"] else None
-        except (OSError, ValueError, KeyError):
+        except (DataError, OSError, KeyError):
             return None
 
     def state(self) -> State:
@@ -155,50 +158,75 @@ class Job:
         with replacing(self.folder / COMPLETE) as partial:
             partial.write_text(json.dumps({"images": state.images, "unreadable": len(state.bad), "parts": state.parts}))
 
-    def tables(self) -> Iterator[pa.Table]:
-        """Yield the results of each part, in the order of the data. Raises DataError if a part is not done."""
-        for part in self.parts:
-            if self.marker(part) is None:
-                raise DataError(f"{self._path(part, 'parquet')} is not done. Run the same command again")
-            yield pq.read_table(self._path(part, "parquet"))
-
     def merge(self, target: Path) -> None:
-        """Write the results of all parts to one .parquet, in the order of the data. One part at a time is in memory."""
-        writer: pq.ParquetWriter | None = None
-        with replacing(target) as partial:
-            try:
-                for table in self.tables():
-                    writer = writer or pq.ParquetWriter(partial, table.schema)
-                    writer.write_table(table)
-            finally:
-                if writer is not None:
-                    writer.close()
+        """Write the results of all parts to one .parquet, in the order of the data. One row group is in memory.
 
-    def _check_part(self, part: Part) -> None:
+        Raises DataError if a part is not done.
+        """
+        files = [self._finished(part)[0] for part in self.parts]
+        with replacing(target) as partial, pq.ParquetWriter(partial, pq.read_schema(files[0])) as writer:
+            for file in files:
+                with pq.ParquetFile(file) as part:
+                    for group in range(part.num_row_groups):
+                        writer.write_table(part.read_row_group(group))
+
+    def _finished(self, part: ResultPart) -> tuple[Path, dict[str, Any]]:
+        """Return file and marker of a part. Raises DataError if it is not done."""
         file, marker = self._path(part, "parquet"), self.marker(part)
         if marker is None:
             raise DataError(f"{file} is not done. Run the same command again")
-        with file.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != marker["sha256"]:
-                raise DataError(f"{file} has changed since it was written. Remove it and run the same command again")
+        return file, marker
+
+    def _check_part(self, part: ResultPart) -> None:
+        file, marker = self._finished(part)
+        if sha256(file) != marker["sha256"]:
+            raise DataError(f"{file} has changed since it was written. Remove it and run the same command again")
         unread = {id for id, _ in marker["bad"]}
         answered = pq.read_table(file, columns=["id"])["id"].to_pylist()
         if answered != [id for id in ids(part.source, part.indices) if id not in unread]:
             raise DataError(f"{file} does not hold each image of its part once. Remove it and run the command again")
 
-    def _write(self, part: Part, columns: dict[str, pa.Array], bad: Bad) -> None:
+    def _write(self, part: ResultPart, compute: ComputeColumns) -> None:
         file = self._path(part, "parquet")
-        try:
+        with writing(file, DataError):
             with replacing(file) as partial:
-                pq.write_table(pa.table(columns), partial)
-                with partial.open("rb") as stream:
-                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
-                size = partial.stat().st_size
-            facts = {"images": len(part.indices), "rows": len(columns["id"]), "bad": bad}
+                with closing(_Rows(partial)) as rows:
+                    bad = compute(View(part.source, part.indices), rows.add)
+                written = {"bytes": partial.stat().st_size, "sha256": sha256(partial)}
+            facts = {"images": len(part.indices), "rows": rows.count, "bad": bad, **written}
             with replacing(self._path(part, "done.json")) as partial:
-                partial.write_text(json.dumps({**facts, "bytes": size, "sha256": digest}))
-        except OSError as error:
-            raise DataError(f"cannot write {file}: {error.strerror or error}") from error
+                partial.write_text(json.dumps(facts))
 
-    def _path(self, part: Part, suffix: str) -> Path:
+    def _path(self, part: ResultPart, suffix: str) -> Path:
         return self.folder / f"{part.name}.{suffix}"
+
+
+class _Rows:
+    """A .parquet file that grows by rows and is written in groups of about `GROUP` bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.count = 0
+        self._path = path
+        self._tables: list[pa.Table] = []
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, columns: Columns) -> None:
+        table = pa.table(dict(columns))
+        self.count += len(table)
+        self._tables.append(table)
+        if sum(table.nbytes for table in self._tables) >= GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        group = pa.concat_tables(self._tables).combine_chunks()
+        self._tables = []
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._path, group.schema)
+        self._writer.write_table(group)
+
+    def close(self) -> None:
+        """Write the other rows and the end of the file."""
+        if self._tables:
+            self._flush()
+        if self._writer is not None:
+            self._writer.close()

@@ -8,6 +8,7 @@ Of all predictions with a confidence of 80 %, 80 % should be correct. "On Calibr
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ import numpy as np
 
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import Classification
+from vitrail.files import replacing_text
 
 BINS = 15
+COLUMNS = ("from", "to", "images", "accuracy", "confidence")
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class Calibration:
     def rows(self) -> Iterator[dict[str, float]]:
         """Yield each bin: from, to, images, accuracy, confidence."""
         columns = (self.edges[:-1], self.edges[1:], self.bin_count, self.bin_accuracy, self.bin_confidence)
-        for low, high, count, accuracy, confidence in zip(*(column.tolist() for column in columns), strict=True):
-            yield {"from": low, "to": high, "images": count, "accuracy": accuracy, "confidence": confidence}
+        for values in zip(*(column.tolist() for column in columns), strict=True):
+            yield dict(zip(COLUMNS, values, strict=True))
 
 
 def calibration(found: Classification, bins: int = BINS) -> Calibration:
@@ -63,10 +66,20 @@ def calibration(found: Classification, bins: int = BINS) -> Calibration:
 
     Raises UsageError for fewer than one bin.
     """
+    known = found.known
+    brier = float(found.brier[known].mean())
+    return binned(found.probability[known, 0], found.correct[known], bins, nll=found.nll, brier=brier)
+
+
+def binned(
+    sure: np.ndarray, right: np.ndarray, bins: int = BINS, *, nll: float = math.nan, brier: float | None = None
+) -> Calibration:
+    """Return how probabilities [n] agree with outcomes, bool [n]. Raises UsageError for fewer than one bin.
+
+    brier: The Brier score, where it is not that of the single probabilities.
+    """
     if bins < 1:
         raise UsageError(f"a calibration error needs at least 1 bin, not {bins}")
-    known = found.known
-    sure, right = found.probability[known, 0], found.correct[known]
     edges = np.linspace(0, 1, bins + 1)
     # compared in the precision of the confidences, in which 3/15 and a probability of 0.2 are equal
     places = np.searchsorted(edges.astype(sure.dtype), sure, side="left") - 1
@@ -80,9 +93,9 @@ def calibration(found: Classification, bins: int = BINS) -> Calibration:
     gaps = np.abs(accuracy[filled] - confidence[filled])
     return Calibration(
         ece=float((counts[filled] * gaps).sum() / len(sure)),
-        nll=found.nll,
-        brier=float(found.brier[known].mean()),
-        accuracy=found.top1,
+        nll=nll,
+        brier=float(np.square(sure.astype(np.float64) - right).mean()) if brier is None else brier,
+        accuracy=float(right.sum() / len(right)),
         confidence=float(sure.mean(dtype=np.float64)),
         edges=edges,
         bin_count=counts,
@@ -93,8 +106,8 @@ def calibration(found: Classification, bins: int = BINS) -> Calibration:
 
 def write_bins(path: Path, found: Calibration) -> None:
     """Write the bins as a CSV: from, to, images, accuracy, confidence; an empty bin has no accuracy."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ("from", "to", "images", "accuracy", "confidence"), lineterminator="\n")
+    with replacing_text(path) as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for row in found.rows():
             numbers = {name: value if name == "images" else f"{value:.6f}" for name, value in row.items()}

@@ -7,14 +7,13 @@ depend on batch size, number of processes or order.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,17 +21,18 @@ from torch import Tensor, nn
 
 from vitrail import world
 from vitrail.data.benchmarks.imagenet_labels import AnswerKey
-from vitrail.device import fast_bf16, fast_float32
-from vitrail.errors import DataError
-from vitrail.model.frozen import freeze
+from vitrail.data.npz import Npz
+from vitrail.device import Precision, compute_precision, fast_float32
+from vitrail.errors import DataError, finite, finite_rows
+from vitrail.files import replacing
+from vitrail.model.frozen import eval_mode, freeze
 
+T = TypeVar("T")
 Predict = Callable[[Tensor], Tensor]
 """images [batch, channels, height, width] -> logits [batch, classes], computed by any engine"""
 
 BEST_CLASSES = 5
 """Number of best classes stored for each image."""
-
-Precision = Literal["auto", "bf16", "float32"]
 
 
 class Batches(Protocol):
@@ -56,7 +56,8 @@ class Classification:
     label: np.ndarray
     """int64 [N]; -1 for an unknown class. Such images have outputs but are not counted."""
     top: np.ndarray
-    """int64 [N, k]: the k = min(5, classes) best classes, best first; -1 if the logits are not finite."""
+    """int64 [N, k]: the k best classes, best first; -1 if the logits are not finite. k is the number of classes or 5,
+    whichever is smaller; for a metric that needs all classes, it is their number."""
     probability: np.ndarray
     """float32 [N, k]: softmax probability of each of them."""
     loss: np.ndarray
@@ -83,14 +84,19 @@ class Classification:
         return self.known & (self.top[:, 0] == self.label)
 
     @property
+    def among_best(self) -> np.ndarray:
+        """bool [N]: whether the label is among the five best classes (or among all, if there are fewer)."""
+        return self.known & (self.top[:, :BEST_CLASSES] == self.label[:, None]).any(axis=1)
+
+    @property
     def top1(self) -> float:
         """Share of labelled images whose best class is correct."""
         return float(self.correct.sum()) / self.count
 
     @property
     def top5(self) -> float:
-        """Share of labelled images whose class is among the five best (or among all, if there are fewer)."""
-        return float((self.known & (self.top == self.label[:, None]).any(axis=1)).sum()) / self.count
+        """Share of labelled images whose class is among the five best."""
+        return float(self.among_best.sum()) / self.count
 
     @property
     def nll(self) -> float:
@@ -121,37 +127,42 @@ class Classification:
         cells = self.label[answered] * classes + self.top[answered, 0]
         return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean of the accuracies of the classes that have images (macro accuracy): each class counts the same."""
+        return float(np.nanmean(self.class_accuracy))
+
+    @property
+    def class_f1(self) -> np.ndarray:
+        """float64 [K]: harmonic mean of precision and recall; NaN for a class without images and predictions."""
+        predicted = np.bincount(self.top[self.known & (self.top[:, 0] >= 0), 0], minlength=len(self.class_names))
+        whole = predicted + self.class_count
+        return np.divide(2 * self.class_correct, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 score of the classes that have images or predictions."""
+        return float(np.nanmean(self.class_f1))
+
     def metrics(self) -> dict[str, float]:
-        """Return the numbers to log: top1, top5, nll, count."""
-        return {"top1": self.top1, "top5": self.top5, "nll": self.nll, "count": self.count}
-
-
-class Classify:
-    """Evaluator: iterating over it evaluates and yields (name, value); `result` then holds the `Classification`.
-
-    It can be run many times while the weights behind `predict` change.
-    """
-
-    def __init__(self, predict: Predict, loader: Batches, class_names: Sequence[str]) -> None:
-        self.predict = predict
-        self.loader = loader
-        self.class_names = list(class_names)
-        self.result: Classification | None = None
-
-    def __iter__(self) -> Iterator[tuple[str, float]]:
-        self.result = classify(self.predict, self.loader, self.class_names)
-        yield from self.result.metrics().items()
+        """Return the numbers to log: top1, top5, balanced_accuracy, macro_f1, nll, count."""
+        names = ("top1", "top5", "balanced_accuracy", "macro_f1", "nll", "count")
+        return {name: getattr(self, name) for name in names}
 
 
 def classify(
-    predict: Predict, loader: Batches, class_names: Sequence[str], key: AnswerKey | None = None
+    predict: Predict,
+    loader: Batches,
+    class_names: Sequence[str],
+    key: AnswerKey | None = None,
+    best: int = BEST_CLASSES,
 ) -> Classification:
     """Run `predict` over one epoch of `loader` and return the outputs of all processes, on every process.
 
     `key` defines which outputs are correct if labels are not the numbers of outputs. Probabilities belong to outputs;
-    `loss` and `brier` use the sum over all correct outputs of an image. An image that arrives twice (a padded last
-    batch, a sampler that wraps around) counts once. Raises DataError if labels and classes do not fit, or no labelled
-    image could be read.
+    `loss` and `brier` use the sum over all correct outputs of an image. `best` is the number of best classes to keep.
+    An image that arrives twice (a padded last batch, a sampler that wraps around) counts once. Raises DataError if
+    labels and classes do not fit, or no labelled image could be read.
     """
     outputs = len(class_names) if key is None else key.right.shape[1]
     labels = outputs if key is None else len(key.label)
@@ -160,14 +171,12 @@ def classify(
         logits = predict(batch.images)
         if logits.shape[1] != outputs:
             raise DataError(f"the model has {logits.shape[1]} outputs, but the data have {outputs} classes")
-        largest = int(batch.labels.max())
-        if largest >= labels:
-            raise DataError(f"label {largest} in the data; with {labels} classes they go from 0 to {labels - 1}")
-        rows.append((batch.index, batch.labels, *_image_rows(logits, _right(batch.labels, outputs, key))))
+        check_labels(int(batch.labels.max()), labels)
+        rows.append((batch.index, batch.labels, *_image_rows(logits, _right(batch.labels, outputs, key), best)))
     mine = [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
-    gathered = world.gather((mine, [(str(item[0]), str(item[1])) for item in loader.bad]))
-    columns = [part for part, _ in gathered if part]
-    bad = [item for _, items in gathered for item in items]
+    processes = world.gather((mine, loader.bad))
+    columns = [part for part, _ in processes if part]
+    bad = unreadable(part for _, part in processes)
     if not columns:
         raise DataError(f"no image could be evaluated: {len(bad)} could not be read")
     index, label, top, hit, probability, loss, brier = (np.concatenate(parts) for parts in zip(*columns, strict=True))
@@ -177,7 +186,18 @@ def classify(
     if not (label >= 0).any():
         raise DataError(f"none of the {len(index)} images has a known class. Evaluation needs labelled images")
     label, top, probability, loss, brier = (column[first] for column in (label, top, probability, loss, brier))
-    return Classification(list(class_names), index, label, top, probability, loss, brier, sorted(set(bad)))
+    return Classification(list(class_names), index, label, top, probability, loss, brier, bad)
+
+
+def check_labels(largest: int, classes: int) -> None:
+    """Raise DataError if a label of the data is not the number of a class."""
+    if largest >= classes:
+        raise DataError(f"label {largest} in the data; with {classes} classes they go from 0 to {classes - 1}")
+
+
+def unreadable(processes: Iterable[list[Any]]) -> list[tuple[str, str]]:
+    """Return (id, reason) of each image in the `bad` lists of all processes once, sorted."""
+    return sorted({(str(item[0]), str(item[1])) for bad in processes for item in bad})
 
 
 def _right(labels: Tensor, outputs: int, key: AnswerKey | None) -> Tensor:
@@ -188,17 +208,19 @@ def _right(labels: Tensor, outputs: int, key: AnswerKey | None) -> Tensor:
 
 
 @torch.no_grad()
-def _image_rows(logits: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _image_rows(
+    logits: Tensor, right: Tensor, best: int = BEST_CLASSES
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return best outputs, whether each is correct, and their probabilities [B, k], and loss and Brier score [B].
 
     If its logits are not finite, an image gets -1 as best outputs and counts as wrong. topk would rank NaN first and
     could be correct by accident.
     """
     right = right.to(logits.device)
-    finite = logits.isfinite().all(dim=1, keepdim=True)
+    finite = finite_rows(logits)[:, None]
     unknown = ~right.any(dim=1)
     log_probability = logits.float().log_softmax(dim=1)
-    values, top = log_probability.topk(min(BEST_CLASSES, logits.shape[1]), dim=1)
+    values, top = log_probability.topk(min(best, logits.shape[1]), dim=1)
     own = log_probability.masked_fill(~right, -torch.inf).logsumexp(dim=1)
     others = log_probability.exp().masked_fill(right, 0).square().sum(dim=1)
     scores = torch.stack([-own, others + (1 - own.exp()).square()]).masked_fill(unknown, torch.nan)
@@ -213,75 +235,96 @@ def predictor(
     *,
     features: bool = False,
 ) -> Predict:
-    """Return images -> float32 logits of `model`, on `device` (None: the device of the model).
+    """Return images -> float32 logits of `model`, as `applied` computes them.
 
     With `features`, return images -> features instead (`vitrail.evaluation.features`).
+    """
 
-    Images may be on any device; uint8 images are moved as uint8. On a CPU a frozen copy of the model computes
-    (`vitrail.model.frozen`). On other devices the model itself computes in eval mode, with float32 weights and
-    autocast. The model and its training mode are not changed.
+    def call(network: Any, images: Tensor) -> Tensor:
+        return (network.features(images) if features else network(images)).float()
+
+    return applied(call, model, device, precision)
+
+
+def applied(
+    call: Callable[[Any, Tensor], T],
+    model: nn.Module,
+    device: torch.device | str | None = None,
+    precision: Precision = "auto",
+) -> Callable[[Tensor], T]:
+    """Return images -> `call(network, images)` on `device` (None: the device of the model), without gradients.
+
+    Images may be on any device; uint8 images are moved as uint8. On a CPU the network is a frozen copy of the model
+    (`vitrail.model.frozen`). On other devices it is the model itself, in eval mode, with float32 weights and autocast.
+    The model and its training mode are not changed.
     """
     here = next(model.parameters()).device
     place = here if device is None else torch.device(device)
     if place != here:
         model = deepcopy(model).to(place)  # the caller's model stays where it is
-    reduced = precision == "bf16" or (precision == "auto" and fast_bf16(place))
+    reduced = compute_precision(place, precision) == "bf16"
+    dtype = torch.bfloat16 if reduced else torch.float32
     if place.type == "cpu":
         with fast_float32():
-            frozen = freeze(model, torch.bfloat16 if reduced else torch.float32)
-        ask: Predict = frozen.features if features else frozen  # type: ignore[assignment]
-
-        @torch.inference_mode()
-        def answer(images: Tensor) -> Tensor:
-            images = images if images.dtype == torch.uint8 else images.to(torch.bfloat16 if reduced else torch.float32)
-            with fast_float32():
-                return ask(images.to(place)).float()
-
-        return answer
-    run: Predict = model.features if features else model  # type: ignore[assignment]
+            model = freeze(model, dtype)
 
     @torch.inference_mode()
-    def predict(images: Tensor) -> Tensor:
-        training = model.training
-        model.eval()
-        try:
-            with torch.autocast(place.type, dtype=torch.bfloat16, enabled=reduced):
-                return run(images.to(place, non_blocking=True)).float()
-        finally:
-            model.train(training)
+    def on_cpu(images: Tensor) -> T:
+        images = images if images.dtype == torch.uint8 else images.to(dtype)
+        with fast_float32():
+            return call(model, images.to(place))
 
-    return predict
+    @torch.inference_mode()
+    def on_device(images: Tensor) -> T:
+        with eval_mode(model), torch.autocast(place.type, dtype=torch.bfloat16, enabled=reduced):
+            return call(model, images.to(place, non_blocking=True))
+
+    return on_cpu if place.type == "cpu" else on_device
+
+
+NOT_FINITE = "not-finite"
+"""Reason of an image for which a network has no result."""
+
+
+def refusing(predict: Predict, precision: Precision | None = None) -> Predict:
+    """Return `predict`, which now raises WeightsError (see `not_finite`) if an output is not finite."""
+
+    def checked(images: Tensor) -> Tensor:
+        return finite(predict(images), "output for an image", precision)
+
+    return checked
+
+
+STORED = {
+    "index": "index",
+    "labels": "label",
+    "classes": "top",
+    "probabilities": "probability",
+    "loss": "loss",
+    "brier": "brier",
+}
+"""Array in the file -> field of `Classification`."""
 
 
 def save_classification(path: Path, found: Classification) -> None:
     """Write the rows as an .npz: index, labels, classes and probabilities (the best k), loss, brier, bad."""
-    with open(path, "wb") as file:
-        np.savez_compressed(
-            file,
-            index=found.index,
-            labels=found.label,
-            classes=found.top.astype(np.int32),
-            probabilities=found.probability,
-            loss=found.loss,
-            brier=found.brier,
-            bad=np.array(found.bad, dtype=np.str_).reshape(-1, 2),
-        )
+    arrays = {name: getattr(found, field) for name, field in STORED.items()}
+    arrays["classes"] = found.top.astype(np.int32)
+    arrays["bad"] = np.array(found.bad, dtype=np.str_).reshape(-1, 2)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def load_classification(path: Path, class_names: Sequence[str]) -> Classification:
     """Read a file that `save_classification` wrote. Raises DataError for a damaged or different file."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            bad = [(str(id_), str(reason)) for id_, reason in file["bad"]]
-            return Classification(
-                list(class_names),
-                file["index"],
-                file["labels"],
-                file["classes"].astype(np.int64),
-                file["probabilities"],
-                file["loss"],
-                file["brier"] if "brier" in file else np.full(len(file["index"]), np.nan),  # absent in earlier versions
-                bad,
-            )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        with closing(Npz(path, DataError, only=(*STORED, "bad"))) as file:
+            arrays = {
+                field: file.read(name) for name, field in STORED.items() if name != "brier" or name in file.headers
+            }
+            bad = [(str(id_), str(reason)) for id_, reason in file.read("bad", "U")]
+        arrays["top"] = arrays["top"].astype(np.int64)
+        arrays.setdefault("brier", np.full(len(arrays["index"]), np.nan))  # absent in earlier versions
+    except (ValueError, KeyError) as error:
         raise DataError(f"{path} cannot be read as the outputs of an evaluation: {error}") from error
+    return Classification(list(class_names), **arrays, bad=bad)

@@ -1,13 +1,15 @@
 """Confirm with a network's features that pairs with similar perceptual hashes show the same picture.
 
-Hashes are quick and coarse: with a distance wide enough for crops and changed colours they also pair pictures that
-merely share their layout. The cosine between the features of the two tells them apart. Only images of pairs are
-looked at, each pair's left image once.
+Hashes are quick and coarse. With a distance wide enough for crops and changed colours, they also pair pictures that
+merely share their layout. The cosine similarity of their features tells these pairs apart. Features are computed only
+for images in pairs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,13 @@ import torch
 
 from vitrail.data.check import Progress
 from vitrail.data.copies.dedup import HashedImages, Pairs
-from vitrail.data.images.ops import Compose, Flip, eval_transform
+from vitrail.data.images.geometry import Compose, Flip
+from vitrail.data.images.ops import eval_transform
 from vitrail.data.item import View
 from vitrail.data.loading.loader import Loader
+from vitrail.device import Precision
 from vitrail.errors import WeightsError
-from vitrail.evaluation.classify import Precision
-from vitrail.evaluation.features import extract
+from vitrail.evaluation.features import Features, extract, unit_rows
 
 COSINE = 0.95
 """Minimum cosine similarity of two images of the same picture."""
@@ -48,7 +51,22 @@ def cosines(
     """
     if getattr(model, "card", None) is None:
         raise WeightsError("this model has no card, which says how its images are prepared. Load it with vitrail.load")
-    choices = dict(batch_size=batch_size, workers=workers, device=device, precision=precision)
+    preprocess = model.card.preprocess
+    prepare = eval_transform(preprocess)
+
+    def embed(source: View, mirrored: bool) -> Features:
+        loader = Loader(
+            source,
+            transform=Compose((prepare, Flip(1.0))) if mirrored else prepare,
+            image_size=preprocess.image_size,
+            batch_size=batch_size,
+            workers=workers,
+            shuffle=False,
+            drop_last=False,
+        )
+        with closing(loader):
+            return extract(model, loader, source.class_names, device=device, precision=precision)
+
     found = np.full(len(pairs), np.nan, np.float32)
     order = np.argsort(pairs.left, kind="stable")
     for begin in range(0, len(pairs), PAIRS):
@@ -56,47 +74,24 @@ def cosines(
         for mirrored in (False, True):
             here = places[pairs.mirrored[places] == mirrored]
             if len(here):
-                ours = _features(model, left, pairs.left[here], False, choices)
-                theirs = _features(model, right, pairs.right[here], mirrored, choices)
+                ours = _directions(left, pairs.left[here], partial(embed, mirrored=False))
+                theirs = _directions(right, pairs.right[here], partial(embed, mirrored=mirrored))
                 found[here] = (ours * theirs).sum(axis=1)
         if progress is not None:
             progress(begin + len(places), len(pairs))
     return found
 
 
-def _features(
-    model: Any, images: HashedImages, numbers: np.ndarray, mirrored: bool, choices: dict[str, Any]
-) -> np.ndarray:
+def _directions(images: HashedImages, numbers: np.ndarray, embed: Callable[[View], Features]) -> np.ndarray:
     """Return features of length 1 of each image, float32 [K, width]; NaN if unreadable. Each image is read once."""
     distinct, places = np.unique(numbers, return_inverse=True)
     found: list[tuple[np.ndarray, np.ndarray]] = []
     parts = images.part_of(distinct)
     for part in np.unique(parts).tolist():
         mine = np.flatnonzero(parts == part)
-        source = images.parts[part].source
-        index, features = _of_source(
-            model, View(source, distinct[mine] - images.numbers(part).start), mirrored, choices
-        )
-        found.append((mine[index], features / np.linalg.norm(features, axis=1, keepdims=True)))
+        readable = embed(View(images.parts[part].source, distinct[mine] - images.numbers(part).start))
+        found.append((mine[readable.index], unit_rows(readable.features)))
     result = np.full((len(distinct), found[0][1].shape[1]), np.nan, np.float32)
     for rows, features in found:
         result[rows] = features
     return result[places]
-
-
-def _of_source(model: Any, source: View, mirrored: bool, choices: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the readable images and their features."""
-    prepare = eval_transform(model.card.preprocess)
-    with closing(
-        Loader(
-            source,
-            transform=Compose((prepare, Flip(1.0))) if mirrored else prepare,
-            image_size=model.card.preprocess.image_size,
-            batch_size=choices["batch_size"],
-            workers=choices["workers"],
-            shuffle=False,
-            drop_last=False,
-        )
-    ) as loader:
-        found = extract(model, loader, source.class_names, device=choices["device"], precision=choices["precision"])
-    return found.index, found.features

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from vitrail import world
+from vitrail.device import Precision
 from vitrail.errors import DataError
-from vitrail.evaluation.classify import Batches, Precision, Predict, predictor
+from vitrail.evaluation.classify import Batches, Predict, check_labels, predictor, refusing, unreadable
 
 _CHECKED = 4096
 """Number of rows checked at a time."""
@@ -29,7 +30,7 @@ class Features:
     features: np.ndarray
     """float32 [N, width]."""
     labels: np.ndarray
-    """int64 [N]; -1 for an unknown class."""
+    """int64 [N]; -1 for an unknown class. With several labels int8 [N, classes], 1 for each label."""
     index: np.ndarray
     """int64 [N]: number of the image in its source."""
     class_names: list[str]
@@ -56,10 +57,24 @@ class Features:
                     f"the features of {what} image {self.index[begin + int(wrong.argmax())]} are not finite. Check "
                     "that the model's weights are finite: vitrail weights verify MODEL"
                 )
+        if self.labels.ndim > 1:
+            raise DataError(
+                f"the {what} images have several labels each, and this needs one class for each image. Measure a "
+                "network for several labels with `vitrail evaluate`"
+            )
         known = self.labels >= 0
         if not known.any():
             raise DataError(f"none of the {len(self)} {what} images has a known class")
         return (self.features, self.labels) if known.all() else (self.features[known], self.labels[known])
+
+
+def unit_rows(features: np.ndarray) -> np.ndarray:
+    """Return features [N, width] with rows of length 1, float32; a row of zeros stays zero.
+
+    Lengths are computed in float64, because squares of large float32 features overflow.
+    """
+    lengths = np.sqrt(np.einsum("nw,nw->n", features, features, dtype=np.float64))[:, None]
+    return (features / np.maximum(lengths, 1e-12)).astype(np.float32)
 
 
 def extract(
@@ -73,9 +88,10 @@ def extract(
     """Return the features of the images in one epoch of `loader`, on every process.
 
     The model computes in eval mode, or on a CPU a frozen copy of it does; the model is not changed and no random
-    number is drawn. Raises DataError if no image could be read, or a label is not a number of `class_names`.
+    number is drawn. Raises DataError if no image could be read, or a label is not a number of `class_names`,
+    and WeightsError for features with NaN or infinity.
     """
-    return collect(predictor(model, device, precision, features=True), loader, class_names)
+    return collect(refusing(predictor(model, device, precision, features=True), precision), loader, class_names)
 
 
 def collect(embed: Predict, loader: Batches, class_names: Sequence[str]) -> Features:
@@ -84,33 +100,32 @@ def collect(embed: Predict, loader: Batches, class_names: Sequence[str]) -> Feat
     An image that arrives twice (a padded last batch, a sampler that wraps around) counts once. Processes exchange one
     batch at a time and then free it, so memory holds the result and a few batches. Raises the errors of `extract`.
     """
-    parts: list[tuple[np.ndarray, np.ndarray]] = []
-    labels: list[np.ndarray] = []
+    batches: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for batch in loader.epoch(0):
-        parts.append((batch.index.cpu().numpy(), embed(batch.images).cpu().numpy()))
-        labels.append(batch.labels.cpu().numpy())
-    mine = np.concatenate([index for index, _ in parts] or [np.empty(0, np.int64)])
-    gathered = world.gather(
-        (
-            (mine, np.concatenate(labels or [np.empty(0, np.int64)])),
-            (len(parts), parts[0][1].shape[1] if parts else 0),
-            [(str(item[0]), str(item[1])) for item in loader.bad],
-        )
-    )
-    index, label = (np.concatenate(column) for column in zip(*(rows for rows, _, _ in gathered), strict=True))
-    bad = sorted({item for _, _, items in gathered for item in items})
-    if not len(index):
+        batches.append((batch.index.cpu().numpy(), batch.labels.cpu().numpy(), embed(batch.images).cpu().numpy()))
+    processes = world.gather(([(index, labels, part.shape[1]) for index, labels, part in batches], loader.bad))
+    bad = unreadable(part for _, part in processes)
+    rows = [row for process, _ in processes for row in process]
+    if not rows:
         raise DataError(f"no features: no image could be read ({len(bad)} failed)")
-    if label.max() >= len(class_names) > 0:
-        raise DataError(
-            f"label {label.max()} in the data; with {len(class_names)} classes they go from 0 to {len(class_names) - 1}"
-        )
-    index, first = np.unique(index, return_index=True)
-    counts, widths = zip(*(sizes for _, sizes, _ in gathered), strict=True)
-    features = np.empty((len(index), max(widths)), np.float32)
-    parts.reverse()
-    for _ in range(max(counts)):
-        for part in world.gather(parts.pop() if parts else None):
+    index, first = np.unique(np.concatenate([index for index, _, _ in rows]), return_index=True)
+    labels = np.concatenate([labels for _, labels, _ in rows])[first]
+    if class_names and labels.ndim == 1:
+        check_labels(int(labels.max()), len(class_names))
+    features = np.empty((len(index), rows[0][2]), np.float32)
+    batches.reverse()
+    for _ in range(max(len(process) for process, _ in processes)):
+        for part in world.gather(batches.pop() if batches else None):
             if part is not None:
-                features[np.searchsorted(index, part[0])] = part[1]
-    return Features(features, label[first], index, list(class_names), bad)
+                features[np.searchsorted(index, part[0])] = part[2]
+    return Features(features, labels, index, list(class_names), bad)
+
+
+def labelled_pair(train: Features, test: Features) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return features and labels of the training images, then of the test images, whose class is known.
+
+    Raises DataError if the two have different numbers of features, and the errors of `Features.labelled`.
+    """
+    if train.width != test.width:
+        raise DataError(f"training images have {train.width} features and test images {test.width}")
+    return (*train.labelled("training"), *test.labelled("test"))

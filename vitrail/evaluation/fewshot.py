@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from vitrail.errors import DataError, UsageError, did_you_mean
-from vitrail.evaluation.features import Features
+from vitrail.evaluation.features import Features, labelled_pair
 from vitrail.words import listing
 
 BIAS = 100.0
@@ -167,8 +167,8 @@ def draw(labels: np.ndarray, classes: int, shots: Sequence[int], seed: int | Non
     return {count: np.concatenate([row[:count] for row in rows]) for count in shots}
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass
+class ShotSelection:
     """The images that are shots, chosen from the labels, so that only their features need to be computed.
 
     `shots` are numbers of images per class. `seeds` and `l2` replace the protocol's values. Raises UsageError for
@@ -184,41 +184,37 @@ class Plan:
     l2: tuple[float, ...] = ()
     draws: list[dict[int, np.ndarray]] = field(init=False)
     """For each seed, the images for each of `shots`."""
+    short: dict[int, list[str]] = field(init=False)
+    """Shots -> the classes that have fewer images, if there are any. All their images are shots."""
 
     def __post_init__(self) -> None:
         published = protocol_named(self.protocol)
         if not self.shots or min(self.shots) < 1 or (self.seeds is not None and self.seeds < 1):
-            raise UsageError(f"shots {list(self.shots)} and seeds {self.seeds}: both count from 1")
+            raise UsageError(f"shots are {list(self.shots)} and seeds {self.seeds}; both must be at least 1")
         if published.seeds is None and self.seeds not in (None, 1):
             raise UsageError(
                 f"{self.protocol} takes the first of each class as shots and has no seeds. Remove the seeds"
             )
         _check_strengths(self.l2)
-        object.__setattr__(self, "shots", tuple(sorted(set(self.shots))))
-        object.__setattr__(self, "l2", tuple(self.l2) or published.l2)
-        object.__setattr__(self, "draws", self._draws(published))
-
-    def _draws(self, published: Protocol) -> list[dict[int, np.ndarray]]:
-        names = self.class_names
-        if missing := [name for name, count in zip(names, self._counts(), strict=True) if not count]:
-            raise DataError(f"no training image of {listing(missing, 5)}: few-shot needs at least one of every class")
+        self.shots = tuple(sorted(set(self.shots)))
+        self.l2 = tuple(self.l2) or published.l2
+        counts = np.bincount(self.labels[self.labels >= 0], minlength=len(self.class_names)).tolist()
+        fewer = {
+            shots: [name for name, count in zip(self.class_names, counts, strict=True) if count < shots]
+            for shots in (1, *self.shots)
+        }
+        if fewer[1]:
+            raise DataError(
+                f"no training image of {listing(fewer[1], 5)}: few-shot needs at least one image of every class"
+            )
+        self.short = {shots: names for shots, names in fewer.items() if names}
         seeds: list[int | None] = [None] if published.seeds is None else list(range(self.seeds or published.seeds))
-        return [draw(self.labels, len(names), self.shots, seed) for seed in seeds]
-
-    def _counts(self) -> np.ndarray:
-        return np.bincount(self.labels[self.labels >= 0], minlength=len(self.class_names))
+        self.draws = [draw(self.labels, len(self.class_names), self.shots, seed) for seed in seeds]
 
     @property
     def rows(self) -> np.ndarray:
         """Return the numbers of all images that are shots in any draw, ascending."""
         return np.unique(np.concatenate([found[self.shots[-1]] for found in self.draws]))
-
-    @property
-    def short(self) -> dict[int, list[str]]:
-        """Return the classes with fewer images for each of `shots`, if there are any. All their images are shots."""
-        counts = list(zip(self.class_names, self._counts(), strict=True))
-        found = {shots: [name for name, count in counts if count < shots] for shots in self.shots}
-        return {shots: names for shots, names in found.items() if names}
 
 
 @dataclass(frozen=True)
@@ -249,23 +245,20 @@ class FewShot:
         return self.top1.std(axis=2, ddof=1)
 
 
-def fewshot(plan: Plan, train: Features, test: Features) -> FewShot:
-    """Return the accuracies on `test` with the shots that `plan` chooses from `train`.
+def fewshot(chosen: ShotSelection, train: Features, test: Features) -> FewShot:
+    """Return the accuracies on `test` with the shots that are `chosen` from `train`.
 
-    `train.index` holds each row's position in `plan.labels`. Images without a row, because they are unreadable, are
+    `train.index` holds each row's position in `chosen.labels`. Images without a row, because they are unreadable, are
     skipped. Raises DataError for features that are not finite or have different widths.
     """
-    if train.width != test.width:
-        raise DataError(f"training images have {train.width} features and test images {test.width}")
-    train.labelled("training")
-    tested, truth = test.labelled("test")
-    top1 = np.empty((len(plan.shots), len(plan.l2), len(plan.draws)))
-    for seed, drawn in enumerate(plan.draws):
-        for number, shots in enumerate(plan.shots):
+    _, _, tested, truth = labelled_pair(train, test)
+    top1 = np.empty((len(chosen.shots), len(chosen.l2), len(chosen.draws)))
+    for seed, drawn in enumerate(chosen.draws):
+        for number, shots in enumerate(chosen.shots):
             rows = _rows_of(drawn[shots], train.index)
             x, y = train.features[rows], train.labels[rows]
-            top1[number, :, seed] = ridge(x, y, tested, truth, classes=len(plan.class_names), l2=plan.l2)
-    return FewShot(plan.protocol, plan.shots, plan.l2, top1, len(plan.rows), len(truth), plan.short)
+            top1[number, :, seed] = ridge(x, y, tested, truth, classes=len(chosen.class_names), l2=chosen.l2)
+    return FewShot(chosen.protocol, chosen.shots, chosen.l2, top1, len(chosen.rows), len(truth), chosen.short)
 
 
 def _rows_of(images: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.data.spreadsheet import plain
 from vitrail.errors import DataError, did_you_mean
 from vitrail.evaluation.classify import Classification
 
+FORMAT = "A file of groups is a CSV with the columns class and group."
+
 
 @dataclass(frozen=True)
-class Group:
+class GroupAccuracy:
     """Accuracy on the classes of one group."""
 
     name: str
@@ -25,6 +28,7 @@ class Group:
     top1: float
     """Share of the images whose best class is correct."""
     top5: float
+    """Share of the images whose class is among the five best."""
     class_mean: float
     """Mean of the top-1 accuracies of the classes, with equal weight for each class."""
 
@@ -40,54 +44,46 @@ def read_groups(path: Path) -> dict[str, str]:
             reader = csv.DictReader(file)
             columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
             if not {"class", "group"} <= columns.keys():
-                there = ", ".join(columns) or "none"
-                raise DataError(
-                    f"{path} has the columns {there}. A file of groups is a CSV with the columns class and group"
-                )
+                raise DataError(f"{path} has the columns {', '.join(columns) or 'none'}. {FORMAT}")
             for row in reader:
-                one, its = ((row[columns[name]] or "").strip() for name in ("class", "group"))
-                if not one or not its:
-                    continue
-                if groups.setdefault(one, its) != its:
-                    raise DataError(f"{path} puts class {one!r} into two groups: {groups[one]!r} and {its!r}")
+                name, group = (plain((row[columns[column]] or "").strip(" ")).strip() for column in ("class", "group"))
+                if name and group and groups.setdefault(name, group) != group:
+                    both = f"{groups[name]!r} and {group!r}"
+                    raise DataError(f"{path} puts class {name!r} into two groups: {both}. Give it one group.")
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}. A file of groups is a CSV with the columns class and group"
-        ) from error
+        raise DataError(f"{path} cannot be read: {error.strerror}. {FORMAT}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a readable CSV: {error}") from error
+        raise DataError(f"{path} is not a readable CSV: {error}. {FORMAT}") from error
     return groups
 
 
-def misfits(groups: Mapping[str, str], class_names: Sequence[str]) -> list[str]:
-    """Return sentences about classes that are in no group, and about classes of the groups that do not exist.
+def group_warnings(groups: Mapping[str, str], class_names: Sequence[str]) -> list[str]:
+    """Return warnings about classes without a group, and about names in `groups` that are not classes.
 
-    Raises DataError if `class_names` has no class of `groups`.
+    Raises DataError if none of the names is a class.
     """
-    alone = [name for name in class_names if name not in groups]
-    strangers = sorted(groups.keys() - set(class_names))
-    if len(alone) == len(class_names):
-        near = did_you_mean(strangers[0], class_names) if strangers else ""
-        example = f"{strangers[0]!r} is none of them" if strangers else "it names no class"
-        raise DataError(f"the file of groups has none of the {len(class_names):,} classes: {example}.{near}")
-    notes = []
-    if alone:
-        notes.append(f"classes in no group: {len(alone):,}, the first of them {alone[0]!r}")
-    if strangers:
-        notes.append(f"classes of the groups that are not here: {len(strangers):,}, the first of them {strangers[0]!r}")
-    return notes
+    ungrouped = [name for name in class_names if name not in groups]
+    unknown = sorted(groups.keys() - set(class_names))
+    if len(ungrouped) == len(class_names):
+        example = f" It names {unknown[0]!r}.{did_you_mean(unknown[0], class_names)}" if unknown else " It is empty."
+        raise DataError(f"The file of groups names none of the {len(class_names):,} classes.{example}")
+    warnings = []
+    if ungrouped:
+        warnings.append(f"classes in no group: {len(ungrouped):,}, such as {ungrouped[0]!r}")
+    if unknown:
+        warnings.append(f"names in the file of groups that are not classes: {len(unknown):,}, such as {unknown[0]!r}")
+    return warnings
 
 
-def group_means(found: Classification, groups: Mapping[str, str]) -> list[Group]:
-    """Return the groups that have images, in the order in which `groups` names them first."""
+def group_accuracies(found: Classification, groups: Mapping[str, str]) -> list[GroupAccuracy]:
+    """Return the accuracy of each group that has images, in the order in which `groups` names them first."""
     accuracy, counts = found.class_accuracy, found.class_count
-    among5 = found.known & (found.top == found.label[:, None]).any(axis=1)
-    means = []
+    rows = []
     for group in dict.fromkeys(groups.values()):
         members = np.array([groups.get(name) == group for name in found.class_names])
         images = found.known & members[found.label]
         if images.any():
             per_class = accuracy[members & (counts > 0)]
-            shares = (float(found.correct[images].mean()), float(among5[images].mean()), float(per_class.mean()))
-            means.append(Group(group, len(per_class), int(images.sum()), *shares))
-    return means
+            shares = [float(part.mean()) for part in (found.correct[images], found.among_best[images], per_class)]
+            rows.append(GroupAccuracy(group, len(per_class), int(images.sum()), *shares))
+    return rows

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.benchmarks.imagenet import Protocol
+from vitrail.data.benchmarks.imagenet import ImageNetProtocol
 from vitrail.data.benchmarks.imagenet_labels import wnids
 from vitrail.data.images.geometry import Compose, CropBorder, Op
 from vitrail.data.images.ops import eval_transform
@@ -74,7 +74,7 @@ def choosing(predict: Predict, outputs: np.ndarray) -> Predict:
     return answer
 
 
-def view(protocol: Protocol, preprocess: Preprocess) -> Op:
+def view(protocol: ImageNetProtocol, preprocess: Preprocess) -> Op:
     """Return the transform of an image: the network's own preprocessing, except where the protocol prescribes another.
 
     ObjectNet: the border is cut off, the aspect ratio kept, and 480/512 of the shorter side are seen; at an image

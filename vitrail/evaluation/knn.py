@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.device import fast_float32
-from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.features import Features
+from vitrail.errors import UsageError
+from vitrail.evaluation.features import Features, labelled_pair, unit_rows
 
 TEST_ROWS = 1024
 TRAIN_ROWS = 16384
@@ -52,17 +51,14 @@ def knn(
     Raises UsageError for a k beyond the number of training images or a temperature that is not above 0, DataError
     for features that are not finite or do not fit together.
     """
-    if train.width != test.width:
-        raise DataError(f"training images have {train.width} features and test images {test.width}")
-    source, labels = train.labelled("training")
-    asked, truth = test.labelled("test")
+    source, labels, asked, truth = labelled_pair(train, test)
     if not k or min(k) < 1 or max(k) > len(labels):
         raise UsageError(f"k is {list(k)}; with {len(labels)} training images it must be from 1 to {len(labels)}")
     if not temperature > 0:
         raise UsageError(f"the temperature is {temperature:g}; it must be above 0")
     classes = len(train.class_names)
     of = torch.from_numpy(labels).to(device)
-    hits = {count: [0, 0] for count in k}
+    hits = {count: np.zeros(2) for count in k}
     begin = 0
     for similarity, row in neighbours(source, asked, max(k), device):
         answer = torch.from_numpy(truth[begin : begin + len(row)]).to(device)
@@ -71,10 +67,8 @@ def knn(
             votes = _votes(similarity[:, :count], of[row[:, :count]], temperature, classes)
             best = votes.topk(min(5, classes), dim=1)
             right = (best.indices == answer[:, None]) & (best.values > 0)
-            hits[count][0] += int(right[:, 0].sum())
-            hits[count][1] += int(right.sum())
-    shares = {count: [hit / len(truth) for hit in both] for count, both in hits.items()}
-    top1, top5 = ({count: both[i] for count, both in shares.items()} for i in (0, 1))
+            hits[count] += int(right[:, 0].sum()), int(right.sum())
+    top1, top5 = ({count: float(both[i]) / len(truth) for count, both in hits.items()} for i in (0, 1))
     return KNN(temperature, top1, top5, len(labels), len(truth))
 
 
@@ -100,7 +94,7 @@ def neighbours(
 
 
 def _unit(rows: np.ndarray, device: torch.device | str) -> Tensor:
-    return F.normalize(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)).to(device), dim=1)
+    return torch.from_numpy(unit_rows(rows)).to(device)
 
 
 def _votes(similarity: Tensor, label: Tensor, temperature: float, classes: int) -> Tensor:

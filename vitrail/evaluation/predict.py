@@ -5,14 +5,13 @@ Images are decoded, resized and cropped as in evaluation. An unreadable file bec
 
 from __future__ import annotations
 
-import csv
 import glob
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
@@ -21,23 +20,37 @@ import numpy as np
 import torch
 
 from vitrail.data.images.decode import decode
+from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
-from vitrail.data.loading.prefetch import Pool, ordered, stuck
-from vitrail.data.settings import Preprocess
-from vitrail.data.sources.folder import is_image_name, is_junk, read_file
-from vitrail.errors import DataError, DecodeError, WeightsError
-from vitrail.evaluation.classify import Precision, Predict, predictor
-from vitrail.files import replacing
+from vitrail.data.labels.sets import SEPARATOR
+from vitrail.data.loading.loader import check_batch_size
+from vitrail.data.loading.prefetch import ordered, stuck, threads
+from vitrail.data.sources.folder import is_image_name, is_junk, read_file, read_pipe
+from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, SafeWriter
+from vitrail.device import Precision
+from vitrail.errors import DataError, DecodeError, WeightsError, finite_rows, not_finite
+from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor
+from vitrail.evaluation.labels.ranked import ranked
+from vitrail.files import replacing_text
 
 Kind = Literal["csv", "jsonl"]
 
 
 class Prediction(NamedTuple):
-    """The best classes of one image, best first, with their softmax probabilities."""
+    """The best classes of one image, best first, with their probabilities (softmax, or sigmoid for several labels)."""
 
     path: str
     classes: list[str]
     probabilities: list[float]
+    labels: list[tuple[str, float]] | None = None
+    """For a network that predicts several labels: those it predicts, with their probabilities, best first."""
+
+    def as_json(self, digits: int | None = None) -> dict[str, Any]:
+        """Return the row as JSON values, with probabilities of `digits` decimals."""
+        top = _pairs(zip(self.classes, self.probabilities, strict=True), digits)
+        if self.labels is None:
+            return {"path": self.path, **top[0], "top": top}
+        return {"path": self.path, "labels": _pairs(self.labels, digits), "top": top}
 
 
 class Unreadable(NamedTuple):
@@ -46,6 +59,10 @@ class Unreadable(NamedTuple):
     path: str
     reason: str
     message: str
+
+
+def _pairs(pairs: Iterable[Sequence[Any]], digits: int | None) -> list[dict[str, Any]]:
+    return [{"class": name, "probability": share if digits is None else round(share, digits)} for name, share in pairs]
 
 
 Row = Prediction | Unreadable
@@ -59,52 +76,39 @@ def find_images(paths: Iterable[str | Path]) -> Iterator[Path]:
     `paths` exists.
     """
     named = [Path(path).expanduser() for path in paths]
-    found = [(path, _matches(path)) for path in named]
+    found = [(path, [path] if path.exists() else sorted(glob.glob(str(path), recursive=True))) for path in named]
     if not any(matches for _, matches in found):
         what = ", ".join(str(path) for path in named[:3]) or "no path"
         raise DataError(f"nothing to predict at {what}. Give image files, folders of images, or a glob pattern")
     return _expanded(found)
 
 
-def _matches(path: Path) -> list[Path]:
-    if path.exists():
-        return [path]
-    return [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-
-
-def _expanded(found: list[tuple[Path, list[Path]]]) -> Iterator[Path]:
+def _expanded(found: Iterable[tuple[Path, Sequence[str | Path]]]) -> Iterator[Path]:
     for path, matches in found:
-        if not matches:
-            yield path
-        for match in matches:
-            named = match == path
+        for match in map(Path, matches or [path]):
+            if match != path and is_junk(match.name):
+                continue
             if match.is_dir():
-                if named or not is_junk(match.name):
-                    yield from _below(match)
-            elif named or _is_wanted(match.name):
+                yield from _below(match, set())
+            elif match == path or is_image_name(match.name):
                 yield match
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield all images below a folder, sorted. A folder that links lead to several times is visited once."""
-    visited: set[tuple[int, int]] = set()
-    closed: list[OSError] = []
-    for root, folders, files in os.walk(folder, followlinks=True, onerror=closed.append):
-        while closed:  # a folder that cannot be listed: reading it fails with the reason
-            yield Path(closed.pop().filename)
-        status = os.stat(root)
-        if (status.st_dev, status.st_ino) in visited:
-            folders.clear()
-            continue
-        visited.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not is_junk(name))
-        yield from (Path(root) / name for name in sorted(files) if _is_wanted(name))
-    while closed:
-        yield Path(closed.pop().filename)
-
-
-def _is_wanted(name: str) -> bool:
-    return is_image_name(name) and not is_junk(name)
+def _below(folder: Path, visited: set[tuple[int, int]]) -> Iterator[Path]:
+    """Yield all images below a folder, sorted. A folder that several links lead to is visited once."""
+    try:
+        paths = [folder / name for name in sorted(os.listdir(folder)) if not is_junk(name)]
+        status = folder.stat()
+    except OSError:
+        yield folder  # reading it as an image fails with the reason
+        return
+    if (status.st_dev, status.st_ino) in visited:
+        return
+    visited.add((status.st_dev, status.st_ino))
+    yield from (path for path in paths if is_image_name(path.name) and not path.is_dir())
+    for path in paths:
+        if path.is_dir():
+            yield from _below(path, visited)
 
 
 def predict_files(
@@ -121,77 +125,79 @@ def predict_files(
 ) -> Iterator[Row]:
     """Yield a row for each file of `paths` (see `find_images`), in their order, batch by batch.
 
-    `model` is a network with a card (from `vitrail.load`); `predict` replaces its computation by another engine. The
+    `model` is a network with a card (from `vitrail.load`); `predict` replaces its computation by another engine, and
+    `precision` is then what that engine computes in. The
     first `skip` files are skipped. Each row has the `top` best classes, or all if there are fewer. `workers` threads
     decode; at most a few batches are in memory. Raises DataError if there is no file, or if reading one in a thread
-    takes longer than `prefetch.TIMEOUT`, and WeightsError for a model without a card.
+    takes longer than `prefetch.TIMEOUT`, WeightsError for a model without a card, and UsageError for an impossible
+    batch size or number of threads.
     """
+    check_batch_size(batch_size)
+    check_batch_size(batch_size)
     card = getattr(model, "card", None)
     if card is None:
         raise WeightsError("this model has no card, so its preprocessing is unknown. Load it with vitrail.load")
     names = [as_text(name) for name in card.class_names] or [str(i) for i in range(card.config.classes)]
-    ask = predict or predictor(model, device, precision)
-    files = islice(find_images(paths), skip, None)
-    return _rows(files, _preparer(card.preprocess), ask, names, top, batch_size, workers)
+    answer = partial(_best, predict or predictor(model, device, precision), names, top, thresholds=card.thresholds)
+    given = list(paths)
+    files = islice(find_images(given), skip, None)
+    prepare = partial(_prepared, eval_transform(card.preprocess), given={Path(path).expanduser() for path in given})
+    return _rows(files, prepare, answer, batch_size, workers, not_finite("output for this image", precision))
+
+
+Prepared = tuple[Path, np.ndarray | Unreadable]
+"""A file, and the network's input uint8 [H, W, 3] or the reason why the file is unreadable."""
+Best = tuple[list[str], list[float], list[tuple[str, float]] | None] | None
+"""Classes, probabilities and labels of an image (see `Prediction`); None if the network's output is not finite."""
+Answer = Callable[[list[np.ndarray]], Iterable[Best]]
 
 
 def _rows(
     files: Iterator[Path],
-    prepare: Callable[[Path], np.ndarray | Unreadable],
-    predict: Predict,
-    names: list[str],
-    top: int,
+    prepare: Callable[[Path], Prepared],
+    answer: Answer,
     batch_size: int,
     workers: int,
+    no_result: str = not_finite("output for this image"),
 ) -> Iterator[Row]:
-    paths: list[Path] = []  # files that are being prepared, in order
+    with threads(workers) as pool:
+        prepared = ordered(pool, prepare, files, ahead=2 * batch_size, hung=lambda path: stuck(as_text(path)))
+        while batch := list(islice(prepared, batch_size)):
+            answers = iter(answer([image for _, image in batch if isinstance(image, np.ndarray)]))
+            for path, image in batch:
+                best = None if isinstance(image, Unreadable) else next(answers)
+                if isinstance(image, Unreadable):
+                    yield image
+                elif best is None:
+                    yield Unreadable(as_text(path), NOT_FINITE, no_result)
+                else:
+                    yield Prediction(as_text(path), *best)
 
-    def remembered() -> Iterator[Path]:
-        for path in files:
-            paths.append(path)
-            yield path
 
-    pool = Pool(workers) if workers else None
+def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> Prepared:
+    """Read and prepare a file. A pipe is read only if it was given by name: `<(curl ...)`, /dev/stdin."""
+    read = read_pipe if path in given and path.is_fifo() else read_file
     try:
-        prepared = ordered(pool, prepare, remembered(), ahead=2 * batch_size, hung=lambda path: stuck(as_text(path)))
-        while chunk := list(islice(prepared, batch_size)):
-            images = [item for item in chunk if isinstance(item, np.ndarray)]
-            answers = iter(_best(predict, images, names, top))
-            for path, item in zip(paths[: len(chunk)], chunk, strict=True):
-                yield item if isinstance(item, Unreadable) else Prediction(as_text(path), *next(answers))
-            del paths[: len(chunk)]
-    finally:
-        if pool is not None:
-            pool.close()
-
-
-def _preparer(preprocess: Preprocess) -> Callable[[Path], np.ndarray | Unreadable]:
-    """Return a function: file -> the network's input uint8 [H, W, 3], or the reason why it is unreadable."""
-    transform = eval_transform(preprocess)
-    unused = np.random.default_rng(0)  # nothing is random in evaluation
-
-    def prepare(path: Path) -> np.ndarray | Unreadable:
-        try:
-            return transform(decode(read_file(path)), unused)
-        except DecodeError as error:
-            return Unreadable(as_text(path), error.reason, as_text(str(error)))
-
-    return prepare
+        return path, transform(decode(read(path)), np.random.default_rng(0))  # nothing is random in evaluation
+    except DecodeError as error:
+        return path, Unreadable(as_text(path), error.reason, as_text(str(error)))
 
 
 def _best(
-    predict: Predict, images: list[np.ndarray], names: list[str], top: int
-) -> list[tuple[list[str], list[float]]]:
-    """Return classes and probabilities of each image, best first."""
+    predict: Predict, names: list[str], top: int, images: list[np.ndarray], thresholds: Sequence[float] = ()
+) -> Iterator[Best]:
+    """Yield the best classes of each image, and the labels that reach their thresholds."""
     if not images:
-        return []
-    batch = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-    probabilities = predict(batch).float().softmax(dim=1)
-    values, classes = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
-    return [
-        ([names[number] for number in numbers], shares)
-        for numbers, shares in zip(classes.tolist(), values.tolist(), strict=True)
-    ]
+        return
+    logits = predict(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)).float()
+    found = ranked(logits, top, thresholds)
+    for row, finite in enumerate(finite_rows(logits).tolist()):
+        classes, shares = [names[number] for number in found.classes[row].tolist()], found.probabilities[row].tolist()
+        labels = None
+        if found.predicted is not None:
+            rows = zip(classes, shares, found.predicted[row].tolist(), strict=True)
+            labels = [(name, share) for name, share, reached in rows if reached]
+        yield (classes[:top], shares[:top], labels) if finite else None
 
 
 def as_text(value: str | Path) -> str:
@@ -218,64 +224,62 @@ class Summary:
         return f"{text}; {len(self.unreadable)} files could not be read ({reasons}){listed}"
 
 
-def write_predictions(rows: Iterable[Row], out: Path | TextIO, *, kind: Kind = "csv") -> Summary:
+def write_predictions(rows: Iterable[Row], out: Path | TextIO, *, kind: Kind = "csv", raw: bool = False) -> Summary:
     """Write predictions one by one and return their counts.
 
-    kind "csv": columns path, class, probability, class_2, probability_2, ...; "jsonl": one object per line with
-    path, class, probability and top. A Path is replaced atomically when all rows are written, and unreadable files
+    kind "csv": columns path, class, probability, class_2, probability_2, ...; for several labels path, labels and
+    probabilities, with "|" between them. "jsonl": one object per line with path, class, probability and top; for
+    several labels path, labels and top. A Path is replaced atomically when all rows are written, and unreadable files
     are listed (path, reason, message) in a CSV next to it, `<name>.errors.csv`. A stream gets only the predictions.
+    `raw` is SafeWriter's.
     """
-    summary = Summary()
-    write = {"csv": _write_csv, "jsonl": _write_json_lines}[kind]
     if not isinstance(out, Path):
-        write(_counted(rows, summary), out)
-        out.flush()
-        return summary
-    with _replacing_text(out) as file:
-        write(_counted(rows, summary), file)
-    errors = out.with_name(f"{out.name}.errors.csv")
+        return _write(rows, out, kind, raw)
+    with replacing_text(out) as file:
+        summary = _write(rows, file, kind, raw)
+    errors = errors_file(out)
     errors.unlink(missing_ok=True)  # of an earlier run
     if summary.unreadable:
-        with _replacing_text(errors) as file:
-            csv.writer(file, lineterminator="\n").writerows([Unreadable._fields, *summary.unreadable])
+        with replacing_text(errors) as file:
+            SafeWriter(file, raw=raw).writerows([Unreadable._fields, *summary.unreadable])
         summary.errors = errors
     return summary
 
 
-def _counted(rows: Iterable[Row], summary: Summary) -> Iterator[Prediction]:
+def errors_file(out: Path) -> Path:
+    """Return the CSV of the unreadable files next to the predictions in `out`."""
+    return out.with_name(f"{out.name}.errors.csv")
+
+
+def _write(rows: Iterable[Row], file: TextIO, kind: Kind, raw: bool) -> Summary:
+    """Write the predictions as they arrive and count all rows."""
+    summary = Summary()
+    table = SafeWriter(file, raw=raw)
     for row in rows:
         if isinstance(row, Unreadable):
             summary.unreadable.append(row)
+            continue
+        if kind == "jsonl":
+            file.write(json.dumps(row.as_json(digits=6), ensure_ascii=False) + "\n")
         else:
-            summary.predicted += 1
-            yield row
+            if not summary.predicted:
+                table.writerow(_header(len(row.classes)) if row.labels is None else LABEL_PREDICTIONS)
+            table.writerow(_cells(row))
+        summary.predicted += 1
+    if kind == "csv" and not summary.predicted:
+        table.writerow(_header(1))
+    file.flush()
+    return summary
 
 
-def _write_csv(rows: Iterable[Prediction], file: TextIO) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    header: list[str] = []
-    for row in rows:
-        if not header:
-            more = range(2, len(row.classes) + 1)
-            header = ["path", "class", "probability"]
-            header += [name for rank in more for name in (f"class_{rank}", f"probability_{rank}")]
-            writer.writerow(header)
-        pairs = zip(row.classes, row.probabilities, strict=True)
-        writer.writerow([row.path, *(cell for name, share in pairs for cell in (name, f"{share:.6f}"))])
-    if not header:
-        writer.writerow(["path", "class", "probability"])
+def _cells(row: Prediction) -> list[str]:
+    if row.labels is not None:
+        names, shares = [name for name, _ in row.labels], [f"{share:.6f}" for _, share in row.labels]
+        return [row.path, SEPARATOR.join(names), SEPARATOR.join(shares)]
+    best = zip(row.classes, row.probabilities, strict=True)
+    return [row.path, *(cell for name, share in best for cell in (name, f"{share:.6f}"))]
 
 
-def _write_json_lines(rows: Iterable[Prediction], file: TextIO) -> None:
-    for row in rows:
-        pairs = zip(row.classes, row.probabilities, strict=True)
-        top = [{"class": name, "probability": round(share, 6)} for name, share in pairs]
-        file.write(json.dumps({"path": row.path, **top[0], "top": top}, ensure_ascii=False) + "\n")
-
-
-@contextmanager
-def _replacing_text(path: Path) -> Iterator[TextIO]:
-    """Replace a text file atomically; folders are created."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
-        yield file
+def _header(classes: int) -> list[str]:
+    more = [name for rank in range(2, classes + 1) for name in (f"class_{rank}", f"probability_{rank}")]
+    return [*PREDICTIONS, *more]

@@ -8,13 +8,15 @@ gradient accumulation give the same gradient.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.config import Duration
+from vitrail.data.settings import Augment, Preprocess
+from vitrail.durations import Duration
 
 
 class Batch(Protocol):
@@ -26,7 +28,7 @@ class Batch(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """int64 [batch]."""
+        """int64 [batch]; with several labels int8 [batch, classes], 1 for each label."""
 
     @property
     def index(self) -> Tensor:
@@ -39,12 +41,12 @@ class Prepared:
 
     images: Tensor
     labels: Tensor
-    """int64 [batch]: the class of each image before any mixing."""
+    """int64 [batch]: the class of each image before any mixing; with several labels int8 [batch, classes]."""
     index: Tensor
     targets: Tensor
     """The targets of the prediction; for `Supervised`, int64 [batch] or float [batch, classes]."""
-    known: Tensor | None = None
-    """[batch, ...]: what `Objective.before_step` computed for each image, if anything."""
+    precomputed: Tensor | None = None
+    """[batch, ...]: values that `Objective.before_step` computed for each image."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -52,7 +54,13 @@ class Prepared:
     def split(self, parts: int) -> list[Prepared]:
         """Return at most `parts` micro-batches of nearly equal size, none of them empty."""
         parts = min(parts, len(self))
-        columns = [self.images, self.labels, self.index, self.targets, *([] if self.known is None else [self.known])]
+        columns = [
+            self.images,
+            self.labels,
+            self.index,
+            self.targets,
+            *([] if self.precomputed is None else [self.precomputed]),
+        ]
         cut = [tensor.tensor_split(parts) for tensor in columns]
         return [Prepared(*column) for column in zip(*cut, strict=True)]
 
@@ -68,11 +76,30 @@ class Moment:
     per_epoch: int = 1
     """Number of optimiser steps in an epoch."""
     batch_size: int = 1
+    step: float = 0.0
+    """Number of optimiser steps done; with a time limit, `done` times `total`."""
+
+    def steps(self, duration: Duration) -> int:
+        """Return a duration in optimiser steps of this run."""
+        return duration.steps(per_epoch=self.per_epoch, batch_size=self.batch_size, total=self.total)
 
     def past(self, duration: Duration) -> float:
         """Return which share of the first `duration` of the run is over, 0 to 1; 1 for an empty duration."""
-        steps = duration.steps(per_epoch=self.per_epoch, batch_size=self.batch_size, total=self.total)
+        steps = self.steps(duration)
         return min(self.done * self.total / steps, 1.0) if steps else 1.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the settings of an objective know of the run when they build it."""
+
+    seed: int = 0
+    classes: int = 0
+    """Number of classes of the data."""
+    augment: Augment = field(default_factory=Augment)
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    class_counts: Sequence[float] = ()
+    """Mean number of images of each class that an epoch shows; empty if it is not known."""
 
 
 class Objective(nn.Module, ABC):
@@ -88,6 +115,11 @@ class Objective(nn.Module, ABC):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+
+    @classmethod
+    def of(cls, model: nn.Module, settings: Any, task: Task) -> Self:
+        """Return the objective with `settings` that trains `model`."""
+        return cls(model)
 
     def forward(self, batch: Batch | Prepared, *, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See the class. `step` is the optimiser step; all random numbers are a function of it."""
@@ -112,12 +144,12 @@ class Objective(nn.Module, ABC):
         return prepared
 
     @property
-    def known_bytes(self) -> int:
-        """Bytes of `Prepared.known` per image. Memory holds them for the whole batch. 0 by default."""
+    def precomputed_bytes(self) -> int:
+        """Bytes of `Prepared.precomputed` per image, for all images of a batch at once. 0 by default."""
         return 0
 
     @property
-    def kept(self) -> nn.Module:
+    def evaluated(self) -> nn.Module:
         """The network that is evaluated and saved; by default the one that is trained."""
         return self.model
 
@@ -126,11 +158,11 @@ class Objective(nn.Module, ABC):
         self.moment = moment
 
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
-        """Return the batch with `known` set to values that depend on all images of a training step. Default: no change.
+        """Return the batch with `precomputed` set to values that depend on all images of a training step.
 
-        Called in every process, without gradients and in the precision of the loss; not called in an evaluation.
-        `parts` is the number of micro-batches that the batch will be cut into: compute in as many parts to need no more
-        memory than they do.
+        By default nothing changes. Called in every process, without gradients and in the precision of the loss; not
+        called in an evaluation. `parts` is the number of micro-batches into which the batch will be cut. Compute in as
+        many parts to need no more memory.
         """
         return prepared
 

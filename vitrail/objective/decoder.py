@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.block import build_blocks
 from vitrail.model.init import init_weights
-from vitrail.model.layers import LayerNorm, Linear
-from vitrail.model.posemb import Grid, Positions
+from vitrail.model.layers import LayerNorm, dense, new_linear
+from vitrail.model.posemb import Grid, Positions, sincos_2d
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.settings import MAE
 
@@ -48,11 +47,11 @@ class Decoder(nn.Module):
         super().__init__()
         own = decoder_config(encoder, config)
         self.prefix = encoder.prefix
-        self.embed = Linear(encoder.width, own.width)
+        self.embed = new_linear(encoder.width, own.width)
         self.mask = nn.Parameter(torch.empty(own.width))
         self.blocks = build_blocks(own, Positions(own))
         self.norm = LayerNorm(own.width, eps=own.norm_eps)
-        self.predict = Linear(own.width, own.patch**2 * own.channels)
+        self.predict = new_linear(own.width, own.patch**2 * own.channels)
         init_weights(self)
         nn.init.normal_(self.mask, std=0.02)
         for layer in (self.embed, self.predict):
@@ -61,7 +60,7 @@ class Decoder(nn.Module):
 
     def forward(self, latent: Tensor, keep: Tensor, grid: Grid) -> Tensor:
         """See the class; `keep` [batch, visible] are the raster numbers of the visible patches in `grid`."""
-        tokens = self.embed(latent)
+        tokens = dense(self.embed, latent)
         front, seen = tokens[:, : self.prefix], tokens[:, self.prefix :]
         batch, count, width = len(tokens), grid[0] * grid[1], tokens.shape[-1]
         every = self.mask.to(tokens.dtype).expand(batch, count, width)
@@ -71,16 +70,12 @@ class Decoder(nn.Module):
         places = torch.arange(count, device=tokens.device)
         for block in self.blocks:
             tokens = block(tokens, places, grid)
-        return self.predict(self.norm(tokens)[:, self.prefix :])
+        return dense(self.predict, self.norm(tokens)[:, self.prefix :])
 
 
 def mae_positions(grid: Grid, width: int) -> Tensor:
     """Return MAE's fixed positions [rows * columns, width]: sines and cosines of the column, then of the row.
 
-    The frequencies are 10000^(-i / (width / 4)) for i from 0. `vitrail.model.posemb.sincos_2d` has those of MoCo v3 and
-    big_vision, which divide by width / 4 - 1.
+    The exponents of the frequencies are divided by width / 4, not by width / 4 - 1 as in MoCo v3 and big_vision.
     """
-    frequencies = 10_000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
-    y, x = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")
-    angles = [rearrange(axis, "h w -> (h w) 1") * frequencies for axis in (x, y)]
-    return torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1).float()
+    return sincos_2d(grid, width, divisor=width // 4)

@@ -7,30 +7,39 @@ squared error over masked patches.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.model.stems.patch import normalise
-from vitrail.model.vit import ViT
 from vitrail.objective.base import Prepared
 from vitrail.objective.decoder import Decoder
-from vitrail.objective.masks import check_share, visible
-from vitrail.objective.self_supervised import SelfSupervised, hatched, to_pixels, where_hidden
+from vitrail.objective.masks import visible
+from vitrail.objective.self_supervised import MaskedObjective, to_pixels
 from vitrail.objective.settings import MAE
-from vitrail.objective.stems import at, encoded, flags, into_stem, need_maskable
+from vitrail.objective.stems import at, cut_patches, encoded, flags, into_stem, join_patches
 
 EPSILON = 1e-6
 """Added to a patch's variance before the root, as in MAE's code."""
 
 
-def patch_pixels(images: Tensor, patch: int) -> Tensor:
-    """[batch, channels, height, width] -> [batch, patches, patch * patch * channels], ordered row, column, channel."""
-    return rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=patch, q=patch)
+# Names of a published decoder -> ours. The first of each line are MAE's own; transformers has several.
+_ENDS = {"decoder_embed": "embed", "decoder_norm": "norm", "decoder_pred": "predict"}
+_LAYER = re.compile(r"decoder_(?:blocks|layers|encoder\.layer)\.(\d+)\.(.+)")
+_PARTS = {
+    **dict.fromkeys(("norm1", "layernorm_before"), "attentions.0.norm"),
+    "attn.qkv": "attentions.0.attention.qkv",
+    **dict.fromkeys(("attention.attention.query", "attention.q_proj"), "attentions.0.attention.query"),
+    **dict.fromkeys(("attention.attention.key", "attention.k_proj"), "attentions.0.attention.key"),
+    **dict.fromkeys(("attention.attention.value", "attention.v_proj"), "attentions.0.attention.value"),
+    **dict.fromkeys(("attn.proj", "attention.output.dense", "attention.o_proj"), "attentions.0.attention.out"),
+    **dict.fromkeys(("norm2", "layernorm_after"), "mlps.0.norm"),
+    **dict.fromkeys(("mlp.fc1", "intermediate.dense"), "mlps.0.mlp.fc1"),
+    **dict.fromkeys(("mlp.fc2", "output.dense"), "mlps.0.mlp.fc2"),
+}
 
 
 def patch_statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,21 +47,16 @@ def patch_statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
     return pixels.mean(-1, keepdim=True), (pixels.var(-1, keepdim=True) + EPSILON).sqrt()
 
 
-class MAEObjective(SelfSupervised):
+class MAEObjective(MaskedObjective):
     """See the module. The loss of an image is the mean over its masked patches and their values; there are no metrics.
 
     Raises UsageError for a network in which patches cannot be masked.
     """
 
-    model: ViT
-
     def __init__(self, model: nn.Module, config: MAE, seed: int) -> None:
-        model = need_maskable(model, config.kind, after_stem=config.mask_after_stem)
-        super().__init__(model)
-        check_share("ratio", config.ratio)
+        super().__init__(model, config, seed)
         self.config = config
-        self.seed = seed
-        self.decoder = Decoder(model.config, config)
+        self.decoder = Decoder(self.model.config, config)
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Draw the visible patches: `targets` becomes int64 [batch, visible], raster numbers."""
@@ -63,7 +67,7 @@ class MAEObjective(SelfSupervised):
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
         predicted, places = self.outputs(prepared)
-        wanted = at(patch_pixels(self._normalised(prepared.images), self.model.config.patch), places)
+        wanted = at(cut_patches(self._normalised(prepared.images), self.model.config.patch), places)
         if self.config.normalise:
             mean, deviation = patch_statistics(wanted)
             wanted = (wanted - mean) / deviation
@@ -86,21 +90,15 @@ class MAEObjective(SelfSupervised):
     def show(self, prepared: Prepared) -> dict[str, Tensor]:
         """See `SelfSupervised`. A normalised prediction is drawn with the mean and deviation of its own patch."""
         images, patch = prepared.images, self.model.config.patch
-        rows, columns = self.model.grid(images)
-        hidden = ~flags(prepared.targets, rows * columns)
+        grid = self.model.grid(images)
+        hidden = ~flags(prepared.targets, grid[0] * grid[1])
         predicted, _ = self.outputs(prepared)
         predicted = predicted.float()
         if self.config.normalise:
-            mean, deviation = patch_statistics(patch_pixels(self._normalised(images), patch))
+            mean, deviation = patch_statistics(cut_patches(self._normalised(images), patch))
             predicted = predicted * deviation + mean
-        picture = rearrange(predicted, "b (h w) (p q c) -> b c (h p) (w q)", h=rows, p=patch, q=patch)
-        predicted = to_pixels((picture - self.model.pixel_shift) / self.model.pixel_scale + 128)
-        return {
-            "input": images,
-            "mask": hatched(images, hidden, patch),
-            "prediction": where_hidden(images, hidden, predicted, patch),
-            "target": images,
-        }
+        picture = to_pixels(self.model.normalise.undo(join_patches(predicted, grid, patch)))
+        return self.pictures(images, hidden, picture, images)
 
     def load_decoder(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Load the decoder from the tensors of a published MAE, with the names of MAE's code or of transformers.
@@ -108,12 +106,17 @@ class MAEObjective(SelfSupervised):
         Returns sentences that say which tensors were loaded; none are if there is no decoder. The fixed position
         embeddings are not read. Raises WeightsError for a decoder of another shape.
         """
-        # transformers 5 reads decoder_layers.0 but writes it as decoder_encoder.layer.0
-        tensors = {name.replace("decoder_encoder.layer.", "decoder_layers."): tensors[name] for name in tensors}
-        found = {ours: read(tensors) for ours, read in _decoder_names(len(self.decoder.blocks), tensors).items()}
+        found, own = _decoder_tensors(tensors), self.decoder.state_dict()
         if not found:
             return ["decoder: initialised randomly, because the pretrained weights have none"]
-        own = self.decoder.state_dict()
+        if missing := own.keys() - found.keys():
+            raise WeightsError(
+                f"the decoder of the weights lacks {min(missing)!r}. If it has fewer layers than "
+                "objective.decoder_depth, set that to its depth"
+            )
+        if found.keys() - own.keys():
+            depth = len(self.decoder.blocks)
+            raise WeightsError(f"the decoder of the weights has more than {depth} layers: set objective.decoder_depth")
         for name, tensor in found.items():
             if tensor.shape != own[name].shape:
                 raise WeightsError(
@@ -124,62 +127,22 @@ class MAEObjective(SelfSupervised):
         return [f"decoder: {len(found)} tensors of the pretrained weights"]
 
     def _normalised(self, images: Tensor) -> Tensor:
-        if images.dtype != torch.uint8:
-            return images.float()
-        return normalise(images, self.model.pixel_scale, self.model.pixel_shift)
+        return self.model.normalise(images) if images.dtype == torch.uint8 else images.float()
 
 
-class _Read:
-    """Read one tensor of our decoder from one or several of theirs."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    def __call__(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        missing = [name for name in self.names if name not in tensors]
-        if missing:
-            raise WeightsError(
-                f"the decoder of the weights lacks {missing[0]!r}. If it has fewer layers than "
-                "objective.decoder_depth, set that to its depth"
-            )
-        tensor = torch.cat([tensors[name] for name in self.names])
-        return tensor.flatten() if self.names[0].endswith("mask_token") else tensor
-
-
-def _decoder_names(depth: int, tensors: Mapping[str, Tensor]) -> dict[str, _Read]:
-    """Return our name -> its reader; {} if the tensors hold no decoder."""
-    if "decoder_embed.weight" in tensors:  # MAE's own code
-        ends, first, layer = {"mask": "mask_token"}, "", "decoder_blocks.{}"
-        parts = {"norm": "norm1", "out": "attn.proj", "norm2": "norm2", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
-        qkv: tuple[str, ...] = ("attn.qkv",)
-    elif "decoder.decoder_embed.weight" in tensors:  # transformers, on disk and, since version 5, in memory
-        ends, first, layer = {"mask": "decoder.mask_token"}, "decoder.", "decoder.decoder_layers.{}"
-        disk = "decoder.decoder_layers.0.intermediate.dense.weight" in tensors
-        parts = {"norm": "layernorm_before", "norm2": "layernorm_after"}
-        parts |= (
-            {"out": "attention.output.dense", "fc1": "intermediate.dense", "fc2": "output.dense"}
-            if disk
-            else {"out": "attention.o_proj", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
-        )
-        three = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
-        qkv = three if disk else ("attention.q_proj", "attention.k_proj", "attention.v_proj")
-    else:
-        return {}
-    if layer.format(depth) + f".{parts['fc1']}.weight" in tensors:
-        raise WeightsError(f"the decoder of the weights has more than {depth} layers: set objective.decoder_depth")
-    names = {ours: _Read(theirs) for ours, theirs in ends.items()}
-    for kind in ("weight", "bias"):
-        for ours, theirs in (("embed", "decoder_embed"), ("norm", "decoder_norm"), ("predict", "decoder_pred")):
-            names[f"{ours}.{kind}"] = _Read(f"{first}{theirs}.{kind}")
-        for number in range(depth):
-            ours, theirs = f"blocks.{number}", layer.format(number)
-            names[f"{ours}.attentions.0.attention.qkv.{kind}"] = _Read(*(f"{theirs}.{part}.{kind}" for part in qkv))
-            for where, part in (
-                ("attentions.0.norm", "norm"),
-                ("attentions.0.attention.out", "out"),
-                ("mlps.0.norm", "norm2"),
-                ("mlps.0.mlp.fc1", "fc1"),
-                ("mlps.0.mlp.fc2", "fc2"),
-            ):
-                names[f"{ours}.{where}.{kind}"] = _Read(f"{theirs}.{parts[part]}.{kind}")
-    return names
+def _decoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a published decoder under our names; {} if there is none."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.removeprefix("decoder.").rpartition(".")
+        if kind == "mask_token":
+            found["mask"] = tensor.flatten()
+        elif module in _ENDS:
+            found[f"{_ENDS[module]}.{kind}"] = tensor
+        elif (layer := _LAYER.fullmatch(module)) and layer[2] in _PARTS:
+            found[f"blocks.{layer[1]}.{_PARTS[layer[2]]}.{kind}"] = tensor
+    for name in [name for name in found if ".query." in name]:
+        parts = [found.pop(name.replace(".query.", f".{part}."), None) for part in ("query", "key", "value")]
+        if all(part is not None for part in parts):
+            found[name.replace(".query.", ".qkv.")] = torch.cat(parts)  # type: ignore[arg-type]
+    return found if "embed.weight" in found else {}

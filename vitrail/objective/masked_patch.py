@@ -14,67 +14,40 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
-from vitrail.model.layers import Linear
-from vitrail.model.vit import ViT
+from vitrail.model.layers import dense, zero_linear
 from vitrail.objective.base import Prepared
 from vitrail.objective.colours import COLOURS, mean_colours, need_pixels, painted
-from vitrail.objective.masks import check_share, corruption
-from vitrail.objective.self_supervised import (
-    SelfSupervised,
-    classification_losses,
-    hatched,
-    to_pixels,
-    where_hidden,
-)
+from vitrail.objective.masks import corruption
+from vitrail.objective.self_supervised import MaskedObjective, classification_losses, hatched, to_pixels
 from vitrail.objective.settings import MaskedPatch
-from vitrail.objective.stems import at, encoded, flags, need_maskable
+from vitrail.objective.stems import at, cut_patches, flags, join_patches
 
 ACROSS = {"colour": 1, "small": 4}
 """Target -> number of cells along a side of the patch. The colour of each cell is predicted."""
 
 
-def predictions(config: MaskedPatch, patch: int) -> int:
-    """Return the number of outputs for a patch of patch x patch pixels."""
-    across = ACROSS.get(config.target)
-    return 3 * patch**2 if across is None else COLOURS * across**2
-
-
-def pixel_targets(images: Tensor, patch: int) -> Tensor:
-    """uint8 [batch, 3, height, width] -> float32 [batch, patches, patch * patch * 3] in -1..1: u / 127.5 - 1."""
-    patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=patch, q=patch)
-    return patches.float() / 127.5 - 1
-
-
-class MaskedPatchObjective(SelfSupervised):
+class MaskedPatchObjective(MaskedObjective):
     """See the module. The loss of an image is the mean over its corrupted patches, and over a patch's predictions.
 
     Metrics: "colour", the share of correctly predicted colours. Raises UsageError for a network in which patches
     cannot be masked.
     """
 
-    model: ViT
-
     def __init__(self, model: nn.Module, config: MaskedPatch, seed: int) -> None:
-        model = need_maskable(model, config.kind, after_stem=config.mask_after_stem)
-        super().__init__(model)
-        check_share("corrupt", config.corrupt)
+        super().__init__(model, config, seed)
+        self.config = config
         if min(config.mask, config.other) < 0 or config.mask + config.other > 1 + 1e-9:
             raise UsageError(
                 f"objective.mask is {config.mask} and objective.other {config.other}: they are shares of the corrupted "
                 "patches, at least 0 and together at most 1"
             )
-        self.config = config
-        self.seed = seed
-        patch, width = model.config.patch, model.config.width
-        across = ACROSS.get(config.target)
-        if across is not None:  # raises before any training if the patch cannot be cut
-            mean_colours(torch.zeros(1, 3, patch, patch, dtype=torch.uint8), patch, across)
-        self.across = across
-        self.mask = nn.Parameter(torch.empty(width))
+        patch, self.across = self.model.config.patch, ACROSS.get(config.target)
+        if self.across is not None:  # raises before any training if the patch cannot be cut
+            mean_colours(torch.zeros(1, 3, patch, patch, dtype=torch.uint8), patch, self.across)
+        self.mask = nn.Parameter(torch.empty(self.model.config.width))
         nn.init.normal_(self.mask, std=0.02)
-        self.predict = Linear(width, predictions(config, patch))
-        nn.init.zeros_(self.predict.weight)
-        nn.init.zeros_(self.predict.bias)
+        values = 3 * patch**2 if self.across is None else COLOURS * self.across**2
+        self.predict = zero_linear(self.model.config.width, values)
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Draw the corrupted patches: `targets` becomes int64 [batch, 2, corrupted] (`masks.corruption`)."""
@@ -88,7 +61,7 @@ class MaskedPatchObjective(SelfSupervised):
         places, patch = prepared.targets[:, 0], self.model.config.patch
         outputs = self.outputs(prepared)
         if self.across is None:
-            wanted = at(pixel_targets(prepared.images, patch), places)
+            wanted = at(cut_patches(prepared.images, patch), places).float() / 127.5 - 1
             return (outputs - wanted).square().mean((1, 2)).sum(), len(prepared), {}
         wanted = at(mean_colours(prepared.images, patch, self.across), places)
         logits = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS)
@@ -97,39 +70,34 @@ class MaskedPatchObjective(SelfSupervised):
 
     def outputs(self, prepared: Prepared) -> Tensor:
         """Return the predictions for the corrupted patches, float32 [batch, corrupted, outputs]."""
-        places, shown = prepared.targets.unbind(1)
-        grid = self.model.grid(prepared.images)
         patches = self.model.patches(prepared.images)
         batch, count, width = patches.shape
-        own = torch.arange(count, device=places.device).expand(batch, -1)
         pool = torch.cat([patches, self.mask.to(patches.dtype).expand(batch, 1, width)], dim=1)
-        tokens = self.model.place(at(pool, own.scatter(1, places, shown)), grid)
-        found = encoded(self.model, tokens, grid)[:, self.model.config.prefix :]
-        return self.predict(at(found, places)).float()
+        patches = at(pool, _sources(prepared, count))
+        return dense(self.predict, self.encoded_at(prepared.targets[:, 0], patches, prepared.images)).float()
 
     @torch.no_grad()
     def show(self, prepared: Prepared) -> dict[str, Tensor]:
         """See `SelfSupervised`. A hatch marks [mask] embeddings; colours are drawn in their quantised values."""
         images, patch = prepared.images, self.model.config.patch
         grid = self.model.grid(images)
-        places, shown = prepared.targets.unbind(1)
-        count = grid[0] * grid[1]
-        hidden, outputs = flags(places, count), self.outputs(prepared)
-        own = torch.arange(count, device=places.device).expand(len(images), -1).scatter(1, places, shown)
-        pixels = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=patch, q=patch)
-        moved = at(pixels, own.clamp(max=count - 1))
-        moved = rearrange(moved, "b (h w) (p q c) -> b c (h p) (w q)", h=grid[0], p=patch, q=patch)
-        masked = hatched(moved, own == count, patch)
+        places, count = prepared.targets[:, 0], grid[0] * grid[1]
+        outputs, sources = self.outputs(prepared), _sources(prepared, count)
+        patches = cut_patches(images, patch)
+        moved = join_patches(at(patches, sources.clamp(max=count - 1)), grid, patch)
         if self.across is None:
-            flat = torch.zeros(len(images), count, outputs.shape[-1], device=outputs.device)
-            flat = flat.scatter(1, places[..., None].expand_as(outputs), (outputs + 1) * 127.5)
-            predicted = to_pixels(rearrange(flat, "b (h w) (p q c) -> b c (h p) (w q)", h=grid[0], p=patch, q=patch))
+            guess = to_pixels((outputs + 1) * 127.5)
+            prediction = join_patches(patches.scatter(1, places[..., None].expand_as(guess), guess), grid, patch)
             target = images
         else:
             colours = mean_colours(images, patch, self.across)
             guess = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS).argmax(-1)
-            guesses = colours.scatter(1, places[..., None].expand_as(guess), guess)
-            predicted = painted(guesses, grid, patch)
-            target = where_hidden(images, hidden, painted(colours, grid, patch), patch)
-        prediction = where_hidden(images, hidden, predicted, patch)
-        return {"input": images, "mask": masked, "prediction": prediction, "target": target}
+            prediction = painted(colours.scatter(1, places[..., None].expand_as(guess), guess), grid, patch)
+            target = painted(colours, grid, patch)
+        return self.pictures(images, flags(places, count), prediction, target, hatched(moved, sources == count, patch))
+
+
+def _sources(prepared: Prepared, count: int) -> Tensor:
+    """Return which patch's embedding is at each place, int64 [batch, count]; `count` for the [mask] embedding."""
+    places, shown = prepared.targets.unbind(1)
+    return torch.arange(count, device=places.device).expand(len(places), -1).scatter(1, places, shown)

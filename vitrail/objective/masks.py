@@ -24,12 +24,6 @@ ATTEMPTS = 10
 """Failed attempts to place a block before the rest is masked patch by patch."""
 
 
-def check_share(name: str, value: float) -> None:
-    """Raise UsageError unless `value` of the setting `name` is a share of the patches, above 0 and below 1."""
-    if not 0 < value < 1:
-        raise UsageError(f"objective.{name} is {value}; it is a share of the patches, above 0 and below 1")
-
-
 def hidden_count(patches: int, share: float) -> int:
     """Return the number of `patches` to hide: the share, rounded, but at least one hidden and one visible patch.
 

@@ -1,22 +1,25 @@
-"""The parts that objectives without labels share: pictures of their predictions, and the loss of many predictions."""
+"""What objectives without labels share: masked patches, pictures of predictions, and the loss of many predictions."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitrail.objective.base import Objective, Prepared
-from vitrail.objective.stems import pixels_of
+from vitrail.model.vit import ViT
+from vitrail.objective.base import Objective, Prepared, Task
+from vitrail.objective.settings import MAE, BEiT, MaskedPatch
+from vitrail.objective.stems import at, encoded, need_maskable, pixels_of
 
 
 class SelfSupervised(Objective):
     """An objective that needs no labels and can show its predictions as pictures."""
 
     chosen_by_loss = True
-    """Is the model with the lowest validation loss the best one? If not, the newest model is."""
+    """Whether the model with the lowest validation loss is the best one. Otherwise the newest is."""
 
     @abstractmethod
     def show(self, prepared: Prepared) -> dict[str, Tensor]:
@@ -27,16 +30,51 @@ class SelfSupervised(Objective):
         """
 
 
+class MaskedObjective(SelfSupervised):
+    """An objective that masks patches of the images of a Vision Transformer and predicts them.
+
+    Raises UsageError for a network in which patches cannot be masked, and for settings out of range.
+    """
+
+    model: ViT
+
+    def __init__(self, model: nn.Module, config: MaskedPatch | MAE | BEiT, seed: int) -> None:
+        super().__init__(need_maskable(model, config.kind, after_stem=config.mask_after_stem))
+        self.seed = seed
+
+    @classmethod
+    def of(cls, model: nn.Module, settings: Any, task: Task) -> Self:
+        """See `Objective`."""
+        return cls(model, settings, task.seed)
+
+    def encoded_at(self, places: Tensor, patches: Tensor, images: Tensor) -> Tensor:
+        """Return the encoder's output at `places` [batch, n] for patch embeddings [batch, patches, width]."""
+        grid = self.model.grid(images)
+        tokens = encoded(self.model, self.model.place(patches, grid), grid)
+        return at(tokens[:, self.model.config.prefix :], places)
+
+    def pictures(
+        self, images: Tensor, hidden: Tensor, prediction: Tensor, target: Tensor, mask: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return the columns of `show`: predictions and targets are drawn at the patches `hidden` [batch, patches].
+
+        `mask` is a picture of the mask. By default all hidden patches are hatched.
+        """
+        patch = self.model.config.patch
+        inside = pixels_of(hidden, images, patch)
+        return {
+            "input": images,
+            "mask": hatched(images, hidden, patch) if mask is None else mask,
+            "prediction": torch.where(inside, prediction, images),
+            "target": torch.where(inside, target, images),
+        }
+
+
 def hatched(images: Tensor, hidden: Tensor, patch: int) -> Tensor:
     """Return uint8 `images` with a hatch over the patches `hidden`, bool [batch, patches]."""
     rows, columns = (torch.arange(side, device=images.device) for side in images.shape[-2:])
     hatch = torch.where((rows[:, None] + columns) % 4 == 0, 216, 104).to(torch.uint8)
     return torch.where(pixels_of(hidden, images, patch), hatch, images)
-
-
-def where_hidden(image: Tensor, hidden: Tensor, picture: Tensor, patch: int) -> Tensor:
-    """Return `picture` at the hidden patches, bool [batch, patches], and `image` elsewhere."""
-    return torch.where(pixels_of(hidden, image, patch), picture, image)
 
 
 def to_pixels(values: Tensor) -> Tensor:

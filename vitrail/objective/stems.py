@@ -1,6 +1,6 @@
 """Masking and the stem: masking after the stem equals masking before it if no pixel reaches another patch's token.
 
-That holds for the linear and the hMLP stem (follow-up, section 5). But in training hMLP's BatchNorm computes its
+That holds for the linear stems and the hMLP stem (follow-up, section 5). But in training their BatchNorm computes its
 statistics from all patches, so masked patches are erased from the image first, unless the setting says otherwise. In
 the other stems 3x3 convolutions mix masked pixels into visible tokens, and erasing would create edges instead.
 """
@@ -8,13 +8,14 @@ the other stems 3x3 convolutions mix masked pixels into visible tokens, and eras
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 from vitrail.model.posemb import Grid
 from vitrail.model.vit import ViT
 
-LOCAL = ("linear", "hmlp")
+LOCAL = ("linear", "linear+norm", "linear+gelu", "linear+norm+gelu", "hmlp")
 ERASED = 128
 """uint8 value of erased pixels; in normalised images they are 0."""
 
@@ -37,6 +38,16 @@ def need_maskable(model: nn.Module, kind: str, *, after_stem: bool) -> ViT:
     return model
 
 
+def cut_patches(images: Tensor, patch: int) -> Tensor:
+    """[batch, channels, height, width] -> [batch, patches, patch * patch * channels], ordered row, column, channel."""
+    return rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=patch, q=patch)
+
+
+def join_patches(patches: Tensor, grid: Grid, patch: int) -> Tensor:
+    """Undo `cut_patches`: return images [batch, channels, height, width]."""
+    return rearrange(patches, "b (h w) (p q c) -> b c (h p) (w q)", h=grid[0], p=patch, q=patch)
+
+
 def pixels_of(patches: Tensor, images: Tensor, patch: int) -> Tensor:
     """bool [batch, patches] -> bool [batch, 1, height, width]: True at the pixels of these patches of `images`."""
     batch, _, height, width = images.shape
@@ -51,7 +62,7 @@ def erase(images: Tensor, masked: Tensor, patch: int) -> Tensor:
 
 def into_stem(model: ViT, images: Tensor, masked: Tensor, *, after_stem: bool) -> Tensor:
     """Return the stem's input for `images` in which the patches `masked` are hidden."""
-    shares = model.config.stem == "hmlp" and model.config.stem_norm == "batch"
+    shares = any(isinstance(module, nn.BatchNorm2d) for module in model.stem.modules())
     return erase(images, masked, model.config.patch) if shares and not after_stem else images
 
 

@@ -1,13 +1,11 @@
-"""Images to batches: order = f(seed, epoch), augmentation = f(seed, epoch, index), whatever the number of
-threads.
+"""Batches of images: the order depends on (seed, epoch), the augmentation on (seed, epoch, index), not on the threads.
 
-A batch is a function of its number alone, so an epoch can begin at any batch without decoding what came
-before."""
+A batch depends only on its number. An epoch can therefore begin at any batch without decoding earlier images.
+"""
 
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -17,26 +15,28 @@ import numpy as np
 import torch
 
 from vitrail.data.images.decode import decode
-from vitrail.data.images.ops import Op, transform_batch
+from vitrail.data.images.geometry import Op
 from vitrail.data.item import Item, Listed, Source, is_distant
-from vitrail.data.loading.order import Order, Permutation, stream
-from vitrail.data.loading.prefetch import TIMEOUT, Pool, ahead, ordered
-from vitrail.errors import DataError, DecodeError, VitrailError
+from vitrail.data.labels.sets import Label, LabelSets, label_at, one_label
+from vitrail.data.loading.order import EpochOrder, Permutation, stream
+from vitrail.data.loading.prefetch import TIMEOUT, ThreadPool, ordered, queued, stuck
+from vitrail.data.loading.sampler import ClassSampler, Sampling
+from vitrail.errors import DataError, DecodeError, UsageError, VitrailError
 
 FetchedImages = dict[int, bytes | np.ndarray | DecodeError]
-"""Index -> what a distant source gave for it."""
+"""Index -> the image that a distant source returned for it, or the error."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images ready for the network. The tensors are the caller's to keep and to change."""
+    """Images ready for the network. The caller may keep and change the tensors."""
 
     images: torch.Tensor
-    """uint8 [B, 3, H, W]; channels lie innermost in memory (channels_last), as decoders write them."""
+    """uint8 [B, 3, H, W]; the channels are innermost in memory (channels_last), as decoders write them."""
     labels: torch.Tensor
-    """int64 [B]."""
+    """int64 [B]; with several labels int8 [B, classes]: 1 for a label, 0 for none, -1 in a whole row if unknown."""
     index: torch.Tensor
-    """int64 [B]: where in the source each image is."""
+    """int64 [B]: the index of each image in the source."""
 
 
 @dataclass
@@ -46,16 +46,16 @@ class Slots:
     images: np.ndarray
     labels: np.ndarray
     index: np.ndarray
-    good: np.ndarray
-    """bool [B]: whether the slot holds an image."""
+    """int64 [B]: index of the image in the source; -1 for an empty slot."""
     fetched: Future[FetchedImages] | None = None
     """Images requested ahead of time from a distant source."""
 
     def batch(self) -> Batch:
         """Return the filled batch as tensors, without a copy unless a slot is empty."""
-        arrays = (self.images, self.labels, self.index)
-        if not self.good.all():
-            arrays = tuple(array[self.good] for array in arrays)
+        arrays = [self.images, self.labels, self.index]
+        good = self.index >= 0
+        if not good.all():
+            arrays = [array[good] for array in arrays]
         images, labels, index = map(torch.from_numpy, arrays)
         return Batch(images.permute(0, 3, 1, 2), labels, index)
 
@@ -70,54 +70,19 @@ class BatchPart:
     permutation: Permutation
     epoch: int
     last: bool
-    """Is it the batch's last part?"""
+    """Whether this is the last part of the batch."""
     bad: list[tuple[int, str]] = field(default_factory=list)
     """(index, reason) of each image that could not be read."""
     reading: int = -1
-    """The image being read, -1 before the first."""
+    """Index of the image that is being read; -1 before the first."""
     steps: int = 0
-    """Reads begun so far."""
+    """Number of reads begun."""
     steps_seen: int = -1
     """Value of `steps` at the last timeout of the consumer."""
 
 
-class DecodedImages:
-    """Decoded images and labels in memory, by index, so that small data sets are read and decoded once.
-
-    Images of the most common size share one array; images of other sizes are stored separately. Several threads may
-    put and get.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._lock = threading.Lock()
-        self._images: np.ndarray | None = None
-        self._others: dict[int, np.ndarray] = {}
-        self._labels = np.zeros(count, dtype=np.int64)
-        self._there = np.zeros(count, dtype=bool)
-
-    def get(self, index: int) -> tuple[np.ndarray, int] | None:
-        """Return (image uint8 [H, W, 3], label), or None if the image is not in memory yet."""
-        if not self._there[index] or self._images is None:
-            return None
-        image = self._others.get(index)
-        return (self._images[index] if image is None else image), int(self._labels[index])
-
-    def put(self, index: int, image: np.ndarray, label: int) -> None:
-        """Store an image: a copy if it has the common size, else the array itself."""
-        with self._lock:
-            if self._images is None:  # the first image decides what the common size is
-                self._images = np.empty((self._count, *image.shape), dtype=np.uint8)
-        if image.shape == self._images.shape[1:]:
-            self._images[index] = image
-        else:
-            self._others[index] = image
-        self._labels[index] = label
-        self._there[index] = True  # last: another thread may look at any moment
-
-
 Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""uint8 [H, W, 3], random numbers -> uint8 [*image_size, 3]."""
+"""Function of (image uint8 [H, W, 3], random numbers) that returns uint8 [*image_size, 3]."""
 
 ATTEMPTS = 100
 """Number of consecutive unreadable images, in training order, after which loading fails."""
@@ -128,22 +93,36 @@ _ASKING = 4
 """Number of batches requested from a distant source at the same time, each in one request."""
 
 
+def check_batch_size(batch_size: int) -> None:
+    """Raise UsageError for a batch of no images."""
+    if batch_size < 1:
+        raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
+
+
+def _labels(source: Source) -> np.ndarray:
+    """Return the labels of all images. Raises UsageError if they are known only once an image is read."""
+    if not isinstance(source, Listed):
+        raise UsageError("data.sampler needs the labels of all images, and this source does not list them")
+    return one_label(source.labels, "data.sampler")
+
+
 class Loader:
     """Batches of one process's share of a source.
 
-    `batch_size` counts this process's images; the batch of all processes is `world` times as large, and its
-    images do not depend on the number of processes. Training (`shuffle` or `drop_last`) takes the same number
-    of steps in every process, wrapping around where needed; a data set smaller than a batch gives one smaller
-    batch. Evaluation (neither) gives every image exactly once over all processes.
+    `batch_size` is the number of images per batch of this process. The batch of all processes is `world` times as
+    large, and its images do not depend on the number of processes. Training (`shuffle` or `drop_last`) takes the same
+    number of steps in every process; the order wraps around if necessary, and a data set smaller than a batch gives
+    one smaller batch. Evaluation (neither `shuffle` nor `drop_last`) shows every image exactly once over all processes.
 
-    An image that cannot be decoded is listed in `bad`; training takes the next one of the order in its place,
-    evaluation leaves it out. `cache` keeps decoded images in memory: for data sets of small images. `together`
-    neighbours are shown in one batch (see `Order`). Of a distant source (`vitrail.data.item.Distant`) the next
-    batches are asked for while earlier ones are decoded.
+    An image that cannot be decoded is listed in `bad`. Training shows the next image of the order instead; evaluation
+    leaves the image out. With `cache` decoded images stay in memory, which is for data sets of small images. `together`
+    is the number of neighbours shown in one batch (see `EpochOrder`). `sampler` says how often each class is shown in
+    training (`vitrail.data.loading.sampler`); other than uniform it needs a `Listed` source. The next batches of a
+    distant source (`vitrail.data.item.Distant`) are requested while earlier ones are decoded.
 
-    Raises DataError for an empty source, and from `epoch`: when a read takes longer than `timeout` seconds (None:
-    `prefetch.TIMEOUT`; without threads it is waited for), when `ATTEMPTS` images in a row are unreadable, and for an
-    error in `transform`, each naming the image.
+    Raises UsageError unless batch_size >= 1 and workers >= 0, and DataError for an empty source. `epoch` raises
+    DataError, which names the image, when a read in a thread takes longer than `timeout` seconds (None:
+    `prefetch.TIMEOUT`), when `ATTEMPTS` consecutive images are unreadable, and for an error in `transform`.
     """
 
     def __init__(
@@ -161,14 +140,18 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         together: int = 1,
+        sampler: Sampling = "uniform",
         cache: bool = False,
         timeout: float | None = None,
     ) -> None:
+        check_batch_size(batch_size)
         if not len(source):
             raise DataError("there are no images to load")
         self.source = source
         self.wait_seconds = 0.0
+        """Seconds that the consumer has waited for batches."""
         self.bad: list[tuple[str, str]] = []
+        """(id, reason) of each image that could not be read."""
         self.bad_index: list[int] = []
         """Index in the source of each image in `bad`."""
         self._seen_bad: set[int] = set()
@@ -179,7 +162,7 @@ class Loader:
         self._evaluation = not shuffle and not drop_last
         self._timeout = TIMEOUT if timeout is None else timeout
         self._world = world
-        self._order = Order(
+        self._order = EpochOrder(
             len(source),
             batch_size,
             shuffle=shuffle,
@@ -188,20 +171,25 @@ class Loader:
             rank=rank,
             world=world,
             together=together,
+            sampler=None if sampler == "uniform" else ClassSampler(_labels(source), sampler),
         )
         # twice as many parts as threads: they finish a batch at about the same time
         self._part = batch_size if not workers else math.ceil(batch_size / (2 * workers))
-        self._pool = Pool(workers) if workers else None
-        self._asking = Pool(_ASKING) if is_distant(source) else None
-        self._cache = DecodedImages(len(source)) if cache else None
+        self._pool = ThreadPool(workers) if workers else None
+        self._asking = ThreadPool(_ASKING) if is_distant(source) else None
+        labels = getattr(source, "labels", None)
+        self._classes = labels.width if isinstance(labels, LabelSets) else None
+        """Number of classes if an image has several labels."""
+        self._cache: dict[int, tuple[np.ndarray, Label]] | None = {} if cache else None
+        """Index -> (decoded image, label)."""
 
     def __len__(self) -> int:
-        """Batches in an epoch of this process."""
+        """Return the number of batches in an epoch of this process."""
         return len(self._order)
 
     @property
     def share(self) -> int:
-        """Images of the source per process, rounded up."""
+        """Number of images of the source per process, rounded up."""
         return -(-len(self.source) // self._world)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -241,26 +229,27 @@ class Loader:
         if self._asking is None:
             yield from batches
             return
-        for parts, fetched in ahead(self._asking, self._ask, batches, math.ceil(_ON_THE_WAY / self._batch_size)):
+        for parts, fetched in queued(self._asking, self._ask, batches, math.ceil(_ON_THE_WAY / self._batch_size)):
             parts[0].slots.fetched = fetched
             yield parts
 
     def _ask(self, parts: list[BatchPart]) -> FetchedImages:
+        """Request the images of a batch that are not in memory from a distant source."""
         assert is_distant(self.source)
         images = {self._order.image(part.permutation, place)[0] for part in parts for place in part.positions.tolist()}
-        wanted = sorted(index for index in images if self._cache is None or self._cache.get(index) is None)
+        cached = self._cache or {}
+        wanted = sorted(index for index in images if index not in cached)
         return dict(zip(wanted, self.source.fetch(np.array(wanted, dtype=np.int64)), strict=True))
 
     def _parts(self, epoch: int, permutation: Permutation, number: int) -> list[BatchPart]:
         """Lay out a batch in memory and cut it into parts."""
         positions = self._order.positions(number)
         count = len(positions)
-        # fresh memory for every batch: the caller may keep it, and page faults cost 1 % of decoding
+        # every batch has its own memory, because the caller may keep it; the page faults cost 1 % of decoding
         slots = Slots(
             np.empty((count, *self._size, 3), dtype=np.uint8),
-            np.empty(count, dtype=np.int64),
-            np.empty(count, dtype=np.int64),
-            np.zeros(count, dtype=bool),
+            self._no_labels(count),
+            np.full(count, -1, dtype=np.int64),
         )
         return [
             BatchPart(
@@ -269,16 +258,22 @@ class Loader:
             for begin in range(0, count, self._part)
         ]
 
+    def _no_labels(self, count: int) -> np.ndarray:
+        """Return the memory of the labels of a batch, to be filled."""
+        if self._classes is None:
+            return np.empty(count, dtype=np.int64)
+        return np.zeros((count, self._classes), dtype=np.int8)
+
     def _fill(self, part: BatchPart) -> BatchPart:
         """Read, decode and transform every image of a part into its slot."""
         images = self._images(part)
         if self._cache is not None and isinstance(self._transform, Op):
-            # small images: arithmetic over many at once, the same bits as one by one
+            # small images are transformed all at once, with the same bits as one by one
             decoded = list(images)
             if decoded and len({image.shape for _, image, _, _ in decoded}) == 1:
                 slots = [slot for slot, _, _, _ in decoded]
                 stack = np.stack([image for _, image, _, _ in decoded])
-                part.slots.images[slots] = transform_batch(self._transform, stack, [r for _, _, _, r in decoded])
+                part.slots.images[slots] = self._transform.batch(stack, [random for *_, random in decoded])
                 return part
             images = iter(decoded)
         for slot, image, index, random in images:
@@ -286,16 +281,20 @@ class Loader:
         return part
 
     def _images(self, part: BatchPart) -> Iterator[tuple[int, np.ndarray, int, np.random.Generator]]:
-        """Yield (slot, decoded image, index, its random numbers), and note labels and indices, one by one."""
+        """Yield (slot, decoded image, index, random numbers) of each image, and store its label and index."""
         for slot, position in enumerate(part.positions.tolist(), start=part.begin):
             found = self._find(part, position)
             if found is None:
                 continue
             image, label, index, copy = found
-            part.slots.labels[slot], part.slots.index[slot], part.slots.good[slot] = label, index, True
+            part.slots.index[slot] = index
+            if isinstance(label, np.ndarray):
+                part.slots.labels[slot, label] = 1
+            else:
+                part.slots.labels[slot] = label
             yield slot, image, index, stream(self._seed, part.epoch, index + copy * len(self.source))
 
-    def _find(self, part: BatchPart, position: int) -> tuple[np.ndarray, int, int, int] | None:
+    def _find(self, part: BatchPart, position: int) -> tuple[np.ndarray, Label, int, int] | None:
         """Return (image, label, index, copy) for a position; None for an unreadable image in evaluation."""
         for attempt in range(1 if self._evaluation else ATTEMPTS):
             index, copy = self._order.image(part.permutation, position, attempt)
@@ -309,13 +308,12 @@ class Loader:
         if self._evaluation:
             return None
         index, reason = part.bad[-1]
-        name = self._name(index)
         raise DataError(
-            f"{ATTEMPTS} images in a row cannot be read; the last is {name}: {reason}. "
+            f"{ATTEMPTS} consecutive images cannot be read; the last is {self._name(index)}: {reason}. "
             "`vitrail data check` lists all bad images"
         )
 
-    def _read(self, index: int, fetched: Future[FetchedImages] | None) -> tuple[np.ndarray, int]:
+    def _read(self, index: int, fetched: Future[FetchedImages] | None) -> tuple[np.ndarray, Label]:
         """Return (pixels uint8 [H, W, 3], label) from the cache, from the fetched images, or from the source."""
         if self._cache is not None and (cached := self._cache.get(index)) is not None:
             return cached
@@ -327,18 +325,20 @@ class Loader:
         except Exception as error:
             raise DataError(f"image {self._name(index)} could not be read: {error!r}") from error
         if self._cache is not None:
-            self._cache.put(index, image, item.label)
+            self._cache[index] = image, item.label
         return image, item.label
 
     def _item(self, index: int, fetched: Future[FetchedImages] | None) -> Item:
+        """Return an image as it is stored, from the fetched images or else from the source."""
         image = None if fetched is None else fetched.result().get(index)
         if image is None or not is_distant(self.source):
             return self.source[index]
         if isinstance(image, DecodeError):
             raise image
-        return Item(image, int(self.source.labels[index]), "")
+        return Item(image, label_at(self.source.labels, index), "")
 
     def _transformed(self, image: np.ndarray, random: np.random.Generator, index: int) -> np.ndarray:
+        """Return the transformed image. Raises DataError, which names the image, for any error of the transform."""
         try:
             result = self._transform(image, random)
         except Exception as error:
@@ -351,17 +351,14 @@ class Loader:
         return self.source.id(index) if isinstance(self.source, Listed) else f"[{index}]"
 
     def _hung(self, part: BatchPart) -> Exception | None:
-        """Explain a part that has not come for `timeout` seconds; None if it has moved on since it was last
-        asked for."""
+        """Return the error for a part that is late; None if it has begun another read since the last timeout."""
         if part.steps_seen < part.steps:
             part.steps_seen = part.steps
             return None
-        return DataError(
-            f"reading image {self._name(part.reading)} (index {part.reading}) has taken more than "
-            f"{self._timeout:g} s: the disk or network does not respond. Check it and try again"
-        )
+        return stuck(f"image {self._name(part.reading)} (index {part.reading})", self._timeout)
 
     def _record(self, part: BatchPart) -> None:
+        """Add the unreadable images of a part to the lists, each once."""
         for index, reason in part.bad:
             if index not in self._seen_bad:
                 self._seen_bad.add(index)

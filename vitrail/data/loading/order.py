@@ -1,130 +1,142 @@
-"""Which image stands where in an epoch, and which random numbers it gets: arithmetic without state.
+"""The order of the images in an epoch and the random numbers of each image, computed without state.
 
-The order is a function of (seed, epoch) and an augmentation a function of (seed, epoch, index). Both are therefore the
-same with any number of threads or processes, in any order, and after any resume.
+The order depends only on (seed, epoch), and an augmentation only on (seed, epoch, index). Both are therefore the same
+with any number of threads or processes, in any order, and after any resume.
 """
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
+from vitrail.data.loading.sampler import ClassSampler
 from vitrail.errors import UsageError
 
-# the purpose of a stream; each purpose has its own random numbers
-AUGMENT, MIX = range(2)
+AUGMENT, MIX, ORDER = range(3)
+"""Purposes of streams; each purpose has its own random numbers."""
 
 _WORD = (1 << 64) - 1
 
 
 def stream(seed: int, epoch: int, index: int, purpose: int = AUGMENT) -> np.random.Generator:
-    """Return the generator of one (seed, epoch, index, purpose), each any integer, taken modulo 2^64.
+    """Return the random generator of one (seed, epoch, index, purpose), four integers taken modulo 2^64.
 
-    Philox is a block cipher in counter mode: the seed is its key, the other three are the upper words of its
-    256-bit counter. Two tuples of one seed therefore share no number before 2^66 draws, and making a generator
-    costs microseconds, since there is no state to warm up (Salmon et al. 2011, "Parallel random numbers: as
-    easy as 1, 2, 3").
+    Philox is a block cipher in counter mode. The seed is its key, and the other three are the upper words of its
+    256-bit counter. Two streams of one seed therefore have no number in common before 2^66 draws. A generator is made
+    in microseconds, because it has no state to initialise (Salmon et al. 2011, "Parallel random numbers: as easy as 1,
+    2, 3").
     """
     counter = np.array((0, index & _WORD, epoch & _WORD, purpose & _WORD), dtype=np.uint64)
     key = np.array((seed & _WORD, 0), dtype=np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
-ORDER = 2
-"""Purpose of the stream that shuffles (the others are in `vitrail.data.loading.order`)."""
-
-
 class Permutation(Protocol):
-    """The order of the images in an epoch."""
+    """The order of the images in an epoch: place -> index of the image, plus `count` for each earlier showing of it."""
 
     def __getitem__(self, place: int, /) -> int: ...
 
 
-class Order:
-    """The order of an epoch over `count` images, as process `rank` of `world` sees it.
+@dataclass(frozen=True)
+class EpochOrder:
+    """The positions of an epoch over `count` images, as process `rank` of `world` sees them.
 
-    Position p of the order shows image `permutation[p // repeats]`: copies of an image are neighbours and
-    meet in one batch. An epoch shows as many images as there are, hence `repeats` copies each of a part of
-    them (Hoffer et al. 2020, as DeiT counts it). Batch b of all processes together is positions [b G, (b + 1)
-    G), G = world * batch_size, and each process takes every world-th of them: what is in the batch does not
-    depend on `world` as long as G stays the same.
+    Position p shows image `permutation[p // repeats]`, so the copies of an image are neighbours in one batch. An epoch
+    has `count` positions, and therefore shows `repeats` copies of a part of the images (Hoffer et al. 2020, counted as
+    in DeiT). Batch b of all processes together consists of the positions b G to (b + 1) G - 1, where G = world *
+    batch_size. Each process takes every world-th of them, so the batch does not depend on `world` if G is the same.
 
-    Training (`shuffle` or `drop_last`): as many batches in every process. Without `drop_last` the last batch
-    is short, and the order wraps around to fill up the processes; with it the rest is dropped, but a set
-    smaller than G gives one smaller batch. Evaluation (neither): every position once over all processes.
+    Training (`shuffle` or `drop_last`) has the same number of batches in every process. Without `drop_last` the last
+    batch is smaller, and the order wraps around so that all processes get the same number of images. With `drop_last`
+    the rest is left out, but a data set smaller than G gives one smaller batch. Evaluation (neither) shows every
+    position once over all processes.
 
-    Shuffling moves single images, or runs of `together` neighbours, which then meet in one batch and one process,
-    so that they can be read in one piece; where the runs begin changes from epoch to epoch. Raises UsageError where
-    G images (copies counted once) are not whole runs."""
+    With a `sampler` an epoch shows images of some classes several times and others not at all, each time as another
+    copy. Shuffling moves single images, or runs of `together` neighbours. A run lies in one batch and one process, so
+    that it can be read in one piece. The runs begin at other images in each epoch. Raises UsageError if G images
+    (copies counted once) are not a whole number of runs, or for runs with a `sampler`.
+    """
 
-    def __init__(
-        self,
-        count: int,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        drop_last: bool,
-        repeats: int = 1,
-        rank: int = 0,
-        world: int = 1,
-        together: int = 1,
-    ) -> None:
-        if together != 1 and (together < 1 or batch_size * world % (repeats * together)):
+    count: int
+    batch_size: int
+    _: KW_ONLY
+    shuffle: bool
+    drop_last: bool
+    repeats: int = 1
+    rank: int = 0
+    world: int = 1
+    together: int = 1
+    sampler: ClassSampler | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampler is not None and self.together != 1:
             raise UsageError(
-                f"together is {together}: it must be at least 1, and a batch of {batch_size * world} images must hold "
-                f"a whole number of runs of {together}" + (f", each shown {repeats} times" if repeats > 1 else "")
+                f"data.together is {self.together}, which keeps neighbouring images together, and data.sampler draws "
+                "single images by their class. Use one of them"
             )
-        self._count = count
-        self._together = together
-        self._different = batch_size * world // repeats
-        self._shuffle = shuffle
-        self._repeats = repeats
-        self._rank = rank
-        self._world = world
-        self._batch = batch_size
-        if not shuffle and not drop_last:
-            self._mine = len(range(rank, count, world))
-        elif drop_last and count >= batch_size * world:
-            self._mine = count // (batch_size * world) * batch_size
-        elif drop_last:
-            self._mine = max(1, count // world)
-        else:
-            self._mine = -(-count // world)
+        batch = self.batch_size * self.world
+        if self.together != 1 and (self.together < 1 or batch % (self.repeats * self.together)):
+            raise UsageError(
+                f"together is {self.together}; it must be at least 1, and a batch of {batch} images must hold a whole "
+                f"number of runs of {self.together}"
+                + (f", each shown {self.repeats} times" if self.repeats > 1 else "")
+            )
+
+    @cached_property
+    def positions_here(self) -> int:
+        """Number of positions of an epoch that this process shows."""
+        batch = self.batch_size * self.world
+        if not self.shuffle and not self.drop_last:
+            return len(range(self.rank, self.count, self.world))
+        if not self.drop_last:
+            return -(-self.count // self.world)
+        if self.count < batch:
+            return max(1, self.count // self.world)
+        return self.count // batch * self.batch_size
 
     def __len__(self) -> int:
-        """Batches of this process."""
-        return -(-self._mine // self._batch)
+        """Return the number of batches of this process."""
+        return -(-self.positions_here // self.batch_size)
 
     def positions(self, batch: int) -> np.ndarray:
-        """Positions, int64, in batch number `batch` of this process."""
-        local = np.arange(batch * self._batch, min((batch + 1) * self._batch, self._mine), dtype=np.int64)
-        return local * self._world + self._rank
+        """Return the positions, int64, in batch number `batch` of this process."""
+        begin = batch * self.batch_size
+        local = np.arange(begin, min(begin + self.batch_size, self.positions_here), dtype=np.int64)
+        return local * self.world + self.rank
 
     def permutation(self, seed: int, epoch: int) -> Permutation:
-        """Return the images of an epoch in order: a function of (seed, epoch)."""
-        if not self._shuffle:
-            return range(self._count)
+        """Return the order of the images in an epoch, which depends only on (seed, epoch)."""
+        if not self.shuffle:
+            return range(self.count)
         random = stream(seed, epoch, 0, ORDER)
-        if self._together == 1:
-            return random.permutation(self._count)  # type: ignore[no-any-return]
-        return Runs(self._count, self._together, self._different, random)
+        if self.sampler is not None:
+            return self.sampler.draw(random)
+        if self.together == 1:
+            return random.permutation(self.count)  # type: ignore[no-any-return]
+        return Runs(self.count, self.together, self.batch_size * self.world // self.repeats, random)
 
     def image(self, permutation: Permutation, position: int, attempt: int = 0) -> tuple[int, int]:
-        """Return (index of the image at a position, number of the copy it is).
+        """Return (index of the image at a position, number of the copy).
 
-        `attempt` counts the unreadable images there so far: each moves on to the next image of the order, as
-        a copy that no other position shows."""
-        place, copy = divmod(position % self._count, self._repeats)
-        return int(permutation[(place + attempt) % self._count]), copy + attempt * self._repeats
+        `attempt` is the number of unreadable images found at this position. Each attempt takes the next image of the
+        order, as a copy that no other position shows.
+        """
+        place, copy = divmod(position % self.count, self.repeats)
+        before, index = divmod(int(permutation[(place + attempt) % self.count]), self.count)
+        most = 1 if self.sampler is None else self.sampler.most
+        return index, copy + self.repeats * (before + most * attempt)
 
 
 class Runs:
-    """`count` images in order, runs of `size` neighbours at random, each run within one batch of `batch` places.
+    """A random order of runs of `size` neighbours among `count` images; each run lies in one batch of `batch` places.
 
-    The runs of a batch are dealt to its places in turn, so that each of n processes, which take every n-th place,
-    gets whole runs wherever n divides their number. A run is kept as one number: an order of 300 million images in
-    runs of 64 takes 38 MB. Images left over when the last batch or run is not full come last.
+    The first places of a batch show the first image of each run, the next places the second ones, and so on. Each of n
+    processes takes every n-th place, and so gets whole runs if n divides the number of runs in the batch. A run is
+    stored as one number: an order of 300 million images in runs of 64 takes 38 MB. The images of an incomplete last
+    batch or run come last.
     """
 
     def __init__(self, count: int, size: int, batch: int, random: np.random.Generator) -> None:

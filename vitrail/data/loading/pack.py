@@ -1,68 +1,77 @@
-"""Write a data set as packed shards: small JPEGs (or raw pixels) in tars of equal size, with an index.
+"""Write a data set as packed shards: small JPEGs (or raw pixels) in tars of about equal size, with an index.
 
-Reading is sequential and needs a quarter of the decoding: training wants 224 pixels, cameras store 4,000.
-Every shard and the index appear under their names only when complete, the index last, so an
-interrupted pack continues where it stopped, and a pack with an index is complete."""
+Packed shards are read sequentially, and decoding takes a quarter of the time: training needs 224 pixels, cameras store
+4,000. Each shard and the index get their names only when they are complete, the index last. An interrupted pack
+therefore continues where it stopped, and a pack with an index is complete.
+"""
 
 from __future__ import annotations
 
 import io
 import json
-import os
+import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import simplejpeg
 
 from vitrail.data.cache import read_table, refuse_within, write_table
+from vitrail.data.check import Progress
 from vitrail.data.images.decode import decode
-from vitrail.data.images.ops import resize
+from vitrail.data.images.geometry import resize
 from vitrail.data.item import Listed, Rejected, View
+from vitrail.data.labels.sets import label_at, stored_texts
+from vitrail.data.loading.lost import LostImages
 from vitrail.data.loading.order import ORDER, stream
-from vitrail.data.loading.prefetch import ordered, stuck, threads
-from vitrail.data.sources.open import find
-from vitrail.data.sources.shards import INDEX, SCHEMA, index_table
+from vitrail.data.loading.prefetch import each_image, threads
+from vitrail.data.sources.open import find_and_warn
+from vitrail.data.sources.shards import INDEX, SCHEMA, index_table, packed_manifest, understood, valid_text
 from vitrail.data.split import fingerprint
 from vitrail.errors import DataError, DecodeError, UsageError
+from vitrail.files import check_writable, locked_folder, refuse_other_files, replacing
 
-Progress = Callable[[int, int], None]
-"""Called with (images done, images in all)."""
+EncodedImage = tuple[int, tuple[str, bytes] | DecodeError]
+"""Index of an image, and (suffix, bytes) of its file in a shard or the error from reading it."""
 
-_BLOCK = 512  # of a tar
+_BLOCK = 512  # bytes per block of a tar
+_UNFINISHED = re.compile(rf"\.(shard-\d{{5}}\.(tar|part)|{re.escape(INDEX)})(\.tmp)?-")
+"""Beginning of the names of temporary files, which a call that was killed leaves."""
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackResult:
     """Result of packing one split."""
 
     folder: Path
     count: int
-    """Images packed."""
+    """Number of packed images."""
     shards: int
+    """Number of shards."""
     bytes: int
+    """Size of all shards."""
     bad: list[Rejected]
     """Images that were left out because they cannot be decoded."""
 
 
-def pack_data(path: str, folder: str | Path, **choices: Any) -> dict[str, Packed]:
-    """Pack every split of the data at `path` into `folder/<split>` (`folder` itself if there is one split).
+def pack_data(path: str, folder: str | Path, **choices: Any) -> dict[str, PackResult]:
+    """Pack every split of the data at `path` into `folder/<split>`, or into `folder` if there is only one split.
 
-    `choices` are those of `pack`. Raises DataError for a `folder` within the data.
+    `choices` are those of `pack`. Raises DataError if `folder` lies within the data or holds other files.
     """
     target = refuse_within(folder, path)
-    found = find(path)
+    check_writable(target, folder=True)
+    found = find_and_warn(path)
+    for name in found.splits:  # all of them before the first is written
+        _check_place(target / name)
+    if "" not in found.splits:
+        refuse_other_files(target, found.splits.__contains__, DataError)
     return {name: pack(source, target / name, **choices) for name, source in found.splits.items()}
-
-
-def _shuffled(source: Listed) -> Listed:
-    """Return the images in a fixed random order, independent of their classes."""
-    return View(source, stream(0, 0, 0, ORDER).permutation(len(source)))
 
 
 def pack(
@@ -75,21 +84,22 @@ def pack(
     shuffle: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
-) -> Packed:
-    """Write the images of `source`, none with a shorter side above `short_side` pixels, to shards in
-    `folder`.
+) -> PackResult:
+    """Write the images of `source` to shards in `folder`, resized so that no shorter side exceeds `short_side` pixels.
 
-    Images are JPEGs of `quality` 1..100 (4:2:0), or uint8 arrays without loss for None; a JPEG that is small
-    enough is copied as it is. A shard ends with the image that reaches `shard_bytes`. With `shuffle` the images are
-    in random order, so that neighbours can be shown together (`Data.together`). Called again with the
-    same source and choices it continues or finds everything done; the result is the same to the bit. Raises DataError
-    for a folder that holds something else and UsageError for impossible choices."""
+    Images are stored as JPEGs of `quality` 1..100 (4:2:0), or without loss as uint8 arrays if `quality` is None. A JPEG
+    that is small enough is copied unchanged. A shard ends with the image that reaches `shard_bytes`. With `shuffle` the
+    images are in a fixed random order, so that neighbours can be shown together (`Data.together`). A second call with
+    the same source and choices continues the pack; the result has the same bits as that of one call. Raises DataError
+    for a folder that holds something else or that another process packs into, and UsageError for impossible choices.
+    """
     if short_side < 1 or shard_bytes < 1 or not (quality is None or 1 <= quality <= 100):
         raise UsageError(
-            f"short_side {short_side} and shard_bytes {shard_bytes} must be positive, quality "
-            f"{quality} in 1..100 or None"
+            f"short_side is {short_side} and shard_bytes {shard_bytes}; both must be at least 1. quality is {quality}; "
+            "it must be in 1..100, or None"
         )
     folder = Path(folder)
+    _check_place(folder)
     settings = {
         "short_side": short_side,
         "quality": quality,
@@ -99,27 +109,35 @@ def pack(
     }
     if shuffle:
         settings["shuffle"] = True
-        source = _shuffled(source)
-    if (folder / INDEX).is_file():
+        source = View(source, stream(0, 0, 0, ORDER).permutation(len(source)))
+    with locked_folder(folder, DataError):
+        if not (folder / INDEX).is_file():
+            records = _resume(folder, settings)
+            first = records[-1]["next"] if records else 0
+            with threads(workers) as pool:
+                encoded = each_image(pool, partial(_encode, short_side, quality), source, range(first, len(source)))
+                images = _reported(enumerate(encoded, start=first), source, progress)
+                while first < len(source):
+                    records.append(_write_shard(folder, len(records), images, source, settings))
+                    first = records[-1]["next"]
+            _write_index(folder, records, source, settings)
         return _finished(folder, settings)
-    parts = _resume(folder, settings)
-    first = parts[-1]["next"] if parts else 0
-    with threads(workers) as pool:
-        encode = partial(_encode, source, short_side, quality)
-        ahead, todo = 4 * max(1, workers), range(first, len(source))
-        images = ordered(pool, encode, todo, ahead=ahead, hung=lambda index: stuck(source.id(index)))
-        while first < len(source):
-            parts.append(_write_shard(folder, len(parts), images, source, first, settings, progress))
-            first = parts[-1]["next"]
-    _write_index(folder, parts, source, settings)
-    return _finished(folder, settings)
 
 
-def _encode(source: Listed, short_side: int, quality: int | None, index: int) -> tuple[str, bytes] | DecodeError:
-    """Return (suffix, bytes) of one image, or the error of reading it."""
+def _reported(images: Iterator[EncodedImage], source: Listed, progress: Progress | None) -> Iterator[EncodedImage]:
+    lost = LostImages(len(source))
+    for index, encoded in images:
+        lost.see(source.id(index), encoded.reason if isinstance(encoded, DecodeError) else None)
+        if progress is not None:
+            progress(index + 1, len(source))
+        yield index, encoded
+
+
+def _encode(short_side: int, quality: int | None, source: Listed, index: int) -> tuple[str, bytes] | DecodeError:
+    """Return (suffix, bytes) of one image, or the error from reading it."""
     try:
         data = source[index].image
-        # twice the size is enough: the rest of the way down is antialiased
+        # twice the final size is enough, because the remaining reduction is antialiased
         image = decode(data, short_side=2 * short_side) if isinstance(data, bytes) else data
     except DecodeError as error:
         return error
@@ -130,57 +148,52 @@ def _encode(source: Listed, short_side: int, quality: int | None, index: int) ->
     elif isinstance(data, bytes) and data.startswith(b"\xff\xd8") and quality is not None:
         return "jpg", data
     if quality is None:
-        stream = io.BytesIO()
-        np.save(stream, np.ascontiguousarray(image))
-        return "npy", stream.getvalue()
+        array = io.BytesIO()
+        np.save(array, np.ascontiguousarray(image))
+        return "npy", array.getvalue()
     return "jpg", simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, "RGB", "420")
 
 
 def _write_shard(
-    folder: Path,
-    number: int,
-    images: Iterator[tuple[str, bytes] | DecodeError],
-    source: Listed,
-    first: int,
-    settings: dict[str, Any],
-    progress: Progress | None,
+    folder: Path, number: int, images: Iterator[EncodedImage], source: Listed, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write one shard and the part of the index that belongs to it; return that part's record."""
+    """Write one shard and its part of the index from the next images, and return the record of the part.
+
+    The part is complete before the shard gets its name: a shard without a part is not ours.
+    """
     name = f"shard-{number:05d}.tar"
     rows: list[dict[str, Any]] = []
     bad: list[tuple[str, str]] = []
-    temporary = folder / f".{name}.tmp"
-    with open(temporary, "wb") as file:
-        following = first
-        for index, encoded in enumerate(images, start=first):
-            following = index + 1
-            if progress is not None:
-                progress(following, len(source))
-            if isinstance(encoded, DecodeError):
-                bad.append((source.id(index), encoded.reason))
-                continue
-            suffix, data = encoded
-            offset = _add(file, f"{index:09d}.{suffix}", data)
-            label = int(source.labels[index])
-            if label >= 0:
-                _add(file, f"{index:09d}.cls", str(label).encode())
-            names = source.class_names[label] if label >= 0 else None
-            rows.append({"shard": number, "offset": offset, "size": len(data), "label": names, "id": source.id(index)})
-            if file.tell() >= settings["shard_bytes"]:
-                break
-        file.write(bytes(2 * _BLOCK))  # how a tar ends
-        length = file.tell()
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, folder / name)
-    record = {"name": name, "bytes": length, "next": following, "bad": bad, "settings": settings}
-    table = index_table(rows).replace_schema_metadata({"vitrail": json.dumps(record)})
-    write_table(_part(folder, number), table.schema, lambda writer: writer.write_table(table))
+    index = -1
+    with replacing(folder / name) as temporary:
+        with temporary.open("wb") as file:
+            for index, encoded in images:
+                if isinstance(encoded, DecodeError):
+                    bad.append((source.id(index), encoded.reason))
+                    continue
+                suffix, data = encoded
+                offset = _add(file, f"{index:09d}.{suffix}", data)
+                label = label_at(source.labels, index)
+                if isinstance(label, np.ndarray):
+                    names = [valid_text(source.class_names[one]) for one in label.tolist()]
+                    _add(file, f"{index:09d}.json", json.dumps({"labels": names}).encode())
+                elif label >= 0:
+                    _add(file, f"{index:09d}.cls", str(label).encode())
+                (text,) = stored_texts(source.labels[index : index + 1], source.class_names)
+                row = {"shard": number, "offset": offset, "size": len(data), "label": text or None}
+                rows.append({**row, "id": source.id(index)})
+                if file.tell() >= settings["shard_bytes"]:
+                    break
+            file.write(bytes(2 * _BLOCK))  # the end of a tar
+            length = file.tell()
+        record = {"name": name, "bytes": length, "next": index + 1, "bad": bad, "settings": settings}
+        table = index_table(rows).replace_schema_metadata({"vitrail": json.dumps(record)})
+        write_table(_part(folder, number), table.schema, lambda writer: writer.write_table(table))
     return record
 
 
-def _add(file: io.BufferedWriter, name: str, data: bytes) -> int:
-    """Append one member, without owner or date, and return where its bytes begin."""
+def _add(file: BinaryIO, name: str, data: bytes) -> int:
+    """Append one member without owner and date, and return the offset of its bytes."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
     file.write(info.tobuf(tarfile.USTAR_FORMAT))
@@ -191,12 +204,26 @@ def _add(file: io.BufferedWriter, name: str, data: bytes) -> int:
 
 
 def _part(folder: Path, number: int) -> Path:
+    """Return the path of the part of the index that belongs to a shard."""
     return folder / f"shard-{number:05d}.part"
 
 
+def _check_place(folder: Path) -> None:
+    """Raise DataError if `folder` holds anything that `pack` did not write, such as the shards of another program.
+
+    Each of our shards has a part of the index, written before the shard, or is listed in the finished index.
+    """
+    parts = {file.stem for file in folder.glob("shard-*.part")} if folder.is_dir() else set()
+    finished = folder / INDEX
+    if finished.is_file():
+        with understood(str(finished)):
+            parts |= {Path(shard["name"]).stem for shard in packed_manifest(read_table(finished))["shards"]}
+    names = {INDEX, *(f"{stem}{suffix}" for stem in parts for suffix in (".part", ".tar"))}
+    refuse_other_files(folder, lambda name: name in names or _UNFINISHED.match(name) is not None, DataError)
+
+
 def _resume(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the records of the shards that are complete; make the folder if it is not there."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Return the records of the complete shards. Remove what an interrupted call left in the folder."""
     records: list[dict[str, Any]] = []
     while (part := _part(folder, len(records))).is_file():
         record = json.loads(read_table(part).schema.metadata[b"vitrail"])
@@ -205,39 +232,40 @@ def _resume(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
         if not shard.is_file() or shard.stat().st_size != record["bytes"]:
             break
         records.append(record)
-    strangers = [file.name for file in folder.iterdir() if not file.name.startswith(("shard-", ".shard-"))]
-    if strangers:
-        raise DataError(f"{folder} holds other files ({', '.join(sorted(strangers)[:3])}): choose a new folder")
+    for file in folder.iterdir():
+        if _UNFINISHED.match(file.name):
+            file.unlink()
     return records
 
 
 def _same(folder: Path, there: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raise DataError unless both settings are equal."""
     different = [
         f"{key} {there.get(key)!r} instead of {wanted.get(key)!r}"
         for key in {**wanted, **there}
         if there.get(key) != wanted.get(key)
     ]
     if different:
-        raise DataError(f"{folder} holds shards of another pack ({', '.join(different)}): choose a new folder")
+        raise DataError(f"{folder} contains shards of another pack ({', '.join(different)}). Choose a new folder")
 
 
-def _write_index(folder: Path, parts: list[dict[str, Any]], source: Listed, settings: dict[str, Any]) -> None:
+def _write_index(folder: Path, records: list[dict[str, Any]], source: Listed, settings: dict[str, Any]) -> None:
     manifest = {
         "settings": settings,
-        "class_names": source.class_names,
-        "shards": [{"name": part["name"], "bytes": part["bytes"]} for part in parts],
-        "bad": [row for part in parts for row in part["bad"]],
+        "class_names": [valid_text(name) for name in source.class_names],
+        "shards": [{"name": record["name"], "bytes": record["bytes"]} for record in records],
+        "bad": [row for record in records for row in record["bad"]],
     }
 
     def copy(writer: pa.RecordBatchWriter) -> None:
-        for number in range(len(parts)):
+        for number in range(len(records)):
             writer.write_table(read_table(_part(folder, number)))
 
     write_table(folder / INDEX, SCHEMA.with_metadata({"vitrail": json.dumps(manifest)}), copy)
 
 
-def _finished(folder: Path, settings: dict[str, Any]) -> Packed:
-    """Describe a complete pack; raises DataError if it was made from other data or with other choices."""
+def _finished(folder: Path, settings: dict[str, Any]) -> PackResult:
+    """Return the description of a complete pack. Raises DataError if its data or its choices are not these."""
     table = read_table(folder / INDEX)
     manifest = json.loads(table.schema.metadata[b"vitrail"])
     _same(folder, manifest["settings"], settings)
@@ -245,4 +273,4 @@ def _finished(folder: Path, settings: dict[str, Any]) -> Packed:
         part.unlink()
     shards = manifest["shards"]
     bad = [Rejected(*row) for row in manifest["bad"]]
-    return Packed(folder, len(table), len(shards), sum(shard["bytes"] for shard in shards), bad)
+    return PackResult(folder, len(table), len(shards), sum(shard["bytes"] for shard in shards), bad)

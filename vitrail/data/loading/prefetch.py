@@ -1,7 +1,9 @@
-"""Threads that work ahead, with results in order.
+"""Threads that work ahead and return their results in order.
 
-Threads suffice because decoders release the interpreter lock. They are daemons, so that a thread stuck in a read
-cannot keep the process alive."""
+Threads suffice because decoders release the interpreter lock. They are daemons, so that a thread stuck in a read cannot
+keep the process alive. That is why `concurrent.futures.ThreadPoolExecutor` is not used: it waits for its threads at
+exit.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +13,31 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
-from vitrail.errors import DataError
+from vitrail.data.item import Listed
+from vitrail.errors import DataError, UsageError
 
 T = TypeVar("T")
 R = TypeVar("R")
-Task = tuple["Future[Any]", Callable[..., Any], Any]
+Call = tuple["Future[Any]", Callable[..., Any], Any]
 
 TIMEOUT = 120.0
 """Seconds after which a read counts as stuck."""
 
 
-class Pool:
-    """A fixed number of threads; `close` ends each after its current task."""
+class ThreadPool:
+    """A fixed number of threads; `close` ends each after its current task.
+
+    Raises UsageError for a negative number of threads.
+    """
 
     def __init__(self, count: int) -> None:
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        if count < 0:
+            raise UsageError(f"workers is {count}; it must be at least 0 (0: no threads)")
+        self._tasks: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=_work, args=(self._tasks,), daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()
@@ -53,9 +62,9 @@ class Pool:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[Pool | None]:
+def threads(count: int) -> Iterator[ThreadPool | None]:
     """Context with a pool of `count` threads, closed at the end; None for 0 threads."""
-    pool = Pool(count) if count else None
+    pool = ThreadPool(count) if count else None
     try:
         yield pool
     finally:
@@ -63,9 +72,9 @@ def threads(count: int) -> Iterator[Pool | None]:
             pool.close()
 
 
-def _stop(tasks: queue.SimpleQueue[Task | None], count: int) -> None:
+def _stop(tasks: queue.SimpleQueue[Call | None], count: int) -> None:
     try:
-        while True:  # what nobody started is not wanted any more
+        while True:  # tasks that have not begun are cancelled
             if task := tasks.get_nowait():
                 task[0].cancel()
     except queue.Empty:
@@ -74,10 +83,10 @@ def _stop(tasks: queue.SimpleQueue[Task | None], count: int) -> None:
         tasks.put(None)
 
 
-def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
+def _work(tasks: queue.SimpleQueue[Call | None]) -> None:
     while task := tasks.get():
         _run(*task)
-        del task  # an idle thread must keep neither the last result alive nor, through it, the pool
+        del task  # else an idle thread would keep the last result alive and, through it, the pool
 
 
 def _run(future: Future[Any], function: Callable[..., Any], argument: Any) -> None:
@@ -90,7 +99,7 @@ def _run(future: Future[Any], function: Callable[..., Any], argument: Any) -> No
 
 
 def ordered(
-    pool: Pool | None,
+    pool: ThreadPool | None,
     function: Callable[[T], R],
     arguments: Iterable[T],
     *,
@@ -100,41 +109,32 @@ def ordered(
 ) -> Generator[R]:
     """Yield `function(argument)` for each argument, in order, with up to `ahead` calls in the pool.
 
-    Without a pool the calls are made here, one at a time. An exception of a call is raised in its place. A
-    result that has not come after `timeout` seconds of waiting (None: `TIMEOUT`) raises what `hung(argument)`
-    returns; None means to wait as long again. Ending the iteration early cancels what has not begun."""
-    timeout = TIMEOUT if timeout is None else timeout
+    Without a pool the calls are made here, one at a time. An exception of a call is raised in its place. If a result
+    takes more than `timeout` seconds (None: `TIMEOUT`), the error from `hung(argument)` is raised. If it returns None,
+    the wait begins again. Ending the iteration early cancels the calls that have not begun.
+    """
     if pool is None:
         yield from map(function, arguments)
         return
-    waiting: deque[tuple[T, Future[R]]] = deque()
-    source = iter(arguments)
-    try:
-        while True:
-            while len(waiting) < ahead:
-                following = next(source, _END)
-                if following is _END:
-                    break
-                waiting.append((following, pool.submit(function, following)))
-            if not waiting:
-                return
-            argument, future = waiting.popleft()
+    timeout = TIMEOUT if timeout is None else timeout
+    with closing(queued(pool, function, arguments, ahead - 1)) as calls:
+        for argument, future in calls:
             while not wait([future], timeout).done:
                 if hung is not None and (error := hung(argument)) is not None:
                     future.cancel()
                     raise error
             result = future.result()
-            del argument, future  # while the caller works with the result, it is the caller's alone
+            del argument, future  # while the caller works with the result, nothing else refers to it
             yield result
-    finally:
-        for _, future in waiting:
-            future.cancel()
 
 
-def ahead(pool: Pool, function: Callable[[T], R], arguments: Iterable[T], count: int) -> Generator[tuple[T, Future[R]]]:
-    """Yield each argument with the call that was queued for it, once those of the `count` that follow are queued too.
+def queued(
+    pool: ThreadPool, function: Callable[[T], R], arguments: Iterable[T], count: int
+) -> Generator[tuple[T, Future[R]]]:
+    """Yield each argument with its queued call, after the calls of the next `count` arguments are queued, too.
 
-    Ending the iteration early cancels what has not begun."""
+    Ending the iteration early cancels the calls that have not begun.
+    """
     waiting: deque[tuple[T, Future[R]]] = deque()
     try:
         for argument in arguments:
@@ -148,12 +148,20 @@ def ahead(pool: Pool, function: Callable[[T], R], arguments: Iterable[T], count:
             future.cancel()
 
 
-def stuck(name: str) -> DataError:
-    """Return the error that names an image whose read has not come back within `TIMEOUT`."""
+def stuck(name: str, timeout: float | None = None) -> DataError:
+    """Return the error that names an image whose read takes more than `timeout` seconds (None: `TIMEOUT`)."""
     return DataError(
-        f"reading {name} has taken more than {TIMEOUT:g} s: the disk or network does not respond. "
-        "Check it and try again"
+        f"reading {name} has taken more than {TIMEOUT if timeout is None else timeout:g} s: the disk or network does "
+        "not respond. Check it and try again"
     )
 
 
-_END: Any = object()
+def each_image(
+    pool: ThreadPool | None, function: Callable[[Listed, int], R], source: Listed, indices: Iterable[int]
+) -> Generator[R]:
+    """Yield `function(source, index)` for each index, in order, with some calls ahead in the pool.
+
+    Raises DataError, which names the image, for a read that takes more than `TIMEOUT` seconds.
+    """
+    ahead = 1 if pool is None else 8 * pool.size
+    return ordered(pool, partial(function, source), indices, ahead=ahead, hung=lambda index: stuck(source.id(index)))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.item import DataSet, Findings, Item, Listed, View, order_classes
+from vitrail.data.item import DataSet, Findings, Item, Listed, View
+from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, order_classes
+from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.split import hold_out
 from vitrail.errors import DataError
-from vitrail.files import DAMAGED_ZIP, read_array_header
+from vitrail.files import open_regular
 
 LARGE = 1 << 30
 """Size in bytes up to which any array may unpack; above it, the ratio must hold."""
@@ -29,7 +32,7 @@ _PAIRS = {
 class ArraySource:
     """Images that are rows of one uint8 array [N, H, W, 3] (or [N, H, W], grey, copied to three channels)."""
 
-    def __init__(self, name: str, images: np.ndarray, labels: np.ndarray, class_names: list[str]) -> None:
+    def __init__(self, name: str, images: np.ndarray, labels: Labels, class_names: list[str]) -> None:
         self._name = name
         self._images = images
         self.labels = labels
@@ -43,7 +46,7 @@ class ArraySource:
         image = np.asarray(self._images[index])
         if image.ndim == 2:
             image = np.repeat(image[:, :, None], 3, axis=2)
-        return Item(np.ascontiguousarray(image), int(self.labels[index]), self.id(index))
+        return Item(np.ascontiguousarray(image), label_at(self.labels, index), self.id(index))
 
     def id(self, index: int) -> str:
         """See `Listed.id`: the split and the row, counted from 0."""
@@ -71,7 +74,7 @@ def read_npz(path: Path) -> DataSet:
     Raises DataError for other names, a dtype other than uint8, or lengths that differ.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = {name.removesuffix(".npy"): name for name in archive.namelist()}
             pairs = {split: next((p for p in pairs if set(p) <= set(members)), None) for split, pairs in _PAIRS.items()}
             wanted = {split: pair for split, pair in pairs.items() if pair is not None}
@@ -80,7 +83,7 @@ def read_npz(path: Path) -> DataSet:
                     f"{path} holds {', '.join(members)}; expected images and labels, "
                     "or x_train, y_train, x_test, y_test"
                 )
-            arrays = {name: _load(path, archive, members[name]) for pair in wanted.values() for name in pair}
+            arrays = {name: _load(path, file, archive, members[name]) for pair in wanted.values() for name in pair}
             checks = {name: archive.getinfo(members[name]).CRC for pair in wanted.values() for name in pair}
     except DAMAGED_ZIP as error:
         raise DataError(f"{path} is not a readable .npz: {error}") from error
@@ -90,20 +93,38 @@ def read_npz(path: Path) -> DataSet:
 def _sources(
     path: Path, wanted: Mapping[str, tuple[str, str]], arrays: dict[str, np.ndarray], checks: dict[str, int]
 ) -> dict[str, Listed]:
-    values = np.concatenate([arrays[labels].reshape(-1) for _, labels in wanted.values()])
-    if values.dtype.kind not in "iuU":
-        raise DataError(f"{path}: labels are {values.dtype}; valid are integers and text")
-    class_names = order_classes({str(value) for value in np.unique(values)})
-    position = {name: index for index, name in enumerate(class_names)}
+    for _, name in wanted.values():
+        if arrays[name].dtype.kind not in "biuU":
+            raise DataError(f"{path}: labels are {arrays[name].dtype}; valid are integers and text")
+    read = _label_reader(path, {name: arrays[name] for _, name in wanted.values()})
     sources: dict[str, Listed] = {}
     for split, (x, y) in wanted.items():
-        images, labels = _channels_last(path, x, arrays[x]), arrays[y].reshape(-1)
+        images, (labels, class_names) = _channels_last(path, x, arrays[x]), read(arrays[y])
         if len(images) != len(labels):
             raise DataError(f"{path}: {x} has {len(images)} images and {y} has {len(labels)} labels")
-        indices = np.array([position[str(label)] for label in labels.tolist()], dtype=np.int64)
         # the checksum makes the id, and with it the fingerprint, speak of the pixels too
-        sources[split] = ArraySource(f"{split or path.stem}-{checks[x]:08x}", images, indices, class_names)
+        sources[split] = ArraySource(f"{split or path.stem}-{checks[x]:08x}", images, labels, class_names)
     return sources
+
+
+def _label_reader(path: Path, arrays: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], Named]:
+    """Return the function from an array of labels to labels: [N] or [N, 1], or [N, classes] of zeros and ones."""
+    widths = {name: array.shape[1] if array.ndim == 2 else 1 for name, array in arrays.items()}
+    wide = {name: array for name, array in arrays.items() if array.ndim > 2 or widths[name] > 1}
+    if not wide:
+        class_names = order_classes({str(value) for array in arrays.values() for value in np.unique(array)})
+        position = {name: index for index, name in enumerate(class_names)}
+        return lambda array: Named(
+            np.array([position[str(label)] for label in array.reshape(-1).tolist()], dtype=np.int64), class_names
+        )
+    for name, array in arrays.items():
+        if array.ndim != 2 or widths[name] != max(widths.values()) or not np.isin(array, (0, 1)).all():
+            raise DataError(
+                f"{path}: {name} has shape {array.shape}. Labels are [N] or [N, 1] for one class for each image, or "
+                "[N, classes] of zeros and ones, with the same number of classes in all arrays, for several"
+            )
+    names = [str(number) for number in range(max(widths.values()))]
+    return lambda array: Named(LabelSets.of_marks(array.astype(bool)), names)
 
 
 def _channels_last(path: Path, name: str, images: np.ndarray) -> np.ndarray:
@@ -121,7 +142,7 @@ def _channels_last(path: Path, name: str, images: np.ndarray) -> np.ndarray:
     )
 
 
-def _load(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
+def _load(path: Path, file: BufferedReader, archive: zipfile.ZipFile, member: str) -> np.ndarray:
     """Return one array of an .npz, through a memory map if it is stored uncompressed.
 
     The header is compared with the member, and the member with the file, before anything is allocated.
@@ -148,8 +169,7 @@ def _load(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
     if info.compress_type != zipfile.ZIP_STORED:
         with archive.open(info) as stream:
             return np.lib.format.read_array(stream, allow_pickle=False)
-    with open(path, "rb") as file:  # the data follow a local header whose name and extra fields vary in length
-        file.seek(info.header_offset + 26)
-        name_length, extra_length = np.frombuffer(file.read(4), "<u2")
+    file.seek(info.header_offset + 26)  # the data follow a local header whose name and extra fields vary in length
+    name_length, extra_length = np.frombuffer(file.read(4), "<u2")
     offset = info.header_offset + 30 + int(name_length) + int(extra_length) + header.length
-    return np.memmap(path, dtype, "r", offset, shape, "F" if header.fortran else "C")
+    return np.memmap(file, dtype, "r", offset, shape, "F" if header.fortran else "C")

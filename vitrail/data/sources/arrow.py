@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +21,13 @@ import pyarrow.parquet as pq
 
 from vitrail.data.cache import cached_table
 from vitrail.data.item import DataSet, Findings, Item, Listed
+from vitrail.data.labels.columns import LabelColumns, label_columns, read_labels
+from vitrail.data.labels.sets import Labels, LabelSets, label_at, label_names, label_text
+from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import read_file
-from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, Rows, encode_labels, find_column, group_by_split
+from vitrail.data.sources.table import IMAGE_COLUMNS, Rows, find_column, group_by_split
 from vitrail.errors import DataError, DecodeError
+from vitrail.files import open_regular
 
 _ROWS = 512  # rows copied at a time: the most of a data set that is in memory
 
@@ -33,7 +40,7 @@ class ArrowSource:
         name: str,
         images: pa.ChunkedArray,
         paths: pa.ChunkedArray | pa.Array,
-        labels: np.ndarray,
+        labels: Labels,
         class_names: list[str],
         root: Path,
     ) -> None:
@@ -53,7 +60,7 @@ class ArrowSource:
         image = self._images[index].as_py()
         if image is None:
             image = self._outside(index)
-        return Item(image, int(self.labels[index]), self.id(index))
+        return Item(image, label_at(self.labels, index), self.id(index))
 
     def id(self, index: int) -> str:
         """See `Listed.id`: the split and the row, counted from 0."""
@@ -66,55 +73,109 @@ class ArrowSource:
         return read_file(self._root / path)
 
 
-def read_parquet(
-    path: Path, files: list[Path], image_column: str | None = None, label_column: str | None = None
-) -> DataSet:
+class _Opened(NamedTuple):
+    """The columns of one split before its labels are read."""
+
+    where: str
+    images: pa.ChunkedArray
+    paths: pa.ChunkedArray | pa.Array | None
+    """None if `images` are paths."""
+    labels: LabelColumns
+    root: Path
+
+
+def read_parquet(path: Path, files: list[Path], columns: Columns) -> DataSet:
     """Open parquet files: rows of image bytes (the hub's layout) or of paths. Raises DataError,
     UsageError."""
     findings = Findings("parquet")
-    splits: dict[str, Listed] = {}
+    opened: dict[str, _Opened] = {}
     for name, group in group_by_split(files).items():
-        try:
-            splits[name] = _open_group(name or path.stem, group, image_column, label_column, findings)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{group[0]} is not a readable parquet file: {error}") from error
-    return DataSet(splits, findings)
+        with _readable(group[0]):
+            opened[name or path.stem] = _open_group(group, columns)
+    return _labelled(opened, columns, findings)
 
 
-def _open_group(
-    name: str, files: list[Path], image_column: str | None, label_column: str | None, findings: Findings
-) -> Listed:
-    schema = pq.read_schema(files[0])
+def _labelled(opened: dict[str, _Opened], columns: Columns, findings: Findings) -> DataSet:
+    """Return the splits with their labels, which are read alike in all of them."""
+    read = read_labels([one.labels for one in opened.values()], columns, findings)
+    found = DataSet({}, findings)
+    for (name, one), (labels, class_names) in zip(opened.items(), read, strict=True):
+        if one.paths is None:
+            found.splits[name] = _files(one, labels, class_names, findings)
+        else:
+            found.splits[name] = ArrowSource(name, one.images, one.paths, labels, class_names, one.root)
+    return found
+
+
+def _open_group(files: list[Path], columns: Columns) -> _Opened:
+    with open_regular(files[0]) as file:
+        schema = pq.read_schema(file)
     where = str(files[0])
-    image = find_column(schema.names, image_column, IMAGE_COLUMNS, "image", where)
-    label = find_column(schema.names, label_column, LABEL_COLUMNS, "label", where)
+    image = find_column(schema.names, columns.image, IMAGE_COLUMNS, "image", where)
     kind = schema.field(image).type
+    labels = label_columns(schema, image, columns, where, partial(_column, files))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _open_paths(files, image, label, findings)
+        tables = []
+        for part in files:
+            with open_regular(part) as stream:
+                tables.append(pq.read_table(stream, columns=[image, *labels]))
+        table = pa.concat_tables(tables)
+        return _Opened(where, table[image], None, _label_column(table, labels, schema, where), files[0].parent)
     if not (pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise DataError(f"{where}: column {image!r} holds {kind}; valid are image bytes or paths")
-    label_type = schema.field(label).type
-    if isinstance(label_type, pa.DictionaryType):
-        label_type = label_type.value_type
-    target = pa.schema({"image": pa.large_binary(), "path": pa.string(), "label": label_type})
+    kept = {name: _stored_type(schema.field(name).type) for name in labels}
+    names = {name: f"label{number or ''}" for number, name in enumerate(labels)}
+    target = pa.schema({"image": pa.large_binary(), "path": pa.string(), **{names[n]: t for n, t in kept.items()}})
 
     def copy(writer: pa.RecordBatchWriter) -> None:
         for file in files:
-            for batch in pq.ParquetFile(file).iter_batches(_ROWS, columns=[image, label]):
-                writer.write_batch(_plain(batch, image, label, target))
+            for batch in _batches(file, image, labels, target):
+                writer.write_batch(batch)
 
-    table = cached_table(files, {"image": image, "label": label}, target, copy)
-    labels, class_names = encode_labels(table["label"], _class_names(schema, label), where)
-    return ArrowSource(name, table["image"], table["path"], labels, class_names, files[0].parent)
+    settings: dict[str, object] = {"image": image, "label": labels[0] if len(labels) == 1 else list(labels)}
+    table = cached_table(files, settings, target, copy)
+    renamed = table.select(list(names.values())).rename_columns(list(labels))
+    return _Opened(where, table["image"], table["path"], _label_column(renamed, labels, schema, where), files[0].parent)
 
 
-def _plain(batch: pa.RecordBatch, image: str, label: str, schema: pa.Schema) -> pa.RecordBatch:
+def _column(files: list[Path], name: str) -> pa.ChunkedArray:
+    """Return one column of all files."""
+    found = []
+    for file in files:
+        with open_regular(file) as stream:
+            found += pq.read_table(stream, columns=[name])[name].chunks
+    return pa.chunked_array(found)
+
+
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if isinstance(kind, pa.DictionaryType) else kind
+
+
+def _label_column(table: pa.Table, labels: tuple[str, ...], schema: pa.Schema, where: str) -> LabelColumns:
+    names = _class_names(schema, labels[0]) if len(labels) == 1 else None
+    return LabelColumns(where, {name: table[name] for name in labels}, names)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Context that raises DataError for a parquet file that is damaged or whose columns differ from the others'."""
+    try:
+        yield
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise DataError(f"{file} is not a readable parquet file: {error}") from error
+
+
+def _batches(file: Path, image: str, labels: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file with the columns of `schema`."""
+    with _readable(file), open_regular(file) as stream:
+        for batch in pq.ParquetFile(stream).iter_batches(_ROWS, columns=[image, *labels]):
+            yield _plain(batch, image, labels, schema)
+
+
+def _plain(batch: pa.RecordBatch, image: str, labels: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
     images, paths = _bytes_and_paths(batch[image])
-    columns = [
-        images.cast(pa.large_binary()),
-        paths.cast(pa.string()),
-        batch[label].cast(schema.field("label").type),
-    ]
+    columns = [images.cast(pa.large_binary()), paths.cast(pa.string())]
+    columns += [batch[name].cast(schema.field(2 + number).type) for number, name in enumerate(labels)]
     return pa.record_batch(columns, schema=schema)
 
 
@@ -125,55 +186,58 @@ def _bytes_and_paths(images: Any) -> tuple[Any, Any]:
     return pc.struct_field(images, "bytes"), pc.struct_field(images, "path")
 
 
-def _open_paths(files: list[Path], image: str, label: str, findings: Findings) -> Listed:
-    tables = [pq.read_table(file, columns=[image, label]) for file in files]
-    table = pa.concat_tables(tables)
-    names = _class_names(tables[0].schema, label)
-    labels, names = encode_labels(table[label], names, str(files[0]))
+def _files(opened: _Opened, labels: Labels, class_names: list[str], findings: Findings) -> Listed:
+    """Return the images that paths name."""
+    several = isinstance(labels, LabelSets)
+    name = label_names if several else label_text
     rows = (
-        (f"row {row}", path.as_py() or "", names[index] if index >= 0 else "", "")
-        for row, (path, index) in enumerate(zip(table[image], labels, strict=True), start=1)
+        (f"row {row + 1}", path.as_py() or "", name(labels, row, class_names), "")
+        for row, path in enumerate(opened.images)
     )
-    (source,) = Rows(files[0].parent, findings).read(rows, str(files[0])).values()
+    (source,) = Rows(opened.root, findings, class_names if several else None).read(rows, opened.where).values()
     return source
 
 
 def _class_names(schema: pa.Schema, label: str) -> list[str] | None:
-    """Return the names of a ClassLabel column, which the hub writes into the file's metadata."""
-    text = (schema.metadata or {}).get(b"huggingface")
-    if not text:
+    """Return the names of a column of ClassLabel, or of lists of them, which the hub writes into a file's metadata."""
+    try:
+        feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]
+        feature = feature.get("feature", feature) if isinstance(feature, dict) else feature[0]
+        names = feature["names"] if feature["_type"] == "ClassLabel" else None
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError):  # not written by the hub
         return None
-    feature = json.loads(text).get("info", {}).get("features", {}).get(label, {})
-    return list(feature["names"]) if feature.get("_type") == "ClassLabel" else None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
-def read_hub(
-    splits: dict[str, Any], root: Path, image_column: str | None = None, label_column: str | None = None
-) -> DataSet:
+def read_hub(splits: dict[str, Any], root: Path, columns: Columns) -> DataSet:
     """Open the splits of a `datasets.DatasetDict`; its Arrow files are memory-mapped. Raises DataError,
     UsageError."""
-    found = DataSet({}, Findings("hub"))
+    opened: dict[str, _Opened] = {}
     for name, split in splits.items():
         table = split.flatten_indices().data if split._indices is not None else split.data
-        image = find_column(split.column_names, image_column, IMAGE_COLUMNS, "image", name)
-        label = find_column(split.column_names, label_column, LABEL_COLUMNS, "label", name)
-        class_names = getattr(split.features[label], "names", None)
-        labels, class_names = encode_labels(table.column(label), class_names, name)
+        image = find_column(split.column_names, columns.image, IMAGE_COLUMNS, "image", name)
+        names = label_columns(table.schema, image, columns, name, table.column)
+        feature = split.features[names[0]] if len(names) == 1 else None
+        class_names = getattr(getattr(feature, "feature", feature), "names", None)
         images, paths = _bytes_and_paths(table.column(image))
-        found.splits[name] = ArrowSource(name, images, paths, labels, class_names, root)
-    return found
+        labels = LabelColumns(name, {label: table.column(label) for label in names}, class_names)
+        opened[name] = _Opened(name, images, paths, labels, root)
+    return _labelled(opened, columns, Findings("hub"))
 
 
-def open_saved(path: Path, image_column: str | None, label_column: str | None) -> DataSet:
+def open_saved(path: Path, columns: Columns) -> DataSet:
     """Open a folder that `datasets` wrote with save_to_disk. Raises DataError, UsageError."""
     import datasets  # seconds to import
 
-    saved = datasets.load_from_disk(str(path))
+    try:
+        saved = datasets.load_from_disk(str(path))
+    except Exception as error:  # the library raises whatever JSON and Arrow raise
+        raise DataError(f"{path} cannot be read as a saved hub data set: {error}. Save it again") from error
     splits = saved if isinstance(saved, datasets.DatasetDict) else {"": saved}
-    return read_hub(dict(splits), path, image_column, label_column)
+    return read_hub(dict(splits), path, columns)
 
 
-def open_hub(name: str, image_column: str | None, label_column: str | None) -> DataSet:
+def open_hub(name: str, columns: Columns) -> DataSet:
     """Open a hub data set by name: from its cache, or downloaded once. Never runs code of the data set."""
     import datasets  # seconds to import
 
@@ -186,11 +250,11 @@ def open_hub(name: str, image_column: str | None, label_column: str | None) -> D
             f"and could not be loaded: {reason}. With a network once: hf download --repo-type dataset {name}; "
             "or give the folder that holds its parquet files"
         ) from error
-    return read_hub(dict(loaded), Path(str(datasets.config.HF_DATASETS_CACHE)), image_column, label_column)
+    return read_hub(dict(loaded), Path(str(datasets.config.HF_DATASETS_CACHE)), columns)
 
 
 def hub_cached(name: str) -> bool:
-    """Is a data set `owner/name` in the hub's cache on this machine?"""
+    """Return whether a data set `owner/name` is in the hub's cache on this machine."""
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
         return False
     home = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))

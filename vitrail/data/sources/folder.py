@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
+from vitrail.data.labels.links import FEWEST, Links, links
+from vitrail.data.labels.sets import Labels, Named, label_at, named
+from vitrail.data.settings import PerImage
 from vitrail.errors import DataError, DecodeError
+from vitrail.files import open_regular
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
                       ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm"))  # fmt: skip
@@ -31,9 +37,7 @@ EXPECTED = """expected is one folder per class, in split folders or not:
 class FileSource:
     """Images in separate files, named relative to `root`. Names are stored as packed bytes, about 50 per image."""
 
-    def __init__(
-        self, root: Path, names: pa.Array, labels: np.ndarray, sizes: np.ndarray, class_names: list[str]
-    ) -> None:
+    def __init__(self, root: Path, names: pa.Array, labels: Labels, sizes: np.ndarray, class_names: list[str]) -> None:
         self._root = os.fsencode(root)
         self._names = names
         self.labels = labels
@@ -45,7 +49,7 @@ class FileSource:
 
     def __getitem__(self, index: int) -> Item:
         name = self._names[index].as_py()
-        return Item(read_file(os.path.join(self._root, name)), int(self.labels[index]), os.fsdecode(name))
+        return Item(read_file(os.path.join(self._root, name)), label_at(self.labels, index), os.fsdecode(name))
 
     def id(self, index: int) -> str:
         """See `Listed.id`: the path below the root."""
@@ -55,22 +59,33 @@ class FileSource:
         """Return the path of an image."""
         return Path(os.fsdecode(self._root)) / self.id(index)
 
+    def linked(self, found: Links) -> FileSource:
+        """Return each file once, with the classes of all its names."""
+        root, names = Path(os.fsdecode(self._root)), self._names.take(pa.array(found.rows))
+        return FileSource(root, names, found.labels, self.sizes[found.rows], self.class_names)
+
 
 def file_source(root: Path, files: Sequence[tuple[str, int, int]], class_names: list[str]) -> FileSource:
     """Return the images `files`, each (name below `root`, label or UNKNOWN, size in bytes)."""
+    labels = np.array([label for _, label, _ in files], dtype=np.int64)
+    return _source(root, files, Named(labels, class_names))
+
+
+def named_file_source(
+    root: Path, files: Sequence[tuple[str, str | Sequence[str], int]], class_names: Sequence[str] | None = None
+) -> FileSource:
+    """Return the images `files`, each (name below `root`, name of its class or names of a set, size in bytes)."""
+    return _source(root, files, named([label for _, label, _ in files], class_names))
+
+
+def _source(root: Path, files: Sequence[tuple[str, Any, int]], labelled: Named) -> FileSource:
     return FileSource(
         root,
         pa.array([os.fsencode(name) for name, _, _ in files], pa.large_binary()),
-        np.array([label for _, label, _ in files], dtype=np.int64),
+        labelled.labels,
         np.array([size for _, _, size in files], dtype=np.int64),
-        class_names,
+        labelled.class_names,
     )
-
-
-def named_file_source(root: Path, files: Sequence[tuple[str, str, int]], class_names: list[str]) -> FileSource:
-    """Return the images `files`, each (name below `root`, class name, size in bytes)."""
-    position = {name: index for index, name in enumerate(class_names)}
-    return file_source(root, [(name, position[label], size) for name, label, size in files], class_names)
 
 
 def file_of(source: Listed, index: int) -> Path | None:
@@ -80,17 +95,36 @@ def file_of(source: Listed, index: int) -> Path | None:
 
 
 def read_file(path: str | bytes | Path) -> bytes:
-    """Return the bytes of a file; a failed read is tried once more. Raises DecodeError "unreadable", "too-large"."""
+    """Return the bytes of a file; a failed read is tried once more. Raises DecodeError "unreadable", "too-large".
+
+    A pipe or a device is unreadable, also where it took the place of a file after the files were listed.
+    """
     for attempt in range(2):
         try:
-            with open(path, "rb") as file:
-                refuse_large(os.fstat(file.fileno()).st_size, os.fsdecode(path))
-                return file.read()
+            with open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                refuse_large(size, os.fsdecode(path))
+                content = file.read(size + 1)
+                if len(content) > size:  # it grows, or its file system does not know its size
+                    content += file.read(MAX_BYTES + 1 - len(content))
+                    refuse_large(len(content), os.fsdecode(path))
+                return content
         except OSError as error:
             # a missing file stays missing; a network file system may recover from an input/output error
             if attempt or isinstance(error, FileNotFoundError | PermissionError):
                 raise DecodeError(f"{os.fsdecode(path)}: {error.strerror}", reason="unreadable") from error
     raise AssertionError("unreachable")
+
+
+def read_pipe(path: Path) -> bytes:
+    """Return what comes out of a pipe until its end. Raises DecodeError "unreadable", "too-large"."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise DecodeError(f"{path}: {error.strerror}", reason="unreadable") from error
+    refuse_large(len(content), str(path))
+    return content
 
 
 def refuse_large(size: int, name: str) -> None:
@@ -119,8 +153,15 @@ def is_class_tree(path: Path) -> bool:
     return bool(_split_folders(folders)) or sum(_layout(folder) != "empty" for folder in folders) > 1
 
 
-def read_folder(path: Path) -> DataSet:
-    """Open a tree of class folders. Raises DataError, which shows the expected tree, if there is none."""
+def has_images(path: Path) -> bool:
+    """Return whether there are images in a folder, in its folders, or in theirs."""
+    return _has_image(path) or any(_layout(folder) != "empty" for folder in folders_in(path))
+
+
+def read_folder(path: Path, per_image: PerImage = "one") -> DataSet:
+    """Open a tree of class folders. Raises DataError, which shows the expected tree, if there is none.
+
+    per_image: See `Data.labels_per_image`."""
     findings = Findings("folder")
     folders = folders_in(path)
     splits = _split_folders(folders)
@@ -131,7 +172,7 @@ def read_folder(path: Path) -> DataSet:
         for folder in folders:
             if folder not in splits:
                 findings.warnings.append(f"folder {folder.name!r} is no split with class folders: left out")
-        return DataSet({folder.name: read_classes(folder, findings) for folder in splits}, findings)
+        return _with_links({folder.name: _listed_classes(folder, findings) for folder in splits}, findings, per_image)
     direct = [folder.name for folder in folders if _layout(folder) == "images"]
     if direct and all(role_of(name) for name in direct) and any(role_of(name) == "train" for name in direct):
         names = " and ".join(f"{name}/" for name in direct)
@@ -140,7 +181,7 @@ def read_folder(path: Path) -> DataSet:
         loose = sum(is_image_name(name) and not is_junk(name) for name in entries(path))
         what = f"{loose} images and no class folder with images" if loose else "no images"
         raise DataError(f"{path} holds {what}; {EXPECTED}")
-    return DataSet({"": read_classes(path, findings)}, findings)
+    return _with_links({"": _listed_classes(path, findings)}, findings, per_image)
 
 
 def read_unlabelled(path: Path) -> DataSet | None:
@@ -158,14 +199,36 @@ def read_unlabelled(path: Path) -> DataSet | None:
 
 
 def _unlabelled(path: Path, findings: Findings) -> Listed:
-    return file_source(path, [(name, UNKNOWN, size) for name, size in _images(path, "", findings)], [])
+    files = _images(path, "", findings)
+    return file_source(path, [(name, UNKNOWN, file.size) for name, file in files], [])
 
 
-def read_classes(path: Path, findings: Findings) -> Listed:
+def read_classes(path: Path, findings: Findings) -> FileSource:
     """List `path/class/**/image`; classes are the sorted folder names. An empty class folder causes a warning."""
+    return _listed_classes(path, findings).source
+
+
+class _File(NamedTuple):
+    """The file behind a name, whatever links lead to it."""
+
+    size: int
+    """Bytes."""
+    device: int
+    number: int
+
+
+class _Tree(NamedTuple):
+    """A tree of class folders."""
+
+    source: FileSource
+    files: np.ndarray
+    """int64 [N, 2]: device and number of the file behind each name."""
+
+
+def _listed_classes(path: Path, findings: Findings) -> _Tree:
     names: list[pa.Array] = []
     labels: list[np.ndarray] = []
-    sizes: list[np.ndarray] = []
+    found: list[np.ndarray] = []
     class_names: list[str] = []
     for name in entries(path):
         if is_junk(name) or not (path / name).is_dir():
@@ -177,11 +240,40 @@ def read_classes(path: Path, findings: Findings) -> Listed:
             continue
         names.append(pa.array([os.fsencode(file) for file, _ in files], pa.large_binary()))
         labels.append(np.full(len(files), len(class_names), dtype=np.int64))
-        sizes.append(np.array([size for _, size in files], dtype=np.int64))
+        numbers = chain.from_iterable(file for _, file in files)
+        found.append(np.fromiter(numbers, np.uint64, 3 * len(files)).reshape(-1, 3))
         class_names.append(name)
     if not class_names:
         raise DataError(f"{path} holds no images; {EXPECTED}")
-    return FileSource(path, pa.concat_arrays(names), np.concatenate(labels), np.concatenate(sizes), class_names)
+    columns = np.concatenate(found).view(np.int64)  # numbers of files may use all 64 bits; only equality counts
+    source = FileSource(path, pa.concat_arrays(names), np.concatenate(labels), columns[:, 0].copy(), class_names)
+    return _Tree(source, columns[:, 1:])
+
+
+def _with_links(trees: dict[str, _Tree], findings: Findings, per_image: PerImage) -> DataSet:
+    """Return the splits; an image that lies in several class folders through links has several labels.
+
+    That is so if `per_image` says it, or, with "auto", if it is true for a part of the images (`links.FEWEST`).
+    """
+    found = {name: _links_of(tree) for name, tree in trees.items()}
+    several = sum(one.several for one in found.values() if one is not None)
+    share = several / sum(len(tree.source) for tree in trees.values())
+    use = per_image == "several" or (per_image == "auto" and share >= FEWEST)
+    if several and not use and per_image == "auto":
+        findings.warnings.append(
+            f"{several} images lie in several class folders, as links to one file. They are used as one image for "
+            "each class. If they have several labels, set data.labels_per_image to 'several'"
+        )
+    sources = {
+        name: tree.source.linked(several_names) if use and (several_names := found[name]) else tree.source
+        for name, tree in trees.items()
+    }
+    return DataSet(dict(sources), findings)
+
+
+def _links_of(tree: _Tree) -> Links | None:
+    assert isinstance(tree.source.labels, np.ndarray)
+    return links(tree.files, tree.source.labels, len(tree.source.class_names))
 
 
 def _split_folders(folders: list[Path]) -> list[Path]:
@@ -220,14 +312,14 @@ def folders_in(path: Path) -> list[Path]:
     return [path / name for name in entries(path) if not is_junk(name) and (path / name).is_dir()]
 
 
-def _images(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[str, int]]:
-    """Yield (name below the split, size in bytes) of every image in a class folder, in a fixed order."""
+def _images(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[str, _File]]:
+    """Yield (name below the split, its file) of every image in a class folder, in a fixed order."""
     pending: list[tuple[Path, str, tuple[tuple[int, int], ...]]] = [(folder, prefix, ())]
     while pending:
         directory, below, above = pending.pop()
         try:
-            status = directory.stat()
-            here = (status.st_dev, status.st_ino)
+            about = directory.stat()
+            here = (about.st_dev, about.st_ino)
             if here in above:
                 findings.drop(below, "symbolic link to a folder it lies in")
                 continue
@@ -244,9 +336,9 @@ def _images(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[str
             elif not is_image_name(entry.name):
                 findings.ignore(f"not an image ({os.path.splitext(entry.name)[1].lower() or 'no extension'})")
             else:
-                size = _file_size(entry, name, findings)
-                if size is not None:
-                    yield name, size
+                file = _file(entry, name, findings)
+                if file is not None:
+                    yield name, file
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:
@@ -256,11 +348,12 @@ def _is_dir(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _file_size(entry: os.DirEntry[str], name: str, findings: Findings) -> int | None:
-    """Return the size of a regular file; anything else with an image's name is listed as dropped."""
+def _file(entry: os.DirEntry[str], name: str, findings: Findings) -> _File | None:
+    """Return a regular file; anything else with an image's name is listed as dropped."""
     try:
         if entry.is_file():
-            return entry.stat().st_size
+            status = entry.stat()
+            return _File(status.st_size, status.st_dev, status.st_ino)
         reason = "a folder" if entry.is_dir() else "dangling link" if entry.is_symlink() else "not a regular file"
     except OSError as error:
         reason = error.strerror or "unreadable"

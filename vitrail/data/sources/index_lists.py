@@ -7,13 +7,15 @@ below the folder of the lists. `train.txt`, `val.txt` and their kin are read too
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vitrail.data.item import DataSet, Findings, order_classes, role_of
+from vitrail.data.item import DataSet, Findings, role_of
+from vitrail.data.labels.sets import order_classes
 from vitrail.data.sources.folder import is_image_name, named_file_source
 from vitrail.errors import DataError
+from vitrail.files import open_regular, regular_descriptor
 
 WHOLE, PARTS = "train800val200", ("train800", "val200")
 """A list that joins two others. It is left out if those exist, so that no validation image is a training image;
@@ -40,7 +42,7 @@ def index_lists(path: Path) -> dict[str, Path]:
 def _is_list(file: Path) -> bool:
     """Return whether a file begins with a line "PATH LABEL" whose path is that of an image."""
     try:
-        with open(file, "rb") as stream:
+        with open_regular(file) as stream:
             first = stream.read(_LOOKED_AT).decode("utf-8", "replace").lstrip("\ufeff").split("\n")[0]
     except OSError:
         return False
@@ -48,23 +50,24 @@ def _is_list(file: Path) -> bool:
     return len(words) == 2 and is_image_name(words[0])
 
 
-def read_index_lists(path: Path) -> DataSet:
-    """Open a folder with index lists. Missing files are listed as dropped.
+def read_index_lists(path: Path, lists: Mapping[str, Path]) -> DataSet:
+    """Open a folder with these index lists (`index_lists`). Missing files are listed as dropped.
 
     Raises DataError for a line without a path and a label, and if no file of a list exists.
     """
     findings = Findings("lists")
-    read = {name: list(_lines(path, file, findings)) for name, file in index_lists(path).items()}
+    read = {name: list(_lines(path, file, findings)) for name, file in lists.items()}
     if empty := [name for name, lines in read.items() if not lines]:
         reason = f": {findings.dropped[0].id}, {findings.dropped[0].reason}" if findings.dropped else ""
-        raise DataError(f"{path / empty[0]}.txt lists no image that is there{reason}")
+        raise DataError(f"{path / empty[0]}.txt lists no existing image{reason}")
     class_names = order_classes({line.label for lines in read.values() for line in lines})
     return DataSet({name: named_file_source(path, lines, class_names) for name, lines in read.items()}, findings)
 
 
 def _lines(root: Path, file: Path, findings: Findings) -> Iterator[Line]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        with open(regular_descriptor(file), newline="", encoding="utf-8-sig") as stream:
+            text = stream.read()
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from error
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,9 +1,9 @@
-"""A list of images: a CSV that assigns images of a data set to splits without copying them.
+r"""A list of images: a CSV that assigns images of a data set to splits without copying them.
 
 | column | what |
 |---|---|
 | path | where the image lies, empty where it is no file of its own: for people and other programs |
-| label | its class, empty where it is not known |
+| label | its class, or its classes with '\|' between them; empty where it is not known |
 | split | the split it is in by this list |
 | id, from | its id, and the data set's own split in which that id is unique |
 | data | the data set: an absolute path, or a name; the same in every row |
@@ -23,50 +23,49 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.item import DataSet, Findings, Joined, Listed, View
+from vitrail.data.labels.sets import label_text
 from vitrail.data.sources.folder import file_of
+from vitrail.data.spreadsheet import SafeWriter, plain
 from vitrail.errors import DataError, UsageError
+from vitrail.files import regular_descriptor, replacing_text
 
 COLUMNS = ("path", "label", "split", "id", "from", "data")
 
 
-def write_list(file: Path, data: str, found: DataSet, splits: Mapping[str, Listed]) -> None:
+def write_list(file: Path, data: str, found: DataSet, splits: Mapping[str, Listed], *, raw: bool = False) -> None:
     """Write `splits`, each taken from the splits of `found`, which is what `find(data)` returned.
 
-    Raises UsageError where the file cannot be written.
+    `raw` is SafeWriter's. Raises UsageError where the file cannot be written.
     """
     place = Path(data).expanduser()
     data = str(place.resolve()) if place.exists() else data
     names = {id(source): name for name, source in found.splits.items()}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with open(file, "w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for split, images in splits.items():
-                for number in range(len(images)):
-                    source, index = images, number
-                    while id(source) not in names:
-                        assert isinstance(source, View | Joined)
-                        source, index = source.within(index)
-                    row = (file_of(source, index) or "", _class(source, index), split, source.id(index))
-                    writer.writerow((*row, names[id(source)], data))
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+    with replacing_text(file, UsageError, errors="surrogateescape") as stream:
+        writer = SafeWriter(stream, raw=raw, read_back=True)
+        writer.writerow(COLUMNS)
+        for split, images in splits.items():
+            for number in range(len(images)):
+                source, index = images, number
+                while id(source) not in names:
+                    assert isinstance(source, View | Joined)
+                    source, index = source.within(index)
+                row = (file_of(source, index) or "", _class(source, index), split, source.id(index))
+                writer.writerow((*row, names[id(source)], data))
 
 
 def refers_to(file: Path) -> str | None:
     """Return the data set that a list refers to; None for a CSV that is not such a list."""
     try:
-        with open(file, newline="", encoding="utf-8", errors="surrogateescape") as stream:
+        with open(regular_descriptor(file), newline="", encoding="utf-8", errors="surrogateescape") as stream:
             rows = csv.reader(stream)
             first = next(rows, None) if tuple(next(rows, ())) == COLUMNS else None
     except csv.Error:  # the reader of tables says what is wrong
         return None
     if first is None or len(first) != len(COLUMNS):
         return None
-    if first[-1] == str(file.resolve()):
+    if plain(first[-1]) == str(file.resolve()):
         raise DataError(f"{file} is a list of images that refers to itself. Name the data set in its column 'data'")
-    return first[-1]
+    return plain(first[-1])
 
 
 @dataclass
@@ -99,10 +98,11 @@ def read_list(file: Path, found: DataSet) -> DataSet:
 def _read(file: Path) -> dict[str, _Wanted]:
     splits: dict[str, _Wanted] = {}
     data = refers_to(file)
-    with open(file, newline="", encoding="utf-8", errors="surrogateescape") as stream:
+    with open(regular_descriptor(file), newline="", encoding="utf-8", errors="surrogateescape") as stream:
         rows = csv.reader(stream)
         next(rows)
         for number, row in enumerate(rows, start=2):
+            row = [plain(cell) for cell in row]
             if len(row) != len(COLUMNS) or row[-1] != data:
                 raise DataError(f"{file}, row {number}: not {', '.join(COLUMNS)} of {data}")
             _, label, split, name, origin, _ = row
@@ -137,8 +137,7 @@ def _chosen(file: Path, source: Listed, wanted: _Wanted, findings: Findings) -> 
 
 
 def _class(source: Listed, index: int) -> str:
-    label = int(source.labels[index])
-    return source.class_names[label] if label >= 0 else ""
+    return label_text(source.labels, index, source.class_names)
 
 
 def _marks(ids: Iterable[str]) -> np.ndarray:

@@ -5,7 +5,9 @@ Classes are matched by name, never by position. Everything that was left out is 
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,22 +16,27 @@ import numpy as np
 
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
-from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View
-from vitrail.data.roles import matched, named_split, of_role, test_split, training_splits, validation_split
-from vitrail.data.settings import Data
+from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View, split_title
+from vitrail.data.labels.kind import one_or_several, without_labels
+from vitrail.data.labels.sets import LabelSets, class_counts, known
+from vitrail.data.roles import SUBSET, matched, named_split, of_role, test_split, training_splits, validation_split
+from vitrail.data.settings import Columns, Data
 from vitrail.data.sources import folder, table
 from vitrail.data.sources.address import is_address
 from vitrail.data.sources.arrays import read_digits, read_npz
-from vitrail.data.sources.arrow import hub_cached, open_hub, open_saved, read_parquet
-from vitrail.data.sources.index_lists import index_lists, read_index_lists
+from vitrail.data.sources.arrow import hub_cached, open_hub, read_parquet
+from vitrail.data.sources.indexed import data_set
+from vitrail.data.sources.layouts import open_folder
 from vitrail.data.sources.lists import read_list, refers_to
 from vitrail.data.sources.remote import find_remote
-from vitrail.data.sources.shards import packed_folders, read_packed, read_shards
-from vitrail.data.sources.tfds import prepared_folders, read_tfds
+from vitrail.data.sources.shards import read_shards
 from vitrail.data.split import fingerprint, hold_out, subset
 from vitrail.errors import DataError, did_you_mean
+from vitrail.words import listing
 
-__all__ = ["Item", "Listed", "Source", "Splits", "find", "open_data", "open_split"]
+__all__ = ["Item", "Listed", "Source", "Splits", "find", "find_and_warn", "open_data", "open_split"]
+
+log = logging.getLogger("vitrail")
 
 _HUB = "hf://datasets/"
 _KINDS = (
@@ -63,7 +70,7 @@ def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) ->
     """
     if not isinstance(data, Data):
         data = Data(path=str(data))
-    found = find(data.path, data.image_column, data.label_column, labels=labels)
+    found = find_data(data, labels=labels)
     return split_found(found, data, seed, labels=labels)
 
 
@@ -74,17 +81,8 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
     name = "+".join(names)
     train = found.splits[name] if len(names) == 1 else Joined({part: found.splits[part] for part in names})
     class_names = train.class_names
-    if labels and len(class_names) < 2:
-        tree = f"; {folder.EXPECTED}" if findings.kind == "folder" else ""
-        raise DataError(
-            f"{data.path} has one class only, {class_names[0]!r}. A classifier needs at least two classes{tree}"
-        )
-    unlabelled = int(np.count_nonzero(train.labels < 0))
-    if labels and unlabelled:
-        raise DataError(
-            f"{unlabelled} of {len(train)} images of split {name!r} of {data.path} have no label. "
-            "Label them, remove them, or choose a recipe that needs no labels"
-        )
+    if labels:
+        _check_labels(train, name, data.path, findings)
     mark = fingerprint(found.splits)
     measured = test_split(found, data, names)
     chosen = validation_split(found, data, names, measured, labels=labels)
@@ -97,6 +95,9 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
     if data.strict:
         findings.require_whole(data.path)
     test = None if measured is None else others[measured]
+    size = data.subset
+    if size is not None and data.validation == SUBSET:
+        train, size = View(train, subset(train, size, seed)), None
     if chosen is not None:
         validation, held = others[chosen], dict[str, Any](validation=chosen)
     elif data.holdout > 0:
@@ -106,56 +107,107 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
         train, validation = View(train, remaining), View(train, out)
     else:
         validation, held = None, {}
-    if data.subset is not None:
-        train = View(train, subset(train, data.subset, seed))
+    if size is not None:
+        train = View(train, subset(train, size, seed))
     return Splits(train, validation, test, list(class_names), findings, mark, held)
 
 
-def open_split(
-    path: str | Path,
-    split: str | None = None,
-    class_names: list[str] | None = None,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-) -> Listed:
+def _check_labels(train: Listed, split: str, path: str, findings: Findings) -> None:
+    """Raise DataError unless the training images all have a label and are of at least two classes."""
+    warnings = "".join(f". {line}" for line in findings.warnings[:3])
+    unlabelled = int(np.count_nonzero(~known(train.labels)))
+    if unlabelled:
+        where = f"split {split!r} of {path}" if split else path
+        raise DataError(
+            f"{unlabelled} of {len(train)} images of {where} ({findings.kind}) have no label. "
+            f"Label them, remove them, or choose a recipe that needs no labels{warnings}"
+        )
+    if without_labels(train.labels, len(train.class_names)):
+        raise DataError(
+            f"none of the {len(train)} images of split {split!r} of {path} ({findings.kind}) has any of its "
+            f"{len(train.class_names)} labels, so there is nothing to learn. Check the labels of this split{warnings}"
+        )
+    if isinstance(train.labels, LabelSets):
+        findings.warnings += _never(train, split)
+        return
+    if len(train.class_names) < 2:
+        tree = f"; {folder.EXPECTED}" if findings.kind == "folder" else ""
+        raise DataError(
+            f"{path} has one class only, {train.class_names[0]!r}. A classifier needs at least two classes"
+            f"{warnings}{tree}"
+        )
+
+
+def _never(train: Listed, split: str) -> Iterator[str]:
+    """Yield a warning if there are classes that no training image has."""
+    counts = class_counts(train.labels, len(train.class_names))
+    if names := [name for name, count in zip(train.class_names, counts, strict=True) if not count]:
+        yield f"no image of split {split!r} has the labels {listing(names)}: the network cannot learn them"
+
+
+def open_split(path: str | Path, split: str | None = None, class_names: list[str] | None = None) -> Listed:
     """Open one split for evaluation. Its labels are indices into `class_names` (a model's), matched by name.
 
     Default for `split`: the test split if there is one, else validation, else the only split. Raises DataError, with
     a list, for classes that `class_names` lacks, and UsageError for a split that does not exist."""
-    found = find(str(path), image_column, label_column)
+    found = find_and_warn(str(path))
     if split is not None:
         name = named_split(found, split, str(path))
     else:
         named = [*of_role(found, "test"), *of_role(found, "validation"), *found.splits]
-        name = next(name for name in named if len(named) == 1 or np.any(found.splits[name].labels >= 0))
+        name = next(name for name in named if len(named) == 1 or known(found.splits[name].labels).any())
     return found.splits[name] if class_names is None else View(found.splits[name], class_names=class_names)
 
 
-def find(
-    path: str, image_column: str | None = None, label_column: str | None = None, *, labels: bool = True
-) -> DataSet:
+def find(path: str, columns: Columns = Columns(), *, labels: bool = True) -> DataSet:
     """Return the data set at `path`: its splits by their own names, and what was left out.
 
     If `labels` is False, a folder of images without class folders is accepted. Raises DataError if there is no
     readable data set: the message says where it was looked for and what would be valid.
     """
     try:
-        return _find(path, image_column, label_column, labels)
+        found = _find(path, columns, labels)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error} ({error.filename})") from error
+    return _checked(path, found, columns)
 
 
-def _find(path: str, image_column: str | None, label_column: str | None, labels: bool) -> DataSet:
+def find_data(data: Data, *, labels: bool = True) -> DataSet:
+    """Return the data set that `data` describes, of the user's own class too. Raises DataError as `find` does."""
+    return _checked(data.path, data_set(data.find(labels=labels)), data.columns)
+
+
+def find_and_warn(path: str) -> DataSet:
+    """Return what `find` returns, and log its warnings, for a caller that does not show the findings."""
+    found = find(path)
+    for line in found.findings.warnings:
+        log.warning("%s", line)
+    return found
+
+
+def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
+    """Return the data set without splits that hold no image, with labels of one kind (`one_or_several`).
+
+    Raises DataError if no split is left."""
+    kept = {name: source for name, source in found.splits.items() if len(source)}
+    if not kept:
+        raise DataError(f"{path} ({found.findings.kind}) holds no images. Valid are {_KINDS}")
+    for name in found.splits:
+        if name not in kept:
+            found.findings.warnings.append(f"{split_title(name)} holds no images: left out")
+    return one_or_several(DataSet(kept, found.findings), columns)
+
+
+def _find(path: str, columns: Columns, labels: bool) -> DataSet:
     if path == "digits":
         return read_digits()
     if is_address(path) and not path.startswith(_HUB):
         return find_remote(path)
     place = Path(path).expanduser()
     if path and place.is_dir():
-        return _find_in_folder(place, image_column, label_column, labels)
+        return open_folder(place, columns, labels)
     if place.is_file():
-        return _find_file(place, image_column, label_column)
+        return _find_file(place, columns)
     if path.startswith(PREFIX):
         return read_task(path, find)
     if path in CATALOG:
@@ -164,16 +216,21 @@ def _find(path: str, image_column: str | None, label_column: str | None, labels:
             raise DataError(
                 f"{path} is not on the hub. Download it and give its folder instead. It comes from: {entry.source}"
             )
-        return open_hub(entry.hub, image_column or entry.image_column, label_column or entry.label_column)
+        image, label = columns.image or entry.image_column, columns.label or entry.label_column
+        return open_hub(entry.hub, columns._replace(image=image, label=label))
     if path.startswith(_HUB):
-        return open_hub(path.removeprefix(_HUB), image_column, label_column)
+        return open_hub(path.removeprefix(_HUB), columns)
     if hub_cached(path):
-        return open_hub(path, image_column, label_column)
+        return open_hub(path, columns)
     raise _missing(path, place)
 
 
 def _missing(path: str, place: Path) -> DataError:
     """Return the error for a path without data: how far the path exists, and similar names. Needs no network."""
+    if path and place.exists():
+        return DataError(
+            f"no data at {place.absolute()}: it is neither a folder nor a regular file. Valid are {_KINDS}"
+        )
     parent = next((p for p in place.absolute().parents if p.is_dir()), Path("/"))
     try:
         missing = place.absolute().relative_to(parent).parts[0]
@@ -187,14 +244,14 @@ def _missing(path: str, place: Path) -> DataError:
     )
 
 
-def _find_file(path: Path, image_column: str | None, label_column: str | None) -> DataSet:
+def _find_file(path: Path, columns: Columns) -> DataSet:
     suffix = path.suffix.lower()
     if suffix in table.SUFFIXES and (listed := refers_to(path)) is not None:
-        return read_list(path, _listed(path, listed, image_column, label_column))
+        return read_list(path, _listed(path, listed, columns))
     if suffix in table.SUFFIXES:
-        return table.read_tables(path, [path], image_column, label_column)
+        return table.read_tables(path, [path], columns)
     if suffix == ".parquet":
-        return read_parquet(path, [path], image_column, label_column)
+        return read_parquet(path, [path], columns)
     if suffix == ".npz":
         return read_npz(path)
     if suffix == ".tar":
@@ -202,37 +259,9 @@ def _find_file(path: Path, image_column: str | None, label_column: str | None) -
     raise DataError(f"{path} is a file of no known kind. Valid are {_KINDS}")
 
 
-def _listed(path: Path, data: str, image_column: str | None, label_column: str | None) -> DataSet:
+def _listed(path: Path, data: str, columns: Columns) -> DataSet:
     """Open the data set that a list of images refers to."""
     try:
-        return find(data, image_column, label_column)
+        return find(data, columns)
     except DataError as error:
         raise DataError(f"{path} lists images of {data}, which cannot be opened: {error}") from error
-
-
-def _find_in_folder(path: Path, image_column: str | None, label_column: str | None, labels: bool) -> DataSet:
-    """Detect the layout of a folder, the most specific layout first."""
-    if packed_folders(path):
-        return read_packed(path)
-    if index_lists(path):
-        return read_index_lists(path)
-    if prepared_folders(path):
-        return read_tfds(path, image_column, label_column)
-    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return open_saved(path, image_column, label_column)
-    for suffix in ("parquet", "tar"):
-        files = sorted(
-            file
-            for pattern in (f"*.{suffix}", f"*/*.{suffix}")
-            for file in path.glob(pattern)
-            if not folder.is_junk(file.name) and not folder.is_junk(file.parent.name)
-        )
-        if files and suffix == "parquet":
-            return read_parquet(path, files, image_column, label_column)
-        if files:
-            return read_shards(path, files)
-    tables = [file for file in sorted(path.iterdir()) if file.suffix.lower() in table.SUFFIXES]
-    if tables and not folder.is_class_tree(path):
-        return table.read_tables(path, tables, image_column, label_column)
-    plain = None if labels else folder.read_unlabelled(path)
-    return plain or folder.read_folder(path)

@@ -7,8 +7,7 @@ and an interrupted start continues where it stopped. Ours, because fsspec's cach
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,18 +29,23 @@ from vitrail.data.sources.shards import (
     members,
     packed_manifest,
     tar_source,
+    understood,
 )
 from vitrail.data.sources.table import group_by_split
+from vitrail.disk import writing
 from vitrail.errors import DataError
+from vitrail.files import replacing
 
-_AT_ONCE = 16  # number of tars that are read at the same time
-_READ = 1 << 22  # bytes asked for at a time while a tar is read through
+_AT_ONCE = 16
+"""Number of tars that are read at the same time."""
+_READ = 1 << 22
+"""Bytes per request while a tar is indexed or an index is copied."""
 
 
 def find_remote(address: str) -> DataSet:
     """Open shards at an address: a folder that `pack` wrote, one of its splits, a folder of tars, or tars by pattern.
 
-    "{0000..0099}" and "{train,val}" stand for several addresses, "*" for what a listing gives. Raises DataError.
+    "{0000..0099}" and "{train,val}" stand for several addresses, and "*" for the names in a listing. Raises DataError.
     """
     places = [locate(one) for one in expand(address)]
     system = places[0][0]
@@ -96,19 +100,20 @@ def _tars_in(system: Any, folder: str) -> set[str]:
 def _read_packed(system: Any, folders: dict[str, str]) -> DataSet:
     found = DataSet({}, Findings("packed"))
     for split, folder in folders.items():
-        index = read_table(_copied(system, f"{folder}/{INDEX}"))
-        manifest = packed_manifest(index)
-        paths = [f"{folder}/{shard['name']}" for shard in manifest["shards"]]
-        check_lengths(manifest, _lengths(system, folder, paths), address_of(system, folder))
-        found.splits[split] = ShardSource(RemoteFiles(system, paths), index, manifest["class_names"])
+        with understood(address_of(system, f"{folder}/{INDEX}")):
+            index = read_table(_copied(system, f"{folder}/{INDEX}"))
+            manifest = packed_manifest(index)
+            paths = [f"{folder}/{shard['name']}" for shard in manifest["shards"]]
+            check_lengths(manifest, _lengths(system, folder, paths), address_of(system, folder))
+            found.splits[split] = ShardSource(RemoteFiles(system, paths), index, manifest["class_names"])
     return found
 
 
 def _lengths(system: Any, folder: str, paths: list[str]) -> list[int | None]:
-    """Bytes of each file, None where it is not there: from one listing where that tells them."""
+    """Return the bytes of each file, None if it is missing: from one listing if that contains them."""
     try:
         listed = {entry["name"]: entry.get("size") for entry in system.ls(folder, detail=True)}
-    except Exception:  # a web server need not list, and each library says so in its own way
+    except Exception:  # some web servers have no listing, and each library raises its own error
         listed = {}
     lengths = {path: listed[path] for path in paths if listed.get(path) is not None}
     left = [path for path in paths if path not in lengths]
@@ -132,24 +137,25 @@ def _copied(system: Any, path: str) -> Path:
     target = cached_file("remote", json.dumps([1, address_of(system, path), size, state]))
     if target.exists():
         return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-        os.close(handle)
-    except OSError as error:
-        raise DataError(
-            f"cannot keep a copy of {address_of(system, path)} in {target.parent}: {error.strerror or error}; set "
-            "VITRAIL_CACHE to a folder that can be written"
-        ) from error
-    try:
-        with explained(system, path):
-            system.get_file(path, temporary)
-        if os.path.getsize(temporary) != size:
-            raise DataError(f"{address_of(system, path)} changed or broke off while it was copied: try again")
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    address = address_of(system, path)
+    task, advice = f"write a copy of {address} in {target.parent}", "Set VITRAIL_CACHE to a folder that can be written"
+    with writing(target, DataError, task=task, advice=advice), replacing(target) as temporary:
+        with temporary.open("wb") as file:
+            file.writelines(_pieces(system, path))
+        if temporary.stat().st_size != size:
+            raise DataError(f"{address} changed while it was copied, or the copy is incomplete. Try again.")
     return target
+
+
+def _pieces(system: Any, path: str) -> Iterator[bytes]:
+    """Yield the bytes of a file. Only what reading raises is an error of the address."""
+    with explained(system, path), _opened(system, path) as stream:
+        while piece := stream.read(_READ):
+            yield piece
+
+
+def _opened(system: Any, path: str) -> Any:
+    return system.open(path, "rb", block_size=_READ, cache_type="readahead")
 
 
 def _read_tars(system: Any, paths: list[str]) -> DataSet:
@@ -158,14 +164,14 @@ def _read_tars(system: Any, paths: list[str]) -> DataSet:
     for split, group in group_by_split([PurePosixPath(path) for path in paths]).items():
         of_group = [path for path in paths if PurePosixPath(path) in set(group)]
         numbered = [_numbered(tables[path], number) for number, path in enumerate(of_group)]
-        names = [PurePosixPath(path).name for path in of_group]
+        names = [address_of(system, path) for path in of_group]
         files = RemoteFiles(system, of_group)
         found.splits[split] = tar_source(files, pa.concat_tables(numbered), names, found.findings)
     return found
 
 
 def _indexes(system: Any, paths: list[str]) -> list[pa.Table]:
-    """Return the index of each tar, from the cache where it is; processes of one run begin at different ones."""
+    """Return the index of each tar, from the cache if possible. The processes of a run begin with different tars."""
     first = len(paths) * world.rank() // world.size()
     turned = [*paths[first:], *paths[:first]]
     with threads(min(_AT_ONCE, len(paths))) as pool:
@@ -176,11 +182,11 @@ def _indexes(system: Any, paths: list[str]) -> list[pa.Table]:
 def _index(system: Any, path: str) -> pa.Table:
     size, state = look(system, path)
     address = address_of(system, path)
-    target = cached_file("tables", json.dumps([1, "webdataset 2", address, size, state]))
+    target = cached_file("tables", json.dumps([1, "webdataset 3", address, size, state]))
 
     def write(writer: pa.RecordBatchWriter) -> None:
         name = PurePosixPath(path).name
-        with explained(system, path), system.open(path, "rb", block_size=_READ, cache_type="readahead") as stream:
+        with explained(system, path), _opened(system, path) as stream:
             rows = list(members(stream, size, name, address))
         writer.write_table(index_table([{"shard": 0, **row} for row in rows]))
 
@@ -188,6 +194,6 @@ def _index(system: Any, path: str) -> pa.Table:
 
 
 def _numbered(table: pa.Table, number: int) -> pa.Table:
-    """Return the index of one tar as part of that of many."""
+    """Return the index of one tar as a part of the index of many."""
     place = table.schema.get_field_index("shard")
     return table.set_column(place, SCHEMA.field("shard"), pa.array(np.full(len(table), number, dtype=np.int32)))

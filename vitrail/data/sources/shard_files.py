@@ -16,6 +16,7 @@ import numpy as np
 
 from vitrail.data.sources.address import address_of
 from vitrail.errors import DecodeError
+from vitrail.files import regular_descriptor
 
 _OPEN = 256  # number of shards that stay open; the limit on open files is often 1,024
 _GAP = 1 << 15  # bytes between two ranges that are rather read than made a request of its own
@@ -69,7 +70,7 @@ class LocalFiles:
         try:
             if handle is not None:
                 return _read_at(handle, size, offset)
-            handle = os.open(self._files[shard], os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            handle = regular_descriptor(self._files[shard])
             data = _read_at(handle, size, offset)
         except OSError as error:
             raise DecodeError(f"{self._files[shard]}: {error.strerror}", reason="unreadable") from error

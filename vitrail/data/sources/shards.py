@@ -1,8 +1,8 @@
 """Tar shards with an index, so that any image of any shard is one read away.
 
-Shards are named as webdataset does: `key.jpg` beside `key.cls` (a number or a class name) or `key.json` with
-"label", "class" or "cls". Packed shards (`pack`) are such tars too, with the index beside them. Nothing is
-extracted: an image is a position and a length in a shard."""
+Members have webdataset's names: `key.jpg` with `key.cls` (a number or a class name), or with `key.json` that contains
+"label", "class" or "cls", or a list of names in "labels". Packed shards (`pack`) are such tars too, with an index file
+in the same folder. Nothing is extracted: an image is an offset and a length in a shard."""
 
 from __future__ import annotations
 
@@ -10,37 +10,43 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitrail.data.cache import cached_table, read_table
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, order_classes
+from vitrail.data.item import UNKNOWN, DataSet, Findings, Item
+from vitrail.data.labels.cells import names_in
+from vitrail.data.labels.sets import Labels, label_at, named, names_of_text, order_classes, set_text
 from vitrail.data.sources.folder import MAX_BYTES, is_image_name, is_junk, refuse_large
 from vitrail.data.sources.shard_files import LocalFiles, ShardFiles
 from vitrail.data.sources.table import group_by_split
 from vitrail.data.split import row_digest
 from vitrail.errors import DataError, DecodeError
+from vitrail.files import open_regular
 
-_LABEL_KEYS = ("label", "class", "cls", "class_name", "label_name")
+_LONGEST_READ = 2 << 20  # bytes: the longest label, and longer than any name in a header
+_LABEL_KEYS = ("label", "class", "cls", "class_name", "label_name", "labels", "classes")
 
 
 def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[dict[str, Any]]:
     """Yield {offset, size, label, id} for each image of the tar `name`; a damaged place is a row of size -1.
 
-    `length` is the file's, `where` its place for messages. Raises DataError for a file that is no tar.
+    `length` is the file's size in bytes, `where` its place for messages. Raises DataError if the file is not a tar.
     """
     images: dict[str, tuple[int, int, str]] = {}
     labels: dict[str, str] = {}
     cut = False
     try:
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
+        with tarfile.open(fileobj=cast(BinaryIO, _Bounded(stream)), mode="r:") as tar:
             for member in tar:
+                tar.members = []  # type: ignore[attr-defined]  # tarfile would keep them all
                 folder, _, base = member.name.rpartition("/")
                 if not member.isreg() or is_junk(base):
                     continue
@@ -51,13 +57,13 @@ def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[di
                 key = f"{folder}/{key}"
                 if is_image_name(base) or suffix == "npy":
                     images[key] = (member.offset_data, member.size, member.name)
-                elif (label := _label(tar, member, suffix)) is not None:
+                elif (label := _label(tar, member, suffix, where)) is not None:
                     labels[key] = label
     except tarfile.TarError as error:
         if not images:
             raise DataError(
-                f"{where} cannot be read as an uncompressed tar: {error}; compressed shards have "
-                "no random access, unpack them with gunzip or zstd first"
+                f"{where} is not a readable uncompressed tar: {error}. Compressed shards have no random access: "
+                "decompress them with gunzip or zstd first"
             ) from error
         cut = True
     for key, (offset, size, member_name) in images.items():
@@ -66,8 +72,24 @@ def members(stream: BinaryIO, length: int, name: str, where: str) -> Iterator[di
         yield {"offset": 0, "size": -1, "label": None, "id": name}
 
 
-def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str) -> str | None:
-    """Return the class a .cls or .json member states, else None."""
+class _Bounded:
+    """A stream of a tar. Images are never read through it, so a long read is a header that claims to be long."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.seek, self.tell = stream.seek, stream.tell
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes. Raises ReadError for more than `_LONGEST_READ`."""
+        if size > _LONGEST_READ:
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        return self._stream.read(size)
+
+
+def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, where: str) -> str | None:
+    """Return the class a .cls or .json member states, or a `set_text` for a list of classes; else None.
+
+    Raises DataError for a list of anything but names and whole numbers."""
     if suffix not in ("cls", "json") or member.size > 1 << 20:
         return None
     stream = tar.extractfile(member)
@@ -76,9 +98,11 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str) -> str | 
         return text or None
     try:
         record = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
     found = [record[key] for key in _LABEL_KEYS if key in record] if isinstance(record, dict) else []
+    if found and isinstance(found[0], list):
+        return set_text(set(names_in(found[0], f"{where}, {member.name}")))
     return str(found[0]) if found and isinstance(found[0], str | int) else None
 
 
@@ -93,7 +117,7 @@ SCHEMA = pa.schema(
         "digest": pa.uint64(),
     }
 )
-"""Of an index: where each image lies, and its `vitrail.data.split.row_digest`, so that none is hashed at opening."""
+"""Columns of an index: the place of each image, and its `vitrail.data.split.row_digest`, so none is hashed later."""
 
 
 class ShardSource:
@@ -105,7 +129,7 @@ class ShardSource:
         self.distant = files.distant
         self.sizes = table["size"].to_numpy()
         self.class_names = class_names
-        self.labels = _positions(table["label"], class_names)
+        self.labels: Labels = _positions(table["label"], class_names)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -115,7 +139,7 @@ class ShardSource:
         shard, offset = (int(self._table[name][index].as_py()) for name in ("shard", "offset"))
         data = self._files.read(shard, offset, int(self.sizes[index]))
         id = self.id(index)
-        return Item(_pixels(data, id), int(self.labels[index]), id)
+        return Item(_pixels(data, id), label_at(self.labels, index), id)
 
     def id(self, index: int) -> str:
         """See `Listed.id`: shard and member of the tar, or the id the image had before packing."""
@@ -152,12 +176,12 @@ class ShardSource:
         return [(Path(self._files.names[n]).stem, piece) for n, piece in zip(numbers.tolist(), pieces, strict=True)]
 
     def digests(self) -> np.ndarray | None:
-        """Return what `vitrail.data.split.row_digest` gives of each image, uint64 [N]; None from an older index."""
+        """Return the `vitrail.data.split.row_digest` of each image, uint64 [N]; None for an older index."""
         return np.asarray(self._table["digest"].to_numpy()) if "digest" in self._table.column_names else None
 
 
 def _pixels(data: bytes, id: str) -> bytes | np.ndarray:
-    """Return the bytes of an image file as they are, a packed array as an array. Raises DecodeError."""
+    """Return the bytes of an image file unchanged, or a packed array as an array. Raises DecodeError."""
     return _array(data, id) if data.startswith(b"\x93NUMPY") else data
 
 
@@ -171,8 +195,17 @@ def _array(data: bytes, id: str) -> np.ndarray:
     return image
 
 
-def _positions(labels: pa.ChunkedArray, class_names: list[str]) -> np.ndarray:
-    """Return the index of each label among the class names, UNKNOWN for null; int64 [N]."""
+def _class_names(labels: pa.ChunkedArray) -> list[str]:
+    """Return the names of all classes in a column of labels, in order."""
+    texts = map(names_of_text, labels.unique().drop_null().to_pylist())
+    return order_classes({name for text in texts for name in ([text] if isinstance(text, str) else text)})
+
+
+def _positions(labels: pa.ChunkedArray, class_names: list[str]) -> Labels:
+    """Return the index of each label among the class names, UNKNOWN for null; sets if the column holds any."""
+    if pc.any(pc.starts_with(labels, "\0")).as_py():
+        texts = [None if text is None else names_of_text(text) for text in labels.to_pylist()]
+        return named(texts, class_names).labels
     position = {name: index for index, name in enumerate(class_names)}
     result = np.empty(len(labels), dtype=np.int64)
     begin = 0
@@ -184,9 +217,15 @@ def _positions(labels: pa.ChunkedArray, class_names: list[str]) -> np.ndarray:
     return result
 
 
+def valid_text(name: str) -> str:
+    """Return a name as text that UTF-8 can hold: bytes of another encoding are written as in "caf\\udce9.jpg"."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def index_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Return a part of an index: rows of shard, offset, size, label and id, with the digest of each."""
     for row in rows:
+        row["id"], row["label"] = valid_text(row["id"]), row["label"] and valid_text(row["label"])
         digest = row_digest(row["id"], row["size"], row["label"] or "")
         row["digest"] = int.from_bytes(digest, "big")
     return pa.Table.from_pylist(rows, SCHEMA)
@@ -196,9 +235,8 @@ def read_shards(path: Path, files: list[Path]) -> DataSet:
     """Open tar files as webdataset names them; the index is stored in the cache folder. Raises DataError."""
     found = DataSet({}, Findings("shards"))
     for name, group in group_by_split(files).items():
-        table = cached_table(group, {"format": "webdataset 2"}, SCHEMA, partial(_write_index, group))
-        names = [file.name for file in group]
-        found.splits[name] = tar_source(LocalFiles(group), table, names, found.findings)
+        table = cached_table(group, {"format": "webdataset 3"}, SCHEMA, partial(_write_index, group))
+        found.splits[name] = tar_source(LocalFiles(group), table, list(map(str, group)), found.findings)
     return found
 
 
@@ -209,40 +247,66 @@ def tar_source(files: ShardFiles, table: pa.Table, names: list[str], findings: F
         findings.drop(shard, "shard cut off or damaged; the members before that are used")
     table = table.filter(pc.greater_equal(table["size"], 0)) if damaged else table
     if not len(table):
-        raise DataError(f"no images in {', '.join(names[:3])}: expected members key.jpg beside key.cls or key.json")
-    return ShardSource(files, table, order_classes(set(table["label"].unique().drop_null().to_pylist())))
+        raise DataError(f"no images in {', '.join(names[:3])}: expected members key.jpg with key.cls or key.json")
+    return ShardSource(files, table, _class_names(table["label"]))
 
 
 def _write_index(files: list[Path], writer: pa.RecordBatchWriter) -> None:
     for number, file in enumerate(files):
-        with open(file, "rb") as stream:
-            rows = members(stream, file.stat().st_size, file.name, str(file))
-            writer.write_table(index_table([{"shard": number, **row} for row in rows]))
+        try:
+            with open_regular(file) as stream:
+                rows = list(members(stream, os.fstat(stream.fileno()).st_size, file.name, str(file)))
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
+        writer.write_table(index_table([{"shard": number, **row} for row in rows]))
 
 
 def packed_folders(path: Path) -> dict[str, Path]:
     """Return split -> folder of packed shards at or right below `path`; empty if there are none."""
     if (path / INDEX).is_file():
         return {"": path}
-    # a folder that may not be looked into is no error here
+    # a folder without permission is not an error here
     return {folder.name: folder for folder in sorted(path.iterdir()) if os.path.isfile(folder / INDEX)}
 
 
-def read_packed(path: Path) -> DataSet:
-    """Open shards written by `pack`. Raises DataError where a shard is missing or has another length."""
+def read_packed(folders: Mapping[str, Path]) -> DataSet:
+    """Open shards written by `pack`, split -> folder (`packed_folders`).
+
+    Raises DataError if a shard is missing or has another length.
+    """
     found = DataSet({}, Findings("packed"))
-    for name, folder in packed_folders(path).items():
-        table = read_table(folder / INDEX)
-        manifest = packed_manifest(table)
-        files = [folder / shard["name"] for shard in manifest["shards"]]
-        check_lengths(manifest, [file.stat().st_size if file.is_file() else None for file in files], str(folder))
-        found.splits[name] = ShardSource(LocalFiles(files), table, manifest["class_names"])
+    for name, folder in folders.items():
+        with understood(str(folder / INDEX)):
+            table = read_table(folder / INDEX)
+            manifest = packed_manifest(table)
+            files = [folder / shard["name"] for shard in manifest["shards"]]
+            check_lengths(manifest, [file.stat().st_size if file.is_file() else None for file in files], str(folder))
+            found.splits[name] = ShardSource(LocalFiles(files), table, manifest["class_names"])
     return found
 
 
+@contextmanager
+def understood(index: str) -> Iterator[None]:
+    """Context that raises DataError for an index file that `pack` did not write, or that is damaged."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:  # ArrowInvalid is a ValueError
+        raise DataError(
+            f"{index} is not an index that `vitrail data pack` wrote, or it is damaged ({error or type(error).__name__}"
+            "). Pack the data set again, or remove the file"
+        ) from error
+
+
 def packed_manifest(table: pa.Table) -> dict[str, Any]:
-    """Return what an index written by `pack` says of its shards."""
-    return dict(json.loads((table.schema.metadata or {})[b"vitrail"]))
+    """Return the list of shards and classes in an index written by `pack`. To be called within `understood`."""
+    manifest = dict(json.loads((table.schema.metadata or {})[b"vitrail"]))
+    if missing := [name for name in SCHEMA.names if name not in (*table.column_names, "digest")]:
+        raise ValueError(f"column {missing[0]!r} is missing")
+    if len(table):
+        shards, smallest = pc.min_max(table["shard"]).as_py(), pc.min(table["size"]).as_py()
+        if shards["min"] < 0 or shards["max"] >= len(manifest["shards"]) or smallest < 0:
+            raise ValueError("an image lies outside the shards")
+    return manifest
 
 
 def check_lengths(manifest: dict[str, Any], lengths: list[int | None], folder: str) -> None:

@@ -1,6 +1,6 @@
 """CSV files of paths and labels. Every rejected row is listed with its number; the header is row 1.
 
-Ours rather than a data frame's reader, because an error must name the row it stands in.
+Ours and not a data frame library's, because an error must name its row.
 """
 
 from __future__ import annotations
@@ -8,21 +8,27 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePath
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from vitrail.data.item import UNKNOWN, DataSet, Findings, order_classes, role_of
+from vitrail.data.item import UNKNOWN, DataSet, Findings, role_of
+from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, read_cells, unsplit
+from vitrail.data.labels.sets import order_classes
+from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import FileSource, named_file_source
+from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, plain
 from vitrail.errors import DataError, UsageError, did_you_mean
+from vitrail.files import regular_descriptor
+from vitrail.words import listing
 
 IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path", "jpg", "pixels")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "class_name", "category", "target", "cls", "species")
 SUFFIXES = (".csv", ".tsv")
 P = TypeVar("P", bound=PurePath)
-_MISSING = frozenset(("", "nan", "none", "null", "na", "n/a"))
 
 
 def find_column(names: Iterable[str], wanted: str | None, usual: tuple[str, ...], what: str, where: str) -> str:
@@ -62,71 +68,143 @@ def group_by_split(files: Sequence[P]) -> dict[str, list[P]]:
     return groups
 
 
-def read_tables(
-    path: Path, files: list[Path], image_column: str | None = None, label_column: str | None = None
-) -> DataSet:
+class _Table(NamedTuple):
+    """The rows of a CSV, as far as they are used. All lists have an entry for each row."""
+
+    file: Path
+    rows: list[str]
+    """Name of each row, for messages."""
+    paths: list[str]
+    labels: list[str | tuple[str, ...]]
+    """A cell, or the names of the classes whose column holds a 1."""
+    splits: list[str]
+    classes: tuple[str, ...]
+    """Columns that are classes; empty if there is a column of labels."""
+
+
+def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
     """Open CSV files; several are splits by name, one may have a column "split". Raises DataError,
     UsageError."""
     findings = Findings("csv")
-    if len(files) == 1:
-        rows = Rows(files[0].parent, findings)
-        splits = rows.read(_records(files[0], image_column, label_column), str(files[0]))
-        return DataSet(dict(splits), findings)
-    found = DataSet({}, findings)
-    for name, group in group_by_split(files).items():
-        if len(group) > 1 or not name:
+    groups = group_by_split(files) if len(files) > 1 else {"": files}
+    for name, group in groups.items():
+        if len(group) > 1 or (not name and len(files) > 1):
             raise DataError(
                 f"{path} holds several tables, not one per split: {', '.join(f.name for f in group)}. Choose one"
             )
-        rows = Rows(group[0].parent, findings)
-        for source in rows.read(_records(group[0], image_column, label_column), str(group[0])).values():
-            found.splits[name] = source
+    tables = {name: _read(group[0], columns, findings) for name, group in groups.items()}
+    found = DataSet({}, findings)
+    for (name, table), labels in zip(tables.items(), _labels(list(tables.values()), columns, findings), strict=True):
+        rows = Rows(table.file.parent, findings, table.classes)
+        records = zip(table.rows, table.paths, labels, table.splits, strict=True)
+        for split, source in rows.read(records, str(table.file)).items():
+            found.splits[name if len(files) > 1 else split] = source
     return found
 
 
-def _records(file: Path, image_column: str | None, label_column: str | None) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (row, path, label, split) of a CSV. Raises DataError for a file that is not such a table."""
+def _labels(tables: list[_Table], columns: Columns, findings: Findings) -> Iterator[list[str | tuple[str, ...]]]:
+    """Yield the labels of each table: those in cells are read alike in all tables of a data set."""
+    cells = [label for table in tables for label in table.labels if isinstance(label, str)]
+    places = [(table, row) for table in tables if not table.classes for row in table.rows]
+    read = read_cells(cells, columns.separator, lambda cell: f"{places[cell][0].file}, {places[cell][1]}")
+    if columns.separator is None and (inside := unsplit(read)):
+        findings.warnings.append(
+            f"names of classes contain {inside!r}. If it stands between the labels of an image, set "
+            f"data.label_separator to {inside!r}"
+        )
+    remaining = iter(read)
+    for table in tables:
+        yield [next(remaining) if isinstance(label, str) else label for label in table.labels]
+
+
+def _read(file: Path, columns: Columns, findings: Findings) -> _Table:
+    """Return the rows of a CSV. Raises DataError for a file that is not such a table.
+
+    Names stand as they are, but in the CSV of `vitrail predict` as a spreadsheet shows them.
+    """
+    header, rows = _rows(file)
+    lowered = [name.strip().lower() for name in header]
+    image = header.index(find_column(header, columns.image, IMAGE_COLUMNS, "image", str(file)))
+    split = lowered.index("split") if "split" in lowered else None
+    label, classes = _label_columns(file, header, rows, columns, {image, split})
+    text = plain if _is_predictions(header) else str
+    table = _Table(file, [], [], [], [], classes)
+    places = [header.index(name) for name in classes]
+    for number, row in rows:
+        where = f"row {number}"
+        table.rows.append(where)
+        table.paths.append(text(_cell(row, image)))
+        table.splits.append("" if split is None else _cell(row, split))
+        if label is None:
+            cells = [row[place] for place in places if place < len(row) <= len(header)]
+            table.labels.append(marked(cells, classes, f"{file}, {where}"))
+        else:
+            table.labels.append(text(_cell(row, label)))
+    if classes:
+        findings.warnings.append(f"each of the {len(classes)} columns {listing(classes)} is a class ({file.name})")
+    return table
+
+
+def _cell(row: list[str], place: int) -> str:
+    """Return a cell of a row, which may be shorter than the header."""
+    return row[place].strip() if place < len(row) else ""
+
+
+def _is_predictions(header: list[str]) -> bool:
+    return any(tuple(header[: len(names)]) == names for names in (PREDICTIONS, LABEL_PREDICTIONS))
+
+
+def _rows(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header of a CSV and (number, cells) of each row that is not empty."""
     try:
-        with open(file, newline="", encoding="utf-8-sig") as stream:
+        with open(regular_descriptor(file), newline="", encoding="utf-8-sig") as stream:
             first = stream.readline()
             stream.seek(0)
             delimiter = max(",;\t", key=first.count) if file.suffix.lower() == ".csv" else "\t"
             reader = csv.reader(stream, delimiter=delimiter)
-            header = next(reader, [])
-            image = header.index(find_column(header, image_column, IMAGE_COLUMNS, "image", str(file)))
-            label = header.index(find_column(header, label_column, LABEL_COLUMNS, "label", str(file)))
-            lowered = [name.strip().lower() for name in header]
-            split = lowered.index("split") if "split" in lowered else None
-            for number, row in enumerate(reader, start=2):
-                if not any(row):
-                    continue
-                row += [""] * (len(header) - len(row))
-                yield (
-                    f"row {number}",
-                    row[image].strip(),
-                    row[label].strip(),
-                    "" if split is None else row[split].strip(),
-                )
+            return next(reader, []), [(number, row) for number, row in enumerate(reader, start=2) if any(row)]
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from error
     except csv.Error as error:
         raise DataError(f"{file} is not a readable CSV: {error}") from error
 
 
+def _label_columns(
+    file: Path, header: list[str], rows: list[tuple[int, list[str]]], columns: Columns, used: set[int | None]
+) -> tuple[int | None, tuple[str, ...]]:
+    """Return the place of the column of labels, or the columns that are classes."""
+    if columns.classes is None:
+        try:
+            return header.index(find_column(header, columns.label, LABEL_COLUMNS, "label", str(file))), ()
+        except DataError as error:
+            missing = error
+    holds = {name: partial(_holds_marks, rows, place) for place, name in enumerate(header) if place not in used}
+    if classes := class_columns(holds, columns.classes, str(file)):
+        return None, classes
+    raise missing
+
+
+def _holds_marks(rows: list[tuple[int, list[str]]], place: int) -> bool:
+    cells = {_cell(row, place).lower() for _, row in rows}
+    return cells <= YES | NO and not cells.isdisjoint(YES)
+
+
 class Rows:
     """Turns (row, path, label, split) records into one `FileSource` per split, checking every row."""
 
-    def __init__(self, root: Path, findings: Findings) -> None:
+    def __init__(self, root: Path, findings: Findings, class_names: Sequence[str] | None = None) -> None:
         self._root = root
         self._findings = findings
+        self._class_names = class_names or None
 
-    def read(self, records: Iterable[tuple[str, str, str, str]], where: str) -> dict[str, FileSource]:
+    def read(self, records: Iterable[tuple[str, str, str | Sequence[str], str]], where: str) -> dict[str, FileSource]:
         """Return split -> source. A row is dropped, with its number, if its file is missing or was listed in
-        an earlier row. Raises DataError for a row without a label, and for a table without any usable row."""
+        an earlier row. A label is a name, or the names of a set. Raises DataError for a row without a name, and for
+        a table without any usable row."""
         seen: dict[str, str] = {}
-        rows: dict[str, list[tuple[str, str, int]]] = {}
+        rows: dict[str, list[tuple[str, str | Sequence[str], int]]] = {}
         for row, name, label, split in records:
-            if label.lower() in _MISSING:
+            if isinstance(label, str) and label.lower() in MISSING:
                 raise DataError(
                     f"{where}, {row}: no label for {name!r} (found {label!r}). Give it a label or remove the row"
                 )
@@ -141,8 +219,8 @@ class Rows:
         if not rows:
             dropped = self._findings.dropped
             reason = f"; the first: {dropped[0].id!r}, {dropped[0].reason}" if dropped else ""
-            raise DataError(f"{where} lists no image that is there ({len(dropped)} rows left out{reason})")
-        return {split: self._source(entries) for split, entries in rows.items()}
+            raise DataError(f"{where} lists no existing image ({len(dropped)} rows left out{reason})")
+        return {split: named_file_source(self._root, entries, self._class_names) for split, entries in rows.items()}
 
     def _locate(self, name: str) -> tuple[str, int | None]:
         """Return (name relative to the root, size or None if there is no such file)."""
@@ -152,9 +230,6 @@ class Rows:
                 return os.path.normpath(candidate), path.stat().st_size
         return name, None
 
-    def _source(self, entries: list[tuple[str, str, int]]) -> FileSource:
-        return named_file_source(self._root, entries, order_classes({label for _, label, _ in entries}))
-
 
 def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where: str) -> tuple[np.ndarray, list[str]]:
     """Return (labels int64 [N], class names) of a column of integers or names.
@@ -163,15 +238,20 @@ def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where:
     values are the classes. Raises DataError with the row number for an empty label or one out of range."""
     if isinstance(values.type, pa.DictionaryType):
         values = values.cast(values.type.value_type)
-    plain = values.to_numpy()
-    if plain.dtype.kind == "f":  # how a column of integers with nulls arrives
-        missing = np.flatnonzero(np.isnan(plain))
+    kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
+    valid = any(kind(values.type) for kind in kinds)
+    # floats may be integers with nulls, and a column of nulls lacks every label: that is said below
+    if not (valid or pa.types.is_floating(values.type) or pa.types.is_null(values.type)):
+        raise DataError(f"{where}: labels of type {values.type}; valid are integers and names")
+    array = values.to_numpy()
+    if array.dtype.kind == "f":  # the type of a column of integers with nulls
+        missing = np.flatnonzero(np.isnan(array))
     else:
-        missing = np.flatnonzero([value is None or value == "" for value in plain.tolist()])
+        missing = np.flatnonzero([value is None or value == "" for value in array.tolist()])
     if missing.size:
         raise DataError(f"{where}, row {missing[0] + 1}: no label; {missing.size} rows lack one")
     if class_names is not None and pa.types.is_integer(values.type):
-        labels = plain.astype(np.int64)
+        labels = array.astype(np.int64)
         outside = np.flatnonzero((labels < UNKNOWN) | (labels >= len(class_names)))
         if outside.size:
             row = outside[0]
@@ -180,11 +260,9 @@ def encode_labels(values: pa.ChunkedArray, class_names: list[str] | None, where:
                 f"0..{len(class_names) - 1}"
             )
         return labels, class_names
-    if not (
-        pa.types.is_integer(values.type) or pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
-    ):
+    if not valid and len(array):
         raise DataError(f"{where}: labels of type {values.type}; valid are integers and names")
-    distinct, inverse = np.unique(plain.astype(str), return_inverse=True)
+    distinct, inverse = np.unique(array.astype(str), return_inverse=True)
     names = order_classes(set(distinct.tolist()))
     position = {name: index for index, name in enumerate(names)}
     return np.array([position[name] for name in distinct.tolist()], dtype=np.int64)[inverse], names

@@ -20,12 +20,15 @@ import pyarrow as pa
 
 from vitrail.data.benchmarks.vtab import Label
 from vitrail.data.cache import cached_table
-from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, order_classes
+from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed
+from vitrail.data.labels.sets import order_classes
+from vitrail.data.settings import Columns
 from vitrail.data.sources.shard_files import LocalFiles
 from vitrail.data.sources.shards import SCHEMA, ShardSource, index_table
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, find_column
 from vitrail.data.sources.tfrecord import BYTES, Feature, example, records
 from vitrail.errors import DataError
+from vitrail.files import read_text
 
 _SHARD = re.compile(r"(?P<name>.+)-(?P<split>\w+)\.tfrecord-(?P<shard>\d{5,})-of-(?P<shards>\d{5,})")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -62,9 +65,7 @@ def _has_shards(path: Path) -> bool:
     return path.is_dir() and any(_SHARD.fullmatch(file.name) for file in path.glob("*.tfrecord-*-of-*"))
 
 
-def read_tfds(
-    path: Path, image_column: str | None = None, label_column: str | None = None, label: Label | None = None
-) -> DataSet:
+def read_tfds(path: Path, columns: Columns = Columns(), label: Label | None = None) -> DataSet:
     """Open a folder that TensorFlow Datasets prepared. The columns are names of features; `label` computes one.
 
     Raises DataError (several versions, missing or damaged files, another format, no labels) and UsageError.
@@ -75,7 +76,7 @@ def read_tfds(
         raise DataError(f"{path} holds the versions {listing}: give the folder of one of them")
     with _understood(versions[0]):
         prepared = _describe(versions[0])
-        image, default = _keys(prepared, image_column, label_column, computed=label is not None)
+        image, default = _keys(prepared, columns, computed=label is not None)
         wanted = label or Label((default,))
         names = list(wanted.names) or _class_names(prepared, wanted.keys[0])
         counts = {split: _stated_count(prepared, split) for split in prepared.splits}
@@ -96,7 +97,7 @@ def read_tfds(
 
 @contextmanager
 def _understood(folder: Path) -> Iterator[None]:
-    """Context in which JSON that TensorFlow Datasets would not write raises DataError."""
+    """Context that raises DataError for JSON that TensorFlow Datasets would not write."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -132,10 +133,10 @@ def _describe(folder: Path) -> Prepared:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path, DataError))
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}; prepare the data set again") from error
     return value if isinstance(value, dict) else {}
@@ -161,19 +162,19 @@ def _kind(feature: Mapping[str, Any]) -> str:
     return str(feature.get("pythonClassName") or feature.get("type") or "").rpartition(".")[2]
 
 
-def _keys(prepared: Prepared, image: str | None, label: str | None, *, computed: bool) -> tuple[str, str]:
+def _keys(prepared: Prepared, columns: Columns, *, computed: bool) -> tuple[str, str]:
     """Return the names of the features that are the image and the label."""
     names = list(prepared.features) or _first_names(prepared)
     where = str(prepared.folder)
     usual_image, usual_label = _supervised(prepared.info)
-    if image is None and usual_image not in names:
+    if columns.image is None and usual_image not in names:
         images = [name for name, feature in prepared.features.items() if _kind(feature) == "Image"]
         usual_image = images[0] if images else None
-    chosen = find_column(names, image or usual_image, IMAGE_COLUMNS, "image", where)
+    chosen = find_column(names, columns.image or usual_image, IMAGE_COLUMNS, "image", where)
     if computed:
         return chosen, ""
     usual_label = usual_label if usual_label in names else None
-    return chosen, find_column(names, label or usual_label, LABEL_COLUMNS, "label", where)
+    return chosen, find_column(names, columns.label or usual_label, LABEL_COLUMNS, "label", where)
 
 
 def _supervised(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -195,8 +196,8 @@ def _first_names(prepared: Prepared) -> list[str]:
 def _class_names(prepared: Prepared, key: str) -> list[str]:
     """Return the names of a ClassLabel, its numbers where they have none; [] where the label is no ClassLabel."""
     file = prepared.folder / f"{key.replace('/', '-')}.labels.txt"
-    if file.is_file():
-        names = file.read_text(encoding="utf-8").splitlines()
+    if file.exists():
+        names = read_text(file, DataError).splitlines()
         names = names[:-1] if names and not names[-1] else names
         if len(set(names)) != len(names):  # two classes of one name stay two
             names = [f"{name} ({number})" for number, name in enumerate(names)]

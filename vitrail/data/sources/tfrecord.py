@@ -8,6 +8,7 @@ trusted only up to the file's length, so a hostile size is refused and not alloc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,7 @@ import google_crc32c
 import numpy as np
 
 from vitrail.errors import DataError
+from vitrail.files import regular_descriptor
 
 _LENGTH, _CHECK = 8, 4  # bytes
 _HEADER = _LENGTH + _CHECK
@@ -51,9 +53,9 @@ def records(path: Path) -> Iterator[Record]:
 
     Raises DataError, naming file and record, for a wrong checksum, or a file that ends within a record.
     """
-    length = path.stat().st_size
     position = 0
-    with open(path, "rb", buffering=_BLOCK) as file:
+    with open(regular_descriptor(path), "rb", buffering=_BLOCK) as file:
+        length = os.fstat(file.fileno()).st_size
         for number in count():
             if position >= length:
                 return

@@ -11,55 +11,49 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
-from vitrail.model.layers import Linear
-from vitrail.model.vit import ViT
-from vitrail.objective.base import Prepared
-from vitrail.objective.beit.tokenizer import ImageTokenizer
-from vitrail.objective.masks import blocks, check_share
-from vitrail.objective.self_supervised import SelfSupervised, classification_losses, hatched, where_hidden
+from vitrail.model.layers import dense, zero_linear
+from vitrail.objective.base import Prepared, Task
+from vitrail.objective.beit.tokenizer import ImageTokenizer, load_tokenizer
+from vitrail.objective.masks import blocks
+from vitrail.objective.self_supervised import MaskedObjective, classification_losses
 from vitrail.objective.settings import BEiT
-from vitrail.objective.stems import at, encoded, flags, into_stem, need_maskable
+from vitrail.objective.stems import flags, into_stem
 
 MASK_NAMES = ("mask_token", "beit.embeddings.mask_token", "embeddings.mask_token")
 """Names of the [mask] embedding in BEiT's own files and in those of transformers."""
 
 
-class BEiTObjective(SelfSupervised):
+class BEiTObjective(MaskedObjective):
     """See the module. The loss of an image is the mean cross-entropy over its masked patches.
 
     Metrics: "code", the share of correctly predicted codes. The tokenizer is frozen and not part of the state. Raises
     UsageError for a network in which patches cannot be masked, or with another patch size than the tokenizer.
     """
 
-    model: ViT
-
     def __init__(self, model: nn.Module, config: BEiT, seed: int, tokenizer: ImageTokenizer) -> None:
-        model = need_maskable(model, config.kind, after_stem=config.mask_after_stem)
-        super().__init__(model)
-        check_share("ratio", config.ratio)
-        if config.smallest_block < 1 or not 0 < config.aspect <= 1:
-            raise UsageError(
-                f"objective.smallest_block is {config.smallest_block} and objective.aspect {config.aspect}: a block "
-                "has at least 1 patch, and the smallest height over width is above 0 and at most 1"
-            )
-        if tokenizer.patch != model.config.patch:
+        super().__init__(model, config, seed)
+        self.config = config
+        patch, width = self.model.config.patch, self.model.config.width
+        if tokenizer.patch != patch:
             raise UsageError(
                 f"the tokenizer gives a token to each patch of {tokenizer.patch} pixels, and the network's patch is "
-                f"{model.config.patch}: train a tokenizer for it (--recipe tokenizer --vit.patch {model.config.patch})"
+                f"{patch}: train a tokenizer for it (--recipe tokenizer --vit.patch {patch})"
             )
-        self.config = config
-        self.seed = seed
         self._tokenizer = (tokenizer,)  # in a tuple: it is neither trained nor saved
-        self.mask = nn.Parameter(torch.empty(model.config.width))
+        self.mask = nn.Parameter(torch.empty(width))
         nn.init.trunc_normal_(self.mask, std=0.02)
-        self.predict = Linear(model.config.width, tokenizer.config.codes)
-        nn.init.zeros_(self.predict.weight)
-        nn.init.zeros_(self.predict.bias)
+        self.predict = zero_linear(self.model.config.width, tokenizer.config.codes)
+
+    @classmethod
+    def of(cls, model: nn.Module, settings: BEiT, task: Task) -> Self:
+        """See `Objective`."""
+        return cls(model, settings, task.seed, load_tokenizer(settings.tokenizer))
 
     @property
     def tokenizer(self) -> ImageTokenizer:
@@ -93,23 +87,17 @@ class BEiTObjective(SelfSupervised):
         masked = flags(places, grid[0] * grid[1])
         patches = self.model.patches(into_stem(self.model, images, masked, after_stem=self.config.mask_after_stem))
         patches = torch.where(masked[..., None], self.mask.to(patches.dtype), patches)
-        found = encoded(self.model, self.model.place(patches, grid), grid)[:, self.model.config.prefix :]
-        return self.predict(at(found, places)).float()
+        return dense(self.predict, self.encoded_at(places, patches, images)).float()
 
     @torch.no_grad()
     def show(self, prepared: Prepared) -> dict[str, Tensor]:
         """See `SelfSupervised`. Codes are drawn as the tokenizer decodes them."""
-        images, patch = prepared.images, self.model.config.patch
-        grid = self.model.grid(images)
+        images, grid = prepared.images, self.model.grid(prepared.images)
         hidden = flags(prepared.targets, grid[0] * grid[1])
         target = self._codes(images)
         guess = target.scatter(1, prepared.targets, self.outputs(prepared).argmax(-1))
-        return {
-            "input": images,
-            "mask": hatched(images, hidden, patch),
-            "prediction": where_hidden(images, hidden, self.tokenizer.pictures(guess, grid), patch),
-            "target": where_hidden(images, hidden, self.tokenizer.pictures(target, grid), patch),
-        }
+        prediction, target = (self.tokenizer.pictures(codes, grid) for codes in (guess, target))
+        return self.pictures(images, hidden, prediction, target)
 
     def load_mask(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Load the [mask] embedding from the tensors of a published BEiT. Returns sentences that say what was loaded.

@@ -9,7 +9,6 @@ softmax; trained for minutes instead of weeks, that leaves most codes unused and
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,13 +19,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail import world
+from vitrail.config import merge
 from vitrail.errors import UsageError, WeightsError
+from vitrail.files import parse_json, replacing
 from vitrail.model.stems.convolutional import hmlp_stages
 from vitrail.objective.base import Prepared
 from vitrail.objective.beit.codebook import Codebook
 from vitrail.objective.colours import need_pixels
 from vitrail.objective.self_supervised import SelfSupervised, to_pixels
 from vitrail.objective.settings import Tokenizer
+from vitrail.ranges import LARGEST_SIDE
+from vitrail.words import shown
 
 FILE = "tokenizer.safetensors"
 _PLACES = ("", "best", "last", "model/best", "model/last")
@@ -53,27 +56,22 @@ class ImageTokenizer(nn.Module):
 
     def __init__(self, config: Tokenizer, patch: int) -> None:
         super().__init__()
-        if config.codes < 2 or config.features < 2 or not 0 <= config.decay < 1 or config.commitment < 0:
-            raise UsageError(
-                f"objective.codes is {config.codes}, objective.features {config.features}, objective.decay "
-                f"{config.decay}, objective.commitment {config.commitment}: at least 2 codes of 2 features, a decay of "
-                "at least 0 and below 1, and a commitment of 0 or more are needed"
-            )
         self.config = config
         self.patch = patch
         stages, width = hmlp_stages(patch), config.width
-        down: list[nn.Module] = []
+        layers: list[nn.Module] = []
         for stage, factor in enumerate(stages):
-            down += [nn.Conv2d(3 if stage == 0 else width, width, factor, factor), nn.ReLU()]
-        residuals = [_Residual(width) for _ in range(config.depth)]
-        self.encoder = nn.Sequential(*down, *residuals, nn.ReLU(), nn.Conv2d(width, config.features, 1))
+            layers += [nn.Conv2d(3 if stage == 0 else width, width, factor, factor), nn.ReLU()]
+        layers += [_Residual(width) for _ in range(config.depth)]
+        self.encoder = nn.Sequential(*layers, nn.ReLU(), nn.Conv2d(width, config.features, 1))
         self.codebook = Codebook(config.codes, config.features, config.decay)
-        up: list[nn.Module] = []
-        for factor in reversed(stages):
-            up += [nn.ReLU(), nn.ConvTranspose2d(width, width, factor, factor)]
+        upwards = [nn.ConvTranspose2d(width, width, factor, factor) for factor in reversed(stages)]
         residuals = [_Residual(width) for _ in range(config.depth)]
-        up += [nn.ReLU(), nn.Conv2d(width, 3, 1)]
-        self.decoder = nn.Sequential(nn.Conv2d(config.features, width, 1), *residuals, *up)
+        last = nn.Conv2d(width, 3, 1)  # the order of creation decides the initial values
+        layers = [nn.Conv2d(config.features, width, 1), *residuals]
+        for layer in (*upwards, last):
+            layers += [nn.ReLU(), layer]
+        self.decoder = nn.Sequential(*layers)
 
     def find(self, images: Tensor) -> Tensor:
         """Return the encoder's vectors [batch, rows, columns, features], each of mean 0 and variance 1."""
@@ -101,12 +99,10 @@ class ImageTokenizer(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.safetensors` into `folder`, and replace an older file atomically."""
-        folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        partial = folder / f".{FILE}"
         header = {"tokenizer": json.dumps({"patch": self.patch, **asdict(self.config)})}
-        save_file(tensors, partial, metadata=header)
-        partial.replace(folder / FILE)
+        with replacing(folder / FILE) as temporary:
+            save_file(tensors, temporary, metadata=header)
 
 
 def scaled(images: Tensor) -> Tensor:
@@ -130,26 +126,33 @@ def load_tokenizer(source: str | Path) -> ImageTokenizer:
             "objective beit needs a tokenizer: train one on these images first (vitrail train DIR --recipe tokenizer), "
             "then set objective.tokenizer to its run folder"
         )
-    file = next(_candidates(Path(source)), None)
+    places = (Path(source), *(Path(source) / place / FILE for place in _PLACES))
+    file = next((place for place in places if place.is_file()), None)
     if file is None:
         raise WeightsError(f"there is no tokenizer at {source}: give a run folder or a {FILE}")
     try:
         with safe_open(file, framework="pt") as opened:
-            values = json.loads((opened.metadata() or {})["tokenizer"])
-            patch = values.pop("patch")
-            tokenizer = ImageTokenizer(Tokenizer(**values), patch)
-            tokenizer.load_state_dict({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            config, patch = _config((opened.metadata() or {})["tokenizer"])
+            with torch.device("meta"):
+                needed = {name: tuple(like.shape) for name, like in ImageTokenizer(config, patch).state_dict().items()}
+            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            if wrong := sorted(name for name in needed | found if needed.get(name) != found.get(name)):
+                shape, valid = found.get(wrong[0]), needed.get(wrong[0])
+                raise ValueError(f"{shown(wrong[0])} has the shape {shape}; its settings require {valid}")
+            tokenizer = ImageTokenizer(config, patch)
+            tokenizer.load_state_dict({name: opened.get_tensor(name) for name in needed})
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, RuntimeError, UsageError) as error:
         raise WeightsError(f"{file} is not a tokenizer of vitrail: {error}") from error
     return tokenizer.eval().requires_grad_(False)
 
 
-def _candidates(source: Path) -> Iterator[Path]:
-    if source.is_file():
-        yield source
-    for place in _PLACES:
-        if (file := source / place / FILE).is_file():
-            yield file
+def _config(text: str) -> tuple[Tokenizer, int]:
+    """Return the settings in a file's header, and the patch. Raises ValueError or UsageError for invalid ones."""
+    values = parse_json(text)
+    patch = values.pop("patch", None) if isinstance(values, dict) else None
+    if not isinstance(patch, int) or not 1 <= patch <= LARGEST_SIDE:
+        raise ValueError(f"patch is {shown(patch)}; valid: 1 to {LARGEST_SIDE:,}")
+    return merge(Tokenizer(), values), patch
 
 
 class TokenizerObjective(SelfSupervised):

@@ -15,16 +15,15 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from vitrail import torch_private, world
-from vitrail.errors import UsageError
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.stems.patch import pixel_statistics
 from vitrail.model.vit import ViT
-from vitrail.objective.base import Moment, Prepared
+from vitrail.objective.base import Moment, Prepared, Task
 from vitrail.objective.colours import need_pixels
 from vitrail.objective.dino.crops import GLOBAL, crop_sizes, cut, draw_crops
 from vitrail.objective.dino.pictures import attended, outlined, side_by_side, strongest
@@ -54,7 +53,6 @@ class DINOObjective(SelfSupervised):
 
     def __init__(self, model: nn.Module, config: DINO, seed: int, *, flip: bool = True, cubic: bool = True) -> None:
         super().__init__(model)
-        _check(config)
         assert isinstance(model, ViT | ResNet)
         self.config = config
         self.seed = seed
@@ -65,17 +63,18 @@ class DINOObjective(SelfSupervised):
         self.teacher_head = deepcopy(self.head).requires_grad_(False).eval()
         self.register_buffer("centre", torch.zeros(config.outputs))
         self.centre: Tensor
-        scale, shift = pixel_statistics(model.config.mean, model.config.std)
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("shift", shift, persistent=False)
-        self.scale: Tensor
-        self.shift: Tensor
         self._total: Tensor | None = None
         """Sum of the teacher's outputs over this step; the centre moves towards their mean."""
         self._counted = 0
 
+    @classmethod
+    def of(cls, model: nn.Module, settings: DINO, task: Task) -> Self:
+        """See `Objective`."""
+        cubic = task.preprocess.interpolation == "bicubic"
+        return cls(model, settings, task.seed, flip=task.augment.flip, cubic=cubic)
+
     @property
-    def kept(self) -> nn.Module:
+    def evaluated(self) -> nn.Module:
         """Return the teacher's network."""
         return self.teacher
 
@@ -103,7 +102,7 @@ class DINOObjective(SelfSupervised):
         return 1 - (1 - self.config.teacher_momentum) * (1 + math.cos(math.pi * self.moment.done)) / 2
 
     @property
-    def known_bytes(self) -> int:
+    def precomputed_bytes(self) -> int:
         """See `Objective`."""
         return 4 * GLOBAL * self.config.outputs if self.config.centring == "sinkhorn" else 0
 
@@ -116,24 +115,24 @@ class DINOObjective(SelfSupervised):
         return replace(prepared, targets=torch.from_numpy(drawn).to(prepared.images.device))
 
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
-        """With Sinkhorn-Knopp set `known` to the targets, float32 [batch, 2, outputs], balanced over all processes."""
+        """With Sinkhorn-Knopp set `precomputed` to targets [batch, 2, outputs], balanced over all processes."""
         if self.config.centring != "sinkhorn":
             return prepared
-        known = prepared.images.new_empty(len(prepared), GLOBAL, self.config.outputs, dtype=torch.float32)
+        targets = prepared.images.new_empty(len(prepared), GLOBAL, self.config.outputs, dtype=torch.float32)
         pieces = prepared.split(parts)
-        rows = known.tensor_split(len(pieces))
+        rows = targets.tensor_split(len(pieces))
         for piece, answers in zip(pieces, rows, strict=True):
-            answers.copy_(self._taught(self._normalised(self._pictures(piece, near=True))))
+            answers.copy_(self._taught(self.model.normalise(self._pictures(piece, near=True))))
         centre = balancing_centre([answers.flatten(0, 1) for answers in rows], self.temperature)
         for answers in rows:
             answers.copy_(self._sharpened(answers, centre))
         self._total, self._counted = centre, 1  # equal in all processes, and so is its mean
-        return replace(prepared, known=known)
+        return replace(prepared, precomputed=targets)
 
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
         near, far = self.crops(prepared)
-        target = self._target(near) if prepared.known is None else prepared.known
+        target = self._target(near) if prepared.precomputed is None else prepared.precomputed
         logs = (self._learned(near, far) / self.config.student_temperature).log_softmax(-1)
         with torch.autocast(logs.device.type, enabled=False):  # bfloat16 would round the loss to 1 in 256
             crossed = -(target @ logs.transpose(1, 2))
@@ -144,7 +143,7 @@ class DINOObjective(SelfSupervised):
     @torch.no_grad()
     def crops(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         """Return the networks' inputs: normalised global crops [batch, 2, 3, height, width] and local crops."""
-        near, far = (self._normalised(crops) for crops in self.pictures(prepared))
+        near, far = (self.model.normalise(crops) for crops in self.pictures(prepared))
         return near, far
 
     def pictures(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
@@ -162,9 +161,6 @@ class DINOObjective(SelfSupervised):
         drawn = prepared.targets[:, :GLOBAL] if near else prepared.targets[:, GLOBAL:]
         crops = cut(prepared.images, drawn, large if near else small, cubic=self.cubic)
         return recolour(crops.flatten(0, 1), drawn.flatten(0, 1)).view_as(crops)
-
-    def _normalised(self, pictures: Tensor) -> Tensor:
-        return (pictures - 128) * self.scale + self.shift
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -236,27 +232,3 @@ def _metrics(target: Tensor, logs: Tensor, pairs: Tensor) -> dict[str, Tensor]:
     same = target.argmax(-1)[:, :, None] == logs.argmax(-1)[:, None]
     entropy = torch.special.entr(target).sum(-1).mean(1) / math.log(target.shape[-1])
     return {"agreement": same[:, pairs].float().mean(1).sum(), "entropy": entropy.sum()}
-
-
-def _check(config: DINO) -> None:
-    limits = {
-        "outputs": (config.outputs, config.outputs >= 2, "at least 2"),
-        "hidden": (config.hidden, config.hidden >= 1, "at least 1"),
-        "bottleneck": (config.bottleneck, config.bottleneck >= 1, "at least 1"),
-        "view": (config.view, config.view >= 1, "at least 1"),
-        "global_size": (config.global_size, 0 < config.global_size <= 1, "above 0 and at most 1"),
-        "local_crops": (config.local_crops, config.local_crops >= 0, "0 or more"),
-        "local_size": (config.local_size, 0 < config.local_size <= 1, "above 0 and at most 1"),
-        "jitter": (config.jitter, 0 <= config.jitter <= 2.5, "from 0 to 2.5"),
-        "blur": (config.blur, config.blur == 0 or config.blur >= 0.1, "0, or at least 0.1 pixels"),
-        "student_temperature": (config.student_temperature, config.student_temperature > 0, "above 0"),
-        "teacher_temperature": (config.teacher_temperature, min(config.teacher_temperature) > 0, "above 0, both"),
-        "teacher_momentum": (config.teacher_momentum, 0 <= config.teacher_momentum <= 1, "from 0 to 1"),
-        "centre_momentum": (config.centre_momentum, 0 <= config.centre_momentum <= 1, "from 0 to 1"),
-    }
-    for name in ("global_scale", "local_scale"):
-        low, high = scale = getattr(config, name)
-        limits[name] = (scale, 0 < low <= high <= 1, "(low, high) with 0 < low <= high <= 1")
-    for name, (value, good, valid) in limits.items():
-        if not good:
-            raise UsageError(f"objective.{name} is {value}; it must be {valid}")

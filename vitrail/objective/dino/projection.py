@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.model.layers import Linear, linear
+from vitrail.model.layers import dense, dense_after_gelu, linear, new_linear
 from vitrail.objective.settings import DINO
 
 EPSILON = 1e-12
@@ -40,9 +40,9 @@ class Projection(nn.Module):
 
     def __init__(self, inputs: int, config: DINO) -> None:
         super().__init__()
-        self.first = Linear(inputs, config.hidden)
-        self.second = Linear(config.hidden, config.hidden)
-        self.third = Linear(config.hidden, config.bottleneck)
+        self.first = new_linear(inputs, config.hidden)
+        self.second = new_linear(config.hidden, config.hidden)
+        self.third = new_linear(config.hidden, config.bottleneck)
         self.last = WeightNormed(config.bottleneck, config.outputs, learns_gain=not config.norm_last_layer)
         for layer in (self.first, self.second, self.third):
             nn.init.trunc_normal_(layer.weight, std=0.02)
@@ -50,5 +50,5 @@ class Projection(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, inputs] -> [n, outputs], in float32."""
-        hidden = self.third.after_gelu(self.second.after_gelu(self.first(features)))
+        hidden = dense_after_gelu(self.third, dense_after_gelu(self.second, dense(self.first, features)))
         return self.last(F.normalize(hidden.float(), dim=-1, eps=EPSILON)).float()

@@ -1,4 +1,4 @@
-"""Journal of finished predictions, so that an interrupted call continues where it stopped.
+"""Predictions that an interrupted call has finished, so that the next call continues where it stopped.
 
 `.answers.csv.part` beside answers.csv is JSON lines: first the key of the call (its network and settings), then a row
 for each file in order. It is deleted when answers.csv is complete.
@@ -12,26 +12,30 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.evaluation.predict import Prediction, Row, Unreadable, as_text
 from vitrail.files import lock
 
 
-class Journal:
+class PartialPredictions:
     """The finished rows of earlier calls for `out` with the same `key`, up to the first file that differs.
 
     `files` are the files to predict, in order. `finished` is the number of files that are already predicted. Raises
-    UsageError if the journal cannot be written.
+    UsageError if the partial file cannot be written or another process is writing it.
     """
 
     def __init__(self, out: Path, key: Any, files: Iterable[Path]) -> None:
         self.path = out.with_name(f".{out.name}.part")
         self.finished = 0
         head = (json.dumps(key, sort_keys=True) + "\n").encode()
-        try:
+        with writing(self.path, UsageError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = file = open(self.path, "a+b")  # noqa: SIM115 - open, and so locked, until `close`
-            lock(file, wait=False)
+            try:
+                lock(file, wait=False)
+            except BlockingIOError as error:
+                raise UsageError(f"another process is writing {out}: wait for it, or choose another file") from error
             file.seek(0)
             whole = len(head) if file.readline(len(head)) == head else 0
             for line, path in zip(file if whole else (), files, strict=False):
@@ -44,13 +48,9 @@ class Journal:
             if not whole:
                 file.write(head)
             file.flush()
-        except BlockingIOError as error:
-            raise UsageError(f"another process is writing {out}: wait for it, or choose another file") from error
-        except OSError as error:
-            raise UsageError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def rows(self, predict: Callable[[int], Iterable[Row]]) -> Iterator[Row]:
-        """Yield the finished rows, then those of `predict(finished)`, each after it is written to the journal."""
+        """Yield the finished rows, then those of `predict(finished)`, each after it is written to the partial file."""
         with open(self.path, "rb") as file:
             for line in islice(file, 1, None):
                 row = _read(line)
@@ -62,17 +62,16 @@ class Journal:
                 yield row
 
     def close(self) -> None:
-        """Delete the journal, because all rows are in their final file."""
+        """Delete the partial file, because all rows are in their final file."""
         self.path.unlink(missing_ok=True)
         self._file.close()
 
 
 def _read(line: bytes) -> Row | None:
-    """Return a row of the journal; None if the line is incomplete."""
+    """Return a row of the partial file; None if the line is incomplete."""
     try:
-        path, first, second = json.loads(line)
+        path, first, *more = json.loads(line)
+        row = Unreadable(path, first, *more) if isinstance(first, str) else Prediction(path, first, *more)
     except (ValueError, TypeError):
         return None
-    if not line.endswith(b"\n"):
-        return None
-    return Unreadable(path, first, second) if isinstance(first, str) else Prediction(path, first, second)
+    return row if line.endswith(b"\n") else None

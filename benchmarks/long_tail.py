@@ -1,0 +1,134 @@
+"""Compare the settings for rare classes on a long-tailed CIFAR-100.
+
+    python -m benchmarks.long_tail
+
+Class k of K keeps 500 * (1 / factor) ** (k / (K - 1)) training images: with factor 100, from 500 down to 5, 10,847 in
+all (Cui et al. 2019; Cao et al. 2019). They are a list that names images of the data set; nothing is copied. The test
+images are all 10,000, so that every class counts the same: top-1 is the macro accuracy there. It is also given for the
+classes with more than 100 training images (many), 20 to 100 (medium) and fewer than 20 (few), as in Liu et al. 2019.
+The settings were not tuned: no image chooses anything, and the newest weights are evaluated.
+
+The log holds all finished runs: the same command continues an interrupted benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import record
+from benchmarks.cells import Cells
+from benchmarks.learn import vitrail_verb
+
+DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "cifar100"
+LOG = record.RESULTS / "long_tail.jsonl"
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "class weights: balanced": ("--objective.class-weights=balanced",),
+    "class weights: effective": ("--objective.class-weights=effective",),
+    "sampler: sqrt": ("--data.sampler=sqrt",),
+    "sampler: balanced": ("--data.sampler=balanced",),
+    "logit adjustment": ("--objective.logit-adjustment=1",),
+}
+GROUPS = {"many": (101, 10**9), "medium": (20, 100), "few": (0, 19)}
+"""Classes by their number of training images."""
+
+
+def tail(classes: int, most: int, factor: float) -> list[int]:
+    """Return the number of training images of each class, from `most` down to `most / factor`."""
+    return [int(most * (1 / factor) ** (number / (classes - 1))) for number in range(classes)]
+
+
+def write_tail(data: str, file: Path, factor: float, seed: int) -> list[int]:
+    """Write a list of the long-tailed training images and of all test images; return the images of each class."""
+    from vitrail.data.item import View
+    from vitrail.data.sources.lists import write_list
+    from vitrail.data.sources.open import find
+
+    found = find(data)
+    train = found.splits["train"]
+    counts = tail(len(train.class_names), int(np.bincount(train.labels).min()), factor)
+    mixed = np.random.default_rng(seed).permutation(len(train))
+    chosen = [mixed[train.labels[mixed] == klass][:count] for klass, count in enumerate(counts)]
+    write_list(file, data, found, {"train": View(train, np.concatenate(chosen)), "test": found.splits["test"]})
+    return counts
+
+
+def measured(words: tuple[str, ...], seed: int, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Train with the flags `words`, and return the test numbers in percent."""
+    file = folder / "tail.csv"
+    counts = np.array(write_tail(str(options.data), file, options.factor, seed))
+    flags = [f"--recipe={options.recipe}", "--data.holdout=0", f"--seed={seed}", f"--out={folder / 'runs'}", *words]
+    ran = vitrail_verb(["train", str(file), *flags, "--resume=auto", *options.longer])
+    found = vitrail_verb(["evaluate", f"{ran['folder']}/model/last", str(file), "--split=test"])
+    right = np.array([row["correct"] / row["count"] for row in found["classes"]])
+    numbers = {name: 100 * found[name] for name in ("top1", "balanced_accuracy", "macro_f1", "ece")}
+    for name, (low, high) in GROUPS.items():
+        if (there := (counts >= low) & (counts <= high)).any():
+            numbers[name] = 100 * float(right[there].mean())
+    return {name: round(value, 2) for name, value in numbers.items()}
+
+
+def table(found: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """Print mean and deviation over seeds, and return them as rows."""
+    columns = ("balanced_accuracy", "macro_f1", *GROUPS, "ece")
+    shown, rows = Table(title="long-tailed CIFAR-100, test images, %", title_justify="left"), []
+    for column in ("", "seeds", *columns):
+        shown.add_column(column.replace("_", " "), justify="right" if column else "left")
+    for name, results in found.items():
+        row: dict[str, Any] = {"option": name, "seeds": len(results)}
+        for column in columns:
+            if values := [result[column] for result in results if column in result]:
+                deviation = round(statistics.stdev(values), 2) if len(values) > 1 else None
+                row[column] = {"mean": round(statistics.fmean(values), 2), "deviation": deviation}
+        rows.append(row)
+        cells = [row.get(column) or {"mean": "", "deviation": None} for column in columns]
+        texts = [f"{cell['mean']}" + (f" ± {cell['deviation']}" if cell["deviation"] else "") for cell in cells]
+        shown.add_row(name, str(len(results)), *texts)
+    Console(width=130).print(shown)
+    return rows
+
+
+def main() -> None:
+    """Run the cells that the log lacks, print the table, write results/long_tail.json."""
+    parser = record.arguments(__doc__)
+    parser.add_argument("--data", type=Path, default=DATA, help="CIFAR-100 in the hub's layout")
+    parser.add_argument("--factor", type=float, default=100, help="images of the first class per image of the last")
+    parser.add_argument("--recipe", default="scratch-small")
+    parser.add_argument("--duration", default="60 epochs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--options", nargs="+", choices=list(OPTIONS), default=list(OPTIONS))
+    parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
+    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="start no run after this time")
+    options = parser.parse_args()
+    if options.quick:
+        options.duration, options.seeds, options.log = "1 steps", [0], Path(tempfile.mkdtemp()) / "log.jsonl"
+    if options.threads:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    options.longer = [f"--duration={options.duration}", "--evaluate-every=100 %"]
+    cells, found = Cells(options.log, options.stop_after), dict[str, list[dict[str, float]]]()
+    for seed in options.seeds:
+        for name in options.options:
+            words = OPTIONS[name]
+            key = dict(words=words, seed=seed, factor=options.factor, recipe=options.recipe, duration=options.duration)
+            result = cells.train(lambda folder, words=words, seed=seed: measured(words, seed, folder, options), **key)  # type: ignore[misc]
+            if result:
+                found.setdefault(name, []).append(result)
+    rows = table(found)
+    if cells.missing:
+        print(f"{cells.missing} runs are missing: the same command continues with them")
+    if rows and not options.quick:
+        shown = dict(factor=options.factor, recipe=options.recipe, duration=options.duration, seeds=options.seeds)
+        record.save("long_tail", options, **shown, missing=cells.missing, rows=rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Labels as tables write them: several names in a cell, a list in a cell, or one column for each class."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from vitrail.data.labels.sets import SEPARATOR
+from vitrail.errors import DataError, UsageError, did_you_mean
+from vitrail.words import listing, shown
+
+SEPARATORS = (SEPARATOR, ";")
+"""Separators that are found without being named. A comma is often part of a class name."""
+MISSING = frozenset(("", "nan", "none", "null", "na", "n/a"))
+"""Texts of a cell without a label, in lower case."""
+YES, NO = frozenset(("1", "1.0", "true")), frozenset(("0", "0.0", "false", "", "nan"))
+"""Texts, in lower case, of a cell in the column of a class."""
+
+Where = Callable[[int], str]
+"""Number of a row, from 0 -> its place, for messages."""
+
+
+def read_cells(cells: Sequence[str], separator: str | None, where: Where) -> list[str | tuple[str, ...]]:
+    """Return the labels of each cell: a name, or several names if cells hold sets of labels.
+
+    Cells hold sets if a `separator` is given, if all are lists ("['cat', 'dog']"), or if one of `SEPARATORS` splits
+    them into fewer names than there are different cells. That is so for sets, because a label occurs in many cells,
+    but not for names that contain the character, such as a taxonomy "Animalia|Chordata". Raises DataError for a list
+    that cannot be read, with its row.
+    """
+    distinct = {cell.strip() for cell in set(cells)} - {""}
+    filled = {cell for cell in distinct if cell.lower() not in MISSING}
+    if filled and all(cell.startswith("[") and cell.endswith("]") for cell in filled):
+        return [_list(cell, row, where) for row, cell in enumerate(cells)]
+    separator = separator or next((one for one in SEPARATORS if _splits(filled, one)), None)
+    if separator is None:
+        return list(cells)
+    parts = {cell: _parts(cell, separator) for cell in {*cells}}
+    return [parts[cell] for cell in cells]
+
+
+def _parts(cell: str, separator: str) -> tuple[str, ...]:
+    names = (name.strip() for name in cell.split(separator))
+    return tuple(name for name in names if name.lower() not in MISSING)
+
+
+def _splits(cells: set[str], separator: str) -> bool:
+    """Return whether cells are sets of labels with this separator (see `read_cells`)."""
+    if not any(separator in cell for cell in cells):
+        return False
+    return len({name for cell in cells for name in _parts(cell, separator)}) < len(cells)
+
+
+def unsplit(cells: Iterable[str | tuple[str, ...]]) -> str | None:
+    """Return a separator that names of classes contain, because it does not split them into sets; or None."""
+    names = {cell for cell in set(cells) if isinstance(cell, str)}
+    return next((one for one in SEPARATORS if any(one in name for name in names)), None)
+
+
+def _list(cell: str, row: int, where: Where) -> tuple[str, ...]:
+    if cell.strip().lower() in MISSING:
+        return ()
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return names_in(read(cell), where(row))
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    raise DataError(f'{where(row)}: the list of labels {shown(cell)} cannot be read. Write ["cat", "dog"]')
+
+
+def names_in(value: object, where: str) -> tuple[str, ...]:
+    """Return the names in a list of labels; whole numbers are names, too. Raises DataError for anything else."""
+    if not isinstance(value, list | tuple):
+        raise DataError(f'{where}: {shown(value)} is not a list of labels. Write ["cat", "dog"]')
+    for one in value:
+        if isinstance(one, bool) or not isinstance(one, str | int) or one == "":
+            raise DataError(
+                f"{where}: a label in the list {shown(value)} is {shown(one)}; valid are names and whole numbers"
+            )
+    return tuple(str(one) for one in value)
+
+
+def class_columns(
+    columns: Mapping[str, Callable[[], bool]], wanted: tuple[str, ...] | None, where: str
+) -> tuple[str, ...]:
+    """Return the columns of a table that are classes: `wanted`, or all of two or more that hold zeros and ones.
+
+    columns: Name -> function that tells whether the column holds nothing but zeros and ones, and at least one 1.
+    Raises UsageError for a wanted column that does not exist.
+    """
+    for name in wanted or ():
+        if name not in columns:
+            raise UsageError(
+                f"{where} has no column {name!r}; its columns are {listing(list(columns), quoted=False)}."
+                f"{did_you_mean(name, columns)}"
+            )
+    if wanted:
+        return wanted
+    found = tuple(name for name, holds_marks in columns.items() if holds_marks())
+    return found if len(found) > 1 else ()
+
+
+def marked(cells: Sequence[str], names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the classes with a 1 in a row. Raises DataError for a cell that is neither 0 nor 1, or a ragged row."""
+    if len(cells) != len(names):
+        raise DataError(f"{where}: {len(cells)} values for {len(names)} classes. Each row needs one value per class")
+    for cell, name in zip(cells, names, strict=True):
+        if cell.strip().lower() not in YES and cell.strip().lower() not in NO:
+            raise DataError(
+                f"{where}: {shown(cell)} in the column of class {name!r}; valid are 1 for an image of the class and 0 "
+                "for another. If this column is no class, name the columns of classes in data.label_columns"
+            )
+    return tuple(name for cell, name in zip(cells, names, strict=True) if cell.strip().lower() in YES)

@@ -1,0 +1,154 @@
+"""Data sets of torch's kind: objects with a length that return (image, label) by number.
+
+An image is a PIL picture, the bytes of an image file, uint8 [H, W] or [H, W, 1 or 3] of numpy, or a uint8 tensor
+[1 or 3, H, W]. A label is a whole number or a name, or several labels: a list of these, or an array with 1 for each
+class of the image and 0 for the others. Labels are read from `targets` or `labels` if the data set has
+them, otherwise from every item once. Class names are in `classes` or `class_names`; otherwise labels are their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed
+from vitrail.data.labels.sets import label_at, named
+from vitrail.errors import DataError
+from vitrail.words import shown
+
+_Value = int | str | list[Any]
+"""A class, or several."""
+VALID = (
+    "Valid are PIL pictures, bytes of an image file, uint8 arrays [H, W] or [H, W, 1 or 3], and uint8 tensors "
+    "[1 or 3, H, W], before any normalisation"
+)
+
+
+def data_set(found: Any) -> DataSet:
+    """Return what `Data.find` found as a `DataSet`. Raises DataError for anything that is not a data set."""
+    if isinstance(found, DataSet):
+        return found
+    splits = found if isinstance(found, Mapping) else {"train": found}
+    return DataSet({str(name): source_of(str(name), split) for name, split in splits.items()}, Findings("own"))
+
+
+def source_of(name: str, found: Any) -> Listed:
+    """Return one split as a source. Raises DataError if it has no length or no items by number."""
+    if isinstance(found, Listed):
+        return found
+    if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
+        raise DataError(
+            f"the split {name!r} is {shown(found)}; it must have a length and return (image, label) by number"
+        )
+    return IndexedSource(name, found)
+
+
+class IndexedSource:
+    """One data set of torch's kind as a source (see the module)."""
+
+    def __init__(self, name: str, items: Any) -> None:
+        self._name, self._items = name, items
+        values = [_plain(value) for value in _labels(name, items)]
+        names = getattr(items, "classes", None) or getattr(items, "class_names", None)
+        if names is None:
+            texts = [_texts(value) for value in values]
+        else:
+            names = [str(class_name) for class_name in names]
+            _check_numbers(name, values, len(names))
+            texts = [_texts(value, names) for value in values]
+        self.labels, self.class_names = named(texts, names)
+        self.sizes = np.zeros(len(values), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        item = self._items[int(index)]
+        image = item[0] if isinstance(item, tuple | list) else item
+        return Item(_image(image, self.id(index)), label_at(self.labels, int(index)), self.id(index))
+
+    def id(self, index: int) -> str:
+        """See `Listed.id`: the split and the number, counted from 0."""
+        return f"{self._name}[{int(index)}]"
+
+
+def _labels(name: str, items: Any) -> Sequence[Any]:
+    """Return the label of each item."""
+    for place in ("targets", "labels"):
+        if (found := getattr(items, place, None)) is not None and len(found) == len(items):
+            return list(found)
+    found = (items[index] for index in range(len(items)))
+    return [_label(name, items, item) for item in found]
+
+
+def _label(name: str, items: Any, item: Any) -> Any:
+    """Return the label of an item. Raises DataError if it is not a pair."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[1]
+    kind = f"a {type(item).__name__} of {len(item)}" if isinstance(item, tuple | list | dict) else shown(item)
+    splits = " Give several splits by name: {'train': ..., 'test': ...}" if isinstance(items, tuple | list) else ""
+    raise DataError(f"the items of {name!r} are not pairs (image, label): one is {kind}.{splits}")
+
+
+def _check_numbers(name: str, values: Sequence[_Value], classes: int) -> None:
+    """Raise DataError for the number of a class that has no name."""
+    numbers = (one for value in values for one in (value if isinstance(value, list) else [value]))
+    largest = max((one for one in numbers if isinstance(one, int)), default=UNKNOWN)
+    if largest >= classes:
+        raise DataError(f"{name}: label {largest}, but there are only {classes} class names")
+
+
+def _texts(value: _Value, names: Sequence[str] | None = None) -> str | list[str] | None:
+    """Return the name of a class, the names of a set, or None; a number is the number of one of `names`, if given."""
+    if isinstance(value, list):
+        return [text for one in value if isinstance(text := _texts(one, names), str)]
+    if isinstance(value, str):
+        return value
+    return None if value == UNKNOWN else str(value) if names is None else names[value]
+
+
+def _plain(value: Any) -> _Value:
+    """Return a label as a whole number or a name, several labels as a list; None is an unknown class.
+
+    An array or a tensor of several zeros and ones marks the classes of an image."""
+    if value is None:
+        return UNKNOWN
+    shape = np.shape(value) if hasattr(value, "shape") else None
+    if shape is not None and len(shape) == 1 and math.prod(shape) != 1:
+        marks = np.asarray(value)
+        if not np.isin(marks, (0, 1)).all():
+            raise DataError(f"a label is {shown(value)}; an array marks the classes of an image by zeros and ones")
+        return np.flatnonzero(marks).tolist()
+    if isinstance(value, list | tuple | set | frozenset):
+        several = [_plain(one) for one in value]
+        if any(isinstance(one, list) or one == UNKNOWN for one in several):
+            raise DataError(f"a label is {shown(value)}; valid in a list are whole numbers from 0 and names of classes")
+        return several
+    value = value.item() if hasattr(value, "item") and math.prod(np.shape(value)) == 1 else value
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, int) or value < UNKNOWN:
+        raise DataError(f"a label is {shown(value)}; valid are whole numbers from 0 and names of classes")
+    return value
+
+
+def _image(image: Any, id: str) -> bytes | np.ndarray:
+    """Return an image as bytes or uint8 [H, W, 3]. Raises DataError for anything else."""
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, Image.Image):
+        return np.array(image.convert("RGB"))
+    pixels = image if isinstance(image, np.ndarray) else getattr(image, "numpy", lambda: None)()
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
+        kind = f"{image.dtype} of shape {tuple(image.shape)}" if hasattr(image, "dtype") else shown(image)
+        raise DataError(f"{id} is {kind}. {VALID}")
+    if pixels.ndim == 3 and not isinstance(image, np.ndarray):  # tensors have their channels first
+        pixels = pixels.transpose(1, 2, 0)
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
+        raise DataError(f"{id} has the shape {tuple(image.shape)}. {VALID}")
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))

@@ -1,0 +1,154 @@
+"""Detect the layout of a folder of data.
+
+A folder is what most of it is. If it holds several kinds of data, such as class folders and the archive they came from,
+one kind is opened, and a warning names all kinds with their numbers of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vitrail.data.item import DataSet, origin, role_of
+from vitrail.data.labels.sets import class_counts
+from vitrail.data.settings import Columns
+from vitrail.data.sources import folder, table
+from vitrail.data.sources.arrow import open_saved, read_parquet
+from vitrail.data.sources.index_lists import index_lists, read_index_lists
+from vitrail.data.sources.shards import packed_folders, read_packed, read_shards
+from vitrail.data.sources.tfds import prepared_folders, read_tfds
+from vitrail.errors import DataError, UsageError
+from vitrail.words import listing
+
+_LISTS = ("csv", "parquet", "lists")
+"""Kinds that can name images in separate files of the same folder."""
+
+
+class Layout(NamedTuple):
+    """One kind of data in a folder."""
+
+    kind: str
+    """See `Findings.kind`."""
+    what: str
+    """Name of the kind, for messages."""
+    read: Callable[[], DataSet]
+
+
+def open_folder(path: Path, columns: Columns, labels: bool) -> DataSet:
+    """Open a folder as what most of it is; a warning names the other kinds of data in it. Raises DataError."""
+    layouts = list(_layouts(path, columns, labels))
+    if len(layouts) == 1:
+        return layouts[0].read()
+    opened: list[tuple[Layout, DataSet]] = []
+    failed: list[tuple[Layout, str]] = []
+    for layout in layouts:
+        try:
+            opened.append((layout, layout.read()))
+        except (DataError, UsageError, OSError) as error:
+            # lists are written by hand to say which images count; columns are named by the user, but of no stray table
+            if layout.kind == "lists" or (isinstance(error, UsageError) and layout.kind != "csv"):
+                raise
+            failed.append((layout, str(error).splitlines()[0]))
+    if not opened:
+        reasons = "; ".join(f"{layout.what}: {reason}" for layout, reason in failed)
+        raise DataError(f"{path} holds {len(layouts)} kinds of data, and none can be used: {reasons}")
+    kind, chosen = max(opened, key=lambda layout: _weight(*layout))
+    others = [f"{layout.what} ({_size(found)})" for layout, found in opened if found is not chosen]
+    others += [f"{layout.what} (which cannot be used: {reason})" for layout, reason in failed if layout.kind != "csv"]
+    if others and not (kind.kind in _LISTS and _names_all(chosen, opened, failed)):
+        chosen.findings.warnings.append(
+            f"{path} holds {1 + len(others)} kinds of data: {kind.what} ({_size(chosen)}), {', '.join(others)}. Only "
+            f"{kind.what} are used. To use another kind, move it to a folder of its own"
+        )
+    return chosen
+
+
+def _layouts(path: Path, columns: Columns, labels: bool) -> Iterator[Layout]:
+    """Yield every kind of data in a folder, the most specific first. Always yields at least one."""
+    found: list[Layout] = []
+    if packed := packed_folders(path):
+        where = "" if "" in packed else f" in {listing(list(packed), 3, quoted=False)}"
+        found.append(Layout("packed", f"packed shards{where}", partial(read_packed, packed)))
+    if lists := index_lists(path):
+        names = [file.name for file in lists.values()]
+        found.append(
+            Layout("lists", f"index lists {listing(names, 3, quoted=False)}", partial(read_index_lists, path, lists))
+        )
+    if prepared_folders(path):
+        found.append(Layout("tfds", "files of TensorFlow Datasets", partial(read_tfds, path, columns)))
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        found.append(Layout("hub", "files of a saved hub data set", partial(open_saved, path, columns)))
+    elif parquet := _files(path, ".parquet"):
+        read = partial(read_parquet, path, parquet, columns)
+        found.append(Layout("parquet", _named("parquet files", parquet, path), read))
+    if tars := _files(path, ".tar"):
+        found.append(Layout("shards", _named("tar shards", tars, path), partial(read_shards, path, tars)))
+    tables = [file for file in sorted(path.iterdir()) if _is_table(file)]
+    if tables:
+        read = partial(table.read_tables, path, tables, columns)
+        found.append(Layout("csv", _named("tables", tables, path), read))
+    yield from found
+    # tables and lists may name the images of a single folder
+    if not found or folder.is_class_tree(path) or (not tables and not lists and folder.has_images(path)):
+        yield Layout(
+            "folder", "class folders" if labels else "image folders", partial(_read_images, path, labels, columns)
+        )
+
+
+def _files(path: Path, suffix: str) -> list[Path]:
+    """Return the files in `path` and in its folders that end in `suffix`, without hidden ones."""
+    found = (file for pattern in (f"*{suffix}", f"*/*{suffix}") for file in path.glob(pattern))
+    return sorted(
+        file
+        for file in found
+        if not folder.is_junk(file.name) and not folder.is_junk(file.parent.name) and file.is_file()
+    )
+
+
+def _is_table(file: Path) -> bool:
+    return file.suffix.lower() in table.SUFFIXES and not folder.is_junk(file.name) and file.is_file()
+
+
+def _named(what: str, files: list[Path], path: Path) -> str:
+    return f"{what} {listing([str(file.relative_to(path)) for file in files], 3, quoted=False)}"
+
+
+def _read_images(path: Path, labels: bool, columns: Columns) -> DataSet:
+    plain = None if labels else folder.read_unlabelled(path)
+    return plain or folder.read_folder(path, columns.per_image)
+
+
+def _weight(layout: Layout, found: DataSet) -> tuple[bool, bool, int, bool]:
+    """Return what decides between kinds: data to train a classifier on, lists by hand, the number of images."""
+    trains = any(
+        (not name or role_of(name) == "train") and np.count_nonzero(class_counts(source.labels, 0)) > 1
+        for name, source in found.splits.items()
+    )
+    return trains, layout.kind == "lists", _count(found), layout.kind == "folder"
+
+
+def _count(found: DataSet) -> int:
+    return sum(map(len, found.splits.values()))
+
+
+def _size(found: DataSet) -> str:
+    """Return the numbers of images and classes of a data set in words."""
+    classes = {name for source in found.splits.values() for name in source.class_names}
+    of = f"of {len(classes):,} class{'es' * (len(classes) != 1)}" if classes else "without labels"
+    count = _count(found)
+    return f"{count:,} image{'s' * (count != 1)} {of}"
+
+
+def _names_all(chosen: DataSet, opened: list[tuple[Layout, DataSet]], failed: list[tuple[Layout, str]]) -> bool:
+    """Return whether `chosen` lists the images of the folder, all of them, and nothing else is there."""
+    others = [layout for layout, found in opened if found is not chosen] + [layout for layout, _ in failed]
+    if [layout.kind for layout in others] != ["folder"]:
+        return False
+    sources = [source for source in chosen.splits.values() if len(source)]
+    in_files = all(isinstance(origin(source, 0)[0], folder.FileSource) for source in sources)
+    here = sum(_count(found) for _, found in opened if found is not chosen)
+    return in_files and _count(chosen) >= here

@@ -1,0 +1,205 @@
+"""Results of a network that predicts several labels for an image: mean average precision, F1, exact matches.
+
+Every probability of every image is stored, [images, classes], because a ranking of all images by each class is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from vitrail import world
+from vitrail.errors import DataError
+from vitrail.evaluation.classify import Batches, Predict, unreadable
+from vitrail.evaluation.labels.thresholds import best_thresholds
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """The probabilities of a network, one row per image, sorted by `index`, and the numbers computed from them.
+
+    Numbers of a class are NaN if no image has the label, and means over classes leave such classes out.
+    """
+
+    class_names: list[str]
+    index: np.ndarray
+    """int64 [N]: number of the image in its source."""
+    target: np.ndarray
+    """int8 [N, classes]: 1 for a label, 0 for none; -1 in the row of an image without known labels, which does not
+    count."""
+    probability: np.ndarray
+    """float32 [N, classes]: sigmoid of each output."""
+    loss: np.ndarray
+    """float64 [N]: binary cross-entropy in nats, summed over classes; NaN for an image without known labels."""
+    thresholds: np.ndarray
+    """float64 [classes]: the probability from which a class is predicted."""
+    bad: list[tuple[str, str]] = field(default_factory=list)
+    """(id, reason) of unreadable images; no number includes them."""
+
+    @property
+    def known(self) -> np.ndarray:
+        """bool [N]: whether the labels are known."""
+        return self.target[:, 0] >= 0
+
+    @property
+    def count(self) -> int:
+        """Number of images with known labels."""
+        return int(self.known.sum())
+
+    @cached_property
+    def truth(self) -> np.ndarray:
+        """bool [count, classes]: the labels of the images that count."""
+        return self.target[self.known] == 1
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        """bool [N, classes]: the labels that are predicted."""
+        return self.probability >= self.thresholds
+
+    @property
+    def correct(self) -> np.ndarray:
+        """bool [N]: whether exactly the labels of an image are predicted."""
+        return self.known & (self.predicted == (self.target == 1)).all(axis=1)
+
+    @property
+    def exact(self) -> float:
+        """Share of images for which exactly their labels are predicted."""
+        return float(self.correct.sum()) / self.count
+
+    @cached_property
+    def average_precision(self) -> np.ndarray:
+        """float64 [classes]: area under the precision-recall curve, as scikit-learn computes it."""
+        from sklearn.metrics import average_precision_score  # a second to import
+
+        scores, found = self.probability[self.known], np.full(len(self.class_names), np.nan)
+        if np.isfinite(scores).all():
+            for label in np.flatnonzero(self.class_count).tolist():
+                found[label] = average_precision_score(self.truth[:, label], scores[:, label])
+        return found
+
+    @property
+    def map(self) -> float:
+        """Mean over classes of the average precision."""
+        return _mean(self.average_precision)
+
+    @property
+    def chance(self) -> float:
+        """Mean average precision of a random ranking: the mean share of images that have a label."""
+        return _mean(np.where(self.class_count > 0, self.class_count / max(self.count, 1), np.nan))
+
+    @property
+    def class_count(self) -> np.ndarray:
+        """int64 [classes]: number of images with each label."""
+        return self.truth.sum(axis=0)
+
+    @property
+    def class_predicted(self) -> np.ndarray:
+        """int64 [classes]: number of images for which each label is predicted."""
+        return self.predicted[self.known].sum(axis=0)
+
+    @property
+    def class_correct(self) -> np.ndarray:
+        """int64 [classes]: number of images that have a label for which it is predicted."""
+        return (self.predicted[self.known] & self.truth).sum(axis=0)
+
+    @property
+    def precision(self) -> np.ndarray:
+        """float64 [classes]: share of the predictions of a label that are right; NaN if it is never predicted."""
+        return _ratio(self.class_correct, self.class_predicted)
+
+    @property
+    def recall(self) -> np.ndarray:
+        """float64 [classes]: share of the images with a label for which it is predicted."""
+        return _ratio(self.class_correct, self.class_count)
+
+    @property
+    def class_f1(self) -> np.ndarray:
+        """float64 [classes]: harmonic mean of precision and recall; 0 for a label that is never predicted."""
+        f1 = _ratio(2 * self.class_correct, self.class_count + self.class_predicted)
+        return np.where(self.class_count > 0, f1, np.nan)
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean over classes of F1."""
+        return _mean(self.class_f1)
+
+    @property
+    def micro_f1(self) -> float:
+        """F1 of all labels of all images together; 0 if no label is predicted."""
+        all_labels = self.class_count.sum() + self.class_predicted.sum()
+        return float(2 * self.class_correct.sum() / all_labels) if all_labels else 0.0
+
+    @property
+    def nll(self) -> float:
+        """Mean loss over images, in nats."""
+        return float(self.loss[self.known].mean())
+
+    @cached_property
+    def cooccurrence(self) -> np.ndarray:
+        """int64 [classes, classes]: number of images with both labels; on the diagonal, with the label."""
+        marks = self.truth.astype(np.float32)  # exact up to 16 million images
+        return (marks.T @ marks).astype(np.int64)
+
+    @cached_property
+    def predicted_together(self) -> np.ndarray:
+        """int64 [classes, classes]: number of images with label (row) for which label (column) is predicted."""
+        return (self.truth.T.astype(np.float32) @ self.predicted[self.known].astype(np.float32)).astype(np.int64)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers to log: map, micro_f1, macro_f1, exact, nll, count."""
+        names = ("map", "micro_f1", "macro_f1", "exact", "nll", "count")
+        return {name: getattr(self, name) for name in names}
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+
+
+def _mean(values: np.ndarray) -> float:
+    """Return the mean of the values that are not NaN; NaN if there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def score_labels(
+    predict: Predict, loader: Batches, class_names: Sequence[str], thresholds: Sequence[float] | None = None
+) -> LabelScores:
+    """Run `predict` over one epoch of `loader` and return the probabilities of all processes, on every process.
+
+    Batches have labels int8 [batch, classes]. thresholds: One per class; None chooses those with the best F1 on these
+    images (`best_thresholds`). An image that arrives twice counts once. Raises DataError if outputs and classes do not
+    fit, if no image could be read, and if no image has any of the labels.
+    """
+    rows: list[tuple[torch.Tensor, ...]] = []
+    for batch in loader.epoch(0):
+        logits = predict(batch.images).float()
+        if logits.shape[1] != len(class_names) or batch.labels.shape != logits.shape:
+            raise DataError(
+                f"the model has {logits.shape[1]} outputs and the labels are {list(batch.labels.shape)}, but the data "
+                f"have {len(class_names)} classes"
+            )
+        labels = batch.labels.to(logits.device)
+        losses = F.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none").sum(1)
+        rows.append((batch.index, batch.labels, logits.sigmoid(), losses.masked_fill(labels[:, 0] < 0, torch.nan)))
+    mine = [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
+    processes = world.gather((mine, loader.bad))
+    columns = [part for part, _ in processes if part]
+    bad = unreadable(part for _, part in processes)
+    if not columns:
+        raise DataError(f"no image could be evaluated: {len(bad)} could not be read")
+    index, target, probability, loss = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    index, first = np.unique(index, return_index=True)
+    target, probability = target[first], probability[first]
+    if not (target == 1).any():
+        raise DataError(
+            f"none of the {len(index)} images has any of the {len(class_names)} labels, so nothing can be measured. "
+            "Evaluation needs images with labels"
+        )
+    known = target[:, 0] >= 0
+    chosen = best_thresholds(target[known] == 1, probability[known]) if thresholds is None else np.array(thresholds)
+    return LabelScores(list(class_names), index, target, probability, loss[first].astype(np.float64), chosen, bad)

@@ -1,0 +1,54 @@
+"""The number by which the best model of a run is chosen. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from vitrail.import_path import Open, is_own
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.classify import Classification
+    from vitrail.evaluation.labels.scores import LabelScores
+
+ONE_LABEL = ("top1", "top5", "balanced_accuracy")
+"""Metrics of images with one label each."""
+SEVERAL_LABELS = ("map", "micro_f1", "exact")
+"""Metrics of images with several labels each."""
+
+TITLES = {"top1": "top-1", "map": "mAP", "micro_f1": "F1 (micro)", "macro_f1": "F1 (macro)", "exact": "exact match"}
+"""Names of metrics in sentences."""
+
+
+def headline(numbers: Mapping[str, float]) -> str | None:
+    """Return which of the numbers of an evaluation says how good a classifier is: top1 or map; None for neither."""
+    return next((name for name in ("top1", "map") if name in numbers), None)
+
+
+@dataclass(frozen=True)
+class Metric(Open, section="metric"):
+    """The number by which the best model is chosen and early stopping counts, if the run learns from labels.
+
+    A metric of one's own is a subclass with another `value`. It is also logged, and measured on the test images.
+    """
+
+    name: Literal["top1", "top5", "nll", "balanced_accuracy", "macro_f1", "map", "micro_f1", "exact"] = "top1"
+    """Number on the validation images by which the best model is chosen and early stopping counts. balanced_accuracy
+    and macro_f1 count every class the same, however rare it is. nll, the validation loss, breaks ties. For images with
+    several labels: map (mean average precision, in place of top1), macro_f1, micro_f1, or exact (all labels right)."""
+    all_classes: ClassVar[bool] = False
+    """Whether `value` needs the probabilities of all classes, not only of the five best."""
+
+    def value(self, found: Classification | LabelScores) -> float:
+        """Return the number from the outputs for all images, whose labels are `found.label`."""
+        return float(getattr(found, self.name))
+
+    def rank(self, value: float) -> float:
+        """Return how good a value is: larger is better."""
+        return -value if self.name == "nll" else value
+
+    @property
+    def key(self) -> str:
+        """The name under which the number is logged."""
+        return type(self).__name__.lower() if is_own(type(self)) else self.name
