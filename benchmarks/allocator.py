@@ -1,7 +1,7 @@
-"""What keeping freed memory is worth: training and predicting with `keep_freed_memory`, and with glibc as it comes.
+"""Measure the effect of `keep_freed_memory` on training and prediction, against glibc's default.
 
-Each sample is a process of its own, alternating, because glibc's own tuning of itself cannot be had back. Data is
-random, as in benchmarks/train_step.py.
+Each sample is a new process, and the two settings alternate, because glibc's own adaptation cannot be undone in a
+process. Images are random, as in benchmarks/train_step.py.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from vitrail.evaluation.classify import predictor
 
 SIDES = {record.OURS: True, "glibc as it comes": False}
 PREDICTED = 64
-"""Images that `vitrail evaluate` takes at once."""
+"""Batch size of `vitrail evaluate`."""
 
 
 def worker(work: str, case: Case, precision: Any) -> Contender:
-    """One that trains, or predicts."""
+    """One case: a network that trains or predicts."""
     model = peers.ours(case.architecture)
     if work == "training":
         return Contender(work, vitrail_step(model, case, precision), case.batch, compare.tuned)
@@ -36,7 +36,7 @@ def worker(work: str, case: Case, precision: Any) -> Contender:
 
 
 def sample(kept: bool, work: str, case: Case, precision: str, threads: int, seconds: float) -> tuple[float, ...]:
-    """Images/s, the share of the machine that others took, and the peak in MiB of this process."""
+    """Return images/s, the share of the machine that other processes used, and this process's peak in MiB."""
     if kept:
         keep_freed_memory()
     torch.set_num_threads(threads)
@@ -45,7 +45,7 @@ def sample(kept: bool, work: str, case: Case, precision: str, threads: int, seco
 
 
 def measure(work: str, case: Case, precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One table: both sides, round by round."""
+    """Return one table: both sides, round by round."""
     measured = {name: Measurement(name) for name in SIDES}
     peaks: dict[str, list[float]] = {name: [] for name in SIDES}
     seconds = 0.1 if options.quick else 6.0

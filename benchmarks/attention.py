@@ -1,7 +1,7 @@
-"""Attention alone, forward and backward: torch's fused kernel against the explicit path, on the CPU.
+"""Attention only, forward and backward: torch's fused kernel against the explicit path, on the CPU.
 
-What `vitrail.model.attention.uses_explicit` decides by: the sequence lengths of small images, 224 px and
-384 px, in both precisions. Both paths must agree to rounding before they race.
+`vitrail.model.attention.uses_explicit` decides by these results. They cover the sequence lengths of small images, 224
+px and 384 px, in both precisions. Both paths must agree to rounding before they are timed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmarks import compare, record
 from benchmarks.compare import Contender
 
 SHAPES = ((128, 65, 3), (16, 197, 6), (8, 197, 12), (4, 577, 12))
-"""Batch, tokens, heads of 64 features."""
+"""Batch size, tokens, heads of 64 features."""
 TOLERANCE = {"float32": 1e-5, "bf16": 2e-2}
 
 
 def path_step(path: Any, qkv: Tensor, grad: Tensor) -> Callable[[], Tensor]:
-    """A step that computes attention one way and returns the gradient of qkv."""
+    """Return a step that computes attention on one path and returns the gradient of qkv."""
     from vitrail.model.attention import attend, attention_path
 
     def step() -> Tensor:
@@ -34,7 +34,7 @@ def path_step(path: Any, qkv: Tensor, grad: Tensor) -> Callable[[], Tensor]:
 
 
 def measure(shape: tuple[int, int, int], precision: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Race the two paths at one shape."""
+    """Time the two paths at one shape."""
     batch, tokens, heads = shape
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     qkv = torch.randn(batch, tokens, 3, heads, 64).mul(0.5).to(dtype).requires_grad_()

@@ -68,7 +68,7 @@ class Cells:
 
 
 def _name(key: Cell) -> str:
-    """Return a name in which 2 and 2.0 are equal: a default value and the same value typed."""
+    """Return a text in which 2 and 2.0 are equal, so that a default value equals the same value typed."""
     same = {
         name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in key.items()
     }

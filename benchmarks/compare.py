@@ -27,9 +27,9 @@ RETRIES = 3
 
 @dataclass(frozen=True)
 class Contender:
-    """One side of a comparison: `step` does the work of `images` images once.
+    """One contender of a comparison: `step` does the work of `images` images once.
 
-    `setting` is the process-wide state it runs in (autocast, float32 products), entered around each sample.
+    `setting` is the process-wide state during its samples (autocast, float32 products).
     """
 
     name: str

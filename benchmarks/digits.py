@@ -1,4 +1,4 @@
-"""What `vitrail demo` learns: the embedded handwritten digits, three seeds, each in a process of its own."""
+"""Train what `vitrail demo` trains: the embedded handwritten digits, three seeds, each in a new process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIDE = "vitrail demo"
 
 
 def run(seed: int) -> dict[str, Any]:
-    """One run; the test digits are read once, after training."""
+    """Train with one seed; the test digits are read once, after training."""
     with tempfile.TemporaryDirectory() as scratch, compare.foreign_load() as foreign:
         trained = vitrail_verb(["demo", f"--seed={seed}", f"--out={scratch}"])
     return {

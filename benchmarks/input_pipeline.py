@@ -1,8 +1,8 @@
 """From JPEG files to augmented 224-pixel uint8 batches on one core: ours against timm's loader.
 
-All processes and threads of both sides share one core. Augmentation is the same on both sides: a crop of 8
-to 100 % of the area, resized bilinearly, mirrored half of the time. The files are in the page cache. "timm"
-is its loader as it comes, which also normalises; "timm, uint8 batches" stops it before that.
+All processes and threads of both sides share one core. Augmentation is the same on both sides: a crop of 8 to 100 % of
+the area, bilinear resizing, a mirror image with probability 0.5. The files are in the page cache. "timm" is its loader
+with its defaults, which also normalises; "timm, uint8 batches" stops before that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCALE = (0.08, 1.0)
 
 
 def class_folders(images: Path, folder: Path, copies: int) -> int:
-    """Copy the JPEGs into one class folder per class, several times over; returns how many there are."""
+    """Copy the JPEGs into one class folder per class, several times over. Return their number."""
     files = sorted(images.glob("*.JPEG"))
     for copy, file in itertools.product(range(copies), files):
         target = folder / "train" / file.name.partition("_")[0]
@@ -38,7 +38,7 @@ def class_folders(images: Path, folder: Path, copies: int) -> int:
 
 
 def our_loader(path: Path, *, batch: int = BATCH, workers: int = 0) -> Any:
-    """vitrail's loader over whatever is at `path`."""
+    """Return vitrail's loader of the data at `path`."""
     from vitrail.data.images.ops import train_transform
     from vitrail.data.loading.loader import Loader
     from vitrail.data.settings import Augment, Preprocess
@@ -50,7 +50,7 @@ def our_loader(path: Path, *, batch: int = BATCH, workers: int = 0) -> Any:
 
 
 def timm_loader(path: Path, *, prefetcher: bool = True) -> Any:
-    """timm's loader over the same folder, one worker."""
+    """Return timm's loader of the same folder, with one worker."""
     from timm.data import create_dataset, create_loader
 
     loader = create_loader(
@@ -68,13 +68,13 @@ def timm_loader(path: Path, *, prefetcher: bool = True) -> Any:
 
 
 def our_epochs(loader: Any) -> Callable[[], int]:
-    """A step that goes through one epoch, and through the next one when it is called again."""
+    """Return a step that reads one epoch, and the next one at each further call."""
     epochs = itertools.count()
     return lambda: sum(len(batch.labels) for batch in loader.epoch(next(epochs)))
 
 
 def their_epochs(loader: Any) -> Callable[[], int]:
-    """The same for timm's."""
+    """Return the same step for timm's loader."""
     return lambda: sum(len(labels) for _, labels in loader)
 
 
@@ -86,7 +86,7 @@ def pack(folder: Path, target: Path) -> None:
 
 
 def one_core(options: argparse.Namespace, folder: Path, packed: Path, count: int) -> list[compare.Measurement]:
-    """Race on a single core; restores the process's cores and threads afterwards."""
+    """Time all loaders on a single core, then restore the process's cores and threads."""
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     os.sched_setaffinity(0, {max(cores)})
     torch.set_num_threads(1)
@@ -105,7 +105,7 @@ def one_core(options: argparse.Namespace, folder: Path, packed: Path, count: int
 
 
 def waiting(folder: Path, steps: int) -> float:
-    """Share of the time that training S/16 at 224 px, batch 16, bf16, waits for its data with one worker."""
+    """Return the share of the time that training S/16 waits for data (224 px, batch 16, bf16, one worker)."""
     case = train_step.CASES[1]
     loader = our_loader(folder, batch=case.batch, workers=1)
     feed = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))

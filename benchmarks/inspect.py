@@ -1,12 +1,12 @@
-"""Looking inside by number of images: seconds and peak memory of attention distance, rollout and relevance.
+"""Measure inspection by number of images: seconds and peak memory of attention distance, rollout and relevance.
 
     python -m benchmarks.inspect --model L/16 --size 384 --images 8 128
 
-Each measurement is a process of its own, so its peak is its own: the most resident memory, less what the process
-had before the first image. Memory that grew with images would show between the rows; what is held at once is the
-maps of one layer of one batch, which is printed for comparison. Seconds are those of a machine that may have been
-busy: `foreign_load` is the share of it that others took. Weights and images are random: neither time nor
-memory depends on them. Relevance takes a backward pass too, and so is measured over a quarter of the images.
+Each measurement is a new process, so that its peak is its own: the largest resident memory minus that before the first
+image. The rows would show memory that grows with the number of images. The largest intermediate result is the attention
+maps of one layer and one batch; its size is printed for comparison. `foreign_load` is the share of the machine that
+other processes used meanwhile. Weights and images are random, because neither time nor memory depends on them.
+Relevance also takes a backward pass, so it is measured over a quarter of the images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WHAT = ("distance", "rollout", "relevance")
 
 
 def batches(images: int, batch: int, size: int) -> Iterator[torch.Tensor]:
-    """Random uint8 images [batch, 3, size, size], the last batch smaller."""
+    """Yield random uint8 images [batch, 3, size, size]; the last batch may be smaller."""
     generator = torch.Generator().manual_seed(0)
     for start in range(0, images, batch):
         shape = (min(batch, images - start), 3, size, size)
@@ -40,7 +40,7 @@ def batches(images: int, batch: int, size: int) -> Iterator[torch.Tensor]:
 
 
 def look(what: str, model: Any, stream: Iterator[torch.Tensor]) -> None:
-    """Do what the verb does with each batch, and keep what it keeps."""
+    """Process each batch as the verb does, and store what the verb stores."""
     from vitrail.inspection.distance import attention_distance
     from vitrail.inspection.relevance import relevance
     from vitrail.inspection.rollout import rollout
@@ -53,13 +53,13 @@ def look(what: str, model: Any, stream: Iterator[torch.Tensor]) -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory this process has had resident."""
+    """Return the peak resident memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024)
 
 
 def one(options: argparse.Namespace) -> None:
-    """Measure one thing in this process and print it as JSON."""
+    """Measure one quantity in this process and print it as JSON."""
     from vitrail.device import fast_float32
     from vitrail.model.build import create
 
@@ -73,7 +73,7 @@ def one(options: argparse.Namespace) -> None:
 
 
 def measured(what: str, images: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One row, from a process of its own."""
+    """Return one row, measured in a new process."""
     words = [f"--model={options.model}", f"--size={options.size}", f"--batch={options.batch}", f"--what={what}"]
     words += [f"--threads={options.threads}"] if options.threads else []
     command = [sys.executable, "-m", "benchmarks.inspect", *words, "--images", str(images)]

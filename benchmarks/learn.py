@@ -1,12 +1,12 @@
-"""Who learns more in the same time? CIFAR-100 from scratch, ours against timm's training script.
+"""Train on CIFAR-100 from scratch for the same time with vitrail and with timm's training script, and compare accuracy.
 
-    python -m benchmarks.learn                        three seeds of everybody, 10 minutes each, test split
-    python -m benchmarks.learn --split dev --side vitrail --seeds 0 --minutes 3      for making choices
+    python -m benchmarks.learn                        three seeds of every side, 10 minutes each, test split
+    python -m benchmarks.learn --split dev --side vitrail --seeds 0 --minutes 3      to choose settings
 
-Each run is a process of its own with the machine to itself, the sides take turns seed by seed, and each
-schedule ends with the time. Choices are made on 5,000 images held out of the training set (`--split dev`);
-the test set is read once, after training. Reading and decoding the data counts against vitrail and not against
-timm, and so does compiling (see benchmarks/timm_script.py for what else is decided in timm's favour).
+Each run is a separate process that has the machine to itself. The sides alternate seed by seed, and each learning rate
+schedule ends when the time is over. Settings are chosen on 5,000 images held out of the training set (`--split dev`).
+The test set is read once, after training. The time for reading and decoding images, and for compiling, counts for
+vitrail but not for timm (benchmarks/timm_script.py lists what else favours timm).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from benchmarks import compare, record
 DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "cifar100"
 DEV_IMAGES = 5_000
 HOLDOUT = 0.02
-"""Share of its training images that vitrail chooses its best weights by: the paper's for CIFAR (B.1.1)."""
+"""Share of the training images that vitrail holds out to choose the best weights: the paper's for CIFAR (B.1.1)."""
 SIDES = ("vitrail", "timm-light", "timm-deit")
 SUMMARY = ("accuracy", "images_per_second", "parameters")
 
 
 def split_folders(data: Path, split: str, folder: Path, limit: int | None = None) -> tuple[Path, Path]:
-    """Two data sets in the hub's layout, to train on and to measure on, that do not know of each other."""
+    """Write the training images and the test images as two separate data sets in the hub's layout."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -63,7 +63,7 @@ def split_folders(data: Path, split: str, folder: Path, limit: int | None = None
 
 
 def arrays(place: Path) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 images [N, H, W, 3] and int64 labels [N] of a data set, for timm."""
+    """Return uint8 images [N, H, W, 3] and int64 labels [N] of a data set, for timm."""
     import pyarrow.parquet as pq
 
     (file,) = (place / "data").glob("*.parquet")
@@ -73,7 +73,7 @@ def arrays(place: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run_vitrail(train: Path, test: Path, options: argparse.Namespace, out: Path) -> dict[str, Any]:
-    """Ours, through the command line as a user would; the model it leaves is evaluated once."""
+    """Train with vitrail's command line, as a user would, and evaluate the resulting model once."""
     started = time.perf_counter()
     command = ["train", str(train), "--recipe=scratch-small", f"--time-limit={options.minutes}"]
     command += [f"--seed={options.seed}", f"--out={out}", f"--data.holdout={HOLDOUT}", *options.overrides]
@@ -101,7 +101,7 @@ def _parameters(folder: Path) -> int:
 
 
 def vitrail_verb(words: list[str]) -> Any:
-    """What `vitrail WORDS --json` prints, from a process of its own."""
+    """Run `vitrail WORDS --json` in a new process and return the values that it prints."""
     return _json([sys.executable, "-m", "vitrail", *words, "--json"])
 
 
@@ -111,11 +111,11 @@ def _json(command: list[str]) -> Any:
 
 
 def run_side(options: argparse.Namespace) -> dict[str, Any]:
-    """One run of one side, in this process (and its children), with the load of all other processes."""
+    """Run one side with one seed in this process and its children, and record the load of all other processes."""
     with tempfile.TemporaryDirectory() as scratch:
         limit = 256 if options.quick else None
         train, test = split_folders(options.data, options.split, Path(scratch), limit)
-        if options.threads:  # for this process and for those it starts
+        if options.threads:  # for this process and its children
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
             torch.set_num_threads(options.threads)
         with compare.foreign_load() as foreign:
@@ -133,9 +133,9 @@ def run_side(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def race(options: argparse.Namespace, sides: list[str]) -> list[dict[str, Any]]:
-    """All sides and seeds, one process after another, sides taking turns.
+    """Run all sides and seeds one after another; the sides alternate.
 
-    What `options.log` holds already is not run again.
+    Runs that `options.log` already holds are not repeated.
     """
     passed = [f"--minutes={options.minutes}", f"--split={options.split}", f"--data={options.data}"]
     passed += ["--quick"] if options.quick else []
@@ -158,7 +158,7 @@ def race(options: argparse.Namespace, sides: list[str]) -> list[dict[str, Any]]:
 
 
 def summarise(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Per side: mean and standard deviation of the accuracy over seeds, and the rest as medians."""
+    """Return for each side the mean and standard deviation of the accuracy over seeds, and medians of the rest."""
     table: dict[str, dict[str, Any]] = {}
     for side in dict.fromkeys(row["side"] for row in results):
         scores = [row["accuracy"] for row in results if row["side"] == side]
@@ -174,21 +174,21 @@ def summarise(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Race, print the table and write results/learn.json."""
+    """Run all sides, print the table and write results/learn.json."""
     parser = record.arguments(__doc__)
     parser.add_argument("--side", choices=SIDES, help="only this side")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--split", choices=("dev", "test"), default="test")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--data", type=Path, default=DATA, help="CIFAR-100 in the hub's layout")
-    parser.add_argument("--log", type=Path, help="finished runs are kept here, so that a race that was cut goes on")
-    parser.add_argument("--keep", type=Path, help="a folder where our runs stay, for benchmarks.transfer")
+    parser.add_argument("--log", type=Path, help="file of finished runs, from which an interrupted race continues")
+    parser.add_argument("--keep", type=Path, help="folder to store vitrail's runs in, for benchmarks.transfer")
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options, overrides = parser.parse_known_args()
     options.overrides = overrides
     if options.overrides and not options.side:
-        parser.error(f"settings of one side ({' '.join(options.overrides)}) need --side")
+        parser.error(f"these settings are for a single side ({' '.join(options.overrides)}): name it with --side")
     if options.one:
         print(json.dumps(run_side(options)))
         return

@@ -1,9 +1,9 @@
 """The follow-up's third lesson: stems, with labels and after masked pre-training (its Table 7 and Figure 6).
 
-Parameters and GFLOPs are those of B/16 at 224 pixels, as the paper prints them; accuracies are those of a small
-network on CIFAR-100, from labels alone, and fine-tuned after masked pre-training on the same images without their
-labels. "linear, a block more" is the follow-up's ViT-B13, because the convolutional stems cost about as much; labels
-say what a block is worth, so that it is not pre-trained.
+Parameters and GFLOPs are those of B/16 at 224 pixels, as in the follow-up. Accuracies are those of a small network on
+CIFAR-100: trained with labels only, or pre-trained with masked patches on the same images without labels and then
+fine-tuned. "linear, a block more" is the follow-up's ViT-B13: one more block costs about as much as a convolutional
+stem. It is trained with labels only, which already shows what one more block brings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks import compare
 from benchmarks.cells import Cells
 from benchmarks.learn import vitrail_verb
-from benchmarks.self_supervised import FINETUNE, GOING_ON
+from benchmarks.self_supervised import FINETUNE, RESUME
 from vitrail.costs.count import macs, parameters
 from vitrail.costs.figure import COLOURS
 from vitrail.costs.published import published
@@ -32,12 +32,12 @@ from vitrail.model.variants import ViTConfig, variant
 from vitrail.model.vit import ViT
 
 PAPER_GFLOPS, PAPER_EXTRA = published("three_things")["hmlp"]["vit_b_gflops"], 0.01
-"""Of B/16 with hMLP (section 5): GFLOPs, multiply-adds as one, and how much more than linear at most."""
+"""GFLOPs of B/16 with hMLP (section 5; a multiply-add counts as one), and the largest relative excess over linear."""
 FLOPS_OF = {nn.LayerNorm: 5, nn.BatchNorm2d: 2}
-"""FLOPs per value of a norm as fvcore counts them, with which 17.73 agrees; a multiply-add counts as one."""
+"""FLOPs per value of a normalisation as fvcore counts them, which gives the published 17.73 GFLOPs."""
 HOLDOUT = 0.02
 ONLY_THE_LAST = "--evaluate-every=100 %"
-"""Nothing is chosen while pre-training goes on, and looking at 5,000 held-out images takes time."""
+"""Nothing is chosen during pre-training, and evaluating 5,000 held-out images takes time."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ class Stem:
     stem: Literal["linear", "levit", "early", "hmlp"]
     norm: Literal["batch", "layer"] = "batch"
     more: int = 0
-    """Blocks more than the others have."""
+    """Number of additional blocks."""
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """How a network with it is trained."""
+        """Names of the ways to train a network with this stem."""
         return ("supervised",) if self.more else tuple(ARMS)
 
     def flags(self, depth: int) -> list[str]:
-        """What makes a network of a recipe one with this stem."""
+        """Return the flags that give a recipe's network this stem."""
         return [f"--vit.stem={self.stem}", f"--vit.stem_norm={self.norm}", f"--vit.depth={depth + self.more}"]
 
 
@@ -69,20 +69,20 @@ STEMS = (
     Stem("hMLP, LN", "hmlp", "layer"),
 )
 RECORDED = ("stem_epochs", "masked_epochs", "arms")
-"""Settings to write down with the table."""
+"""Settings that the results file lists beside the table."""
 DEPTH = 6
-"""Blocks of the small network, those of the recipes."""
+"""Number of blocks of the recipes' small network."""
 
 
 def paper_network(stem: Stem) -> ViTConfig:
-    """B/16 with this stem."""
+    """Return the configuration of B/16 with this stem."""
     config = variant("B/16", stem=stem.stem, stem_norm=stem.norm)
     assert isinstance(config, ViTConfig)
     return replace(config, depth=config.depth + stem.more)
 
 
 def gflops(config: ViTConfig) -> float:
-    """10^9 multiply-adds of an image, norms included, as the follow-up counts."""
+    """Return the multiply-adds of an image in units of 10^9, normalisation included, as the follow-up counts."""
     counted: list[int] = []
 
     def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -99,30 +99,30 @@ def gflops(config: ViTConfig) -> float:
 
 
 def supervised(stem: Stem, seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Test top-1 in percent of a network trained from labels alone."""
+    """Return the test top-1 in percent of a network trained with labels only."""
     with compare.foreign_load() as foreign:
-        words = ["train", str(options.cifar), "--recipe=scratch-small", *stem.flags(DEPTH), f"--seed={seed}", GOING_ON]
+        words = ["train", str(options.cifar), "--recipe=scratch-small", *stem.flags(DEPTH), f"--seed={seed}", RESUME]
         words += [f"--epochs={options.stem_epochs}", f"--data.holdout={HOLDOUT}", f"--out={folder}", *options.fewer]
-        return _told(vitrail_verb(words), foreign)
+        return _summary(vitrail_verb(words), foreign)
 
 
 def pretrained(stem: Stem, seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Test top-1 in percent after masked pre-training without labels, then fine-tuning with them.
+    """Return the test top-1 in percent after masked pre-training without labels and fine-tuning with labels.
 
-    Stems in which patches mix are masked behind the stem, as the follow-up does.
+    Stems that mix patches are masked after the stem, as in the follow-up.
     """
     mixing = ["--objective.mask-after-stem"] if stem.stem in ("levit", "early") else []
     with compare.foreign_load() as foreign:
-        words = ["train", str(options.cifar), "--recipe=masked-patch-small", *stem.flags(DEPTH), *mixing, GOING_ON]
+        words = ["train", str(options.cifar), "--recipe=masked-patch-small", *stem.flags(DEPTH), *mixing, RESUME]
         words += [f"--seed={seed}", f"--epochs={options.masked_epochs}", f"--out={folder / 'masked'}", ONLY_THE_LAST]
         start = vitrail_verb([*words, *options.fewer])
-        words = ["finetune", str(options.cifar), f"--from={start['folder']}", FINETUNE, f"--seed={seed}", GOING_ON]
+        words = ["finetune", str(options.cifar), f"--from={start['folder']}", FINETUNE, f"--seed={seed}", RESUME]
         words += [f"--epochs={options.stem_epochs}", f"--data.holdout={HOLDOUT}", f"--out={folder / 'tuned'}"]
         words += options.fewer
-        return _told(vitrail_verb(words), foreign)
+        return _summary(vitrail_verb(words), foreign)
 
 
-def _told(trained: dict[str, Any], foreign: list[float]) -> dict[str, Any]:
+def _summary(trained: dict[str, Any], foreign: list[float]) -> dict[str, Any]:
     return {"test": 100 * trained["test"]["top1"], "seconds": round(trained["seconds"], 1), "foreign": foreign[0]}
 
 
@@ -130,7 +130,10 @@ ARMS = {"supervised": supervised, "masked": pretrained}
 
 
 def measure(cells: Cells, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of Table 7, with the accuracies that are there; seed by seed, so that what is missing is seeds."""
+    """Return the rows of Table 7 with the accuracies so far.
+
+    All networks of one seed are trained before the next seed, so that an interrupted benchmark has complete seeds.
+    """
     found: dict[tuple[str, str], list[float]] = {}
     for seed in options.seeds:
         for arm in options.arms:
@@ -155,7 +158,7 @@ def measure(cells: Cells, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def check_paper(rows: list[dict[str, Any]]) -> None:
-    """Raise SystemExit where B/16 with hMLP does not cost what the follow-up says."""
+    """Raise SystemExit if the GFLOPs of B/16 with hMLP are not the published ones."""
     by_name = {row["stem"]: row for row in rows}
     found, linear = by_name["hMLP, BN"]["gflops"], by_name["linear"]["gflops"]
     if round(found, 2) != PAPER_GFLOPS or not 0 < found / linear - 1 < PAPER_EXTRA:
@@ -177,7 +180,10 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Figure 6: after masked pre-training over supervised; while that is not there, supervised over cost."""
+    """Draw Figure 6: accuracy after masked pre-training over supervised accuracy.
+
+    If no masked run is finished, the figure shows supervised accuracy over cost instead.
+    """
     both = all(arm in row for stem, row in zip(STEMS, rows, strict=True) for arm in stem.arms)
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     axes = figure.subplots()

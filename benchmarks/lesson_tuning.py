@@ -1,8 +1,8 @@
-"""The follow-up's second lesson: what fine-tuning a part of a network reaches and saves (its Tables 5 and 6).
+"""The follow-up's second lesson: accuracy and cost of fine-tuning a part of a network (its Tables 5 and 6).
 
-One network of CIFAR-100 is fine-tuned on two other data sets at two resolutions: all of it, its attention, its MLPs,
-its classifier. The learning rate of each is chosen with the first seed on images held out of the training set; the
-test images are read once by each seed.
+A network trained on CIFAR-100 is fine-tuned on two other data sets at two resolutions: all weights, the attention
+layers, the MLPs, or the classifier only. Each learning rate is chosen with the first seed, on images held out of the
+training set. Each seed reads the test images once.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ SETTINGS = {
     "flowers12": ("--augment.scale", "0.3", "1.0"),
     "digits": ("--augment.scale", "0.75", "1.0", "--augment.no-flip", "--data.subset=720"),
 }
-"""What differs between the data sets: how much of an image a crop keeps, and that a mirrored digit is another one. Of
-the digits as many are learned from as there are flowers."""
+"""Settings per data set: the area of a crop; no mirroring of digits; as many digits as there are flowers."""
 SAME = ("--batch-size=64", "--data.holdout=0.2", "--augment.crop=inception", "--optim.name=adamw")
 SAME += ("--optim.weight-decay=0.05",)
 CLASSES = {"flowers12": 12, "digits": 10}
 BATCH = 32
-"""Images per step where time and memory are measured."""
+"""Images per step when time and memory are measured."""
 
 
 def finetuned(part: str, data: str, size: int, lr: float, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One fine-tuning run: held-out and test top-1 in percent, bytes of the model it leaves."""
+    """Fine-tune once. Return the held-out and the test top-1 in percent and the bytes of the stored model."""
     path = options.flowers if data == "flowers12" else data
     with tempfile.TemporaryDirectory() as scratch, compare.foreign_load() as foreign:
         words = ["finetune", str(path), f"--from={options.weights}", f"--tune={part}", f"--lr={lr}", f"--seed={seed}"]
@@ -66,10 +65,10 @@ def finetuned(part: str, data: str, size: int, lr: float, seed: int, options: ar
 
 
 def costs(size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Time of a step, alternating, and the most that is alive in one, for every part at one resolution."""
+    """Measure the time and peak memory of a step for every part at one resolution; the parts alternate."""
     architecture = Architecture(width=0, depth=0, heads=0, patch=1, image_size=size, classes=CLASSES["flowers12"])
     case = Case(f"{size} px", architecture, 2 if options.quick else BATCH)
-    precision = "bf16" if fast_bf16(torch.device("cpu")) else "float32"  # as the runs have it
+    precision = "bf16" if fast_bf16(torch.device("cpu")) else "float32"  # as in the runs
     with tempfile.TemporaryDirectory() as scratch, compare.tuned():
         sides = [
             tune.side(part, case, precision, options.weights, Path(scratch), classes=architecture.classes)
@@ -91,7 +90,7 @@ def costs(size: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def group(part: str, data: str, size: int, cells: Cells, options: argparse.Namespace) -> dict[str, Any] | None:
-    """All runs of one part on one data set at one resolution; None where some are missing."""
+    """Return the summary of one part's runs on one data set at one resolution; None if runs are missing."""
     key: dict[str, Any] = dict(lesson="tuning", weights=options.weights.name, epochs=options.epochs)
     key |= dict(data=data, size=size, part=part)
 
@@ -119,7 +118,7 @@ def group(part: str, data: str, size: int, cells: Cells, options: argparse.Names
 
 
 def measure(cells: Cells, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of the table that are complete, cheapest questions first."""
+    """Return the complete rows of the table; the smallest images come first, because they cost least."""
     rows = []
     for size in options.sizes:
         key = dict(lesson="costs", weights=options.weights.name, size=size, rounds=options.rounds)
@@ -131,7 +130,7 @@ def measure(cells: Cells, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print one table; time, memory and storage are shares of those of tuning everything."""
+    """Print one table. Time, memory and storage are relative to tuning all weights."""
     table = Table(title="Fine-tuning a part of a network (follow-up, Tables 5 and 6)", title_justify="left")
     for column in ("", "pixels", "part", "test top-1", "+-", "rate", "step ms", "faster", "peak", "stored"):
         table.add_column(column, justify="left" if column in ("", "part") else "right")
@@ -146,12 +145,12 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 RECORDED = ("epochs", "lrs")
-"""Settings to write down with the table."""
+"""Settings that the results file lists beside the table."""
 COUNTED = ("peak_bytes", "stored_bytes")
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy over what has to be stored, a panel for each data set and resolution."""
+    """Draw accuracy over stored bytes, one panel per data set and resolution."""
     panels = sorted({(row["data"], row["size"]) for row in rows})
     figure = Figure(figsize=(2.6 * len(panels) + 0.6, 3.3), layout="constrained")
     for axes, (data, size) in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
@@ -170,7 +169,7 @@ def _panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
         colour = COLOURS[tune.PARTS.index(row["part"])]
         stored = row["stored_bytes"] / 2**20
         axes.errorbar(stored, row["mean"], yerr=row["deviation"] or 0, fmt="o", color=colour, capsize=3)
-        left = row["part"] == "attention"  # away from the MLPs, which may reach as much
+        left = row["part"] == "attention"  # keeps its label away from the MLPs, whose accuracy may be similar
         place, side = (-6, 3) if left else (6, 3), "right" if left else "left"
         axes.annotate(row["part"], (stored, row["mean"]), place, textcoords="offset points", fontsize=8, ha=side)
     axes.grid(alpha=0.2)

@@ -1,8 +1,8 @@
-"""What a masked autoencoder saves by showing its encoder the visible patches only: time and memory of a step.
+"""Measure what a masked autoencoder saves because its encoder sees only the visible patches: time and memory of a step.
 
-B/16 at 224 pixels in bf16, AdamW, random images; all alternate in one process. "all patches" is the same objective with
-one patch of 196 masked, so that its encoder sees the others: what a masked autoencoder would cost that put a [mask]
-embedding into the encoder. "supervised" learns from labels and has no decoder.
+B/16 at 224 pixels in bf16, AdamW, random images; all contenders alternate in one process. "all patches" is the same
+objective with one of 196 patches masked, so that the encoder sees the others: the cost of a masked autoencoder that
+puts a [mask] embedding into the encoder. "supervised" learns from labels and has no decoder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRECISION = "bf16"
 
 
 def learner(name: str, depth: int) -> Any:
-    """What learns, by its name: an objective, or for `LABELS` a network."""
+    """Contenders by name: an objective, or a network for `LABELS`."""
     config = replace(variant("B/16", classes=CASE.architecture.classes, image_size=224), depth=depth)
     if name == LABELS:
         return ViT(config)
@@ -38,7 +38,7 @@ def learner(name: str, depth: int) -> Any:
 
 
 def steps(name: str, case: Case, depth: int) -> tuple[Any, Step]:
-    """What learns, and its step."""
+    """A module that is trained, and its step."""
     subject = learner(name, depth)
     if name == LABELS:
         return subject, train_step.vitrail_step(subject, case, PRECISION)
@@ -46,7 +46,7 @@ def steps(name: str, case: Case, depth: int) -> tuple[Any, Step]:
 
 
 def main() -> None:
-    """Race, print the table and write results/mae.json."""
+    """Time all contenders, print the table and write results/mae.json."""
     options = record.arguments(__doc__).parse_args()
     record.prepare(options)
     case, depth = (replace(CASE, batch=2), 1) if options.quick else (CASE, 12)

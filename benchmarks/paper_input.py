@@ -1,7 +1,8 @@
-"""The input side of a large run, simulated: an object store that is slow at times, requests, decoding, devices.
+"""Simulate the input side of a large run: an object store that is sometimes slow, requests, decoding, devices.
 
-Times are simulated, order and sharing are the real code's: `order.Runs` says which images a process shows, the
-loader's own constants how far ahead it asks. All processes step together, so each step waits for the slowest.
+Times are simulated. Order and distribution come from the real code: `order.Runs` chooses the images of a process, and
+the loader's own constants say how far ahead it requests. All processes step together, so each step waits for the
+slowest.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ import numpy as np
 from scipy.special import ndtri
 
 from vitrail.data.loading import loader
-from vitrail.data.loading.order import Order
+from vitrail.data.loading.order import EpochOrder
 
 TOGETHER = 64
-"""Neighbours shown together."""
+"""Number of neighbours that are shown together."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """How long a request takes: a log-normal latency, a transfer, and now and then a stall."""
+    """Time of a request: a log-normal latency, a transfer, and occasionally a stall."""
 
     median: float = 0.1
     """Seconds to the first byte."""
     p99: float = 0.5
     stalls: float = 0.0
-    """Share of the requests that take `stall` seconds in place of their latency."""
+    """Share of the requests that take `stall` seconds instead of their latency."""
     stall: float = 5.0
     bandwidth: float = 85e6
     """Bytes/s of one request."""
 
     def slowest(self, uniform: np.ndarray, stalled: np.ndarray, requests: int, size: float) -> np.ndarray:
-        """Seconds that the slowest of so many simultaneous requests takes, as a function of two uniform numbers.
+        """Return the seconds of the slowest of `requests` simultaneous requests, as a function of two uniform numbers.
 
-        The maximum of n draws has the distribution function to the power of n.
+        The maximum of n draws has the n-th power of the distribution function.
         """
         spread = np.log(self.p99 / self.median) / ndtri(0.99)
         latency = self.median * np.exp(spread * ndtri(uniform ** (1 / requests)))
@@ -45,32 +46,32 @@ class Store:
 
 @dataclass(frozen=True)
 class Feed:
-    """One process's loader, and the step it feeds."""
+    """Loader of one process, and the step that it supplies."""
 
     step: float
-    """Seconds of a step when it does not wait."""
+    """Seconds of a step that does not wait."""
     processes: int
     batch: int
-    """Images of a process per step."""
+    """Images per process and step."""
     together: int
     image_bytes: float
     decode: float
-    """Images/s of a process: of all its threads."""
+    """Decoded images/s of a process, all its threads together."""
     on_the_way: int = loader._ON_THE_WAY
-    """Images asked for ahead of decoding."""
+    """Images requested ahead of decoding."""
     asking: int = loader._ASKING
-    """Batches asked for at once."""
+    """Batches requested at the same time."""
     ready: int = loader._BATCHES_AHEAD
-    """Batches being decoded or ready."""
+    """Batches that are being decoded or ready."""
 
     @property
     def depth(self) -> int:
-        """Batches asked for ahead of decoding, as the loader counts them."""
+        """Return the batches requested ahead of decoding, as the loader counts them."""
         return -(-self.on_the_way // self.batch)
 
 
 def waiting(feed: Feed, store: Store, steps: int, seed: int = 0) -> float:
-    """Return the share of the time that devices wait for images, over so many steps after the first."""
+    """Return the share of the time that devices wait for images, over `steps` steps after the first."""
     random = np.random.default_rng(seed)
     shape = (steps, feed.processes)
     requests = -(-feed.batch // feed.together)
@@ -95,8 +96,11 @@ def waiting(feed: Feed, store: Store, steps: int, seed: int = 0) -> float:
 
 
 def needed(feed: Feed, store: Store, steps: int, most: float = 0.001) -> int | None:
-    """Return the fewest images on the way, a power of two times the batch, with which devices wait at most that share
-    of the time; None where no number up to 128 batches is enough. Enough threads ask."""
+    """Return the smallest number of requested images with which devices wait at most that share of the time.
+
+    The numbers tried are the batch times powers of two, with enough requesting threads. None: 128 batches are not
+    enough.
+    """
     for batches in (2**power for power in range(8)):
         deep = replace(feed, on_the_way=batches * feed.batch, asking=max(feed.asking, batches))
         if waiting(deep, store, steps) <= most:
@@ -105,9 +109,11 @@ def needed(feed: Feed, store: Store, steps: int, most: float = 0.001) -> int | N
 
 
 def shares(images: int, batch: int, processes: int, together: int, per_shard: int, batches: int) -> dict[str, Any]:
-    """Say how evenly the order of an epoch divides images, requests and shards among processes, over some batches."""
+    """Return how evenly an epoch's order divides images, requests and shards among processes, over some batches."""
     orders = [
-        Order(images, batch // processes, shuffle=True, drop_last=True, rank=rank, world=processes, together=together)
+        EpochOrder(
+            images, batch // processes, shuffle=True, drop_last=True, rank=rank, world=processes, together=together
+        )
         for rank in range(processes)
     ]
     permutation = orders[0].permutation(0, 0)
@@ -130,6 +136,6 @@ def shares(images: int, batch: int, processes: int, together: int, per_shard: in
 
 
 def _pieces(images: np.ndarray, per_shard: int) -> np.ndarray:
-    """The shard of each request: neighbours in a shard are one."""
+    """Return the shard of each request. Neighbours in a shard are one request."""
     begins = np.concatenate([[True], (np.diff(images) != 1) | (np.diff(images // per_shard) != 0)])
     return np.asarray(images[begins] // per_shard)

@@ -1,4 +1,4 @@
-"""What the plan of the paper's largest run measures here: photographs, the index, checkpoints."""
+"""Measurements for the plan of the paper's largest run: photographs, the index, checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.paper_input import TOGETHER
 
 
 def photographs(images: Path) -> dict[str, float]:
-    """Bytes of a photograph of ImageNet as it is, and packed with a short side of 256 pixels."""
+    """Return the bytes of a photograph of ImageNet, as published and packed with a short side of 256 pixels."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, packed = Path(scratch) / "files", Path(scratch) / "packed"
         count = input_pipeline.class_folders(images, folder, 1)
@@ -30,7 +30,7 @@ def photographs(images: Path) -> dict[str, float]:
 
 
 def index(counts: tuple[int, ...]) -> dict[str, Any]:
-    """Memory of an opened index by its length, measured, and what its growth says of 300 million images."""
+    """Measure the memory of an opened index by its length, and extrapolate to 300 million images."""
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["VITRAIL_CACHE"] = str(Path(scratch) / "cache")
@@ -51,7 +51,7 @@ def index(counts: tuple[int, ...]) -> dict[str, Any]:
 
 
 def written() -> dict[str, float]:
-    """Bytes/s at which a checkpoint is written to the temporary folder, checksums and fsync included."""
+    """Return the bytes/s at which a checkpoint is written to the temporary folder, checksums and fsync included."""
     from vitrail.training.checkpoints import checkpoint
 
     state = {"model": {str(n): torch.randn(1 << 24) for n in range(12)}}
@@ -66,7 +66,7 @@ def written() -> dict[str, float]:
 
 
 def decoding() -> dict[str, Any]:
-    """Images/s of one core, from results/input_pipeline.json."""
+    """Return the decoded images/s of one core, from results/input_pipeline.json."""
     document = json.loads((record.RESULTS / "input_pipeline.json").read_text())
     rates = {row["name"]: row["images_per_second"] for row in document["rows"]}
     return {"whole": rates["vitrail"], "packed": rates["vitrail, packed"], "date": document["date"]}

@@ -1,9 +1,9 @@
-"""What it takes to pre-train ViT-H/14 on 300 million images: compute, memory, communication, input, money.
+"""Plan the pre-training of ViT-H/14 on 300 million images: compute, memory, communication, input, money.
 
     python -m benchmarks.paper_plan      writes results/paper_plan.json and docs/paper-plan.md
 
-Computed with `vitrail.costs` from the recipe `paper/vit-h14-jft`; the input side is simulated (`paper_input`). Measured
-here are the bytes of a photograph, the memory of an index, and the rate at which checkpoints are written.
+`vitrail.costs` computes the plan from the recipe `paper/vit-h14-jft`; the input side is simulated (`paper_input`).
+Three values are measured here: the bytes of a photograph, the memory of an index, and the rate of writing checkpoints.
 """
 
 from __future__ import annotations
@@ -33,62 +33,60 @@ PUBLISHED_DAYS = round(
 )
 """TPUv3-core-days of H/14 in the paper's Table 2."""
 FLOAT32 = 4
-"""Bytes of a value of the residual stream between two blocks."""
+"""Bytes per value of the residual stream between two blocks."""
 LLAMA_FAILURES, LLAMA_DAYS, LLAMA_GPUS = 419, 54, 16_384
 """Unexpected interruptions of Llama 3's training (arXiv:2407.21783, section 3.3.4)."""
 SHARD = 1 << 30
 STEPS = 20_000
-"""Simulated."""
+"""Number of simulated steps."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines of eight H100s, as NVIDIA's DGX H100 is described (its data sheet)."""
+    """Machines of eight H100s, from the data sheet of NVIDIA's DGX H100."""
 
     nodes: int = 4
     per_node: int = 8
     device: str = "h100"
     network: float = 50e9
-    """Bytes/s to other nodes, and as much from them, for each device: a port of 400 Gb/s."""
+    """Bytes/s between a device and other nodes in each direction: a port of 400 Gb/s."""
     nvlink: float = 450e9
-    """Bytes/s of a device within a node, each direction."""
+    """Bytes/s between devices of a node in each direction."""
     reached: float = 0.8
     """Share of these rates that collectives reach; assumed."""
     kilowatts: float = 10.2
-    """Of a node, at most."""
+    """Highest power of a node."""
     cores: int = 112
-    """Of a node."""
+    """Processor cores of a node."""
     overhead: float = 1.2
     """Energy of the building over that of the machines; assumed."""
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """Return the number of devices."""
         return self.nodes * self.per_node
 
     @property
     def rate(self) -> float:
-        """Bytes/s of a device in a collective over all devices.
+        """Return the bytes/s of a device in a collective over all devices.
 
-        A ring enters and leaves each node once, and as many rings as there are ports share what is sent: the ports of
-        a node count together.
+        A ring enters and leaves each node once. With as many rings as ports, the ports of a node work together.
         """
         between = self.per_node * self.network if self.nodes > 1 else self.nvlink
         return self.reached * min(between, self.nvlink)
 
 
 def config_of(name: str) -> ViTConfig:
-    """The network as it is pre-trained: with JFT's classes and the hidden layer before them."""
+    """Return the network of pre-training: with JFT's classes and the hidden layer before them."""
     plain = variant(name)
     assert isinstance(plain, ViTConfig)
     return replace(plain, classes=CLASSES, pre_logits=plain.width, image_size=(224, 224))
 
 
 def step_seconds(config: ViTConfig, batch: int, cluster: Cluster, utilisation: float | None = None) -> dict[str, float]:
-    """Seconds of a step: the arithmetic, the all-reduce of float32 gradients, and both together.
+    """Return the seconds of a step: of the arithmetic, of the all-reduce of float32 gradients, and of both together.
 
-    `step` hides the sum behind the backward pass, two thirds of the arithmetic, as far as it goes; `apart` hides
-    nothing.
+    `step` overlaps the sum with the backward pass, two thirds of the arithmetic. `apart` overlaps nothing.
     """
     device, count = DEVICES[cluster.device], cluster.devices
     share = device.utilisation if utilisation is None else utilisation
@@ -105,7 +103,7 @@ def step_seconds(config: ViTConfig, batch: int, cluster: Cluster, utilisation: f
 
 
 def run_of(config: ViTConfig, epochs: float, batch: int, cluster: Cluster, seconds: float) -> dict[str, float]:
-    """Steps, days, money and energy of a run whose steps take so many seconds."""
+    """Return steps, days, money and energy of a run with steps of this many seconds."""
     steps = IMAGES // batch * epochs
     days = steps * seconds / DAY
     price = DEVICES[cluster.device].usd_per_hour
@@ -120,7 +118,7 @@ def run_of(config: ViTConfig, epochs: float, batch: int, cluster: Cluster, secon
 
 
 def memory(config: ViTConfig, batch: int, cluster: Cluster) -> dict[str, Any]:
-    """Bytes of one device, by what takes them, whole or sharded over all devices."""
+    """Return the bytes on one device, by kind, whole or sharded over all devices."""
     count, everything = cluster.devices, parameters(config)
     each = activation_bytes(config)
     block = activation_bytes(replace(config, depth=3)) - activation_bytes(replace(config, depth=2))
@@ -157,7 +155,9 @@ def memory(config: ViTConfig, batch: int, cluster: Cluster) -> dict[str, Any]:
 
 
 def communication(config: ViTConfig, cluster: Cluster) -> dict[str, dict[str, float]]:
-    """Bytes that a device sends in a step, and seconds they take: ring algorithms, each n - 1 n-ths of the tensor."""
+    """Return the bytes that a device sends in a step and their seconds: ring algorithms, each n - 1 n-ths of the
+    tensor.
+    """
     count, everything = cluster.devices, parameters(config)
     part = (count - 1) / count * everything
     sent = {
@@ -169,7 +169,7 @@ def communication(config: ViTConfig, cluster: Cluster) -> dict[str, dict[str, fl
 
 
 def scales(cluster: Cluster, batch: int) -> list[dict[str, Any]]:
-    """Networks and cluster sizes: the paper's epochs of JFT for each, at the same batch."""
+    """Return plans for other networks and cluster sizes: the paper's epochs of JFT, at the same batch size."""
     rows = []
     for name, epochs in (("S/16", 7), ("B/16", 7), ("L/16", 14), ("H/14", 14)):
         config = config_of(name)
@@ -186,9 +186,9 @@ def scales(cluster: Cluster, batch: int) -> list[dict[str, Any]]:
 
 
 def saving(cluster: Cluster, days: float, size: float, rate: float, every: float) -> dict[str, float]:
-    """What checkpoints cost: bytes, seconds, and the work that a failure loses.
+    """Return the cost of checkpoints: bytes, seconds, and the work that a failure loses.
 
-    The best interval is the square root of twice the time of a save and the time between failures (Young, 1974).
+    The best interval is the square root of twice the time of a save times the time between failures (Young, 1974).
     """
     between = LLAMA_DAYS * LLAMA_GPUS / LLAMA_FAILURES / cluster.devices
     seconds = size / rate
@@ -204,7 +204,7 @@ def saving(cluster: Cluster, days: float, size: float, rate: float, every: float
 
 
 def computed() -> dict[str, Any]:
-    """All that follows from the recipe and the cluster: nothing is measured, and nothing drawn."""
+    """Return all values that follow from the recipe and the cluster, without measuring or simulating."""
     run, cluster = recipe(RECIPE), Cluster()
     batch, epochs = run.batch_size, 14
     assert batch is not None and str(run.duration) == f"{epochs} epochs"
@@ -243,7 +243,7 @@ def computed() -> dict[str, Any]:
 
 
 def fed(found: dict[str, Any], image_bytes: float, decode: float, workers: int = 1) -> Feed:
-    """The loader of one process of the planned run."""
+    """Return the loader of one process of the planned run."""
     cluster = found["cluster"]
     step = found["times"][f"{found['utilisation']:g}"]["step"]
     each = found["batch"] // cluster["devices"]
@@ -251,7 +251,7 @@ def fed(found: dict[str, Any], image_bytes: float, decode: float, workers: int =
 
 
 def simulated(feed: Feed, steps: int = STEPS) -> list[dict[str, Any]]:
-    """Waiting, by how images are asked for and how the store behaves."""
+    """Return the shares of waiting, by how images are requested and how the store behaves."""
     rows = []
     stores = {"no request stalls": Store(), "one in 10,000 takes 5 s": Store(stalls=1e-4)}
     for what, store in stores.items():

@@ -1,4 +1,4 @@
-"""docs/paper-plan.md: the words of paper_plan.template.md with the numbers of results/paper_plan.json."""
+"""Write docs/paper-plan.md: the text of paper_plan.template.md with the numbers of results/paper_plan.json."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from benchmarks import record
 DOCUMENT = record.ROOT / "docs" / "paper-plan.md"
 WORDS = Path(__file__).with_name("paper_plan.template.md")
 GB = 1e9
+ACTIVATIONS = {"kept": "stored", "recomputed": "recomputed"}
+"""Words for the kinds of activations in results/paper_plan.json."""
 
 
 def document(plan: dict[str, Any]) -> str:
@@ -22,7 +24,7 @@ def document(plan: dict[str, Any]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown, numbers to the right."""
+    """Return a Markdown table with numbers aligned to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -69,10 +71,10 @@ def _times(plan: dict[str, Any]) -> dict[str, str]:
                 f"{times['apart_run']['days']:.1f}",
             )
         )
-    header = ("of the peak", "seconds of a step: arithmetic + sum", "images/s", "days", "money", "MWh")
+    header = ("share of peak", "seconds per step: arithmetic + all-reduce", "images/s", "days", "cost", "MWh")
     run = _usual(plan)["run"]
     return {
-        "times": table((*header, "days, nothing hidden"), rows),
+        "times": table((*header, "days without overlap"), rows),
         "steps": f"{run['steps']:,.0f}",
         "days": f"{run['days']:.1f}",
         "usd": f"{run['usd']:,.0f}",
@@ -88,26 +90,25 @@ def _memory(plan: dict[str, Any]) -> dict[str, str]:
         "weights": "weights, float32",
         "gradients": "gradients, float32",
         "moments": "Adam's two moments",
-        "casts": "bfloat16 copies of the weights, within a step",
-        "sums": "sums of gradients on their way, within a step",
-        "average": "a moving average of the weights, where asked for (the recipe has none)",
-        "image": "one image, all kept for the backward pass",
-        "image_recomputed": "one image, blocks recomputed (`--activation-checkpointing`)",
+        "casts": "bfloat16 copies of the weights, during a step",
+        "sums": "buffers of the gradient all-reduce, during a step",
+        "average": "moving average of the weights, if chosen (the recipe has none)",
+        "image": "activations of one image, all stored for the backward pass",
+        "image_recomputed": "activations of one image, blocks recomputed (`--activation-checkpointing`)",
     }
-    states = {"whole": "whole on each", "sharded": f"`--shard` over all {plan['cluster']['devices']}"}
+    states = {"whole": "replicated", "sharded": f"sharded over all {plan['cluster']['devices']} (`--shard`)"}
     rows = []
     for name, row in held["rows"].items():
         how, what = name.split(", ")
         sizes = (f"{row['state'] / GB:.1f}", f"{row['activations'] / GB:.1f}", f"{row['fits']}")
-        rows.append((states[how], what, *sizes, _pieces(row, held["local_batch"])))
-    header = ("state", "activations", "state, GB", f"{held['local_batch']} images, GB", "images that fit", "at once")
+        rows.append((states[how], ACTIVATIONS[what], *sizes, _pieces(row, held["local_batch"])))
+    images = f"{held['local_batch']} images, GB"
+    header = ("state", "activations", "state, GB", images, "largest batch", "micro-batches")
     whole, sharded = held["rows"]["whole, kept"], held["rows"]["sharded, kept"]
     return {
         "parameters": f"{held['parameters'] / 1e6:,.0f}",
         "local_batch": f"{held['local_batch']}",
-        "memory_parts": table(
-            ("on a device", "GB"), [(what, f"{held[name] / GB:.2f}") for name, what in parts.items()]
-        ),
+        "memory_parts": table(("per device", "GB"), [(what, f"{held[name] / GB:.2f}") for name, what in parts.items()]),
         "memory_rows": table(header, rows),
         "used": f"{(whole['state'] + whole['activations']) / 2**30:.0f}",
         "pieces": _pieces(whole, held["local_batch"]),
@@ -118,8 +119,8 @@ def _memory(plan: dict[str, Any]) -> dict[str, str]:
 
 def _pieces(row: dict[str, Any], images: int) -> str:
     if row["pieces"] is None:
-        return "no piece that fits"
-    return "one piece" if row["pieces"] == 1 else f"{row['pieces']} pieces of {images // row['pieces']}"
+        return "does not fit"
+    return f"{row['pieces']} x {images // row['pieces']}"
 
 
 def _communication(plan: dict[str, Any]) -> dict[str, str]:
@@ -128,20 +129,20 @@ def _communication(plan: dict[str, Any]) -> dict[str, str]:
         (what, f"{row['bytes'] / GB:.2f}", f"{row['seconds']:.3f}", f"{row['seconds'] / arithmetic:.0%}")
         for what, row in plan["communication"].items()
     ]
-    header = ("in each step", "GB sent by a device", "seconds", "of the arithmetic")
+    header = ("per step", "GB sent per device", "seconds", "relative to arithmetic")
     return {"communication": table(header, rows), "rate": f"{plan['cluster']['rate'] / GB:.0f}"}
 
 
 def _reading(plan: dict[str, Any]) -> dict[str, str]:
     side, rate, nodes = plan["input"], _usual(plan)["run"]["images_per_second"], plan["cluster"]["nodes"]
     photos, core, shares = side["photographs"], side["decode"], side["shares"]
-    kinds = {"as they are": ("bytes", "whole"), "packed, short side 256": ("packed_bytes", "packed")}
+    kinds = {"as published": ("bytes", "whole"), "packed, short side 256": ("packed_bytes", "packed")}
     rows = []
     for what, (size_name, speed) in kinds.items():
         size = photos[size_name]
         amounts = (f"{size / 1e3:.0f}", f"{size * plan['images'] / 1e12:.1f}", f"{size * rate / GB:.2f}")
         rows.append((what, *amounts, f"{size * rate / nodes / GB:.2f}", f"{rate / nodes / core[speed]:.1f}"))
-    header = ("photographs", "KB each", "TB in all", "GB/s", "GB/s a machine", "cores a machine")
+    header = ("photographs", "KB each", "TB in total", "GB/s", "GB/s per machine", "cores per machine")
     low, high = shares["requests_of_a_process"]
     (epoch_steps,) = shares["batches_of_a_process"]
     return {
@@ -165,8 +166,8 @@ def _reading(plan: dict[str, Any]) -> dict[str, str]:
 
 def _waiting(plan: dict[str, Any]) -> dict[str, str]:
     side, feed, store = plan["input"], plan["input"]["feed"], plan["input"]["store"]
-    header = ("a store in which", "neighbours", "requests/s")
-    header += tuple(f"{int(depth):,} on the way" for depth in side["rows"][0]["waiting"])
+    header = ("object store", "neighbours", "requests/s")
+    header += tuple(f"{int(depth):,} requested" for depth in side["rows"][0]["waiting"])
     rows = []
     for row in side["rows"]:
         needed = "more than 16,384" if row["needed"] is None else f"{row['needed']:,}"
@@ -179,7 +180,7 @@ def _waiting(plan: dict[str, Any]) -> dict[str, str]:
         "median": f"{1000 * store['median']:.0f}",
         "p99": f"{1000 * store['p99']:.0f}",
         "bandwidth": f"{store['bandwidth'] / 1e6:.0f}",
-        "waiting": table((*header, "needed"), rows),
+        "waiting": table((*header, "needed for 0.1%"), rows),
         "on_the_way": f"{feed['on_the_way']:,}",
         "asking": f"{feed['asking']}",
         **dict(zip(names, now, strict=True)),
@@ -199,7 +200,7 @@ def _index(plan: dict[str, Any]) -> dict[str, str]:
         (f"{row['images']:,}", f"{row['open_seconds']:.1f}", f"{row['own_mb']:,.0f}", f"{row['index_mb']:,.0f}")
         for row in (*index["rows"], grown)
     ]
-    header = ("images", "seconds to open", "MB of a process's own", "MB of the index, mapped")
+    header = ("images", "seconds to open", "MB per process", "MB of the mapped index")
     return {
         "index_rows": table(header, rows),
         "index_node": f"{plan['cluster']['per_node'] * own / GB:.0f}",
@@ -224,7 +225,7 @@ def _checkpoints(plan: dict[str, Any]) -> dict[str, str]:
 
 
 def _scales(plan: dict[str, Any]) -> dict[str, str]:
-    header = ("network, epochs", "exaFLOPs", "H100s", "images each", "days", "money", "sum / arithmetic")
+    header = ("network, epochs", "exaFLOPs", "H100s", "images each", "days", "cost", "all-reduce / arithmetic")
     rows = [
         (
             f"{row['model']}, {row['epochs']}",
@@ -238,4 +239,4 @@ def _scales(plan: dict[str, Any]) -> dict[str, str]:
         )
         for row in plan["scales"]
     ]
-    return {"scales": table((*header, "days, nothing hidden"), rows)}
+    return {"scales": table((*header, "days without overlap"), rows)}

@@ -1,13 +1,14 @@
-"""Parallel branches against the same blocks in a row, at equal parameters and FLOPs (follow-up, section 3.3, Table 4).
+"""Compare parallel branches with the same blocks in sequence, at equal parameters and FLOPs (follow-up, section 3.3).
 
-    python -m benchmarks.parallel                       Ti24, S36, B24, on the GPU where there is one
+    python -m benchmarks.parallel                       Ti24, S36, B24, on the GPU if there is one
     python -m benchmarks.parallel --families S60 L24 --device cpu
 
-24 blocks are 24x1, or 12x2: 12 layers of two branches. Latency is one image at a time; throughput is a batch.
-vitrail predicts with the frozen copy of its verbs, in which the branches are one wide branch or not as
-`vitrail.model.frozen` decides; timm's are `Block` and `ParallelThingsBlock`, which computes branch by branch. A
-training step (forward and backward pass, no optimiser) is measured in a row, branch by branch, and with the branches
-together (`Run.wide_branches`). Before the race the parallel networks of both libraries must give the same logits.
+24 blocks are 24x1 (sequential) or 12x2: 12 layers of two branches (Table 4). Latency is the time of one image;
+throughput is measured with a batch. vitrail predicts with the frozen copy of its verbs, where `vitrail.model.frozen`
+decides whether the branches are computed as one wide branch. timm's networks are `Block` and `ParallelThingsBlock`,
+which computes the branches one by one. A training step (forward and backward pass, no optimiser) is measured
+sequentially, with two branches one by one, and with two branches together (`Run.wide_branches`). The parallel networks
+of both libraries must give the same logits before they are timed.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from vitrail.model.variants import SIZES
 from vitrail.model.wide import compute_together
 
 Shape = tuple[int, int]
-"""Layers and branches of each."""
+"""Layers and branches of each family."""
 CLASSES = 1000
 THROUGHPUT = {"cpu": 4, "cuda": 64}
 TRAINING = {"cpu": 8, "cuda": 64}
-"""Images per step, by device."""
+"""Images per step on each device type."""
 RENAMES = ((".attns.", ".attentions."), (".ffns.", ".mlps."), (".attn.qkv.", ".attention.qkv."),
            (".attn.proj.", ".attention.out."), ("cls_token", "cls"), ("pos_embed", "positions.embedding"),
            ("patch_embed.proj", "stem"))  # fmt: skip
-"""Parts of the names of timm's parallel network -> ours."""
+"""Parts of the parameter names of timm's parallel network, with our names."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,16 @@ FAMILIES = {
 }
 DEFAULT = ("Ti24", "S36", "B24")
 TIMM_BRANCHES = 2
-"""timm is measured with up to so many."""
+"""Largest number of branches with which timm is measured."""
 
 
 def name(size: str, shape: Shape) -> str:
-    """As the follow-up writes it: S18x2."""
+    """Return the follow-up's notation: S18x2."""
     return f"{size}{shape[0]}x{shape[1]}"
 
 
 def theirs(size: str, shape: Shape) -> nn.Module:
-    """timm's network."""
+    """Return timm's network."""
     from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
 
     width, _, heads, _ = SIZES[size]
@@ -82,7 +83,9 @@ def theirs(size: str, shape: Shape) -> nn.Module:
 
 
 def same_logits(size: str, device: torch.device) -> float:
-    """Relative difference (L2) of our logits from timm's for timm's parallel weights; SystemExit beyond rounding."""
+    """Return the relative difference (L2) of our logits from timm's with timm's parallel weights. Raises SystemExit if
+    it exceeds rounding.
+    """
     peer = theirs(size, (1, 2)).eval()
     peer.get_submodule("head").reset_parameters()  # type: ignore[operator]
     state = {}
@@ -104,7 +107,7 @@ def same_logits(size: str, device: torch.device) -> float:
 
 
 def synchronised(step: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """A step that ends when the device has done it."""
+    """Return a step that ends when the device has finished it."""
     if device.type == "cpu":
         return step
 
@@ -116,7 +119,7 @@ def synchronised(step: Callable[[], Any], device: torch.device) -> Callable[[], 
 
 
 def predicting(family: Family, batch: int, precision: str, device: torch.device) -> list[Contender]:
-    """Every shape of ours, and timm's of one and two branches."""
+    """Return every shape of ours, and timm's networks of one and two branches."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     pixels = [images.to(device) for images in inference.images(batch, 224)]
     ready = [((images.float() / 255 - 0.5) / 0.5).to(dtype) for images in pixels]
@@ -133,7 +136,7 @@ def predicting(family: Family, batch: int, precision: str, device: torch.device)
 
 
 def training(family: Family, batch: int, precision: str, device: torch.device) -> list[Contender]:
-    """Forward and backward pass of ours: in a row, two branches one by one, two branches together."""
+    """Return the forward and backward passes of ours: sequential, two branches one by one, two branches together."""
     row, parallel = (name(family.size, shape) for shape in family.shapes[:2])
     (pixels,) = inference.images(batch, 224, count=1)
     images, labels = pixels.to(device), torch.zeros(batch, dtype=torch.int64, device=device)
@@ -158,7 +161,7 @@ def training(family: Family, batch: int, precision: str, device: torch.device) -
 
 
 def summary(family: Family, measured: list[Measurement]) -> list[dict[str, Any]]:
-    """Rows with how many times as fast as the same library's sequential network, and ours as timm's."""
+    """Return rows with the speed relative to the same library's sequential network, and of ours relative to timm's."""
     by_name = {m.name: m for m in measured}
     rows = record.rows(measured)
     for row in rows:
@@ -191,7 +194,7 @@ def show(title: str, batch: int, rows: list[dict[str, Any]]) -> None:
 
 
 def measure(key: str, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
-    """One family: latency in both precisions, throughput and training in the one that is chosen here."""
+    """Measure one family: latency in both precisions; throughput and training in the precision chosen here."""
     family, seconds = FAMILIES[key], 0.05 if options.quick else options.seconds
     if options.quick:
         family = Family(family.size, ((2, 1), (1, 2)))

@@ -1,4 +1,4 @@
-"""The same architecture from each library, with the same weights where two must agree."""
+"""Build the same architecture with each library, with the same weights where two must agree."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ B16 = Architecture(width=768, depth=12, heads=12, patch=16, image_size=224, clas
 
 
 def ours(a: Architecture) -> nn.Module:
-    """Vitrail's."""
+    """Return vitrail's network."""
     from vitrail.model.build import build
     from vitrail.model.variants import ViTConfig
 
@@ -61,7 +61,7 @@ def ours(a: Architecture) -> nn.Module:
 
 
 def timm(a: Architecture, *, fused: bool = True, drop_path: float = 0.0) -> nn.Module:
-    """timm's; `fused` is its own switch between scaled_dot_product_attention and explicit attention."""
+    """Return timm's network; `fused` is timm's switch between scaled_dot_product_attention and explicit attention."""
     from timm.layers import set_fused_attn
     from timm.models.vision_transformer import VisionTransformer
 
@@ -81,7 +81,7 @@ def timm(a: Architecture, *, fused: bool = True, drop_path: float = 0.0) -> nn.M
 
 
 def transformers(a: Architecture) -> nn.Module:
-    """Hugging Face's, with the attention it chooses itself; its output is made the logits."""
+    """Return Hugging Face's network with its default attention, wrapped so that it returns the logits."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -108,7 +108,7 @@ def transformers(a: Architecture) -> nn.Module:
 
 
 def torchvision(a: Architecture) -> nn.Module:
-    """torchvision's."""
+    """Return torchvision's network."""
     from torchvision.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(
@@ -135,7 +135,7 @@ RENAMES = (  # timm's parameter names -> vitrail's
 
 
 def load_timm(model: nn.Module, theirs: nn.Module) -> None:
-    """Give vitrail's model the weights of timm's, so that both must compute the same."""
+    """Copy the weights of timm's model into vitrail's, so that both must compute the same."""
     state = {}
     for key, value in theirs.state_dict().items():
         for old, new in RENAMES:

@@ -1,12 +1,12 @@
-"""What `vitrail plan` predicts, against what then happens.
+"""Compare the predictions of `vitrail plan` with what then happens.
 
     python -m benchmarks.plan                                    a few hundred of the embedded digits, a tiny network
     python -m benchmarks.plan --data photos/ --weights runs/x    any images, from any weights
 
-Plans in a process of its own, as a user would; then runs every command that was printed, one after another, as a
-user would; and compares the seconds from the command to the prompt. A prediction is good within 25 %. The memory that
-happened is the largest resident memory of the process, less that of one which only imports (probes), or which takes
-one step with a network of next to nothing and writes its report (training).
+It plans in a new process, as a user would, runs every printed command one after another, and compares the seconds from
+the command to the prompt. A prediction is good within 25 %. The measured memory is the largest resident memory of the
+process, minus that of a process that only imports the libraries (probes), or that takes one step with a minimal network
+and writes its report (training).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rich.table import Table
 from benchmarks import compare, record
 
 GOOD = 0.25
-"""Error of a prediction, as a share of what happened."""
+"""Relative error of a prediction up to which it counts as good."""
 IMPORTS = "import vitrail.transfer.linear_probe, vitrail.verbs.probe.probe"
 LEAST = "--recipe digits --model Ti/8 --image-size 8 --vit.width 8 --vit.heads 1 --vit.depth 1 --vit.mlp-dim 8"
 LEAST += " --batch-size 2 --duration 1"
 STEPS = ("--duration", "2 steps")
-"""For a quick run."""
+"""Settings of a quick run."""
 
 
 class Ended(NamedTuple):
-    """What a process came to."""
+    """Time and memory of a finished process."""
 
     seconds: float
     output: str
@@ -47,7 +47,7 @@ class Ended(NamedTuple):
 
 
 def run(words: list[str], folder: Path) -> Ended:
-    """Run Python with `words` in `folder`."""
+    """Run Python with the arguments `words` in `folder`."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as log:
         began = time.perf_counter()
         process = subprocess.Popen([sys.executable, *words], cwd=folder, stdout=output, stderr=log)
@@ -62,7 +62,7 @@ def run(words: list[str], folder: Path) -> Ended:
 
 
 def digits(path: Path, images: int) -> Path:
-    """Write so many of the embedded digits, half as many to test, as arrays."""
+    """Write this many of the embedded digits, and half as many to test, as arrays."""
     from vitrail.data.sources.open import open_data
 
     splits = open_data("digits")
@@ -77,7 +77,7 @@ def digits(path: Path, images: int) -> Path:
 
 
 def weights(folder: Path) -> Path:
-    """A tiny network, untrained: how long it takes does not depend on what it knows."""
+    """Save a tiny network with random weights, because the time does not depend on them."""
     from vitrail.data.settings import Preprocess
     from vitrail.model.build import create
     from vitrail.weights.card import Card
@@ -89,7 +89,7 @@ def weights(folder: Path) -> Path:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Plan, run every way, and return both."""
+    """Plan, run every way, and return predictions and measurements."""
     start = options.weights.absolute() if options.weights else weights(folder / "weights")
     data = options.data.absolute() if options.data else digits(folder / "digits.npz", options.images)
     size = [] if options.image_size is None else ["--image-size", str(options.image_size)]
@@ -128,7 +128,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Plan, run, print what was predicted and what happened, write results/plan.json."""
+    """Plan, run, print predictions and measurements, write results/plan.json."""
     parser = record.arguments(__doc__)
     parser.add_argument("--data", type=Path, help="images; left out: some of the embedded digits")
     parser.add_argument("--images", type=int, default=120, help="how many digits to train on")

@@ -1,11 +1,11 @@
-"""Every way to use a trained network on new data, in one table, the way Table 2 reads: CIFAR-100 to flowers.
+"""Compare all ways to use a trained network on new data in one table, like Table 2: from CIFAR-100 to flowers.
 
     python -m benchmarks.learn --side vitrail --seeds 0 --keep runs     trains the network to start from
     python -m benchmarks.protocols runs/scratch-small-1
 
-All of it through the command line, as a user would: few-shot, nearest neighbours, linear, attention only, all. The
-seeds draw the shots, order the images and start the classifiers; nearest neighbours have nothing to draw. What is
-chosen is chosen on images held out of the training set, and the test images are read once, at the end of each.
+All of them use the command line, as a user would: few-shot, nearest neighbours, linear, attention only, all weights.
+The seeds draw the shots, order the images and initialise the classifiers; nearest neighbours do not depend on them.
+Settings are chosen on images held out of the training set, and the test images are read once, at the end of each run.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from benchmarks.learn import vitrail_verb
 DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "flowers12"
 SHOTS = (1, 5, 10, 25)
 SIDE = 64
-"""Pixels: twice what the network was trained at (fine-tuning at a higher resolution, section 3.2)."""
+"""Image size in pixels: twice that of training (fine-tuning at a higher resolution, section 3.2)."""
 FINETUNE = ("--batch-size=64", "--data.holdout=0.2", "--augment.crop=inception", "--optim.name=adamw", "--lr=1e-3")
 FINETUNE += ("--augment.scale", "0.3", "1.0", "--optim.weight-decay=0.05")
-"""As in benchmarks/transfer.py, where it was chosen on the held-out images."""
+"""Chosen on the held-out images in benchmarks/transfer.py."""
 
 
 def probes(model: Path, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Test top-1 in percent of everything that leaves the network as it is, by protocol and seed."""
+    """Return the test top-1 in percent of all evaluations of the frozen features, by protocol and seed."""
     common = [str(model), str(options.data), f"--image-size={options.image_size}"]
     shots = [str(count) for count in SHOTS]
     few = vitrail_verb(
@@ -47,7 +47,7 @@ def probes(model: Path, options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def tuned(model: Path, part: str, seed: int, options: argparse.Namespace) -> float:
-    """Test top-1 in percent after fine-tuning a part of the network, or all of it."""
+    """Return the test top-1 in percent after fine-tuning all or a part of the network."""
     with tempfile.TemporaryDirectory() as scratch:
         words = ["finetune", str(options.data), f"--from={model}", f"--tune={part}", f"--seed={seed}", *FINETUNE]
         words += [f"--image-size={options.image_size}", f"--epochs={options.epochs}", f"--out={scratch}"]

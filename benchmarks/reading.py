@@ -1,8 +1,8 @@
-"""Reading at scale: opening an index of ten million images, and images behind a slow network.
+"""Read at scale: open an index of ten million images, and read images over a slow network.
 
-The index is simulated: packed shards that are as long as they claim and empty inside. It is opened in a process of
-its own, whose memory is read before and after. The network is simulated, too: a file system that answers every
-request after a fixed time; images are small JPEGs, decoded by one thread on one core.
+The index is simulated by packed shards that claim their full length but are empty. It is opened in a separate process,
+whose memory is read before and after. The network is simulated by a file system that answers every request after a
+fixed time. The images are small JPEGs, decoded by one thread on one core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHARDS, CLASSES, BYTES = 1000, 1000, 40_000
 
 
 def write_index(folder: Path, images: int) -> None:
-    """Write what `pack` would of `images` images of `BYTES` bytes, the shards as files with nothing in them."""
+    """Write what `pack` would write for `images` images of `BYTES` bytes, with empty files as shards."""
     from vitrail.data.cache import write_table
     from vitrail.data.sources.shards import INDEX, SCHEMA
     from vitrail.data.split import row_digest
@@ -64,7 +64,7 @@ import json, sys, time
 from pathlib import Path
 import torch
 from vitrail.data.settings import Data
-from vitrail.data.loading.order import Order
+from vitrail.data.loading.order import EpochOrder
 from vitrail.data.sources.open import open_data
 
 def own():  # memory of this process alone; pages of the mapped index belong to the system's cache
@@ -79,7 +79,7 @@ open_data(sys.argv[1] + "-small")  # libraries are imported
 own_before, mapped_before, began = own(), mapped(), time.perf_counter()
 splits = open_data(Data(path=sys.argv[1], validation="none", holdout=float(sys.argv[2])))
 opened, opened_own, opened_mapped = time.perf_counter(), own(), mapped()
-order = Order(len(splits.train), 1024, shuffle=True, drop_last=True, together=int(sys.argv[3]))
+order = EpochOrder(len(splits.train), 1024, shuffle=True, drop_last=True, together=int(sys.argv[3]))
 permutation = order.permutation(0, 0)
 images = [order.image(permutation, place)[0] for place in order.positions(0).tolist()]
 assert len({splits.train.id(index) for index in images}) == 1024
@@ -90,14 +90,14 @@ print(json.dumps({"images": len(splits.train), "open_seconds": opened - began, "
 
 
 def opened(folder: Path, holdout: float, together: int) -> dict[str, float]:
-    """Open the data in a process of its own: seconds, and MB beyond what Python and the libraries take."""
+    """Open the data in a new process. Return seconds, and the MB beyond those of Python and the libraries."""
     arguments = [sys.executable, "-c", OPEN, str(folder), str(holdout), str(together)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     return {name: round(value, 2) for name, value in json.loads(done.stdout).items()}
 
 
 class Slow(AsyncFileSystem):  # type: ignore[misc]
-    """Local files behind a network: every answer takes `seconds`, however many are on their way."""
+    """Local files behind a slow network: every answer takes `seconds`, however many requests are open."""
 
     protocol = "slow"
     cachable = False
@@ -116,7 +116,7 @@ class Slow(AsyncFileSystem):  # type: ignore[misc]
 
 
 def images(folder: Path, count: int) -> None:
-    """Pack noise of 128 x 128 pixels."""
+    """Pack random images of 128 x 128 pixels."""
     from vitrail.data.loading.pack import pack
     from vitrail.data.sources.arrays import ArraySource
 
@@ -126,7 +126,7 @@ def images(folder: Path, count: int) -> None:
 
 
 def behind(folder: Path, seconds: float, *, ahead: bool, together: int) -> dict[str, float]:
-    """Images/s of an epoch in a loop that computes nothing, and how many requests it takes."""
+    """Return the images/s of an epoch in a loop without computation, and the number of requests."""
     from vitrail.data.cache import read_table
     from vitrail.data.loading.loader import Loader
     from vitrail.data.sources.shard_files import RemoteFiles

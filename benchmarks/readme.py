@@ -1,6 +1,6 @@
-"""The benchmark tables of README.md, written from benchmarks/results/*.json: `python -m benchmarks.readme`.
+"""Write the benchmark tables of README.md from benchmarks/results/*.json: `python -m benchmarks.readme`.
 
-Nobody types a figure into the README: this puts them there, and a test compares.
+No figure is typed into the README by hand: this command writes them, and a test compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- benchmarks: written by python -m benchmarks.readme -->", "<!-
 
 
 def ratio(value: dict[str, float]) -> str:
-    """A median with its spread, as "1.83x (1.80 to 1.85)"."""
+    """Return a median with its spread, as "1.83x (1.80 to 1.85)"."""
     return f"{value['median']:.2f}x ({value['low']:.2f} to {value['high']:.2f})"
 
 
@@ -26,7 +26,7 @@ def _rate(rows: list[dict[str, Any]], name: str) -> str:
 
 
 def train_step(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Training: images/s, over timm as it comes, over its best settings, memory."""
+    """Return the table of training: images/s, over timm with its defaults, over its best settings, memory."""
     lines: list[tuple[str, ...]] = [
         ("one training step", "images/s", "over timm", "over timm's best", "memory, of timm's")
     ]
@@ -40,7 +40,7 @@ def train_step(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def tune(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Tuning a part of a network: speed, memory and storage as shares of those of tuning all of it."""
+    """Return the table of tuning a part of a network: speed, memory and storage relative to tuning all weights."""
     counted = ("kept_bytes_per_image", "peak_bytes", "optimizer_bytes", "stored_bytes")
     header = ("activations", "peak memory", "optimiser", "stored")
     lines: list[tuple[str, ...]] = [("fine-tuning a part, over all of it", "images/s", *header)]
@@ -53,7 +53,7 @@ def tune(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def allocator(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """What keeping freed memory is worth: images/s, over those without it, and the peak."""
+    """Return the table of `keep_freed_memory`: images/s, over those without it, and the peak memory."""
     lines: list[tuple[str, ...]] = [
         ("freed memory kept for the next step", "images/s", "over given back", "peak memory")
     ]
@@ -66,7 +66,7 @@ def allocator(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def inference(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Prediction: images/s, over timm, over the best peer."""
+    """Return the table of prediction: images/s, over timm, over the best peer."""
     lines: list[tuple[str, ...]] = [("predicting, B/16, 224 px", "images/s", "over timm", "over the best peer")]
     for r in document["results"]:
         best = f"{ratio(r['over_best_peer'])}, {r['best_peer']}"
@@ -76,7 +76,7 @@ def inference(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def export(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Exported programs: images/s of ours in torch and of each runtime, and ours over theirs."""
+    """Return the table of exported programs: images/s of ours in torch and of each runtime, and ours over theirs."""
     peers = [row["name"] for row in document["results"][0]["rows"] if row["name"] != record.OURS]
     header = ("predicting, float32", record.OURS, *(title for peer in peers for title in (peer, f"ours over {peer}")))
     lines: list[tuple[str, ...]] = [header]
@@ -88,7 +88,7 @@ def export(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def input_pipeline(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Loading: images/s on one core, over timm's loader and over its uint8 part."""
+    """Return the table of loading: images/s on one core, over timm's loader and over its uint8 part."""
     lines: list[tuple[str, ...]] = [
         ("full-size JPEG to 224 px batch, one core", "images/s", "over timm", "over its uint8 part")
     ]
@@ -99,14 +99,14 @@ def input_pipeline(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def startup(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Waiting for the prompt."""
+    """Return the table of start-up times."""
     names = ("vitrail --help", "import torch", "import timm")
     rows = [(f"`{name}`", f"{document['results'][name]['median']:.2f}") for name in names]
     return [("start-up", "seconds"), *rows]
 
 
 def report(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """How large pages are, and how soon they are there."""
+    """Return the table of reports: size, time to write and to open."""
     header = ("100 classes, 10,000 validation images", "MB", "seconds to open", "seconds to write")
     pages = {"report": "`report.html`", "comparison": "`vitrail report RUN RUN`"}
     rows = ((title, document["results"][kind]) for kind, title in pages.items())
@@ -117,7 +117,7 @@ def report(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def learn(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Top-1 after equal time."""
+    """Return the table of top-1 after equal time."""
     lines: list[tuple[str, ...]] = [
         (f"CIFAR-100 from scratch in {document['minutes']:g} minutes", "test top-1", "parameters")
     ]
@@ -129,7 +129,7 @@ def learn(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def digits(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """What the first command of the README ends with."""
+    """Return the result of the README's first command."""
     row, seconds = document["summary"], [run["seconds"] for run in document["runs"]]
     accuracy = f"{row['mean']:.1f} % ± {row['deviation']:.1f} ({row['seeds']} seeds)"
     header = ("`vitrail demo`", "test top-1", "seconds of training")
@@ -137,14 +137,14 @@ def digits(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def transfer(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Top-1 on flowers after equal time, from CIFAR-100's network or from none."""
+    """Return the table of top-1 on flowers after equal time, fine-tuned from CIFAR-100 or trained from scratch."""
     header = (f"12 kinds of flowers, 720 images of 64 px, {document['minutes']:g} minutes", "test top-1")
     rows = document["summary"].items()
     return [header, *((side, f"{r['mean']:.1f} % ± {r['deviation']:.1f} ({r['seeds']} seeds)") for side, r in rows)]
 
 
 def protocols(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Every way to use one network on other data."""
+    """Return the table of all ways to use one network on other data."""
     header = (f"a ViT of CIFAR-100 on 12 kinds of flowers, {document['image_size']} px", "test top-1")
     lines: list[tuple[str, ...]] = [header]
     for row in document["rows"]:
@@ -154,7 +154,9 @@ def protocols(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def parallel(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Blocks side by side: time of a step, over the same blocks in a row, over timm's same network."""
+    """Return the table of parallel branches: time of a step, over the same blocks in sequence, over timm's same
+    network.
+    """
     lines: list[tuple[str, ...]] = [("the same blocks in a row and side by side", "ms", "over in a row", "over timm")]
     for r in document["results"]:
         for row in r["rows"]:
@@ -168,7 +170,7 @@ def parallel(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def lesson_tuning(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Tables 5 and 6 of the follow-up at this scale; time, memory and storage over those of tuning everything."""
+    """Return the follow-up's Tables 5 and 6 at this scale; time, memory and storage relative to tuning all weights."""
     header = ("fine-tuning a ViT of CIFAR-100", "test top-1", "step", "peak memory", "stored")
     lines: list[tuple[str, ...]] = [header]
     rows = document["tuning"]
@@ -180,7 +182,7 @@ def lesson_tuning(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def lesson_stems(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Table 7 of the follow-up at this scale."""
+    """Return the follow-up's Table 7 at this scale."""
     header = ("stem", "B/16, M parameters", "GFLOPs", "CIFAR-100 from labels", "after masked pre-training")
     lines: list[tuple[str, ...]] = [header]
     for row in document["stems"]:
@@ -195,7 +197,7 @@ def _top1(row: dict[str, Any]) -> str:
 
 
 def self_supervised(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """What was learned without labels, beside labels and beside nothing learned."""
+    """Return the table of learning without labels, with supervised and random networks."""
     minutes, more = document["minutes"], document["tune_minutes"]
     lines: list[tuple[str, ...]] = [(f"CIFAR-100, {minutes:g} minutes, fine-tuned in {more:g} more", *SHOWN)]
     for row in document["rows"]:
@@ -204,7 +206,7 @@ def self_supervised(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def mae(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """What a step costs where the encoder sees one patch in four."""
+    """Return the table of a step's cost when the encoder sees one patch in four."""
     lines: list[tuple[str, ...]] = [
         (f"a step of {document['case']}, batch {document['batch']}", "ms", "MAE is faster by", "memory")
     ]
@@ -217,13 +219,13 @@ def mae(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def inspect(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """What the figures of a large network take in memory, however many images they are of."""
+    """Return the table of the memory that inspecting a large network takes, by number of images."""
     lines: list[tuple[str, ...]] = [(f"inspecting {document['model']} at {document['size']} px", "images", "peak MiB")]
     return lines + [(row["what"], str(row["images"]), f"{row['peak_mib']:,.0f}") for row in document["rows"]]
 
 
 def soak(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """What is held in the second quarter of a long run, and in its last."""
+    """Return the table of memory, files and threads in the second and the last quarter of a long run."""
     lines: list[tuple[str, ...]] = [("held, early and late", "MiB", "open files", "threads")]
     for what, told in (("serving", "{requests:,} requests served"), ("training", "{minutes:g} minutes of training")):
         held = [document[what]["held"][name] for name in ("mib", "files", "threads")]
@@ -232,7 +234,7 @@ def soak(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def saving(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """How long training stands still for a checkpoint."""
+    """Return the table of how long training stops for a checkpoint."""
     found = document["results"]
     header = (
         f"a checkpoint of {document['model']}, {found['megabytes']:.0f} MB",
@@ -244,7 +246,7 @@ def saving(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def weights(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Loading L/16: seconds, and the largest memory as a multiple of the file."""
+    """Return the table of loading L/16: seconds, and the peak memory as a multiple of the file."""
     peaks = {row["name"]: f"{row['peak_over_file']:.2f}" for row in document["peak_memory"]}
     rows = document["load_seconds"]
     header = ("loading L/16 from safetensors", "seconds", "peak memory, of the file")
@@ -252,7 +254,7 @@ def weights(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def serve(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Both servers under the same clients, and what ours holds in memory."""
+    """Return the table of both servers with the same clients, and the memory of ours."""
     percentiles = ("p50", "p95", "p99")
     header = f"serving B/16, 224 px, to {document['clients']} clients at once"
     lines: list[tuple[str, ...]] = [(header, "images/s", *(f"{name}, s" for name in percentiles))]
@@ -290,13 +292,13 @@ TABLES: dict[str, Table | tuple[Table, ...]] = {
 
 
 def markdown(lines: list[tuple[str, ...]]) -> str:
-    """A header row and others as a table; figures to the right."""
+    """Return a Markdown table from a header row and other rows; figures are aligned to the right."""
     rule = ("---", *["---:"] * (len(lines[0]) - 1))
     return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
 
 
 def section(results: Path = record.RESULTS) -> str:
-    """The whole section of the README, markers included."""
+    """Return the whole section of the README, markers included."""
     parts = []
     for name, made in TABLES.items():
         path = results / f"{name}.json"
@@ -312,7 +314,7 @@ def section(results: Path = record.RESULTS) -> str:
 
 
 def replaced(readme: str, new: str) -> str:
-    """The README with the section between the markers replaced; raises ValueError where they are missing."""
+    """Return the README with the section between the markers replaced. Raises ValueError if they are missing."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     return before + new + after

@@ -1,4 +1,4 @@
-"""The record of a measurement: the machine, the versions, the ceiling, the command."""
+"""Record a measurement: the machine, the versions, the ceiling, the command."""
 
 from __future__ import annotations
 

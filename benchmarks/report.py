@@ -1,9 +1,9 @@
-"""A report of 100 classes and 10,000 validation images: how large it is, how soon a browser has opened it, how long it
-takes to write, in how much memory. The same of a comparison of two such runs.
+"""Measure the reports of runs with 100 classes and 10,000 validation images, and the comparison of two such runs.
 
-The runs are made up, of real photographs under other names. Opening is the time from asking a running headless Chromium
-for the page until it has loaded it and painted the first screen. A page that asks for anything outside itself, or has
-anything to complain about, ends the benchmark.
+It measures the size of a page, the time and memory to write it, and the time a browser takes to open it. The runs are
+synthetic: real photographs under other names. Opening is the time from requesting the page in a running headless
+Chromium until it is loaded and the first screen is painted. The benchmark fails if a page requests anything from
+outside or logs an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EMPTY = "<!doctype html><title>empty</title><p>empty"
 
 
 def photographs(folder: Path) -> Data:
-    """Write a data set of so many classes and images: photographs of 224 px, each several times."""
+    """Write a data set of this many classes and images: photographs of 224 px, each repeated."""
     files = [file.read_bytes() for file in sorted(PHOTOS.rglob("*.jpg"))]
     for split, count in (("train", 2 * CLASSES), ("val", IMAGES)):
         for number in range(count):
@@ -57,7 +57,7 @@ def photographs(folder: Path) -> Data:
 
 
 def answers(splits: Splits, seed: int) -> Classification:
-    """Made-up answers, about four fifths of them right."""
+    """Return made-up predictions, of which about four fifths are right."""
     assert splits.validation is not None
     rng, label = np.random.default_rng(seed), np.asarray(splits.validation.labels)
     logits = rng.normal(size=(len(label), CLASSES))
@@ -72,7 +72,7 @@ def answers(splits: Splits, seed: int) -> Classification:
 
 
 def run_folder(folder: Path, data: Data, splits: Splits, seed: int) -> Path:
-    """What a run of 2,000 steps leaves behind, with a Ti/16 of random weights."""
+    """Write what a run of 2,000 steps leaves behind, with a Ti/16 of random weights."""
     folder.mkdir()
     run = Run(data=data, model="Ti/16", image_size=SIDE, batch_size=128, optim=Optim(lr=1e-3 * (1 + seed)))
     (folder / "config.yaml").write_text(to_yaml(run))
@@ -104,7 +104,7 @@ def run_folder(folder: Path, data: Data, splits: Splits, seed: int) -> Path:
 
 
 def written(write: str, folders: list[Path], out: Path) -> dict[str, float]:
-    """Write a page in this process, which has done nothing else; return seconds and the most memory it ever held."""
+    """Write a page in this process, which has done nothing else. Return the seconds and the peak memory."""
     start = time.perf_counter()
     if write == "report":
         write_report(folders[0], out)
@@ -116,7 +116,7 @@ def written(write: str, folders: list[Path], out: Path) -> dict[str, float]:
 
 
 def opened(browser: Any, page: Path) -> tuple[float, float]:
-    """Seconds until a page is loaded, and until its first screen is painted. Raises RuntimeError for faults."""
+    """Return the seconds until a page is loaded and until its first screen is painted. Raises RuntimeError."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     tab, faults = context.new_page(), []
     tab.on("console", lambda message: faults.append(message.text))
@@ -135,7 +135,7 @@ def opened(browser: Any, page: Path) -> tuple[float, float]:
 
 
 def measure(pages: dict[str, Path], executable: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Megabytes of each page, and seconds to open it, in alternating rounds."""
+    """Return the megabytes of each page and the seconds to open it, in alternating rounds."""
     from playwright.sync_api import sync_playwright
 
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in pages}

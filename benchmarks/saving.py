@@ -1,9 +1,9 @@
-"""How long training stands still for a checkpoint: written at once, or copied and written while training goes on.
+"""Measure how long training stops for a checkpoint: written at once, or copied and then written in the background.
 
     python -m benchmarks.saving              S/16 with AdamW and an average, 8 images a step
 
-"standing still" is what `Checkpoints.save` takes. "step" is a training step without a save, and "step meanwhile" one
-during which a checkpoint is being written: the thread that writes takes processor time, too. Medians of `--rounds`.
+"standing still" is the time of `Checkpoints.save`. "step" is a training step without a save. "step meanwhile" is a step
+while a checkpoint is being written, since the writing thread takes processor time, too. All are medians of `--rounds`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import record
+from vitrail.data.loading.loader import Batch
 from vitrail.data.settings import Augment
 from vitrail.device import fast_float32
 from vitrail.model.build import create
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
-from vitrail.training.batch_size import Blank
 from vitrail.training.checkpoints.flatten import nbytes
 from vitrail.training.checkpoints.saving import Checkpoints
 from vitrail.training.checkpoints.state import TrainingState
@@ -56,13 +56,13 @@ def main() -> None:
 
 @fast_float32()
 def measure(model: str, rounds: int, out: Path) -> dict[str, float]:
-    """Return seconds, and the size of a checkpoint."""
+    """Return the seconds, and the size of a checkpoint."""
     objective = SupervisedObjective(create(model, classes=1000), Supervised(), Augment(), 1000, 0)
     optimizer = build_optimizer(objective, Optim())
     average = Averager(objective.model, Average("ema"))
     state = TrainingState(objective, optimizer, average, {})
     nothing = torch.zeros(IMAGES, dtype=torch.int64)
-    batch = Blank(torch.zeros(IMAGES, 3, 224, 224, dtype=torch.uint8), nothing, nothing)
+    batch = Batch(torch.zeros(IMAGES, 3, 224, 224, dtype=torch.uint8), nothing, nothing)
 
     def step() -> float:
         began = time.perf_counter()

@@ -1,18 +1,19 @@
-"""What is learned without labels? Masked patches, MAE, BEiT and DINO on CIFAR-100, against labels and against nothing.
+"""Compare learning without labels (masked patches, MAE, BEiT, DINO) with supervised and random weights on CIFAR-100.
 
     python -m benchmarks.self_supervised --calibrate     once, on a quiet machine (about 8 minutes)
     python -m benchmarks.self_supervised
 
-Each way gets the same minutes of pre-training on this machine, BEiT's tokenizer included; then few-shot, nearest
-neighbours and a linear classifier ask what its frozen features know, and fine-tuning what they are worth as a start.
-"labels" learns from labels for those minutes; "labels, all the time" for those of pre-training and fine-tuning
-together, which is what pre-training has to beat; "random" is not trained at all.
+Each method is pre-trained for the same number of minutes on this machine; for BEiT this includes its tokenizer. Its
+frozen features are then evaluated by few-shot regression, nearest neighbours and a linear classifier, and the network
+by fine-tuning. "labels" is supervised training for the minutes of pre-training. "labels, all the time" is supervised
+training for the minutes of pre-training and fine-tuning together: pre-training is worth its time if it beats that.
+"random" is an untrained network.
 
-Minutes are turned into steps by the rates that `--calibrate` measures, each way alone on the machine, before anything
-is trained: so a run does not depend on what else the machine does, and can be repeated to the step. Everything goes
-through the command line, choices are made on held-out training images, and the test images are read once, at the end
-of each run. The log keeps what is finished: the same command goes on where it was stopped, and `--stop-after` begins no
-run later than that.
+`--calibrate` measures the steps per minute of each method alone on the machine, before anything is trained. Minutes
+become steps by these rates. So a run does not depend on the load of the machine, and can be repeated to the step.
+Every run uses the command line. Settings are chosen on held-out training images, and the test images are read once, at
+the end of each run. The log holds all finished runs: the same command continues an interrupted benchmark, and starts no
+further run after `--stop-after`.
 """
 
 from __future__ import annotations
@@ -41,25 +42,25 @@ NEIGHBOURS = 20
 SHOTS = ("1", "5", "10", "25")
 HOLDOUT = "--data.holdout=0.02"
 FINETUNE = "--recipe=finetune-small"
-GOING_ON = "--resume=auto"
+RESUME = "--resume=auto"
 TOKENIZER = 0.1
-"""Share of the minutes that BEiT's tokenizer gets."""
+"""Share of the pre-training minutes for BEiT's tokenizer."""
 CALIBRATION = 60
-"""Steps over which a rate is measured."""
+"""Number of steps in which the steps per minute are measured."""
 SHOWN = ("1-shot", "5-shot", "10-shot", "25-shot", f"{NEIGHBOURS}-NN", "linear", "fine-tuned")
 LABELS, ALL_THE_TIME, RANDOM, TUNING = "labels", "labels, all the time", "random", "fine-tuning"
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way of learning: what is typed behind `vitrail train DIR`."""
+    """One method: the arguments of `vitrail train DIR`."""
 
     name: str
     words: tuple[str, ...] = ()
     tokenizer: str | None = None
-    """The recipe of what it needs first."""
+    """Recipe of the tokenizer that has to be trained first."""
     tuned: bool = False
-    """Whether it is fine-tuned, too."""
+    """Whether the network is also fine-tuned."""
 
 
 MASKED = "--recipe=masked-patch-small"
@@ -78,25 +79,25 @@ WAYS = (
 
 
 def network() -> list[str]:
-    """The network of the masked recipes as flags, for those that start from another recipe."""
+    """Return the flags that give another recipe the network of the masked recipes."""
     from vitrail.recipes.registry import recipe
 
     run = recipe("masked-patch-small")
-    chosen = {**vars(run.vit), "stem": "linear"}  # the supervised recipe has another
+    chosen = {**vars(run.vit), "stem": "linear"}  # the supervised recipe has another stem
     given = [f"--vit.{name.replace('_', '-')}={value}" for name, value in chosen.items() if value is not None]
     return [f"--model={run.model}", *given]
 
 
 def steps(kind: str, minutes: float, rates: dict[str, float]) -> str:
-    """The flag for so many minutes of what was calibrated as `kind`."""
+    """Return the flag for a training of `minutes`, at the rate that was calibrated as `kind`."""
     return f"--duration={max(1, round(minutes * rates[kind]))} steps"
 
 
 def trained(way: Way, seed: int, minutes: float, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """What `vitrail train` says of a run of so many minutes."""
+    """Train for `minutes` and return the JSON that `vitrail train` prints."""
     words, rates = list(way.words), options.rates
     if way.tokenizer is not None:
-        first = ["train", str(options.data), f"--recipe={way.tokenizer}", HOLDOUT, GOING_ON]
+        first = ["train", str(options.data), f"--recipe={way.tokenizer}", HOLDOUT, RESUME]
         first.append(steps(way.tokenizer, TOKENIZER * minutes, rates))
         made = vitrail_verb([*first, f"--seed={seed}", f"--out={folder / 'tokenizer'}", *options.fewer])
         words.append(f"--objective.tokenizer={made['folder']}")
@@ -105,13 +106,13 @@ def trained(way: Way, seed: int, minutes: float, folder: Path, options: argparse
         words += network()
     words += [HOLDOUT, f"--knn={NEIGHBOURS}", "--evaluate-every=10 %", steps(way.name, minutes, rates)]
     ran: dict[str, Any] = vitrail_verb(
-        ["train", str(options.data), *words, GOING_ON, f"--seed={seed}", f"--out={folder / 'trained'}", *options.fewer]
+        ["train", str(options.data), *words, RESUME, f"--seed={seed}", f"--out={folder / 'trained'}", *options.fewer]
     )
     return ran
 
 
 def untrained(seed: int, folder: Path) -> dict[str, Any]:
-    """The network as it is drawn."""
+    """Save a network with random initial weights."""
     import torch
 
     import vitrail
@@ -125,7 +126,7 @@ def untrained(seed: int, folder: Path) -> dict[str, Any]:
 
 
 def probes(model: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """Test top-1 in percent of everything that leaves the network as it is."""
+    """Return the test top-1 in percent of all evaluations of the frozen features."""
     with tempfile.TemporaryDirectory() as scratch:
         file = str(Path(scratch) / "features.npz")
         vitrail_verb(["embed", model, str(options.data), f"--out={file}", "--image-size=32"])
@@ -137,7 +138,7 @@ def probes(model: str, seed: int, options: argparse.Namespace) -> dict[str, floa
 
 
 def learned(way: Way, seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Pre-train, ask the frozen features, fine-tune: test top-1 in percent of each, and the curves on the way."""
+    """Pre-train, evaluate the frozen features and fine-tune. Return test top-1 in percent and the learning curves."""
     if way.name == RANDOM:
         ran = untrained(seed, folder / "random")
     else:
@@ -148,7 +149,7 @@ def learned(way: Way, seed: int, folder: Path, options: argparse.Namespace) -> d
         return {**found, "fine-tuned": 100 * ran["test"]["top1"]}
     found |= probes(ran["folder"], seed, options)
     if way.tuned:
-        words = ["finetune", str(options.data), f"--from={ran['folder']}", FINETUNE, HOLDOUT, GOING_ON, *options.fewer]
+        words = ["finetune", str(options.data), f"--from={ran['folder']}", FINETUNE, HOLDOUT, RESUME, *options.fewer]
         words += ["--evaluate-every=5 %", steps(TUNING, options.tune_minutes, options.rates)]
         tuned = vitrail_verb([*words, f"--seed={seed}", f"--out={folder / 'tuned'}"])
         found |= {"fine-tuned": 100 * tuned["test"]["top1"], "tuning curve": curve(Path(tuned["folder"]))}
@@ -156,7 +157,7 @@ def learned(way: Way, seed: int, folder: Path, options: argparse.Namespace) -> d
 
 
 def calibrated(way: Way, options: argparse.Namespace) -> dict[str, float]:
-    """Steps a minute of all that a way runs, from a short run of each, evaluations left out."""
+    """Return the steps per minute of each run that a method needs, from a short run without evaluation."""
     few = [f"--duration={CALIBRATION} steps", "--evaluate-every=100 %", HOLDOUT, *options.fewer]
     found = {}
     with tempfile.TemporaryDirectory() as scratch, compare.foreign_load() as foreign:
@@ -176,20 +177,20 @@ def calibrated(way: Way, options: argparse.Namespace) -> dict[str, float]:
 
 
 def lines(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    """What a run has logged of these kinds; nothing of what was not trained."""
+    """Return the entries of these kinds in a run's log; none for an untrained network."""
     log = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     return [row for row in rows if row["kind"] in kinds]
 
 
 def rate(folder: Path) -> float:
-    """Steps a minute between the first logged step and the last."""
+    """Return the steps per minute between the first and the last logged step."""
     rows = lines(folder, "train")
     return round(60 * (rows[-1]["step"] - rows[0]["step"]) / (rows[-1]["time"] - rows[0]["time"]), 2)
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
-    """What was measured on the validation images on the way, by step."""
+    """Return the validation measurements of each logged step."""
     kept, found = ("step", "loss", "nll", "knn", "top1", "colour", "code"), dict[int, dict[str, float]]()
     for row in lines(folder, "validation", "knn"):
         found.setdefault(row["step"], {}).update({name: row[name] for name in kept if name in row})
@@ -197,7 +198,7 @@ def curve(folder: Path) -> list[dict[str, float]]:
 
 
 def draw(rows: list[dict[str, Any]], options: argparse.Namespace, path: Path) -> None:
-    """The learning curves of fine-tuning, beside labels all the time (first seeds)."""
+    """Draw the learning curves of fine-tuning and of supervised training all the time (first seeds)."""
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     shown = [row for row in rows if row["way"] == ALL_THE_TIME or "tuning curve" in row]
@@ -218,7 +219,7 @@ def draw(rows: list[dict[str, Any]], options: argparse.Namespace, path: Path) ->
 
 
 def table(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Print means over seeds with deviations, and return them as rows with the first seed's curves."""
+    """Print means and deviations over seeds, and return them as rows with the curves of the first seed."""
     title = f"CIFAR-100, test top-1 in %: {options.minutes:g} minutes, {options.tune_minutes:g} more to fine-tune"
     shown, rows = Table(title=title, title_justify="left"), []
     for column in ("", *SHOWN):
@@ -237,23 +238,23 @@ def table(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -
 
 
 def cell(value: dict[str, Any] | None) -> str:
-    """A mean with its deviation, empty where nothing was measured."""
+    """Return a mean with its deviation as text; empty if nothing was measured."""
     if value is None:
         return ""
     return f"{value['mean']:.1f}" + ("" if value["deviation"] is None else f" ± {value['deviation']:.1f}")
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the parsed command line."""
     parser = record.arguments(__doc__)
     parser.add_argument("--data", type=Path, default=DATA, help="CIFAR-100 in the hub's layout")
-    parser.add_argument("--minutes", type=float, default=12, help="of pre-training")
-    parser.add_argument("--tune-minutes", type=float, default=6, help="of fine-tuning")
+    parser.add_argument("--minutes", type=float, default=12, help="minutes of pre-training")
+    parser.add_argument("--tune-minutes", type=float, default=6, help="minutes of fine-tuning")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], help="only these")
-    parser.add_argument("--log", type=Path, default=LOG, help="finished runs and rates are kept here")
-    parser.add_argument("--calibrate", action="store_true", help="measure the rates that the log lacks, and end")
-    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="begin no run later than this")
+    parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], help="methods to run (default: all)")
+    parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs and calibrated rates")
+    parser.add_argument("--calibrate", action="store_true", help="measure the rates that the log lacks, then stop")
+    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="start no run after this time")
     options = parser.parse_args()
     options.fewer, options.shorter = [], []
     if options.quick:
@@ -266,7 +267,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run what the log lacks, print the table, draw the curves and write results/self_supervised.json."""
+    """Run the cells that the log lacks, print the table, draw the curves, write results/self_supervised.json."""
     options = arguments()
     ways = [way for way in WAYS if not options.ways or way.name in options.ways]
     measured = Cells(options.log)
@@ -275,7 +276,7 @@ def main() -> None:
         if way.name in (RANDOM, ALL_THE_TIME) or not (way in ways or way.name == LABELS):
             continue
         if not (options.calibrate or options.quick) and measured.find(rate=way.name) is None:
-            raise SystemExit(f"how many steps a minute has {way.name!r} here? First, on a quiet machine: --calibrate")
+            raise SystemExit(f"the log has no rate for {way.name!r}: first run with --calibrate on a quiet machine")
         options.rates |= measured.get(lambda way=way: calibrated(way, options), rate=way.name) or {}  # type: ignore[misc]
     if options.calibrate:
         return
@@ -289,7 +290,7 @@ def main() -> None:
                 found.setdefault(way.name, []).append(result)
     rows = table(found, options)
     if cells.missing:
-        print(f"{cells.missing} runs are missing: the same command goes on")
+        print(f"{cells.missing} runs are missing: the same command continues with them")
     if rows and not options.quick:
         draw(rows, options, record.RESULTS / "self_supervised.png")
         shown = dict(minutes=options.minutes, tune_minutes=options.tune_minutes, seeds=options.seeds)

@@ -1,12 +1,12 @@
-"""Serving ViT-B/16 at 224 px: `vitrail serve` beside LitServe with the same network, 64 clients each.
+"""Serve ViT-B/16 at 224 px: `vitrail serve` and LitServe with the same network, 64 clients each.
 
-Both servers are processes of their own on this machine, one at a time, given the same frozen network, threads,
-largest batch and decoder; what differs is the server. The clients send one JPEG of 500 x 375 pixels after the
-other over connections they keep, from a third process, on the cores that the server also has: so does everybody
-who tries this. Any answer but 200 ends the measurement. LitServe has no bound on its queue; ours is set above the
-number of clients, so that neither refuses. Then the memory of our server over 2,000 requests.
+Each server is a separate process on this machine; they run one at a time, with the same frozen network, threads,
+largest batch and decoder. Only the server differs. The clients, in a third process on the same cores, send one JPEG of
+500 x 375 pixels after the other over persistent connections. Any response other than 200 stops the measurement.
+LitServe has no limit on its queue; ours is above the number of clients, so that neither refuses a request. Afterwards
+the memory of our server is measured over 2,000 requests.
 
-LitServe is no dependency of anything here: `pip install litserve` before this is run.
+LitServe is not a dependency of vitrail: run `pip install litserve` first.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ COLUMNS = ("images_per_second", "p50", "p95", "p99")
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients saw in one round."""
+    """Measurements of the clients in one round."""
 
     seconds: list[float]
-    """Of each answer."""
+    """Seconds of each response."""
     wall: float
 
     def row(self) -> dict[str, float]:
-        """Images/s, and percentiles of the time to an answer in seconds."""
+        """Return images/s, and percentiles of the response time in seconds."""
         values = (len(self.seconds) / self.wall, *np.percentile(self.seconds, (50, 95, 99)))
         return dict(zip(COLUMNS, (round(float(value), 4) for value in values), strict=True))
 
 
 def jpeg() -> bytes:
-    """A picture of ordinary size with some content."""
+    """Return a picture of ordinary size with some content."""
     rng = np.random.default_rng(0)
     small = Image.fromarray(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8))
     file = io.BytesIO()
@@ -67,7 +67,7 @@ def jpeg() -> bytes:
 
 
 def model_folder(folder: Path, architecture: peers.Architecture) -> Path:
-    """The network on disk; its weights do not matter."""
+    """Save the network; its weights are random, because the time does not depend on them."""
     from vitrail.data.settings import Preprocess
     from vitrail.weights.card import Card
     from vitrail.weights.store import save_model
@@ -79,14 +79,16 @@ def model_folder(folder: Path, architecture: peers.Architecture) -> Path:
 
 
 def form(image: bytes) -> tuple[bytes, dict[str, str]]:
-    """The request both servers read."""
+    """Return the request that both servers understand."""
     head = b'--edge\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n'
     head += b"Content-Type: image/jpeg\r\n\r\n"
     return head + image + b"\r\n--edge--\r\n", {"Content-Type": "multipart/form-data; boundary=edge"}
 
 
 def load(port: int, path: str, clients: int, enough: Callable[[int, float], bool]) -> Load:
-    """Ask from `clients` threads until `enough(answers, seconds)`. Raises SystemExit for any answer but 200."""
+    """Send requests from `clients` threads until `enough(answers, seconds)`. Raises SystemExit for a response other
+    than 200.
+    """
     body, headers = form(jpeg())
     taken: list[float] = []
     wrong: list[str] = []
@@ -120,7 +122,7 @@ def load(port: int, path: str, clients: int, enough: Callable[[int, float], bool
 
 @contextmanager
 def server(name: str, folder: Path, port: int, threads: int) -> Iterator[tuple[psutil.Process, str]]:
-    """A server that answers; its process and the path to post to."""
+    """Start a server. Yield its process and the path to post to."""
     if name == record.OURS:
         flags = ["--port", str(port), "--batch-size", str(BATCH), "--queue", "256", "--deadline", "120"]
         command, path = (
@@ -159,7 +161,7 @@ def wait(port: int, path: str) -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, float]]]:
-    """Rounds that alternate between the servers, each one started afresh."""
+    """Return rounds that alternate between the servers, each of which is started anew."""
     warm, seconds = (1.0, 2.0) if options.quick else (4.0, 10.0)
     found: dict[str, list[dict[str, float]]] = {record.OURS: [], PEER: []}
     threads = torch.get_num_threads()
@@ -204,7 +206,7 @@ def main() -> None:
 
 
 def summary(name: str, each: list[dict[str, float]]) -> dict[str, Any]:
-    """The median of each column, and the rounds."""
+    """Return the median of each column, and all rounds."""
     columns = {column: [row[column] for row in each] for column in COLUMNS}
     rates, seconds = columns["images_per_second"], {c: v for c, v in columns.items() if c != "images_per_second"}
     medians = {column: statistics.median(values) for column, values in columns.items()}

@@ -1,13 +1,13 @@
-"""Does anything grow? Half an hour of training and 20,000 served requests, memory, open files and threads watched.
+"""Watch for growth of memory, open files and threads: half an hour of training and 20,000 served requests.
 
-    python -m benchmarks.soak                                       what results/soak.json holds
-    python -m benchmarks.soak --minutes 3 --requests 2000           a shorter look
+    python -m benchmarks.soak                                       the measurement in results/soak.json
+    python -m benchmarks.soak --minutes 3 --requests 2000           a shorter one
 
-Both are processes of their own, started as a user would. The training run evaluates and writes checkpoints all the
-way, on photographs of one size (images that grow take memory that grows), with decoding threads; the requests are good
-pictures, broken ones and refused ones in turn. What is compared is the median of the last quarter with that of the
-second: the first quarter, in which caches fill, is left out. Threads and files may come and go; what counts is whether
-there are more at the end. `--log` keeps a half that is finished.
+Both are separate processes, started as a user would start them. The training run evaluates and writes checkpoints all
+the time, with decoding threads, on photographs of one size (larger images would take more memory). The requests are
+good pictures, broken ones and refused ones in turn. The median of the last quarter is compared with that of the second.
+The first quarter, in which caches fill, does not count. Threads and files may vary on the way, but there must not be
+more of them at the end. `--log` stores a finished half.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from benchmarks.serve import form, jpeg, wait
 DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "flowers12"
 SMALL = ("--model=Ti/8", "--vit.width=64", "--vit.depth=2", "--vit.heads=2", "--vit.mlp-dim=128", "--image-size=64")
 SAMPLES = 120
-"""Looks at a process over its run."""
+"""Number of samples per process."""
 GROWTH = 0.05
-"""Share by which resident memory may differ at the end: allocators do that much."""
+"""Relative difference of resident memory that is allowed at the end, because allocators vary that much."""
 Sample = dict[str, float]
 
 
 def look(process: psutil.Process) -> Sample:
-    """What a process holds now."""
+    """Memory, open files and threads of a process at one time."""
     with process.oneshot():
         return {
             "mib": process.memory_info().rss / 2**20,
@@ -56,7 +56,7 @@ def look(process: psutil.Process) -> Sample:
 
 @contextmanager
 def watched(process: psutil.Process, every: float) -> Iterator[list[Sample]]:
-    """Look at a process every so many seconds as long as the block takes."""
+    """Sample a process every `seconds` while the block runs."""
     samples: list[Sample] = []
     done = threading.Event()
 
@@ -77,7 +77,7 @@ def watched(process: psutil.Process, every: float) -> Iterator[list[Sample]]:
 
 
 def compared(samples: list[Sample]) -> dict[str, dict[str, float]]:
-    """Medians of the second and of the last quarter, by what was looked at."""
+    """Return the medians of the second and of the last quarter of each quantity."""
     quarter = max(1, len(samples) // 4)
     early, late = samples[quarter : 2 * quarter] or samples[:1], samples[-quarter:]
     found = {}
@@ -88,7 +88,7 @@ def compared(samples: list[Sample]) -> dict[str, dict[str, float]]:
 
 
 def training(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """A training run of so many minutes that evaluates and saves every few seconds."""
+    """Train for `minutes`, with an evaluation and a checkpoint every few seconds."""
     words = ["train", str(options.data), "--recipe=scratch-photos", *SMALL, "--batch-size=32", "--workers=2"]
     words += [
         "--cache=no",
@@ -109,7 +109,7 @@ def training(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def serving(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """So many requests: of ten, seven are answered, one is no image, one is torn, one asks for attention."""
+    """Send `count` requests: of ten, seven are good, one is not an image, one is truncated, one asks for attention."""
     import vitrail
 
     vitrail.save(vitrail.create("Ti/16", classes=10, depth=2, image_size=64), folder / "model")
@@ -134,7 +134,7 @@ def serving(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _asked(port: int, count: int) -> Iterator[int]:
-    """Send the requests over one connection that is renewed now and then; yield the status of each."""
+    """Send the requests over one connection, which is renewed now and then. Yield the status of each response."""
     good, headers = form(jpeg())
     torn, _ = form(jpeg()[:2000])
     kinds: list[Callable[[], tuple[str, bytes, dict[str, str]]]] = [lambda: ("/v1/predict", good, headers)] * 7
@@ -171,7 +171,7 @@ def _watched(samples: list[Sample]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run both, print what they held and write results/soak.json."""
+    """Run both, print the measurements and write results/soak.json."""
     parser = record.arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=30, help="of training")
     parser.add_argument("--requests", type=int, default=20_000)

@@ -1,12 +1,12 @@
-"""The peer in the learning race: timm's training script, with its own parts, for a given number of minutes.
+"""timm's side of the learning benchmark: a training script of timm's own parts, for a given number of minutes.
 
-A script around timm's library functions, as timm's train.py is: create_loader with its transforms and collate
-mixup, create_optimizer_v2, create_scheduler_v2, ModelEmaV3, its losses, bfloat16 autocast. What is not timm's
-is the clock: the schedule is driven by the share of the time that is used up, so that it always ends with it.
+Like timm's train.py, the script uses timm's library functions: create_loader with its transforms and collate mixup,
+create_optimizer_v2, create_scheduler_v2, ModelEmaV3, its losses, bfloat16 autocast. Only the clock is not timm's: the
+schedule follows the share of the time that is used up, so that it always ends in time.
 
-Everything that could be held against timm is decided for it: explicit attention, fused AdamW and compilation,
-which are faster here, images decoded and the model compiled before the clock starts, and of the model and its
-moving average the better one counts.
+Every open choice favours timm: explicit attention, fused AdamW and compilation, which are faster here; images are
+decoded and the model is compiled before the clock starts; and the better one of the model and its moving average
+counts.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from torch import Tensor, nn
 from benchmarks import compare, peers
 
 ARCHITECTURE = replace(peers.SMALL_IMAGES, width=256, heads=4, patch=8)
-"""What timm does best with in so short a time: 16 tokens, 4.8 M parameters. In 2.5 minutes on the dev split it
-reached 16.4 %; 64 tokens of width 128 reached 13.2 % and of width 192 9.2 %."""
+"""Network that is best for timm in this short time: 16 tokens, 4.8 M parameters. In 2.5 minutes on the dev split it
+reached 16.4 %; 64 tokens of width 128 reached 13.2 % and of width 192 9.2 %.
+"""
 
 VIRTUAL_EPOCHS, VIRTUAL_UPDATES = 300, 100
-"""The published schedule's length: 5 of its 300 epochs are warmup, whatever they last here."""
+"""Length of the published schedule; 5 of its 300 epochs are warmup, whatever their length here."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A recipe in timm's terms."""
+    """A recipe with timm's settings."""
 
     batch_size: int = 128
     lr: float = 1e-3
     weight_decay: float = 0.05
     warmup_epochs: int = 15
-    """Of `VIRTUAL_EPOCHS`."""
+    """Epochs of warmup, out of `VIRTUAL_EPOCHS`."""
     smoothing: float = 0.1
     scale: tuple[float, float] = (0.6, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -52,11 +53,11 @@ class Settings:
     ema_decay: float | None = None
     interpolation: str = "bicubic"
     workers: int = 0
-    """Processes that prepare images: with two cores and images this small, one takes more time than it gives."""
+    """Number of processes that prepare images. With two cores and images this small, one costs more than it gives."""
 
 
 LIGHT = Settings()
-"""What works for a short training: flip, crops of 0.6 to 1, label smoothing, 1e-3."""
+"""Settings that suit a short training: flip, crops of 0.6 to 1, label smoothing, 1e-3."""
 
 DEIT = Settings(
     lr=5e-4 * 128 / 512,  # the published rule: 5e-4 per 512 images
@@ -70,13 +71,13 @@ DEIT = Settings(
     drop_path=0.1,
     ema_decay=0.99996,
 )
-"""DeiT's published settings but repeated augmentation, which timm offers to distributed runs only."""
+"""DeiT's published settings without repeated augmentation, which timm offers to distributed runs only."""
 
 RECIPES = {"light": LIGHT, "deit": DEIT}
 
 
 class Images(torch.utils.data.Dataset):
-    """Decoded images in memory as timm's loader wants them; it sets `transform` itself."""
+    """Decoded images in memory in the form that timm's loader expects, which sets `transform` itself."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = images, labels
@@ -90,7 +91,7 @@ class Images(torch.utils.data.Dataset):
 
 
 def allow_new_pillow() -> None:
-    """timm's RandAugment asks for 0 bits now and then, which new versions of Pillow refuse: keep 1."""
+    """Keep at least 1 bit in timm's RandAugment: it sometimes asks for 0 bits, which new versions of Pillow refuse."""
     from timm.data import auto_augment
 
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
@@ -104,7 +105,7 @@ def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
 
 
 def train_loader(images: Images, size: int, classes: int, s: Settings) -> Any:
-    """timm's training loader with a recipe's augmentation."""
+    """Return timm's training loader with a recipe's augmentation."""
     from timm.data import FastCollateMixup, create_loader
 
     allow_new_pillow()
@@ -134,7 +135,7 @@ def train_loader(images: Images, size: int, classes: int, s: Settings) -> Any:
 
 
 def endless(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Epoch after epoch."""
+    """Yield batches, epoch after epoch."""
     while True:
         yield from loader
 
@@ -199,7 +200,7 @@ def train(
 
 @torch.inference_mode()
 def accuracy(model: nn.Module, images: np.ndarray, labels: np.ndarray) -> float:
-    """Top-1 in percent on images at their own size, float32."""
+    """Return the top-1 in percent on images at their own size, in float32."""
     model.eval()
     right = 0
     for start in range(0, len(labels), 500):
@@ -209,7 +210,7 @@ def accuracy(model: nn.Module, images: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _read(values: dict[str, str], like: Any) -> dict[str, Any]:
-    """Those of the texts that are fields of `like`, as numbers of the fields' types."""
+    """Return the settings among `texts` that are fields of `like`, as numbers of the fields' types."""
     return {key: type(getattr(like, key))(float(v)) for key, v in values.items() if hasattr(like, key)}
 
 
@@ -222,10 +223,10 @@ def run(
     *,
     quick: bool = False,
 ) -> dict[str, Any]:
-    """Train timm's model on arrays["train"] and measure it once on arrays["test"].
+    """Train timm's model on arrays["train"] and evaluate it once on arrays["test"].
 
-    `overrides` are numbers of the recipe or the architecture ("lr", "batch_size", "width", "depth", "heads",
-    "patch"). Returns what is written to the results.
+    `overrides` are settings of the recipe or of the architecture ("lr", "batch_size", "width", "depth", "heads",
+    "patch"). Returns the entry of the results.
     """
     from timm.utils import random_seed
 

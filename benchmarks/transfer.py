@@ -1,11 +1,11 @@
-"""Does what was learned from CIFAR-100 help on flowers? Fine-tuning at a higher resolution against from scratch.
+"""Compare fine-tuning on flowers, from a network trained on CIFAR-100, with training on flowers from scratch.
 
-    python -m benchmarks.learn --side vitrail --keep runs     trains the networks to start from, one for each seed
-    python -m benchmarks.transfer runs/scratch-small-*        one seed for each of them
+    python -m benchmarks.learn --side vitrail --keep runs     trains the networks to start from, one per seed
+    python -m benchmarks.transfer runs/scratch-small-*        one seed per network
 
-Both sides get the same minutes on the same machine, one process at a time, and choose their best weights on
-images held out of the training set; the test images are read once, after training. "from scratch" is the same
-network at the same resolution with the recipe that CIFAR-100 was learned with.
+Both sides train for the same time on the same machine, one process at a time. Both choose their best weights on images
+held out of the training set, and the test images are read once, after training. "from scratch" is the same network at
+the same resolution, trained with the recipe that was used for CIFAR-100.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / 
 SIDES = ("fine-tuned", "from scratch")
 SAME = ("--image-size=64", "--batch-size=64", "--data.holdout=0.2", "--augment.crop=inception")
 SAME += ("--augment.scale", "0.3", "1.0", "--optim.name=adamw", "--optim.weight-decay=0.05")
-"""What both sides have in common. Chosen on the held-out images: with the paper's SGD, 0.03, fine-tuning reached
-78 % of them in a minute, with AdamW 83 %."""
+"""Settings of both sides. They were chosen on the held-out images: after a minute, fine-tuning with the paper's SGD
+(rate 0.03) reached 78 %, with AdamW 83 %.
+"""
 
 
 def command(side: str, weights: Path, options: argparse.Namespace) -> list[str]:
-    """What a user would type."""
+    """Return the command line of one side."""
     if side == "fine-tuned":
         return ["finetune", str(options.data), f"--from={weights}", *SAME, "--lr=1e-3"]
     return ["train", str(options.data), "--recipe=scratch-small", *SAME]
 
 
 def run(side: str, seed: int, weights: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One run of one side, and its model on the test images."""
+    """Train one side with one seed and evaluate its model on the test images."""
     with tempfile.TemporaryDirectory() as scratch, compare.foreign_load() as foreign:
         words = [*command(side, weights, options), f"--time-limit={options.minutes}", f"--seed={seed}"]
         trained = vitrail_verb([*words, f"--out={scratch}"])

@@ -1,10 +1,10 @@
-"""Loading ViT-L/16 from one safetensors file: time and peak memory, ours against timm.
+"""Load ViT-L/16 from one safetensors file: time and peak memory, ours against timm.
 
-The file is timm's own state dict in float32, warm in the page cache. Time: everybody in one process, alternating.
-"timm, into a model" does not count the building of the network, "timm" is `create_model(checkpoint_path=...)`; ours
-always builds it, and reads every value to be sure that it is finite. "vitrail, own file" is the same model as
-vitrail saves it, whose checksum is compared as well. Memory: each in a fresh process, the highest resident set
-above what the process had before, as a multiple of the file. Before the race ours must give timm's logits.
+The file is timm's own state dict in float32, in the page cache. For the time, all contenders alternate in one process.
+"timm" is `create_model(checkpoint_path=...)`; "timm, into a model" leaves out the time to build the network. Ours
+always builds it, and reads every value to check that it is finite. "vitrail, own file" is the same model saved by
+vitrail, whose checksum is compared as well. For the memory, each contender has a fresh process: the highest resident
+set minus what the process had before, as a multiple of the file. Our logits must equal timm's before the measurement.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from vitrail.weights.store import save_model
 MODEL, QUICK = "vit_large_patch16_224", "vit_tiny_patch16_224"
 TOLERANCE = 1e-5
 SLOW_ROUNDS = 3
-"""Rounds for what takes ten times as long as ours: no more are needed to tell."""
+"""Number of rounds for contenders that take ten times as long as ours."""
 MEMORY_LIMIT = 1.3
-"""Peak memory over the size of the file that ours has to stay below."""
+"""Upper limit of our peak memory, as a multiple of the file size."""
 
 _PEAK = """
 import json, sys
@@ -73,7 +73,7 @@ def files(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def same_logits(file: Path, own: Path, name: str) -> float:
-    """Largest relative difference (L2) of our logits from timm's. Raises SystemExit where it is more than rounding."""
+    """Return the largest relative difference (L2) of our logits from timm's. Raises SystemExit beyond rounding."""
     images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected = timm.create_model(name, checkpoint_path=str(file)).eval()(images)
@@ -84,7 +84,9 @@ def same_logits(file: Path, own: Path, name: str) -> float:
 
 
 def contenders(file: Path, own: Path, name: str) -> tuple[list[Contender], list[Contender]]:
-    """Everybody who loads, and once more ours against the one that takes ten times as long; a step is one load."""
+    """Return all contenders, with ours twice: once more for the contender that takes ten times as long. A step is one
+    load.
+    """
     ready = timm.create_model(name)
     steps: dict[str, Callable[[], object]] = {
         record.OURS: lambda: load(file),
@@ -97,7 +99,7 @@ def contenders(file: Path, own: Path, name: str) -> tuple[list[Contender], list[
 
 
 def times(measured: list[Measurement]) -> list[dict[str, Any]]:
-    """Seconds of a load, and how many times as long as ours each of the others takes."""
+    """Return the seconds of a load, and how many times as long as ours each other contender takes."""
     ours = measured[0]
     rows = []
     for one in measured:
@@ -116,7 +118,7 @@ def times(measured: list[Measurement]) -> list[dict[str, Any]]:
 
 
 def memory(file: Path, own: Path, name: str, runs: int) -> list[dict[str, Any]]:
-    """Highest resident set of a load over the size of its file, worst of some fresh processes."""
+    """Return the highest resident set of a load over the size of its file, the worst of several fresh processes."""
     rows = []
     for key, (prepare, call) in MEMORY.items():
         code = _PEAK.format(
@@ -136,7 +138,7 @@ def _output(code: str) -> str:
 
 
 def show(seconds: list[dict[str, Any]], peaks: list[dict[str, Any]]) -> None:
-    """Print both tables as one."""
+    """Print both results as one table."""
     table = Table(title="one load from safetensors", title_justify="left")
     for column in ("", "seconds", "spread", "as fast as this", "peak / file", "then / file", "disturbed"):
         table.add_column(column, justify="right" if column else "left")
@@ -156,7 +158,7 @@ def show(seconds: list[dict[str, Any]], peaks: list[dict[str, Any]]) -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Write the files and run everything."""
+    """Write the files and measure time and memory."""
     name = QUICK if options.quick else MODEL
     file, own = files(folder, name)
     difference = same_logits(file, own, name)

@@ -1,14 +1,13 @@
 """`vitrail VERB ...`: find the verb, parse its flags, call it, and print its result.
 
-Results go to stdout, everything else to stderr. The exit code is 0 for success, 1 for an error in the input, 2 for an
-error in the command, 130 after an interrupt and 143 after a termination. A verb's module is imported when the verb is
-called, so that help does not wait for torch.
+Results go to stdout, everything else to stderr. The exit code is 0 if everything that was asked for has been written, 1
+for an error in the input or an output that cannot be written, 2 for an error in the command, 130 after an interrupt and
+143 after a termination. A verb's module is imported when the verb is called, so that help does not wait for torch.
 """
 
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import logging
 import os
@@ -18,9 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.device import keep_freed_memory
+from vitrail.device import in_words, keep_freed_memory, out_of_memory
 from vitrail.errors import UsageError, VitrailError, did_you_mean
+from vitrail.streams import prepare_streams, settle_output
 from vitrail.version import __version__
+from vitrail.words import printable
 
 GLOBAL = ("--json", "--quiet", "-q", "--verbose", "-v", "--traceback", "--version")
 
@@ -28,10 +29,12 @@ ALONE = {"--resume": "latest", "--ray": "local"}
 """Flags that may stand without a value, and the value that they then have."""
 
 SERVER_KEEPS = 32 * 2**20
-"""Freed buffers of up to this size, in bytes, are kept by a server; it returns the larger ones of large pictures."""
+"""A server reuses freed buffers of up to this size in bytes. It returns the larger buffers of large pictures."""
 
 ONE_RUN = ("train", "finetune")
-"""Verbs whose processes under torchrun are one run, of which only the first process prints."""
+"""Verbs whose processes under torchrun are one run. Only the first process prints."""
+
+SMALLER = "Choose a smaller batch, image size or network, or close other programs."
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,15 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
-    "demo": Verb("vitrail.verbs.train:demo", "train on the embedded digits, in about a minute"),
+    "demo": Verb("vitrail.verbs.train.train:demo", "train on the embedded digits, in about a minute"),
     "plan": Verb("vitrail.verbs.plan.plan:plan", "recommend how to learn from these images, with time and memory"),
-    "train": Verb("vitrail.verbs.train:train", "train a network on a folder of images"),
-    "finetune": Verb("vitrail.verbs.finetune:finetune", "fine-tune a pretrained network on other images"),
+    "train": Verb("vitrail.verbs.train.train:train", "train a network on a folder of images"),
+    "finetune": Verb("vitrail.verbs.train.train:finetune", "fine-tune a pretrained network on other images"),
     "sweep": Verb("vitrail.verbs.sweep:sweep", "find the learning rate, then retrain with several seeds and test"),
-    "launch slurm": Verb("vitrail.verbs.launch.launch:slurm", "print a batch script that trains on a Slurm cluster"),
-    "launch sky": Verb("vitrail.verbs.launch.launch:sky", "print a SkyPilot task that trains on rented machines"),
+    "launch slurm": Verb("vitrail.verbs.launch.slurm:slurm", "print a batch script that trains on a Slurm cluster"),
+    "launch sky": Verb("vitrail.verbs.launch.sky:sky", "print a SkyPilot task that trains on rented machines"),
     "vtab": Verb("vitrail.verbs.vtab:vtab", "fine-tune on the 19 tasks of VTAB-1k, as in the paper's Table 9"),
+    "study": Verb("vitrail.verbs.study:study", "reproduce a table or a figure of the papers: train, measure, claims"),
     "evaluate": Verb("vitrail.verbs.evaluate:evaluate", "measure a network: top-1, top-5, each class, confusions"),
     "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
     "embed": Verb("vitrail.verbs.embed:embed", "write the features of images to a file"),
@@ -110,27 +114,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     tell_all = "--traceback" in argv or os.environ.get("VITRAIL_TRACEBACK", "0") != "0"
-    # waiting threads release their core soon: this costs nothing on an idle machine, and training is 1.5 times as
-    # fast next to another busy program; the variable is read when torch is first imported
+    # Waiting threads release their core soon. This costs nothing on an idle machine, and training next to another
+    # busy program is 1.5 times as fast. torch reads the variable when it is first imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a class name must not end a run in a terminal without UTF-8
-            stream.reconfigure(errors="backslashreplace")
+    prepare_streams()
     try:
-        call = _read(argv)
-        code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
+        try:
+            call = _read(argv)
+            code = 0 if call is None else call.finish(call.function(*call.arguments, **call.keywords))
+        except SystemExit as error:  # tyro has printed help, or the error in the flags
+            code = error.code if isinstance(error.code, int) else 1
         sys.stdout.flush()
         return code
-    except SystemExit as error:  # tyro has printed help, or the error in the flags
-        return error.code if isinstance(error.code, int) else 1
     except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        settle_output()
         return 0
-    except (VitrailError, KeyboardInterrupt) as error:
+    except (VitrailError, KeyboardInterrupt, OSError) as error:
         if tell_all:
             traceback.print_exc()
-        print(f"vitrail: {str(error) or 'interrupted'}", file=sys.stderr)
-        return error.exit_code if isinstance(error, VitrailError) else 130
+        settle_output()
+        if isinstance(error, VitrailError | KeyboardInterrupt):
+            print(f"vitrail: {printable(str(error)) or 'interrupted'}", file=sys.stderr)
+            return error.exit_code if isinstance(error, VitrailError) else 130
+        if error.filename is None:  # not about a file
+            raise
+        print(f"vitrail: {printable(os.fsdecode(error.filename))}: {error.strerror}", file=sys.stderr)
+        return 1
+    except (RuntimeError, MemoryError) as error:
+        if tell_all or not out_of_memory(error):
+            raise
+        print(f"vitrail: out of memory ({in_words(error)}). {SMALLER}", file=sys.stderr)
+        return 1
 
 
 @dataclass(frozen=True)
@@ -149,12 +163,13 @@ class Call:
         if self.silent:
             return 0
         if self.json:
-            from vitrail.training.folder import plain
+            from vitrail.config import plain
+            from vitrail.training.folder import json_value
 
-            value = self.module.as_json(result) if hasattr(self.module, "as_json") else result
-            print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+            value = self.module.as_json(result) if hasattr(self.module, "as_json") else plain(result)
+            print(json.dumps(json_value(value), indent=2, ensure_ascii=False))
         elif isinstance(text := self.module.show(result), str):
-            print(text)
+            print(printable(text))
         else:
             from rich.console import Console
 
@@ -208,15 +223,19 @@ def _find(words: list[str], help_wanted: bool) -> tuple[str, list[str]]:
 
 def _call(name: str, argv: list[str]) -> Call:
     """Parse the flags of a verb and set up its log."""
+    from vitrail.import_path import import_module
     from vitrail.verbs.flags.parse import parse
 
     module, function = VERBS[name].load()
     arguments, keywords = parse(function, _with_latest(argv), f"vitrail {name}")
+    for imported in keywords.pop("modules", ()):
+        import_module(imported)
     chosen = {flag: bool(keywords.pop(flag, False)) for flag in ("json", "quiet", "verbose", "traceback")}
     silent = name in ONE_RUN and os.environ.get("RANK", "0") != "0"
     _set_up_log(chosen["quiet"] or silent, chosen["verbose"])
     keep_freed_memory(SERVER_KEEPS if name == "serve" else None)
-    return Call(module, function, arguments, keywords, chosen["json"], silent)
+    unchecked = getattr(function, "__wrapped__", function)  # the flags are checked already
+    return Call(module, unchecked, arguments, keywords, chosen["json"], silent)
 
 
 def _with_latest(argv: list[str]) -> list[str]:
@@ -231,7 +250,16 @@ def _set_up_log(quiet: bool, verbose: bool) -> None:
     log = logging.getLogger("vitrail")
     log.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
     log.handlers = [logging.StreamHandler(sys.stderr)]
+    log.handlers[0].setFormatter(_Printable())
     log.propagate = False
+
+
+class _Printable(logging.Formatter):
+    """The message alone, without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        return printable(super().format(record))
 
 
 def _help(verbs: dict[str, Verb]) -> str:

@@ -1,6 +1,7 @@
-"""This machine: cores, devices, free memory, fast arithmetic and the C library's allocator. Only this file asks.
+"""The facts about this machine: cores, devices, free memory, fast arithmetic, and the C library's allocator.
 
-torch and psutil are imported when a function needs them, so that the command line can import this file for nothing.
+Only this file asks for them. It imports torch and psutil when a function needs them, so that the command line starts
+without them.
 """
 
 from __future__ import annotations
@@ -12,19 +13,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vitrail.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
+Precision = Literal["auto", "bf16", "float32"]
+"""Precision of matrix products, as the user chooses it. auto: bf16 if the device is fast at it."""
+ComputePrecision = Literal["bf16", "float32"]
+"""Precision of matrix products, as they are computed."""
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's mallopt, from malloc.h."""
 MMAP_MAX = 65536
-"""glibc's default: the number of buffers that may come from the system one by one and return to it."""
+"""glibc's default: maximum number of buffers that are separate mappings of the system, which are freed at once."""
 STRICT_OVERCOMMIT = "2"
-"""Value of vm.overcommit_memory with which the system counts promised memory instead of used memory."""
+"""Value of vm.overcommit_memory with which the system limits allocated memory instead of used memory."""
 
 
 def available_cores() -> int:
@@ -88,7 +94,7 @@ def total_memory() -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that can still be allocated on `device`, within the limits of a container too."""
+    """Return the bytes that can still be allocated on `device`. It respects the limits of a container."""
     if device.type == "cuda":
         import torch
 
@@ -96,17 +102,32 @@ def free_memory(device: torch.device) -> int:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     import psutil
 
-    give_back_freed_memory()  # freed memory that an earlier run left in this process would count as used
+    give_back_freed_memory()  # otherwise freed memory that this process still holds counts as used
     available = int(psutil.virtual_memory().available)
     group = Path("/sys/fs/cgroup")
     try:
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
         facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no such limit ("max"), or no control groups on this system
+    except (OSError, ValueError):  # there is no limit ("max"), or the system has no control groups
         return available
-    used -= int(facts.get("inactive_file", 0))  # cached files give way
+    used -= int(facts.get("inactive_file", 0))  # the system drops cached files when it needs memory
     return max(min(available, limit - used), 0)
+
+
+CPU_WORDS = ("DefaultCPUAllocator", "could not create a primitive", "could not create a memory", "std::bad_alloc")
+"""Parts of torch's messages about failed allocations on a CPU: its own, oneDNN's, C++'s."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether Python or torch raises this error when an allocation fails, on any device."""
+    words = error.__class__.__name__ == "OutOfMemoryError" or any(words in str(error) for words in CPU_WORDS)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and words)
+
+
+def in_words(error: BaseException) -> str:
+    """Return the first line of an error, or else its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def memory_in_use(device: torch.device) -> int:
@@ -127,6 +148,13 @@ def fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+
+
+def compute_precision(device: torch.device, precision: Precision = "auto") -> ComputePrecision:
+    """Return the precision in which `device` computes."""
+    if precision == "auto":
+        return "bf16" if fast_bf16(device) else "float32"
+    return precision
 
 
 @cache
@@ -169,11 +197,11 @@ def fast_float32() -> Iterator[None]:
 def keep_freed_memory(largest: int | None = None) -> None:
     """Ask glibc to keep freed buffers of up to `largest` bytes (32 MiB at most; default: of any size) for reuse.
 
-    A step or a batch frees what the next one needs again. Memory that returns to the system comes back page by page,
-    with a fault for each. Keeping it makes training and prediction on CPUs faster at about the same peak
-    (benchmarks/allocator.py). The setting is process-wide and cannot be read back, so only a process of our own calls
-    this: the command line and the processes it starts. Nothing is kept where addresses are limited (`ulimit -v`), since
-    kept memory is missing there for compiled code and threads. Other C libraries ignore the call.
+    Each step frees memory that the next step needs again. Memory that was returned to the system comes back page by
+    page, with a page fault for each. Reuse makes training and prediction on CPUs faster, at about the same peak
+    (benchmarks/allocator.py). The setting is process-wide and cannot be read, so only the command line and the
+    processes that it starts call this. If the address space is limited (`ulimit -v`), nothing changes, because compiled
+    code and threads would lack the memory. Other C libraries ignore the call.
     """
     if (set_option := _glibc("mallopt")) is None or _addresses_are_limited():
         return

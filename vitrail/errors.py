@@ -8,7 +8,8 @@ VitrailError            exit 1: printed as one message, without a traceback
 ├── WeightsError        a weight file or model folder cannot be read, or does not fit
 ├── ExportError         a model cannot be written for another runtime, or computes something else there
 ├── CheckpointError     no valid checkpoint, or one that belongs to another run
-└── TrainingError       training cannot continue: loss not finite, out of memory
+├── TrainingError       training cannot continue: loss not finite, out of memory
+└── WriteError          a file cannot be written: the disk is full or read-only, its folder is gone
 ```
 """
 
@@ -16,6 +17,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class VitrailError(Exception):
@@ -47,11 +53,7 @@ class DecodeError(DataError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # pickling would lose the keyword-only argument when a worker process sends the error
-        return (_decode_error, (str(self), self.reason))
-
-
-def _decode_error(message: str, reason: str) -> DecodeError:
-    return DecodeError(message, reason=reason)
+        return (partial(DecodeError, reason=self.reason), (str(self),))
 
 
 class WeightsError(VitrailError):
@@ -70,7 +72,48 @@ class TrainingError(VitrailError):
     """Training cannot continue."""
 
 
+class WriteError(VitrailError, OSError):
+    """A file cannot be written. `errno` is the system's number of the reason."""
+
+    def __str__(self) -> str:
+        # OSError would show the number in place of the message
+        return str(self.args[0])
+
+
+LONGEST_NAME = 1000
+"""Maximum length of a name that is compared with the valid ones."""
+
+
 def did_you_mean(wrong: str, valid: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the nearest valid name, or "" if none is near."""
+    if len(wrong) > LONGEST_NAME:  # a name from a file; the time to compare names grows with the square of their length
+        return ""
     near = difflib.get_close_matches(wrong, list(valid), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def finite_rows(outputs: Tensor) -> Tensor:
+    """Return whether the outputs [N, n] for each image are finite: bool [N].
+
+    Only such outputs are a result: finite weights, too, may overflow to NaN or infinity.
+    """
+    return outputs.isfinite().all(dim=1)
+
+
+def finite(values: Tensor, what: str, precision: str | None = None) -> Tensor:
+    """Return `values`, of any shape. Raises WeightsError, as `not_finite` says, if one is not finite."""
+    if not values.isfinite().all():
+        raise WeightsError(not_finite(what, precision))
+    return values
+
+
+def not_finite(what: str, precision: str | None = None) -> str:
+    """Return the sentence about values of a network, named by `what`, that contain NaN or infinity.
+
+    precision: The setting they were computed with; None where the user cannot choose it.
+    """
+    advice = "use other weights" if precision in (None, "float32") else "try --precision float32, or other weights"
+    return (
+        f"The network's {what} contains NaN or infinity, so it is no result. Its weights are damaged or too large: "
+        f"{advice}"
+    )

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules import module as modules
+from torch.overrides import _get_current_function_mode_stack as function_modes
+from torch.utils._device import DeviceContext
 
 # Operations on lists of tensors. `torch.optim` is built on them; public code has only a Python loop over the tensors.
 foreach_add_ = torch._foreach_add_
-foreach_addcmul_ = torch._foreach_addcmul_
 foreach_copy_ = torch._foreach_copy_
 foreach_div_ = torch._foreach_div_
 foreach_lerp_ = torch._foreach_lerp_
+foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
-foreach_reciprocal_ = torch._foreach_reciprocal_
-foreach_sqrt = torch._foreach_sqrt
+
+# One step of an optimiser on a list of tensors, which `found_inf` switches off on the device. The public optimisers do
+# not take the local parts of sharded parameters, and have no LAMB.
+fused_adam_ = torch._fused_adam_
+fused_sgd_ = torch._fused_sgd_
 
 # Common base classes of torch's normalisation layers, for isinstance. Public code would have to list all subclasses.
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -26,6 +33,11 @@ NormBase = nn.modules.batchnorm._NormBase
 
 softmax_backward = torch._softmax_backward_data
 """(gradient of the softmax, softmax, dimension, type of its input) -> gradient of the input, in one pass."""
+
+
+def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimiser's kernels change nothing in a step in which its `found_inf` is 1."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def onednn_pack(weight: Tensor) -> Tensor:
@@ -44,5 +56,29 @@ def onednn_linear_add(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor 
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether forward or backward hooks are registered on the module itself."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    """Return whether hooks are registered, on the module itself or for all modules, or its `forward` was replaced.
+
+    The hooks with which FSDP2 gathers parameters do not count: they see no values.
+    """
+    own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    hooks = (hook for registered in own for hook in registered.values())
+    if "forward" in vars(module):  # as accelerate does to load weights before a call, and move them away after it
+        return True
+    return bool(modules._has_any_global_hook()) or any(
+        not (getattr(hook, "__module__", None) or "").startswith("torch.distributed.") for hook in hooks
+    )
+
+
+def is_observed() -> bool:
+    """Return whether something follows each operation of torch at this moment.
+
+    That is a transform of `torch.func`, forward-mode differentiation, a trace, or a mode such as `FlopCounterMode`. The
+    mode behind `with torch.device(...)` does not count.
+    """
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack()
+        or any(not isinstance(mode, DeviceContext) for mode in function_modes())
+    )

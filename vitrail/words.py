@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def listing(names: Sequence[str], most: int = 12, *, quoted: bool = True) -> str:
@@ -35,3 +38,34 @@ def time_span(seconds: float) -> str:
 def binary_size(count: float) -> str:
     """Return a number of bytes in binary units: "3.2 GiB", "180 MiB"."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that move the cursor or change what a terminal shows; the line break and the tab are not among them."""
+
+
+def duration(days: float) -> str:
+    """Return days in words, in the largest unit that gives at least 1: days, hours, minutes or seconds."""
+    for unit, size in (("days", 1.0), ("hours", 24.0), ("minutes", 1440.0)):
+        if days * size >= 1:
+            return f"{digits(days * size)} {unit}"
+    return f"{digits(days * 86_400)} seconds"
+
+
+def digits(value: float) -> str:
+    """Return a number with four significant digits; from 1,000 on, with all digits before the decimal point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def printable(text: str) -> str:
+    """Return a text for a terminal: control characters, which names in files may contain, become escapes like \\x1b."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def shown(value: Any) -> str:
+    """Return a value for an error message, as `repr` does but short: it may come from a file and be of any size."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -42,7 +42,7 @@ def size() -> int:
 def share() -> tuple[int, int]:
     """Return (index of this process, number of processes) for work that is divided without communication.
 
-    They come from the process group, or without one from the variables of torchrun, a Slurm array or srun.
+    Without a process group they come from the variables of torchrun, a Slurm array or srun.
     """
     if active():
         return rank(), size()
@@ -98,12 +98,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this process's part of a sharded tensor, detached and in the same memory, or any other tensor as it is."""
+    """Return this process's part of a sharded tensor, detached, in the same memory. Return other tensors as given."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def copied_like(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
-    """Return a copy of `tensor`; of one with the shape of a sharded `like`, only this process's part, sharded alike."""
+    """Return a copy of `tensor`. If it has the shape of the sharded `like`, it is sharded in the same way."""
     if like is None or like.shape != tensor.shape:
         return tensor.clone()
     from torch.distributed.tensor import distribute_tensor
@@ -114,11 +114,7 @@ def copied_like(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor
 
 def any_(flag: bool) -> bool:
     """Return True on every process if `flag` is True on any."""
-    if not active():
-        return flag
-    tensor = torch.tensor(int(flag))
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return bool(tensor.item())
+    return bool(max_(torch.tensor(int(flag))).item()) if active() else flag
 
 
 def gather(value: Any) -> list[Any]:
@@ -135,21 +131,21 @@ def from_main(what: str, function: Callable[[], T]) -> T:
 
     `what` describes the work, as in `main_alone`.
     """
-    outcome: tuple[Any, Exception | None] = (None, None)
+    value: Any = None
+    failure: Exception | None = None
     with main_alone(what):
-        if is_main():
-            try:
-                outcome = (function(), None)
-            except Exception as error:
-                outcome = (None, error)
-    value, failure = gather(outcome)[0]
+        try:
+            value = function() if is_main() else None
+        except Exception as error:
+            failure = error
+    value, failure = gather((value, failure))[0]
     if failure is not None:
         raise failure
     return value  # type: ignore[no-any-return]
 
 
 class Pulse:
-    """A heartbeat of the main process: the other processes wait for its long work for as long as it is alive.
+    """A heartbeat of the main process: while it beats, the other processes wait for the main process's long work.
 
     Collectives, in contrast, must be entered within `timeout` seconds. A context, active in all processes of a run.
     """
@@ -209,7 +205,7 @@ class Pulse:
             raise TrainingError(f"The main process failed while {what}. See its own message.")
 
     def silent(self) -> list[int]:
-        """Return the ranks that do not respond; every process whose collective has timed out calls it."""
+        """Return the ranks that do not respond. Every process calls this after its collective has timed out."""
         self._store.set(f"waited/{rank()}", "")
         until = time.monotonic() + min(self.timeout / 2, 30.0)
         others = set(range(size()))
@@ -229,15 +225,12 @@ def pulse() -> Pulse | None:
 
 @contextmanager
 def main_alone(what: str) -> Iterator[None]:
-    """Context, or decorator, of work that only rank 0 does and that may take longer than a collective's timeout.
+    """Context or decorator for work that only rank 0 does and that may take longer than a collective's timeout.
 
-    All processes enter it. The others wait until the main process leaves it, for as long as that is alive. `what`
+    All processes enter it. While the main process is alive, the others wait until it leaves the context. `what`
     describes the work, such as "writing a checkpoint". Raises TrainingError if the main process died or failed.
     """
-    if _pulse is None:
-        yield
-        return
-    with _pulse.alone(what):
+    with nullcontext() if _pulse is None else _pulse.alone(what):
         yield
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from vitrail.errors import UsageError
-from vitrail.inspection.data_pages import rows_of
 from vitrail.inspection.embedding_map import embedding_map, neighbours
 from vitrail.inspection.figures.embedding import scattered
 from vitrail.inspection.pictures import evenly_spaced
@@ -75,8 +74,6 @@ def test_a_sample_is_spread_evenly_spaced(count: int, most: int) -> None:
     rows = evenly_spaced(count, most)
     assert len(rows) == min(count, most) and rows[0] == 0 and rows.max() < count
     assert len(rows) < 2 or np.diff(rows).max() - np.diff(rows).min() <= 1
-    assert rows_of(rows, np.arange(count)).tolist() == rows.tolist()
-    assert rows_of([count], np.arange(count)).tolist() == [-1]
 
 
 def test_thumbnails_leave_each_other_room() -> None:

@@ -67,7 +67,7 @@ FIGURES = {
     ),
     "one head": one_head,
     "components": components,
-    "neighbours": lambda: draw_neighbours(LONG, [picture()], [[picture()]], [["a long class name\ncosine 0.93"]]),
+    "neighbours": lambda: draw_neighbours(LONG, [(picture(), [(picture(), "a long class name\ncosine 0.93")])]),
     "map": data_map,
 }
 

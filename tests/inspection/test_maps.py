@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from block_outputs import block_outputs
 from sklearn.decomposition import PCA
 from tiny_models import KINDS, maps_alive, tiny
 
@@ -12,7 +13,7 @@ from vitrail.errors import UsageError
 from vitrail.inspection.maps import head_maps
 from vitrail.inspection.patches import component_maps, patch_components
 from vitrail.model.attention import attention_path
-from vitrail.model.record import attention_maps, block_outputs
+from vitrail.model.record import attention_maps
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)

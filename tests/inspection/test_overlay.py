@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrail.data.images.ops import Flip, eval_transform
+from vitrail.data.images.geometry import Flip
+from vitrail.data.images.ops import eval_transform
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError
 from vitrail.inspection.overlay import Box, interpolated, scaled_to_unit, under_attention, visible_box

@@ -11,9 +11,9 @@ import pytest
 import scipy.stats
 from run_folders import Page, answers, run_folder
 
-from vitrail.config import Epochs
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
+from vitrail.durations import Epochs
 from vitrail.errors import DataError, UsageError
 from vitrail.reports.compare import compare
 from vitrail.reports.comparison_page import write_comparison

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from run_folders import Page, answers, run_folder
 
-from vitrail.config import Epochs, Percent
 from vitrail.data.settings import Data
+from vitrail.durations import Epochs, Percent
 from vitrail.model.variants import ViTConfig
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import MAE, BEiT, Tokenizer

@@ -133,6 +133,14 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     [
         ("run.json", None, "run.json is missing"),
         ("run.json", b"[1]", "run.json cannot be used"),
+        (
+            "run.json",
+            b'{"data": {"images": {"test": null, "train": "x"}}}',
+            "run.json: data.images.train cannot be used",
+        ),
+        ("run.json", b'{"result": {"epochs": [0], "seconds": "1"}}', "run.json: result.epochs cannot be used"),
+        ("run.json", b'{"resumed": [3], "tuned": {"what": 1}}', "run.json: resumed.0 cannot be used"),
+        ("run.json", b'{"versions": [], "decisions": 3}', "run.json: decisions cannot be used"),
         ("config.yaml", b"model: [", "config.yaml cannot be used"),
         ("classes.json", None, "classes.json is missing"),
         (
@@ -262,11 +270,14 @@ def test_the_report_says_how_sure_the_network_is(digits: Path, page: Page) -> No
     place = np.ceil(sure.astype(np.float64) * 15)
     gaps = [abs(right[place == k].mean() - sure[place == k].mean()) * (place == k).mean() for k in set(place)]
     text = re.sub(r"\s+", " ", page.text)
-    lean = "sure" if sure.mean() > right.mean() else "timid"
-    assert f"confidence is {percent(sure.mean())}, and {percent(right.mean())} are right: ".replace("\xa0", " ") in text
-    assert f"{percent(abs(sure.mean() - right.mean()))} too {lean}.".replace("\xa0", " ") in text
+    lean = "overconfident" if sure.mean() > right.mean() else "underconfident"
+    gap = f"{100 * abs(sure.mean() - right.mean()):.1f} percentage points."
+    assert (
+        f"confidence is {percent(sure.mean())} and its accuracy {percent(right.mean())}: ".replace("\xa0", " ") in text
+    )
+    assert f": it is {lean} by {gap}" in text
     assert f"over 15 bins, is {percent(sum(gaps))}; the Brier score".replace("\xa0", " ") in text
-    assert f"to 2, is {brier:.3f}." in text
+    assert f"to 2 (wrong and sure), is {brier:.3f}." in text
     labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
     assert sum(label.startswith("Reliability diagram of 143 images in 15 bins") for label in labels) == 1
 

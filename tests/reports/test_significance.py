@@ -73,7 +73,7 @@ def test_images_are_matched_by_their_number() -> None:
     assert (found.first_right == expected[0]).all() and (found.second_right == expected[1]).all()
     assert found.only_first == (expected[0] & ~expected[1]).sum() > 0
     assert found.only_second == (~expected[0] & expected[1]).sum() > 0
-    assert found.both == (expected[0] & expected[1]).sum()
+    assert (found.first_right & found.second_right).sum() == (expected[0] & expected[1]).sum()
     assert found.difference == pytest.approx(expected[1].mean() - expected[0].mean())
     assert (first.index[found.first_rows] == second.index[found.second_rows]).all()
 

@@ -38,10 +38,13 @@ async def call(
     *,
     query: str = "",
     headers: dict[str, str] | None = None,
+    again: Sequence[tuple[str, str]] = (),
     stalls: bool = False,
     leaves: asyncio.Event | None = None,
 ) -> Answer:
-    """One request. `stalls`: the last piece never comes; `leaves`: the client goes when this is set."""
+    """One request; `again`: headers that come after the others.
+
+    `stalls`: the last piece never comes; `leaves`: the client goes when this is set."""
     pieces = [body] if isinstance(body, bytes) else list(body)
     pending = [
         {"type": "http.request", "body": piece, "more_body": stalls or i < len(pieces) - 1}
@@ -62,7 +65,7 @@ async def call(
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
-        "headers": [(k.encode(), v.encode("latin-1")) for k, v in {**HOST, **(headers or {})}.items()],
+        "headers": [(k.encode(), v.encode("latin-1")) for k, v in [*{**HOST, **(headers or {})}.items(), *again]],
         "client": ("127.0.0.1", 5), "server": ("127.0.0.1", 8000), "state": {},
     }  # fmt: skip
     await app(scope, receive, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
+from vitrail.weights.load import load
 from vitrail.weights.store import save_model
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
@@ -25,6 +27,13 @@ def saved(folder: Path, config: ViTConfig | ResNetConfig | None = None) -> Path:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     save_model(folder, model, Card(config, list(NAMES), Preprocess(image_size=config.image_size, crop=0.8)))
+    return folder
+
+
+def several(folder: Path) -> Path:
+    """The same network for several labels: the second is predicted for every image, the others for none."""
+    model = load(saved(folder))
+    save_model(folder, model, replace(model.card, thresholds=[1.0, 0.0, 1.0, 1.0]))
     return folder
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from asgi_client import Answer, call, form, png
 from PIL import Image
-from served_models import NAMES, resnet, saved
+from served_models import NAMES, resnet, saved, several
 
 pytest.importorskip("fastapi", reason="the server needs vitrail[serve]")
 pytest.importorskip("python_multipart", reason="the server needs vitrail[serve]")
@@ -309,6 +309,42 @@ def test_foreign_pages_and_names(models: list[ServedModel]) -> None:
     assert one(models, "GET", "/", headers={"host": "evil.example"}).status == 400
 
 
+@pytest.mark.parametrize("name", ["Host", "Origin", "Sec-Fetch-Site", "Content-Length", "Content-Type"])
+def test_a_header_that_decides_is_sent_once(models: list[ServedModel], name: str) -> None:
+    good = {
+        "host": "127.0.0.1:8000",
+        "origin": "http://127.0.0.1:8000",
+        "sec-fetch-site": "same-origin",
+        "content-length": str(len(png())),
+        "content-type": "image/png",
+    }
+    bad = "evil.example" if name != "Content-Length" else "3"
+    for first, second in ((good[name.lower()], bad), (bad, good[name.lower()]), (good[name.lower()],) * 2):
+        headers = {**PNG, **good, name.lower(): first}
+        answer = one(models, "POST", "/v1/predict", png(), headers=headers, again=[(name.lower(), second)])
+        assert (answer.status, answer.reason) == (400, "header") and name.lower() in answer.json["error"]["message"]
+    assert one(models, "POST", "/v1/predict", png(), headers=good).status == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        *(("host", host, 200) for host in ("LOCALHOST", "127.0.0.1:1", "[::1]", "[::1]:80", "localhost:")),
+        *(
+            ("host", host, 400)
+            for host in ("a:b@127.0.0.1", "@localhost", "localhost/evil", "localhost?a", "localhost#a")
+        ),
+        *(
+            ("host", host, 400)
+            for host in ("localhost:99999", "localhost:x", "[::1", "localhost, evil", "", "local\thost")
+        ),
+        *(("origin", origin, 403) for origin in ("http://[::1", "null", "", "http://127.0.0.1:8000@evil", "//[")),
+    ],
+)
+def test_malformed_names_are_refused(models: list[ServedModel], name: str, value: str, status: int) -> None:
+    assert one(models, "POST", "/v1/predict", png(), headers={**PNG, name: value}).status == status
+
+
 PATHS = ("/../pyproject.toml", "/page/../app.py", "/docs", "/redoc", "/page.py", "//etc/passwd")
 
 
@@ -387,3 +423,18 @@ def test_the_openapi_description_fits_the_answers(models: list[ServedModel]) -> 
     schema = described["components"]["schemas"]["Prediction"]
     assert set(schema["required"]) <= answer.keys() == schema["properties"].keys()
     json.dumps(described)
+
+
+def test_several_labels_come_as_a_list(tmp_path: Path, models: list[ServedModel]) -> None:
+    served = ServedModel("labels", vitrail.load(several(tmp_path / "labels")), "cpu", "float32")
+    answer = one([served], "POST", "/v1/predict", png(), headers=PNG).json
+    (image,) = answer["images"]
+    with torch.no_grad():
+        logits = served.network(torch.from_numpy(served.prepare(png(), 10**6).pixels).permute(2, 0, 1)[None])[0]
+    by_name = {name: share for name, share in zip(NAMES, logits.sigmoid().tolist(), strict=True)}
+    assert {one["class"]: one["probability"] for one in image["top"]} == pytest.approx(by_name, abs=1e-5)
+    assert [one["class"] for one in image["labels"]] == [NAMES[1]]
+    assert image["labels"][0]["probability"] == pytest.approx(by_name[NAMES[1]], abs=1e-5)
+    assert served.describe()["several_labels"] is True
+    usual = one(models, "POST", "/v1/predict", png(), headers=PNG).json
+    assert usual["images"][0]["labels"] is None

@@ -10,14 +10,14 @@ from vitrail.server.upload import check_media_type
 def test_the_gate_lets_in_as_many_as_it_should_and_forgets_them() -> None:
     gate = Gate(3)
     with gate.hold() as one:
-        one.grow(1)
+        one(1)
         with gate.hold():
             assert gate.inside == 3
             with pytest.raises(Refused) as refused, gate.hold():
                 pass
             assert refused.value.status == 429 and (refused.value.retry_after or 0) >= 1
             with pytest.raises(Refused):
-                one.grow(1)
+                one(1)
         assert gate.inside == 2
     assert gate.inside == 0
 
@@ -33,7 +33,7 @@ def test_retry_after_is_the_time_that_those_inside_take() -> None:
     gate = Gate(100)
     gate.answered(images=4, seconds=8.0)  # 2 s each
     with gate.hold() as held:
-        held.grow(4)
+        held(4)
         assert gate.retry_after() == 10
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from asgi_client import png
-from served_models import saved
+from served_models import resnet, saved
 from server_process import serving
 
 from vitrail import cli
@@ -62,6 +64,34 @@ def test_a_port_that_is_taken(model: Path, capsys: pytest.CaptureFixture[str]) -
 def test_nothing_to_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", str(tmp_path / "none"), "--port", "0"]) == 1
     assert "there is nothing at" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_model_folder_changes_under_a_running_server(model: Path, tmp_path: Path) -> None:
+    """The network is in memory: whatever happens to its files, the answers stay."""
+    folder = tmp_path / "tiny"
+    shutil.copytree(model, folder)
+    weights = folder / "model.safetensors"
+    with serving(folder) as running:
+        first = _predict(running.url) | {"seconds": 0}
+        content = weights.read_bytes()
+        changes: dict[str, Callable[[], object]] = {
+            "overwritten in place": lambda: _overwrite(weights, bytes(len(content))),
+            "cut": lambda: os.truncate(weights, 100),
+            "replaced by another model": lambda: saved(folder, resnet()),
+            "deleted": lambda: shutil.rmtree(folder),
+            "a pipe": lambda: os.mkfifo(folder),
+        }
+        for change, apply in changes.items():
+            apply()
+            assert _predict(running.url) | {"seconds": 0} == first, change
+            assert json.loads(_get(f"{running.url}/v1/models")), change
+        assert running.process.poll() is None
+
+
+def _overwrite(file: Path, content: bytes) -> None:
+    with file.open("r+b") as stream:
+        stream.write(content)
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from vitrail.config import Percent
 from vitrail.costs.published import published
+from vitrail.durations import Percent
 from vitrail.recipes.paper_finetune import finetune
 from vitrail.transfer.protocol import budget, finetune_run
 

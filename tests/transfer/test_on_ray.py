@@ -11,7 +11,7 @@ import psutil
 import pytest
 from test_processes import tiny
 
-from vitrail.config import Steps
+from vitrail.durations import Steps
 from vitrail.transfer.grid import Sweep, Trials
 from vitrail.transfer.on_ray import OnRay
 from vitrail.transfer.sweep import sweep

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitrail.config import Epochs, Steps
 from vitrail.costs.count import training_flops
 from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data
+from vitrail.durations import Epochs, Steps
 from vitrail.errors import UsageError
 from vitrail.model.variants import ViTConfig
 from vitrail.recipes.paper_finetune import finetune
 from vitrail.recipes.registry import recipe
 from vitrail.training.batch_size import default_batch
 from vitrail.training.optim.progressive import Sizes
-from vitrail.training.plan import Plan
 from vitrail.training.run import Model, Progressive, Run, Schedule
+from vitrail.training.timetable import Timetable
 from vitrail.transfer import timing
-from vitrail.transfer.plan import CHEAPER, RULES, Name, Option, Situation, recommend, rule, span
 from vitrail.transfer.protocol import finetune_run
+from vitrail.transfer.recommend import CHEAPER, RULES, Method, Option, Situation, recommend, rule, span
 from vitrail.transfer.timing import Rehearsal, Speeds, training_seconds
 
 SMALL: dict[str, Any] = {
@@ -33,11 +33,11 @@ SMALL: dict[str, Any] = {
     "schedule": Schedule(warmup=Steps(1)),
     "accumulate": 1,
 }
-NAMES: tuple[Name, ...] = (*CHEAPER, "from scratch")
+NAMES: tuple[Method, ...] = (*CHEAPER, "from scratch")
 CONFIG = ViTConfig(width=32, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(64, 64), classes=5)
 
 
-def option(name: Name, seconds: float = 60.0, memory: int = 2**30, **more: Any) -> Option:
+def option(name: Method, seconds: float = 60.0, memory: int = 2**30, **more: Any) -> Option:
     return Option(name, f"vitrail {name}", seconds, memory, 100.0, 500, **more)
 
 
@@ -134,7 +134,7 @@ def test_a_network_without_attention_is_tuned_otherwise() -> None:
     ways = [way for way in ALL if way.name != "attention-only"]
     found = recommend(Situation(2_040, 102, True), ways)
     assert found.recommended.name == "linear probe"
-    assert "not to be had" in found.why
+    assert "is not possible" in found.why
 
 
 @pytest.mark.parametrize("seen", [Situation(60, 12, True), Situation(9_000, 9, True), Situation(9_000, 9, False)])
@@ -160,17 +160,17 @@ def speeds(*, image: float = 0.01, **more: float) -> Speeds:
     return Speeds((image,), **{**given, **more})
 
 
-def planned(run: Run, images: int) -> tuple[Run, Plan]:
+def planned(run: Run, images: int) -> tuple[Run, Timetable]:
     """The run on so many images, with a batch, as `resolve` decides it, and its plan."""
     batch = min(run.batch_size or default_batch(images), images)
     run = replace(run, batch_size=batch)
-    return run, Plan.of(run, max(images // batch, 1))
+    return run, Timetable(run, max(images // batch, 1))
 
 
 def test_a_run_is_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TRAIN", 7.0)
     run = Run(duration=Epochs(3), batch_size=10, evaluate_every=Steps(40), checkpoint_every=Steps(50))
-    plan = Plan.of(run, 40)  # 120 steps: evaluated after 40, 80, 120, saved after 50, 100 and at the end
+    plan = Timetable(run, 40)  # 120 steps: evaluated after 40, 80, 120, saved after 50, 100 and at the end
     timed = {"update": 0.04, "answer": 0.001, "ready": 0.5, "checkpoint": 2.0, "model": 1.0, "start": 5.0}
     times = training_seconds(run, CONFIG, plan, speeds(image=0.01, **timed), validation=100, test=200)
     assert times.start == pytest.approx(7 + 5)
@@ -185,7 +185,7 @@ def test_a_run_is_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("total", "every"), [(100, 10), (105, 10), (9, 10), (1, 1)])
 def test_evaluations_and_checkpoints_are_counted_as_the_loop_does_them(total: int, every: int) -> None:
     run = Run(duration=Steps(total), batch_size=1, evaluate_every=Steps(every), checkpoint_every=Steps(every))
-    plan = Plan.of(run, 7)
+    plan = Timetable(run, 7)
     steps = range(1, total + 1)
     assert timing.evaluations(plan) == sum(plan.evaluates(s) or bool(plan.over(s, 0.0)) for s in steps)
     assert timing.checkpoints(plan) == sum(plan.saves(s) or bool(plan.over(s, 0.0)) for s in steps)
@@ -193,19 +193,19 @@ def test_evaluations_and_checkpoints_are_counted_as_the_loop_does_them(total: in
 
 def test_a_time_limit_is_kept() -> None:
     run = Run(duration=Steps(1_000), batch_size=10, evaluate_every=Steps(100), checkpoint_every=Steps(1_000))
-    plan = Plan.of(replace(run, time_limit=1.0), 40)
+    plan = Timetable(replace(run, time_limit=1.0), 40)
     times = training_seconds(run, CONFIG, plan, speeds(image=0.01, model=1.0, checkpoint=2.0))
     assert times.share == pytest.approx(60 / (100 + 10 + 2))
     assert times.steps + times.evaluations + times.checkpoints == pytest.approx(60)
     assert times.end == pytest.approx(1 + 2)  # after the limit: one more evaluation, and the checkpoint
-    generous = Plan.of(replace(run, time_limit=10.0), 40)
-    free = Plan.of(run, 40)
+    generous = Timetable(replace(run, time_limit=10.0), 40)
+    free = Timetable(run, 40)
     assert training_seconds(run, CONFIG, generous, speeds()) == training_seconds(run, CONFIG, free, speeds())
 
 
 def test_growing_images_take_the_time_that_lies_between() -> None:
     run = Run(progressive=Progressive(start=0.25), duration=Steps(800), batch_size=4)
-    plan, sizes = Plan.of(run, 100), Sizes(run.progressive, CONFIG)
+    plan, sizes = Timetable(run, 100), Sizes(run.progressive, CONFIG)
     each = [1e-9 * training_flops(CONFIG, sizes.size(growth)) for growth in timing.GROWTHS]
     found = training_seconds(run, CONFIG, plan, replace(speeds(), images=tuple(each))).steps
     # a step whose time is in proportion to its FLOPs: the sum over all steps, one by one

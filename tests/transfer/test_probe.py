@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from vitrail.data.loading.order import stream
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features
-from vitrail.transfer.linear_probe import ORDER, Stack, held_out, linear_probe, measure, train_stack
+from vitrail.transfer.linear_probe import held_out, linear_probe, measure
+from vitrail.transfer.softmax import Classifier, solve
 
-PAIRS = [(0.01, 0.0), (0.3, 0.0), (0.1, 1e-2), (1.0, 0.3)]
+STRENGTHS = (1.0, 0.1, 1e-3)
 
 
 def features(images: int = 60, width: int = 6, classes: int = 3, seed: int = 0) -> Features:
@@ -27,97 +27,83 @@ def features(images: int = 60, width: int = 6, classes: int = 3, seed: int = 0) 
     return Features(x.astype(np.float32), labels, np.arange(images), [str(name) for name in range(classes)])
 
 
-def stacked(data: Features, pairs: list[tuple[float, float]], **more: Any) -> Stack:
-    how: dict[str, Any] = dict(classes=len(data.class_names), epochs=5, minibatch=16, seed=3, device="cpu") | more
-    return train_stack(data.features, data.labels, np.arange(len(data)), pairs, **how)
+def solved(data: Features, l2: float, rows: np.ndarray | None = None) -> Classifier:
+    rows = np.arange(len(data)) if rows is None else rows
+    (found,) = solve(data.features, data.labels, rows, [l2], classes=len(data.class_names))
+    return found.classifier
 
 
-def test_each_of_many_ends_as_it_does_alone() -> None:
-    data = features()
-    together = stacked(data, PAIRS)
-    for number, pair in enumerate(PAIRS):
-        alone = stacked(data, [pair])
-        torch.testing.assert_close(together.weight[number], alone.weight[0], rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(together.bias[number], alone.bias[0], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_each_of_many_is_what_torchs_sgd_gives(pair: tuple[float, float]) -> None:
-    """Autograd, nn.Linear, torch's SGD and cosine, on features from scikit-learn's scaler."""
-    data = features()
-    found = stacked(data, PAIRS)
-    x = torch.from_numpy(StandardScaler().fit_transform(data.features.astype(np.float64))).float()
-    label = torch.from_numpy(data.labels)
-    head = torch.nn.Linear(6, 3)
-    torch.nn.init.zeros_(head.weight)
-    torch.nn.init.zeros_(head.bias)
-    lr, decay = pair
-    groups = [{"params": [head.weight], "weight_decay": decay}, {"params": [head.bias], "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=5 * 4)
-    for epoch in range(5):
-        for rows in np.array_split(stream(3, epoch, 0, ORDER).permutation(60), [16, 32, 48]):
-            optimizer.zero_grad()
-            F.cross_entropy(head(x[rows]), label[rows]).backward()
-            optimizer.step()
-            schedule.step()
-    number = PAIRS.index(pair)
-    torch.testing.assert_close(found.weight[number], head.weight.detach(), rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(found.bias[number], head.bias.detach(), rtol=1e-3, atol=1e-5)
-
-
-def test_long_training_ends_at_scikit_learns_optimum() -> None:
-    data, decay = features(images=90), 0.05
-    found = stacked(data, [(0.3, decay)], epochs=400, minibatch=90)
-    x = StandardScaler().fit_transform(data.features.astype(np.float64))
-    exact = LogisticRegression(C=1 / (len(data) * decay), tol=1e-10, max_iter=1000).fit(x, data.labels)
-    np.testing.assert_allclose(found.weight[0].numpy(), exact.coef_, atol=1e-4)
-    bias = found.bias[0].numpy()
-    np.testing.assert_allclose(bias - bias.mean(), exact.intercept_ - exact.intercept_.mean(), atol=1e-4)
-
-
-def test_measures_are_scikit_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measures_are_scikit_learns() -> None:
     train, test = features(classes=8, images=80), features(classes=8, images=70, seed=1)
-    made = stacked(train, PAIRS)
-    found = measure(made, test.features, test.labels, np.arange(70))
-    logits = made.logits(made.standardised(test.features)).double()
-    for number, (top1, top5, nll) in enumerate(found):
-        shares = logits[:, number].softmax(dim=1).numpy()
+    for l2 in STRENGTHS:
+        classifier = solved(train, l2)
+        shares = classifier.logits(torch.from_numpy(test.features)).double().softmax(dim=1).numpy()
+        top1, top5, nll = measure(classifier, test.features, test.labels, np.arange(70))
         assert top1 == pytest.approx(sklearn.metrics.accuracy_score(test.labels, shares.argmax(1)))
         assert top5 == pytest.approx(sklearn.metrics.top_k_accuracy_score(test.labels, shares, k=5, labels=range(8)))
         assert nll == pytest.approx(sklearn.metrics.log_loss(test.labels, shares, labels=range(8)), rel=1e-5)
 
 
-def test_the_best_on_held_out_images_is_chosen_and_trained_again_on_all() -> None:
-    train, test = features(images=100), features(images=60, seed=1)
-    found = linear_probe(train, test, lr=(1e-5, 1e-3, 0.1), weight_decay=(0.0, 0.1), epochs=4, minibatch=16, seed=3)
-    assert [(one.lr, one.weight_decay) for one in found.settings] == [
-        (lr, decay) for decay in (0.0, 0.1) for lr in (1e-5, 1e-3, 0.1)
-    ]
+def test_the_result_is_scikit_learns() -> None:
+    """The held-out choice among the strengths, and the test of the best one, by scikit-learn alone."""
+    train, test = features(images=200, width=12, classes=5), features(images=300, width=12, classes=5, seed=1)
+    found = linear_probe(train, test, l2=STRENGTHS, seed=3)
     kept, held = held_out(train.labels, 3)
-    part = Features(train.features[kept], train.labels[kept], np.arange(len(kept)), train.class_names)
     for one in found.settings:
-        how: dict[str, Any] = dict(classes=3, epochs=4, minibatch=16, seed=3, device="cpu")
-        alone = train_stack(train.features, train.labels, kept, [(one.lr, one.weight_decay)], **how)
-        ((top1, _, nll),) = measure(alone, train.features, train.labels, held)
-        assert (one.top1, one.nll) == (pytest.approx(top1), pytest.approx(nll, rel=1e-4))
+        peer = make_pipeline(StandardScaler(), LogisticRegression(C=1 / (len(kept) * one.l2), tol=1e-8, max_iter=1000))
+        shares = peer.fit(train.features[kept], train.labels[kept]).predict_proba(train.features[held])
+        assert one.top1 == pytest.approx((shares.argmax(1) == train.labels[held]).mean())
+        assert one.nll == pytest.approx(sklearn.metrics.log_loss(train.labels[held], shares), abs=2e-3)
+    peer = make_pipeline(StandardScaler(), LogisticRegression(C=1 / (200 * found.chosen.l2), tol=1e-8, max_iter=1000))
+    shares = peer.fit(train.features, train.labels).predict_proba(test.features)
+    assert found.nll == pytest.approx(sklearn.metrics.log_loss(test.labels, shares), abs=2e-3)
+    assert found.top1 == pytest.approx((shares.argmax(1) == test.labels).mean(), abs=1.5 / 300)
+
+
+def test_the_best_on_held_out_images_is_chosen_and_solved_again_on_all() -> None:
+    train, test = features(images=100), features(images=60, seed=1)
+    found = linear_probe(train, test, l2=STRENGTHS, seed=3)
+    assert [one.l2 for one in found.settings] == sorted(STRENGTHS, reverse=True)
+    kept, held = held_out(train.labels, 3)
+    for one in found.settings:
+        top1, _, nll = measure(solved(train, one.l2, kept), train.features, train.labels, held)
+        assert (one.top1, one.nll, one.converged) == (pytest.approx(top1), pytest.approx(nll, abs=2e-3), True)
     assert found.chosen.top1 == max(one.top1 for one in found.settings)
     assert found.chosen.nll == min(one.nll for one in found.settings if one.top1 == found.chosen.top1)
-    final = stacked(train, [(found.chosen.lr, found.chosen.weight_decay)], epochs=4)
-    ((top1, top5, nll),) = measure(final, test.features, test.labels, np.arange(60))
-    assert (found.top1, found.top5, found.nll) == (top1, top5, nll)
-    assert len(part) + found.held_out_images == found.train_images == 100
+    top1, top5, nll = measure(solved(train, found.chosen.l2), test.features, test.labels, np.arange(60))
+    assert (found.top1, found.top5, found.nll) == (pytest.approx(top1), top5, pytest.approx(nll, abs=2e-3))
+    assert len(kept) + found.held_out_images == found.train_images == 100 and found.converged
 
 
 def test_the_test_images_have_no_say_and_the_seed_decides() -> None:
     train, test = features(images=100), features(images=60, seed=1)
-    how: dict[str, Any] = dict(lr=(1e-3, 0.1), epochs=3, minibatch=16)
-    first = linear_probe(train, test, **how)
+    first = linear_probe(train, test, l2=STRENGTHS)
     wrong = replace(test, labels=(test.labels + 1) % 3)
-    other = linear_probe(train, wrong, **how)
+    other = linear_probe(train, wrong, l2=STRENGTHS)
     assert (other.settings, other.chosen) == (first.settings, first.chosen) and other.top1 < first.top1
-    assert linear_probe(train, test, **how) == first
-    assert linear_probe(train, test, seed=1, **how).settings != first.settings
+    assert linear_probe(train, test, l2=STRENGTHS) == first
+    assert linear_probe(train, test, l2=STRENGTHS, seed=1).settings != first.settings
+
+
+def test_a_choice_at_the_end_of_the_grid_is_told() -> None:
+    train, test = features(images=200), features(images=60, seed=1)
+    assert linear_probe(train, test, l2=(1e4, 1e3)).grid_end == "smallest"
+    assert linear_probe(train, test, l2=(1e3,)).grid_end is None
+    noise = np.random.default_rng(0).normal(size=(200, 300)).astype(np.float32)
+    chance = replace(train, features=noise, labels=np.arange(200) % 5 // 4)  # four in five are of class 0
+    asked = replace(test, features=noise[:60], labels=np.zeros(60, np.int64))
+    found = linear_probe(chance, asked, l2=(1e-6, 1e-3, 100.0))
+    assert found.chosen.l2 == 100 and found.grid_end == "largest"
+    some = replace(train, features=np.hstack([train.features, noise[:, :100]]))
+    many = replace(test, features=np.hstack([test.features, noise[:60, :100]]))
+    found = linear_probe(some, many, l2=(1e-9, 0.3, 1e4))
+    assert found.chosen.l2 == 0.3 and found.grid_end is None
+
+
+def test_a_solver_that_stops_early_says_so() -> None:
+    train, test = features(images=100), features(images=60, seed=1)
+    found = linear_probe(train, test, l2=STRENGTHS, iterations=1)
+    assert not found.converged and not any(one.converged for one in found.settings)
 
 
 def test_a_tenth_of_each_class_is_held_out() -> None:
@@ -130,31 +116,20 @@ def test_a_tenth_of_each_class_is_held_out() -> None:
         held_out(np.arange(5), 0)
 
 
-def test_what_diverges_is_not_chosen_and_does_not_touch_its_neighbours() -> None:
-    train, test = features(images=80), features(images=40, seed=1)
-    found = linear_probe(train, test, lr=(1e-4, 10.0), weight_decay=(1e3,), epochs=20, minibatch=16)
-    assert not np.isfinite(found.settings[1].nll) and found.settings[1].top1 == 0.0
-    assert found.chosen == found.settings[0] and np.isfinite(found.settings[0].nll)
-    alone = linear_probe(train, test, lr=(1e-4,), weight_decay=(1e3,), epochs=20, minibatch=16)
-    assert alone.chosen.nll == pytest.approx(found.settings[0].nll, rel=1e-5)
-    with pytest.raises(UsageError, match="training diverged at every learning rate, from 10 on"):
-        linear_probe(train, test, lr=(10.0,), weight_decay=(1e3,), epochs=20, minibatch=16)
-
-
 def test_a_constant_feature_does_no_harm() -> None:
     train, test = features(), features(seed=1)
     wide = [
         Features(np.hstack([f.features, np.full((len(f), 1), 0.1, np.float32)]), f.labels, f.index, f.class_names)
         for f in (train, test)
     ]
-    found = linear_probe(*wide, lr=(0.1,), epochs=5)
-    assert found.top1 == pytest.approx(linear_probe(train, test, lr=(0.1,), epochs=5).top1)
+    found = linear_probe(*wide, l2=(0.1,))
+    assert found.top1 == pytest.approx(linear_probe(train, test, l2=(0.1,)).top1)
     assert found.top1 > 0.5
 
 
-@pytest.mark.parametrize("more", [dict(lr=()), dict(lr=(0.0,)), dict(weight_decay=(-1.0,)), dict(epochs=0)])
+@pytest.mark.parametrize("more", [dict(l2=()), dict(l2=(0.0,)), dict(l2=(0.1, -1.0)), dict(iterations=0)])
 def test_settings_that_make_no_sense(more: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="learning rates are above 0"):
+    with pytest.raises(UsageError, match="at least one strength, each above 0"):
         linear_probe(features(), features(seed=1), **more)
 
 

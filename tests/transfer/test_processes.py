@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitrail.config import Steps
 from vitrail.data.settings import Augment, Data
+from vitrail.durations import Steps
 from vitrail.errors import UsageError
 from vitrail.training.guard import Interrupted
 from vitrail.training.run import Model, Optim, Run

@@ -17,11 +17,13 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.config import Steps, from_yaml
+from vitrail.config import from_yaml
 from vitrail.costs.published import published
 from vitrail.data.settings import Augment, Data
 from vitrail.data.sources.open import open_data
+from vitrail.durations import Steps
 from vitrail.errors import TrainingError, UsageError
+from vitrail.objective.settings import MAE
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Model, Optim, Run, Schedule
 from vitrail.transfer.grid import Sweep, Trials
@@ -126,6 +128,20 @@ def test_what_is_chosen_by_comes_from_training_and_nothing_is_lost(
     assert not search["train"] & search["dev"] and search["train"] | search["dev"] == final["train"]
     assert search["test"] == set() and final["dev"] == set()
     assert len(final["test"]) == test and not final["test"] & final["train"]
+
+
+@pytest.mark.parametrize(("size", "share", "dev"), [(10, None, 2), (20, 0.4, 8), (0.5, 0.1, 2)])
+def test_a_subset_is_the_training_set_of_the_sweep(
+    tmp_path: Path, size: int | float, share: float | None, dev: int
+) -> None:
+    """What is held out is a share of the subset, not of the images that the sweep does not use."""
+    root = tree(tmp_path / "d", train=20, test=5)
+    found = arrange(Data(str(root), subset=size), share, seed=0)
+    search, final = ids(found.search), ids(found.final)
+    count = size if isinstance(size, int) else int(size * 40)
+    assert (found.dev, found.images) == (dev, count - dev)
+    assert search["train"] | search["dev"] == final["train"] and len(final["train"]) == count
+    assert not search["train"] & search["dev"]
 
 
 def test_a_validation_split_can_be_named_and_the_test_split_cannot(tmp_path: Path) -> None:
@@ -261,6 +277,8 @@ def test_settings_that_cannot_be_are_told_before_anything_is_trained() -> None:
         Sweep(tiny(), seeds=(1, 1))
     with pytest.raises(UsageError, match="early_stop"):
         Sweep(tiny(early_stop=3))
+    with pytest.raises(UsageError, match="objective mae uses no labels"):
+        Sweep(tiny(objective=MAE()))
 
 
 # what makes two runs the same

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from vitrail.disk import refuse_address, writing
 from vitrail.errors import DataError
+from vitrail.files import open_regular, replacing
 
 
 def cache_folder() -> Path:
@@ -62,19 +64,17 @@ def stored_table(
 
     Raises DataError if it cannot be written. The message says that `what` cannot be stored and needs `room`.
     """
-    try:
+    task = f"keep {what} in {target.parent}"
+    advice = f"Set VITRAIL_CACHE to a folder that can be written and has {room}"
+    with writing(target, DataError, task=task, advice=advice):
         if not target.exists():
             write_table(target, schema, batches)
         return read_table(target)
-    except OSError as error:
-        raise DataError(
-            f"cannot keep {what} in {target.parent}: {error.strerror or error}; "
-            f"set VITRAIL_CACHE to a folder that can be written and has {room}"
-        ) from error
 
 
 def refuse_within(target: str | Path, data: str) -> Path:
-    """Return `target` as an absolute path. Raises DataError where it lies within the data set at `data`."""
+    """Return `target` as an absolute path. Raises DataError for an address, and within the data set at `data`."""
+    refuse_address(target, DataError)
     target, place = Path(target).expanduser().resolve(), Path(data).expanduser().resolve()
     if place.exists() and (target == place or place in target.parents):
         raise DataError(f"{target} lies within the data set {place}, where nothing is written. Choose another folder")
@@ -83,18 +83,11 @@ def refuse_within(target: str | Path, data: str) -> Path:
 
 def write_table(target: Path, schema: pa.Schema, batches: Callable[[pa.RecordBatchWriter], None]) -> None:
     """Write an Arrow file atomically: other processes see either the whole file or none."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    os.close(handle)
-    try:
-        with pa.ipc.new_file(temporary, schema) as writer:
-            batches(writer)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(target) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
+        batches(writer)
 
 
 def read_table(path: Path) -> pa.Table:
-    """Open an Arrow file through a memory map."""
+    """Open an Arrow file through a memory map. Raises OSError if it is not a regular file."""
+    open_regular(path).close()  # a pipe would not end
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -5,10 +5,9 @@ Nothing is changed. Bad images are listed with the reason, and the user decides 
 
 from __future__ import annotations
 
-import csv
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +15,16 @@ import numpy as np
 
 from vitrail.data.copies.leaks import digest
 from vitrail.data.images.decode import decode
-from vitrail.data.item import Listed
-from vitrail.data.loading.prefetch import ordered, stuck, threads
+from vitrail.data.imbalance import FLAGS, IMBALANCED, described
+from vitrail.data.item import Listed, role_of, split_title
+from vitrail.data.labels.sets import class_counts, label_text
+from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import find
+from vitrail.data.spreadsheet import SafeWriter
 from vitrail.data.stats import Look, Stats, Tally, describe, summarise
 from vitrail.errors import DecodeError
+from vitrail.files import replacing_text
 
 Progress = Callable[[int, int], None]
 """Called with (images done, images in all)."""
@@ -80,28 +83,21 @@ class Report:
             for copy in group[1:]:
                 yield (copy.split, copy.id, "duplicate", f"of {group[0].split}:{group[0].id}")
 
-    def write_csv(self, path: str | Path) -> None:
-        """Write `rows` to a CSV file."""
-        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            csv.writer(file).writerows(self.rows())
+    def write_csv(self, path: str | Path, *, raw: bool = False) -> None:
+        """Write `rows` to a CSV file; `raw` is SafeWriter's. Raises WriteError."""
+        with replacing_text(Path(path), errors="surrogateescape") as file:
+            SafeWriter(file, raw=raw, end="\r\n").writerows(self.rows())
 
 
 def check(data: Data | str | Path, *, workers: int = 0, progress: Progress | None = None) -> Report:
     """Decode every image of every split and compare their contents. Raises as `find` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
-    found = find(data.path, data.image_column, data.label_column)
+    found = find(data.path, data.columns)
     total = sum(len(source) for source in found.splits.values())
     tally, bad = Tally(total), list[Bad]()
     with threads(workers) as pool:
         for name, source in found.splits.items():
-            scan = ordered(
-                pool,
-                partial(_look, source),
-                range(len(source)),
-                ahead=4 * max(1, workers),
-                hung=lambda index, source=source: stuck(source.id(index)),  # type: ignore[misc]
-            )
-            for index, look in enumerate(scan):
+            for index, look in enumerate(each_image(pool, _look, source, range(len(source)))):
                 tally.add(look)
                 if look.error is not None:
                     bad.append(Bad(name, source.id(index), look.error.reason, str(look.error)))
@@ -145,14 +141,17 @@ def equal_groups(digests: np.ndarray) -> list[np.ndarray]:
 def _copy(splits: dict[str, Listed], place: int) -> Copy:
     for name, source in splits.items():
         if place < len(source):
-            label = int(source.labels[place])
-            return Copy(name, source.id(place), source.class_names[label] if label >= 0 else "")
+            return Copy(name, source.id(place), label_text(source.labels, place, source.class_names))
         place -= len(source)
     raise IndexError(place)
 
 
 def _warnings(report: Report, splits: dict[str, Listed], tally: Tally) -> Iterator[str]:
     """Yield one line for each problem that a user should know of before training."""
+    yield from report.stats.findings.warnings
+    for split in report.stats.splits:
+        if split.unlabelled:
+            yield f"{split.unlabelled} of {split.count} images of {split.title} have no label"
     if report.bad:
         yield f"{len(report.bad)} images ({report.bad_share:.2%}) cannot be decoded"
     if report.leaks:
@@ -167,15 +166,18 @@ def _warnings(report: Report, splits: dict[str, Listed], tally: Tally) -> Iterat
     for name, source in splits.items():
         good = tally.sizes[begin : begin + len(source), 0] > 0
         begin += len(source)
-        for label in np.setdiff1d(source.labels, source.labels[good]).tolist():
-            if label >= 0:
-                yield f"no image of class {source.class_names[label]!r} in split {name!r} can be decoded"
+        classes = len(source.class_names)
+        gone = (class_counts(source.labels, classes) > 0) & (class_counts(source.labels[good], classes) == 0)
+        for label in np.flatnonzero(gone).tolist():
+            yield f"no image of class {source.class_names[label]!r} in {split_title(name)} can be decoded"
     shorter, longer = tally.sizes.min(axis=1), tally.sizes.max(axis=1)
     if small := int(np.count_nonzero((shorter > 0) & (shorter < SMALL))):
         yield f"{small} images have a side below {SMALL} pixels"
     if thin := int(np.count_nonzero((shorter > 0) & (longer > LONG * shorter))):
         yield f"{thin} images are more than {LONG} times longer than wide"
     for split in report.stats.splits:
-        if split.imbalance >= 10:
-            times = f"{split.imbalance:.0f} times"
-            yield f"split {split.name!r} is imbalanced: the largest class has {times} the images of the smallest"
+        if split.imbalance >= IMBALANCED and not split.several:
+            spread = described(list(split.classes), list(split.classes.values()))
+            trained_on = role_of(split.name) == "train" or len(splits) == 1
+            advice = f". For rare classes: vitrail train {shlex.quote(report.stats.path)} {FLAGS}" * trained_on
+            yield f"{split.title} is imbalanced: {spread}{advice}"

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checka
 
 import numpy as np
 
+from vitrail.data.labels.sets import UNKNOWN as UNKNOWN
+from vitrail.data.labels.sets import Label, Labels, as_sets, class_counts, joined, label_at, order_classes, translated
 from vitrail.errors import DataError, DecodeError
 from vitrail.words import listing
 
 T = TypeVar("T")
-
-UNKNOWN = -1
-"""Label of an image whose class is not known."""
 
 ROLES = {
     "train": ("train", "training", "train800", "train800val200"),
@@ -29,11 +28,12 @@ ROLES = {
 
 
 class Item(NamedTuple):
-    """One image as it is stored, with its label (index into `class_names`, or UNKNOWN) and its id."""
+    """One image as it is stored, with its label (index into `class_names`) and its id."""
 
     image: bytes | np.ndarray
     """The bytes of an image file, or uint8 [H, W, 3]."""
-    label: int
+    label: Label
+    """Index of its class; with several labels the indices, int64 [k]; UNKNOWN."""
     id: str
 
 
@@ -55,10 +55,13 @@ class Source(Protocol):
 class Listed(Source, Protocol):
     """A source that knows labels, sizes and ids of all its images without reading them."""
 
-    labels: np.ndarray
-    """int64 [N]."""
     sizes: np.ndarray
     """Stored bytes of each image, int64 [N]."""
+
+    @property
+    def labels(self) -> Labels:
+        """int64 [N], or `LabelSets` for images with several labels."""
+        ...
 
     def id(self, index: int) -> str:
         """Return the name of an image, unique in its split and independent of where the data lie."""
@@ -141,16 +144,25 @@ class DataSet:
 
 
 class View:
-    """Some images of a source, with labels as indices into another list of class names; a `Listed` source itself."""
+    """Some images of a source, with labels as indices into another list of class names; a `Listed` source itself.
+
+    With `several` labels are sets, of one class each where the source has one label for each image.
+    """
 
     def __init__(
-        self, source: Listed, indices: np.ndarray | None = None, class_names: Sequence[str] | None = None
+        self,
+        source: Listed,
+        indices: np.ndarray | None = None,
+        class_names: Sequence[str] | None = None,
+        *,
+        several: bool = False,
     ) -> None:
         self._source = source
         self._indices = None if indices is None else np.asarray(indices, dtype=np.int64)
         self.class_names = list(source.class_names if class_names is None else class_names)
         labels = _translate(source, self.class_names)
-        self.labels = labels if self._indices is None else labels[self._indices]
+        labels = as_sets(labels, len(self.class_names)) if several else labels
+        self.labels: Labels = labels if self._indices is None else labels[self._indices]
         self.sizes = source.sizes if self._indices is None else source.sizes[self._indices]
         self.distant = is_distant(source)
 
@@ -159,7 +171,7 @@ class View:
 
     def __getitem__(self, index: int) -> Item:
         item = self._source[self._there(index)]
-        return Item(item.image, int(self.labels[index]), item.id)
+        return Item(item.image, label_at(self.labels, index), item.id)
 
     def id(self, index: int) -> str:
         """See `Listed.id`."""
@@ -205,7 +217,7 @@ class Joined:
         self._names = list(splits)
         self._parts = [View(source, class_names=self.class_names) for source in splits.values()]
         self._ends = np.cumsum([len(part) for part in self._parts])
-        self.labels = np.concatenate([part.labels for part in self._parts])
+        self.labels = joined([part.labels for part in self._parts])
         self.sizes = np.concatenate([part.sizes for part in self._parts])
         self.distant = all(part.distant for part in self._parts)  # one place has one kind of file system
 
@@ -260,20 +272,20 @@ def origin(source: Listed, index: int) -> tuple[Listed, int]:
     return source, index
 
 
-def _translate(source: Listed, class_names: list[str]) -> np.ndarray:
+def _translate(source: Listed, class_names: list[str]) -> Labels:
     """Return the labels of `source` as indices into `class_names`. Raises DataError for an unknown class."""
     if source.class_names == class_names:
         return source.labels
     position = {name: index for index, name in enumerate(class_names)}
-    counts = np.bincount(source.labels[source.labels >= 0], minlength=len(source.class_names))
+    counts = class_counts(source.labels, len(source.class_names))
     extra = [name for name, count in zip(source.class_names, counts, strict=True) if count and name not in position]
     if extra:
         raise DataError(
             f"classes that are not among the {len(class_names)} known ones: {listing(extra)}; "
             f"known are {listing(class_names)}"
         )
-    table = np.array([position.get(name, UNKNOWN) for name in source.class_names] + [UNKNOWN], dtype=np.int64)
-    return table[source.labels]  # UNKNOWN = -1 picks the last entry
+    table = np.array([position.get(name, UNKNOWN) for name in source.class_names], dtype=np.int64)
+    return translated(source.labels, table, len(class_names))
 
 
 def role_of(name: str) -> str | None:
@@ -281,8 +293,6 @@ def role_of(name: str) -> str | None:
     return next((role for role, names in ROLES.items() if name.lower() in names), None)
 
 
-def order_classes(names: set[str]) -> list[str]:
-    """Sort class names: by value if all are integers, else by code point."""
-    if all(name.lstrip("-").isdecimal() for name in names):
-        return sorted(names, key=lambda name: (int(name), name))
-    return sorted(names)
+def split_title(name: str) -> str:
+    """Return how a message names a split: "split 'train'", or "the data" if they are not split."""
+    return f"split {name!r}" if name else "the data"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from vitrail.data.item import ROLES, DataSet, Listed, Unlabelled, View, role_of
+from vitrail.data.labels.kind import without_labels
+from vitrail.data.labels.sets import known
 from vitrail.data.settings import Data
 from vitrail.errors import DataError, UsageError, did_you_mean
 
 NONE = "none"
 """Value of a setting that names a split: use no split for this role."""
+SUBSET = "subset"
+"""Value of `Data.validation`: hold out a share of the images of `Data.subset`, not of all training images."""
 
 
 def of_role(found: DataSet, role: str) -> list[str]:
@@ -48,14 +50,18 @@ def validation_split(found: DataSet, data: Data, train: list[str], test: str | N
 
     The test split is used only if it is named: a model chosen on it would look better than it is.
     """
-    if data.validation == NONE:
+    if data.validation in (NONE, SUBSET):
         return None
     if data.validation is not None:
         return _apart(named_split(found, data.validation, data.path), "validation", data, train)
     for name in of_role(found, "validation"):
         if name in train or name == test:
             continue
-        if not labels or np.all(found.splits[name].labels >= 0):
+        source = found.splits[name]
+        if labels and without_labels(source.labels, len(source.class_names)):
+            found.findings.warnings.append(f"no image of split {name!r} has a label: not used for validation")
+            continue
+        if not labels or known(source.labels).all():
             return name
         found.findings.warnings.append(f"split {name!r} has images without a label: not used for validation")
     return None

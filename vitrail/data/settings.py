@@ -5,22 +5,36 @@ The docstring of each field is the help text of its flag.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from vitrail.errors import UsageError
+from vitrail.import_path import Open, find
+from vitrail.ranges import LARGEST_SIDE, Count, NotNegative, Part, Positive, Range, Settings, Share, Side
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Operation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+PerImage = Literal["auto", "one", "several"]
+LARGEST_RESIZED = 2 * LARGEST_SIDE
+"""Maximum height and width of an image that is resized before the crop."""
 
 
 @dataclass(frozen=True)
-class Data:
-    """Where the images are and how they are split."""
+class Data(Open, section="data"):
+    """Where the images are and how they are split. A source of one's own is a subclass with another `find`."""
 
     path: str = "digits"
     """A folder, a CSV or parquet file, tar shards, an .npz of arrays, a hub data set, an address, or 'digits'."""
     train: str = "train"
     """Split to train on. 'train+val' joins two splits."""
-    validation: str | Literal["none"] | None = None
+    validation: str | Literal["none", "subset"] | None = None
     """Split by which the best model is chosen (default: validation, val or dev if there is one). Without such a split,
-    or with 'none', part of the training split is held out."""
-    holdout: float = 0.1
+    or with 'none', part of the training split is held out; with 'subset', part of the images of `subset`."""
+    holdout: Annotated[float, Range(0, 1, below=True)] = 0.1
     """Share of the training images held out for validation, stratified by class and drawn by the seed, if the
     data have no validation split."""
     test: str | Literal["none"] | None = None
@@ -29,28 +43,72 @@ class Data:
     """Column of a table that holds the images (default: the usual names are tried)."""
     label_column: str | None = None
     """Column of a table that holds the labels (default: the usual names are tried)."""
-    max_bad: float = 0.05
+    label_columns: tuple[str, ...] | None = None
+    """Columns of a table that are classes, with 1 for an image of the class and 0 for another (default: all columns of
+    zeros and ones, if there is no column of labels)."""
+    label_separator: str | None = None
+    """Text between the labels of an image in a cell of a table, such as '|' (default: '|' or ';' if the cells are sets
+    of labels that occur in other cells, too)."""
+    labels_per_image: PerImage = "auto"
+    """Number of labels of an image. one: exactly one class; several: any number of classes, or none (multi-label);
+    auto: several, if the data have lists of labels and an image has not exactly one."""
+    max_bad: Share = 0.05
     """Largest share of training images that may be unreadable. Training stops if there are more."""
     strict: bool = False
     """Reject data with any defect: an empty class folder, a broken link, an unreadable image."""
-    subset: int | float | None = None
+    subset: Count | Part | None = None
     """Number of training images to use, or their share (0.1), drawn by the seed in proportion to the classes. A smaller
     subset is part of a larger one; the validation images stay the same (default: all images)."""
-    together: int = 1
+    sampler: Literal["uniform", "balanced", "sqrt"] = "uniform"
+    """How often each class is shown in an epoch. uniform: every image once; balanced: all classes equally often; sqrt:
+    in proportion to the square root of their number of images. The number of images in an epoch does not change."""
+    together: Count = 1
     """Number of neighbouring images that are read in one piece and stay in one batch; 1 shuffles single images. Use it
     for remote shards that were packed in random order (`vitrail data pack --shuffle`)."""
 
+    def find(self, *, labels: bool = True) -> Any:
+        """Return the data set at `path`, before it is split for training.
+
+        That is a `vitrail.data.item.DataSet`; or a mapping from names of splits to data sets of torch's kind, which
+        have a length and return (image, label) by number (`vitrail.data.sources.indexed`); or one such data set.
+        labels: The run learns from labels. Raises DataError if there are no data.
+        """
+        return find("vitrail.data.sources.open:find")(self.path, self.columns, labels=labels)
+
+    @property
+    def columns(self) -> Columns:
+        """Columns of the images and the labels, and how labels are read."""
+        return Columns(
+            self.image_column, self.label_column, self.label_columns, self.label_separator, self.labels_per_image
+        )
+
+
+class Columns(NamedTuple):
+    """Names of the columns of a table that hold the images and the labels. None: the usual names are tried."""
+
+    image: str | None = None
+    label: str | None = None
+    classes: tuple[str, ...] | None = None
+    """`Data.label_columns`."""
+    separator: str | None = None
+    """`Data.label_separator`."""
+    per_image: PerImage = "auto"
+    """`Data.labels_per_image`."""
+
 
 @dataclass(frozen=True)
-class Preprocess:
-    """How an image is prepared for evaluation: resize, then crop. Sizes in pixels."""
+class Preprocess(Settings):
+    """How an image is prepared for evaluation: resize, then crop. Sizes in pixels.
 
-    image_size: tuple[int, int] = (224, 224)
+    Raises UsageError for a size or a crop that is out of range.
+    """
+
+    image_size: tuple[Side, Side] = (224, 224)
     """Height and width of the network's input in pixels."""
     resize: Literal["squash", "small"] = "small"
     """How an image is resized. squash: to the input size, whatever its aspect ratio; small: by its short side, then the
     central crop."""
-    crop: float = 0.875
+    crop: Part = 0.875
     """Side of the crop as a share of the resized image (0.875: resize to 256, crop 224). Evaluation uses it with
     resize small only."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
@@ -60,36 +118,53 @@ class Preprocess:
         if isinstance(self.image_size, int):
             object.__setattr__(self, "image_size", (self.image_size, self.image_size))
         object.__setattr__(self, "image_size", tuple(self.image_size))
+        super().__post_init__()
+        if max(self.image_size) / self.crop > LARGEST_RESIZED:
+            height, width = self.image_size
+            raise UsageError(
+                f"crop is {self.crop!r}, so images of {height} x {width} pixels would be cut from larger ones than "
+                f"{LARGEST_RESIZED:,} pixels: choose a larger crop"
+            )
 
 
 @dataclass(frozen=True)
-class Augment:
-    """Random changes to training images. With every field at its default images are cropped, resized and flipped."""
+class Augment(Open, section="augment"):
+    """Random changes to training images. With every field at its default images are cropped, resized and flipped. An
+    augmentation of one's own is a subclass with other `operations`."""
 
     crop: Literal["inception", "random", "pad", "center"] = "inception"
     """How a training image is cropped. inception: random area and aspect ratio, then resize (paper, B.1); random:
     resize to image_size / preprocess.crop, then a random crop; pad: shift by up to `pad` pixels (for small images);
     center: as in evaluation."""
-    scale: tuple[float, float] = (0.05, 1.0)
+    scale: tuple[Part, Part] = (0.05, 1.0)
     """For crop inception: smallest and largest share of the image's area."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
     """For crop inception: smallest and largest aspect ratio (width over height)."""
-    pad: int = 4
+    pad: Annotated[int, Range(0, 2**14)] = 4
     """For crop pad: largest shift in pixels."""
     flip: bool = True
     """Flip half of the images horizontally."""
-    randaugment: tuple[int, float] | None = None
+    randaugment: tuple[Annotated[int, Range(0, 100)], Annotated[float, Range(0, 30)]] | None = None
     """RandAugment: number of operations and their magnitude, 0 to 30, usually up to 10 (default: off)."""
     three_augment: bool = False
     """Apply one of grayscale, solarise and blur, at random (3-Augment of DeiT-III)."""
-    color_jitter: float = 0.0
+    color_jitter: Share = 0.0
     """Strength of random changes to brightness, contrast and saturation; 0 for none."""
-    erasing: float = 0.0
+    erasing: Share = 0.0
     """Probability of erasing a random rectangle of the image."""
-    mixup: float = 0.0
+    mixup: NotNegative = 0.0
     """Alpha of the Beta distribution of mixup; 0 switches mixup off."""
-    cutmix: float = 0.0
+    cutmix: NotNegative = 0.0
     """Alpha of the Beta distribution of CutMix; 0 switches CutMix off. If mixup is on too, each batch uses one of them
     at random."""
-    repeats: int = 1
+    repeats: Count = 1
     """Number of copies of an image in one batch, each augmented differently (repeated augmentation)."""
+
+    def operations(self, preprocess: Preprocess) -> list[Operation]:
+        """Return the operations on a training image, in order; after the last it has the size `preprocess.image_size`.
+
+        Each is a function (image uint8 [H, W, 3], random numbers) -> image. All its random numbers must come from the
+        generator that it gets.
+        """
+        operations: list[Operation] = find("vitrail.data.images.ops:operations")(self, preprocess)
+        return operations

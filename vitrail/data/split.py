@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from vitrail.data.item import Listed, ids
+from vitrail.data.labels.sets import LabelSets, stored_texts
+from vitrail.data.labels.stratify import stratified, stratified_order
 from vitrail.errors import UsageError
 
 _BLOCK = 1 << 16
@@ -20,10 +22,14 @@ def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.nd
     """Return (indices for training, indices held out), int64, each ascending.
 
     Of every class with two images or more, round(share * n) but at least one is held out, and at least one
-    remains. Raises UsageError unless 0 < share < 1."""
+    remains. Images with several labels are split by iterative stratification (`vitrail.data.labels.stratify`), which
+    aims at the same; a smaller share is then not part of a larger one. Raises UsageError unless 0 < share < 1."""
     if not 0 < share < 1:
         raise UsageError(f"the share to hold out must lie between 0 and 1, not {share}. Write 0.1 for a tenth")
-    position, count = _within_class(source, seed, "hold-out")
+    if isinstance(source.labels, LabelSets):
+        out = stratified(source.labels, _ranks(source, seed, "hold-out"), share)
+        return np.flatnonzero(~out), np.flatnonzero(out)
+    position, count = _within_class(source, source.labels, seed, "hold-out")
     held = np.clip(np.rint(share * count), 1, count - 1)
     out = position < held
     return np.flatnonzero(~out), np.flatnonzero(out)
@@ -39,15 +45,17 @@ def subset(source: Listed, size: int | float, seed: int) -> np.ndarray:
     if not (0 < size <= 1 if share else 1 <= size <= len(source)):
         raise UsageError(f"a subset of {size} images: valid are 1..{len(source)}, or a share above 0.0 and up to 1.0")
     count = max(1, round(size * len(source))) if share else int(size)
-    position, members = _within_class(source, seed, "subset")
+    if isinstance(source.labels, LabelSets):
+        return np.sort(stratified_order(source.labels, _ranks(source, seed, "subset"))[:count])
+    position, members = _within_class(source, source.labels, seed, "subset")
     # the k-th of the n images of a class has position (k + 1/2) / n, so any prefix has all classes in proportion
     order = np.lexsort((_ranks(source, seed, "tie"), (position + 0.5) / members))
     return np.sort(order[:count])
 
 
-def _within_class(source: Listed, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
+def _within_class(source: Listed, labels: np.ndarray, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (place of each image in its class by rank, number of images of its class)."""
-    _, inverse, counts = np.unique(source.labels, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.lexsort((_ranks(source, seed, purpose), inverse))
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     position = np.empty(len(order), dtype=np.int64)
@@ -75,7 +83,7 @@ def _blocks(count: int) -> Iterator[np.ndarray]:
 
 
 def row_digest(id: str, size: int, name: str) -> bytes:
-    """Return a hash of one image's id, stored bytes and class name ("" where it is unknown); 8 bytes."""
+    """Return a hash of one image's id, stored bytes and class as text (`stored_texts`); 8 bytes."""
     return hashlib.blake2b(f"{id}\0{size}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
@@ -97,10 +105,15 @@ def _digests(source: Listed) -> np.ndarray:
     indexed = getattr(source, "digests", None)
     if indexed is not None and (digests := indexed()) is not None:
         return np.asarray(digests)
-    names = [*source.class_names, ""]
+    labels = source.labels
     digests = np.empty(len(source), dtype=np.uint64)
     for block in _blocks(len(source)):
-        rows = zip(ids(source, block), source.sizes[block].tolist(), source.labels[block].tolist(), strict=True)
-        joined = b"".join(row_digest(id, size, names[label]) for id, size, label in rows)
+        rows = zip(
+            ids(source, block),
+            source.sizes[block].tolist(),
+            stored_texts(labels[block], source.class_names),
+            strict=True,
+        )
+        joined = b"".join(row_digest(id, size, name) for id, size, name in rows)
         digests[block] = np.frombuffer(joined, dtype=">u8")
     return digests

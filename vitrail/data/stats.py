@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.images.decode import FORMATS
-from vitrail.data.item import DataSet, Findings, Listed
+from vitrail.data.imbalance import imbalance
+from vitrail.data.item import DataSet, Findings, Listed, split_title
+from vitrail.data.labels.sets import LabelSets, class_counts, known, summary
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import find
 from vitrail.data.split import fingerprint
@@ -29,14 +31,20 @@ class SplitStats:
     count: int
     bytes: int
     classes: dict[str, int]
-    """Class name -> number of images."""
+    """Class name -> number of images; an image counts for each of its labels."""
     unlabelled: int
+    several: str = ""
+    """Number of labels of an image, in words; empty for one label for each image."""
 
     @property
     def imbalance(self) -> float:
         """Images of the largest class per image of the smallest one."""
-        counts = [count for count in self.classes.values() if count]
-        return max(counts) / min(counts) if counts else 1.0
+        return imbalance(list(self.classes.values()))
+
+    @property
+    def title(self) -> str:
+        """How a message names the split: "split 'train'", or "the data" where the data are not split."""
+        return split_title(self.name)
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,7 @@ class Tally:
 def stats(data: Data | str | Path) -> Stats:
     """Count a data set's images and classes and look at the headers of a sample. Raises as `find` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
-    found = find(data.path, data.image_column, data.label_column)
+    found = find(data.path, data.columns)
     tally = Tally(_SAMPLE * len(found.splits))
     for source in found.splits.values():
         for index in np.unique(np.linspace(0, len(source) - 1, min(_SAMPLE, len(source))).astype(int)):
@@ -151,10 +159,11 @@ def summarise(path: str, found: DataSet, tally: Tally) -> Stats:
 
 
 def _split_stats(name: str, source: Listed) -> SplitStats:
-    known = source.labels[source.labels >= 0]
-    counts = np.bincount(known, minlength=len(source.class_names))
+    counts = class_counts(source.labels, len(source.class_names))
     classes = dict(zip(source.class_names, counts.tolist(), strict=True))
-    return SplitStats(name, len(source), int(source.sizes.sum()), classes, len(source) - len(known))
+    unknown = len(source) - int(np.count_nonzero(known(source.labels)))
+    several = summary(source.labels) if isinstance(source.labels, LabelSets) else ""
+    return SplitStats(name, len(source), int(source.sizes.sum()), classes, unknown, several)
 
 
 def _range(values: np.ndarray) -> tuple[int, int, int]:

@@ -1,14 +1,13 @@
-"""Pages about a data set: the nearest neighbours of pictures, and a map of all images, from given features."""
+"""Pages about a data set, from the features of its images: nearest neighbours of pictures, and a map of all images."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.images.geometry import resize
 from vitrail.data.item import Listed
+from vitrail.data.labels.sets import LabelSets, known, label_text
 from vitrail.errors import UsageError
 from vitrail.inspection.embedding_map import embedding_map, neighbours
 from vitrail.inspection.figures.embedding import THUMBNAIL, draw_map, draw_neighbours, scattered
@@ -34,8 +33,17 @@ class DataFeatures:
 
     def class_of(self, row: int) -> str:
         """Return the name of an image's class."""
-        label = int(self.source.labels[self.index[row]])
-        return self.source.class_names[label] if label >= 0 else "unknown class"
+        index = int(self.index[row])
+        unknown = "unknown class" if not known(self.source.labels)[index] else "no label"
+        return label_text(self.source.labels, index, self.source.class_names) or unknown
+
+    def groups(self, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
+        """Return the group of some images, int64 [n], and the name of each group: a class, or a set of labels."""
+        labels = self.source.labels[self.index[rows]]
+        if not isinstance(labels, LabelSets):
+            return labels, self.source.class_names
+        names, groups = np.unique([self.class_of(int(row)) for row in rows], return_inverse=True)
+        return groups, names.tolist()
 
     def name(self, row: int) -> str:
         """Return the name of an image."""
@@ -51,7 +59,7 @@ def neighbours_page(
     index: np.ndarray,
     themselves: np.ndarray | None,
 ) -> Page:
-    """Nearest neighbours of pictures in a data set, by the cosine of their features.
+    """Write the nearest neighbours of pictures in a data set, by the cosine of their features.
 
     features [Q, width] belong to the images `index` of `queries`. If these images are part of `among`, `themselves` [Q]
     are their own rows in it.
@@ -59,28 +67,26 @@ def neighbours_page(
     nearest, alike = neighbours(features, among.features, NEIGHBOURS, themselves=themselves)
     if not nearest.shape[1]:
         raise UsageError("there are no other images in the data set, so there are no neighbours")
-    names = [queries.name(int(i)) for i in index]
+    names = [queries.source.id(int(i)) for i in index]
     rows = [
         (name, rank + 1, among.name(int(row)), among.class_of(int(row)), f"{alike[query, rank]:.6g}")
         for query, name in enumerate(names)
         for rank, row in enumerate(nearest[query])
     ]
     table = folder.table("neighbours", ("image", "rank", "neighbour", "class", "cosine"), rows)
-    shown: list[Picture] = []
-    found: list[list[Picture]] = []
-    notes: list[list[str]] = []
+    drawn: list[tuple[Picture, list[tuple[Picture, str]]]] = []
     reader = Pictures(among.source, queries.transform)
     for query in range(min(len(names), QUERIES)):
         picture = queries.read(int(index[query]))
-        near = [(int(row), reader.read(int(among.index[row]))) for row in nearest[query]]
         if picture is None:  # it was readable when its features were computed
             continue
-        shown.append(picture)
-        readable = [(place, row, one) for place, (row, one) in enumerate(near) if one is not None]
-        found.append([one for _, _, one in readable])
-        notes.append([f"{short(among.class_of(row), 20)}\ncosine {alike[query, p]:.2f}" for p, row, _ in readable])
+        near = []
+        for row, cosine in zip(nearest[query].tolist(), alike[query], strict=True):
+            if (neighbour := reader.read(int(among.index[row]))) is not None:
+                near.append((neighbour, f"{short(among.class_of(row), 20)}\ncosine {cosine:.2f}"))
+        drawn.append((picture, near))
     title = f"{label}: the nearest of {len(among.index):,} images, by the cosine of their features"
-    files = [*folder.figure("neighbours", draw_neighbours(title, shown, found, notes)), table]
+    files = [*folder.figure("neighbours", draw_neighbours(title, drawn)), table]
     see = (
         f"For each picture (left), the {nearest.shape[1]} images of the data set with the most similar features.",
         "Neighbours of another class with the same background or colour show what the features depend on.",
@@ -89,21 +95,18 @@ def neighbours_page(
 
 
 def map_page(label: str, folder: Folder, images: DataFeatures, pictures: Pictures, seed: int = 0) -> Page:
-    """A data set as a map of its features; of a large one, MOST_POINTS evenly spaced images."""
+    """Write a map of a data set by its features. A large data set is reduced to MOST_POINTS evenly spaced images."""
     rows = evenly_spaced(len(images.index), MOST_POINTS)
     found = embedding_map(images.features[rows], seed=seed)
     index = images.index[rows]
-    labels = images.source.labels[index]
+    labels, class_names = images.groups(rows)
     thumbnails = {}
     for number in scattered(found.points):
-        picture = pictures.read(int(index[number]))
-        if picture is not None:
-            factor = THUMBNAIL / max(picture.shown.shape[:2])
-            height, width = (max(1, round(side * factor)) for side in picture.shown.shape[:2])
-            thumbnails[number] = resize(picture.shown, height, width)
+        if (picture := pictures.read(int(index[number]), THUMBNAIL)) is not None:
+            thumbnails[number] = picture.shown
     how = "t-SNE" if found.method == "tsne" else "the first two principal components"
     title = f"{label}: images arranged by their features ({how})"
-    files = folder.figure("map", draw_map(title, found, labels, images.source.class_names, thumbnails))
+    files = folder.figure("map", draw_map(title, found, labels, class_names, thumbnails))
     header = ("image", "class", "x", "y")
     lines = [
         (images.name(int(row)), images.class_of(int(row)), f"{x:.6g}", f"{y:.6g}")
@@ -117,10 +120,3 @@ def map_page(label: str, folder: Folder, images: DataFeatures, pictures: Picture
         else "Check points within another class: they may be mislabelled. Group sizes and gaps mean nothing.",
     )
     return Page("map", files, see)
-
-
-def rows_of(index: Sequence[int] | np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Return the position of each of `index` in the sorted `among`, int64; -1 if it is missing."""
-    wanted = np.asarray(index, dtype=np.int64)
-    place = np.minimum(np.searchsorted(among, wanted), len(among) - 1)
-    return np.where(among[place] == wanted, place, -1)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.network import eval_mode, require_vit
+from vitrail.inspection.network import require_vit
+from vitrail.model.frozen import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, attentions, tap_attention
 from vitrail.model.vit import ViT
@@ -40,24 +41,63 @@ class Distances:
     """float64 [attentions, heads]: standard deviation over images (population)."""
     images: int
     uniform: np.ndarray
-    """float64 [attentions]: the same, if each token attended equally to all tokens that it can attend to."""
+    """float64 [attentions]: the distance if each token attended equally to all tokens that it can attend to."""
 
 
 def attention_distance(model: ViT, batches: Iterable[Tensor]) -> Distances:
     """Return the mean attention distances of a model over batches of its input images, of any size.
 
-    Memory holds one layer's maps of one batch. Raises UsageError if there are no images, and for other networks.
+    Memory holds one layer's maps of one batch, and one number for each image and head. Raises UsageError if there are
+    no images, and for other networks.
     """
     require_vit(model, "attention distance")
-    places = [place[:3] for place in attentions(model)]
-    total = _Total(places, model.config.heads, model.config.prefix)
-    with eval_mode(model):
-        for images in batches:
-            grid = model.grid(images)
-            total.begin(grid, model.config.patch, len(images))
-            with torch.inference_mode(), tap_attention(model, total.receive):
-                model.features(images)
-    return total.result()
+    each: dict[Place, list[np.ndarray]] = {place[:3]: [] for place in attentions(model)}
+    uniform: dict[Place, list[float]] = {place: [] for place in each}
+    for images in batches:
+        lines = _lines(model.grid(images), model.config.patch, model.config.prefix)
+
+        def receive(found: AttentionMap, lines: dict[str | None, _Line] = lines, images: int = len(images)) -> None:
+            line, place = lines[found.axis], (found.layer, found.branch, found.axis)
+            each[place].append(line.mean(found.maps).reshape(images, -1, found.maps.shape[1]).mean(axis=1))
+            uniform[place] += [line.uniform] * images
+
+        with eval_mode(model), torch.inference_mode(), tap_attention(model, receive):
+            model.features(images)
+    if not all(each.values()):
+        raise UsageError("Attention distance is a mean over images, but there are none. Give at least one image.")
+    values = np.stack([np.concatenate(parts) for parts in each.values()])  # [attentions, images, heads]
+    alike = np.array([np.mean(parts) for parts in uniform.values()])
+    return Distances(list(each), values.mean(axis=1), values.std(axis=1), values.shape[1], alike)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The tokens that attend to each other: the whole grid, or a row or column of it."""
+
+    distances: Tensor
+    """float32 [tokens, tokens], in pixels."""
+    queries: int
+    """Number of tokens without the prefix."""
+
+    @property
+    def uniform(self) -> float:
+        return self.distances.sum().item() / (self.queries * len(self.distances))
+
+    def mean(self, maps: Tensor) -> np.ndarray:
+        """Return the mean distance of attention maps [batch, heads, tokens, tokens]: float64 [batch, heads]."""
+        # the prefix has distance 0, so its rows and columns need not be cut out, which would copy the maps
+        total = maps.flatten(2) @ self.distances.to(maps.device).flatten()
+        return total.cpu().double().numpy() / self.queries
+
+
+def _lines(grid: Grid, patch: int, prefix: int) -> dict[str | None, _Line]:
+    """Return the tokens that attend to each other, by the axis of an attention."""
+    rows, columns = grid
+    return {
+        None: _Line(grid_distances(grid, patch, prefix), rows * columns),
+        "row": _Line(grid_distances((1, columns), patch), columns),
+        "column": _Line(grid_distances((rows, 1), patch), rows),
+    }
 
 
 def grid_distances(grid: Grid, patch: int, prefix: int = 0) -> Tensor:
@@ -68,44 +108,3 @@ def grid_distances(grid: Grid, patch: int, prefix: int = 0) -> Tensor:
     # not computed with matrix products, whose rounding would give a patch a distance from itself
     distances[prefix:, prefix:] = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist").float()
     return distances
-
-
-class _Total:
-    """Running sums over images, for mean and spread without storing maps."""
-
-    def __init__(self, places: list[Place], heads: int, prefix: int) -> None:
-        self.places, self.prefix = places, prefix
-        self.sum = np.zeros((len(places), heads))
-        self.squares = np.zeros((len(places), heads))
-        self.images, self.uniform = 0, np.zeros(len(places))
-
-    def begin(self, grid: Grid, patch: int, images: int) -> None:
-        """Prepare for a batch of images with this grid."""
-        self.grid, self.batch = grid, images
-        whole = grid_distances(grid, patch, self.prefix)
-        row, column = (grid_distances(line, patch) for line in ((1, grid[1]), (grid[0], 1)))
-        self.distances = {None: whole, "row": row, "column": column}
-        self.images += images
-        alike = {axis: one.sum().item() / (self._queries(axis) * len(one)) for axis, one in self.distances.items()}
-        self.uniform += [images * alike[axis] for _, _, axis in self.places]
-
-    def receive(self, found: AttentionMap) -> None:
-        """Reduce the maps of one attention to one number per image and head, and add them."""
-        distances = self.distances[found.axis].to(found.maps.device)
-        # the prefix has distance 0, so its rows and columns need not be cut out, which would copy the maps
-        each = (found.maps.flatten(2) @ distances.flatten()).cpu().double().numpy() / self._queries(found.axis)
-        each = each.reshape(self.batch, -1, each.shape[1]).mean(axis=1)  # the lines of an axial block
-        place = self.places.index((found.layer, found.branch, found.axis))
-        self.sum[place] += each.sum(axis=0)
-        self.squares[place] += (each**2).sum(axis=0)
-
-    def _queries(self, axis: str | None) -> int:
-        return len(self.distances[axis]) - (self.prefix if axis is None else 0)
-
-    def result(self) -> Distances:
-        """Return mean and spread over all images."""
-        if not self.images:
-            raise UsageError("attention distance needs images, and there are none")
-        mean = self.sum / self.images
-        variance = np.maximum(self.squares / self.images - mean**2, 0.0)
-        return Distances(self.places, mean, np.sqrt(variance), self.images, self.uniform / self.images)

@@ -1,4 +1,4 @@
-"""A data set in the network's features: as a map on a plane, and as lists of nearest neighbours."""
+"""The features of a data set: as a map on a plane, and as lists of nearest neighbours."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from vitrail.errors import UsageError
+from vitrail.inspection.patches import positive_largest
 
 Method = Literal["tsne", "pca"]
 FEWEST_FOR_TSNE = 10
@@ -52,9 +53,7 @@ def _principal(features: np.ndarray, count: int) -> np.ndarray:
     """Return the first `count` principal components, [N, count], with fixed signs; missing ones are 0."""
     rows = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
     left, scale, _ = np.linalg.svd(rows, full_matrices=False)
-    found = left[:, :count] * scale[:count]
-    largest = np.take_along_axis(found, np.abs(found).argmax(axis=0)[None], axis=0)
-    found = found * np.where(largest < 0, -1.0, 1.0)
+    found = positive_largest((left[:, :count] * scale[:count]).T).T
     return np.pad(found, ((0, 0), (0, max(2 - found.shape[1], 0))))
 
 
@@ -64,28 +63,24 @@ def neighbours(
     """Return the `count` nearest rows of `features` [N, width] to each query [Q, width], the nearest first.
 
     The result is their numbers, int64 [Q, count], and cosine similarities, float32 [Q, count]; fewer if there are fewer
-    rows. `themselves` [Q] are the queries' own rows, which do not count (-1: none). Equal similarities keep the order
-    of the rows. Queries are processed in chunks to save memory.
+    rows. If the queries are rows of `features`, `themselves` [Q] are their numbers: no row is its own neighbour. Equal
+    similarities keep the order of the rows. Queries are processed in chunks to save memory.
     """
-    if themselves is None:
-        themselves = np.full(len(queries), -1)
-    count = min(count, len(features) - bool((themselves >= 0).any()))
+    count = min(count, len(features) - (themselves is not None))
     targets = _directions(features)
-    index, similarity = [], []
+    index = np.empty((len(queries), count), dtype=np.int64)
+    similarity = np.empty((len(queries), count), dtype=np.float32)
     chunk = max(1, features.shape[1] // 4)
     for start in range(0, len(queries), chunk):
         part = slice(start, start + chunk)
         alike = _directions(queries[part]) @ targets.T
-        own = np.flatnonzero(themselves[part] >= 0)
-        alike[own, themselves[part][own]] = -np.inf
-        best = np.argsort(-alike, axis=1, kind="stable")[:, :count]
-        index.append(best)
-        similarity.append(np.take_along_axis(alike, best, axis=1))
-    if not index:
-        return np.empty((0, count), dtype=np.int64), np.empty((0, count), dtype=np.float32)
-    return np.concatenate(index), np.concatenate(similarity)
+        if themselves is not None:
+            alike[np.arange(len(alike)), themselves[part]] = -np.inf
+        index[part] = np.argsort(-alike, axis=1, kind="stable")[:, :count]
+        similarity[part] = np.take_along_axis(alike, index[part], axis=1)
+    return index, similarity
 
 
 def _directions(features: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(features, axis=1, keepdims=True)
+    norms = np.sqrt(np.einsum("nw,nw->n", features, features, dtype=np.float64))[:, None]  # squares may overflow
     return (features / np.maximum(norms, 1e-12)).astype(np.float32)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
+from vitrail.inspection.patches import positive_largest, shares
 from vitrail.model.resnet.stdconv import StdConv2d
 from vitrail.model.stems.patch import LinearStem
 
@@ -44,8 +45,8 @@ class Filters:
 def first_kernels(model: nn.Module) -> tuple[str, Tensor]:
     """Return name and kernels [filters, channels, height, width] of the first layer.
 
-    It is the patch embedding of a plain ViT, and the first convolution of a hybrid, of another stem or of a ResNet.
-    Weight-standardised kernels are returned standardised. Raises UsageError for a model without either.
+    It is the patch embedding of a plain ViT, and the first convolution of all other networks. Weight-standardised
+    kernels are returned standardised. Raises UsageError for a model with neither.
     """
     for name, module in model.named_modules():
         if isinstance(module, StdConv2d):
@@ -67,9 +68,5 @@ def principal_filters(model: nn.Module, count: int = COUNT) -> Filters:
     rows = rows - rows.mean(axis=0)
     _, scale, directions = np.linalg.svd(rows, full_matrices=False)
     count = max(1, min(count, len(scale), len(rows) - 1))  # subtracting the mean removes one degree of freedom
-    largest = np.abs(directions).argmax(axis=1)[:, None]
-    directions = directions * np.where(np.take_along_axis(directions, largest, axis=1) < 0, -1.0, 1.0)
-    variance = scale**2
-    explained = variance[:count] / max(variance.sum(), np.finfo(np.float64).tiny)
-    components = directions[:count].reshape(count, *filters.shape[1:]).astype(np.float32)
-    return Filters(layer, components, explained, len(rows))
+    components = positive_largest(directions[:count]).reshape(count, *filters.shape[1:]).astype(np.float32)
+    return Filters(layer, components, shares(scale**2)[:count], len(rows))

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.network import eval_mode, require_vit
+from vitrail.inspection.network import require_vit
 from vitrail.inspection.pooling import average_pooling_weights
+from vitrail.model.frozen import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, tap_attention
 from vitrail.model.vit import ViT
@@ -34,20 +35,12 @@ class HeadMaps:
 def head_maps(model: ViT, images: Tensor, layer: int = -1, head: int | None = None) -> list[HeadMaps]:
     """Return the attention of the classifier's input in a layer, one entry for each attention of the layer.
 
-    Parallel blocks have one attention per branch. Axial blocks have two, whose lines are put back onto the grid.
-    `head` selects one head. Raises UsageError for a layer or head that does not exist, and for other networks.
+    Parallel blocks have one attention per branch, axial blocks have two. `head` selects one head. Raises UsageError for
+    a layer or head that does not exist, and for other networks.
     """
     require_vit(model, "an attention map")
-    grid, prefix = model.grid(images), model.config.prefix
-    weights = average_pooling_weights(model.config, grid).to(images.device)
-
-    def reduce(one: AttentionMap) -> Tensor:
-        shares = (
-            _mean_of_lines(one, grid) if one.axis else torch.einsum("q,bhqk->bhk", weights, one.maps)[:, :, prefix:]
-        )
-        return shares.reshape(len(images), -1, *grid).clone()
-
-    return _reduced(model, images, layer, head, reduce)
+    weights = average_pooling_weights(model.config, model.grid(images)).to(images.device)
+    return _rows(model, images, layer, head, lambda maps: torch.einsum("q,bhqk->bhk", weights, maps))
 
 
 def patch_attention(
@@ -60,27 +53,24 @@ def patch_attention(
     exist, and for other networks.
     """
     require_vit(model, "an attention map")
-    grid, prefix = model.grid(images), model.config.prefix
-    if not (0 <= patch[0] < grid[0] and 0 <= patch[1] < grid[1]):
-        raise UsageError(f"no patch {patch[0]}, {patch[1]}: the grid has {grid[0]} rows and {grid[1]} columns, from 0")
-
-    def reduce(one: AttentionMap) -> Tensor:
-        if one.axis:
-            return _line_of_patch(one, patch, grid).float().clone()
-        row = one.maps[:, :, prefix + patch[0] * grid[1] + patch[1], prefix:]
-        return row.unflatten(2, grid).float().clone()
-
-    return _reduced(model, images, layer, head, reduce)
+    rows, columns = model.grid(images)
+    if not (0 <= patch[0] < rows and 0 <= patch[1] < columns):
+        raise UsageError(f"no patch {patch[0]}, {patch[1]}: the grid has {rows} rows and {columns} columns, from 0")
+    query = model.config.prefix + patch[0] * columns + patch[1]
+    return _rows(model, images, layer, head, lambda maps: maps[:, :, query])
 
 
-def _reduced(
-    model: ViT, images: Tensor, layer: int, head: int | None, reduce: Callable[[AttentionMap], Tensor]
-) -> list[HeadMaps]:
-    """Run the network and reduce the maps of one layer to [batch, heads, rows, columns] as they are computed."""
+def _rows(model: ViT, images: Tensor, layer: int, head: int | None, row: Callable[[Tensor], Tensor]) -> list[HeadMaps]:
+    """Run the network, and reduce the maps of one layer to a row for each head as soon as they are computed.
+
+    `row` maps [batch, heads, tokens, tokens] to [batch, heads, tokens].
+    """
+    grid = model.grid(images)
     found: list[HeadMaps] = []
 
     def receive(one: AttentionMap) -> None:
-        found.append(HeadMaps(one.layer, one.branch, one.axis, reduce(one)))
+        shares = row(on_grid(one.maps, one.axis, grid))[:, :, model.config.prefix :]
+        found.append(HeadMaps(one.layer, one.branch, one.axis, shares.unflatten(2, grid).float().clone()))
 
     heads = None if head is None else [head]
     with eval_mode(model), torch.no_grad(), tap_attention(model, receive, [layer], heads):
@@ -88,22 +78,18 @@ def _reduced(
     return found
 
 
-def _mean_of_lines(one: AttentionMap, grid: Grid) -> Tensor:
-    """Return the mean attention of a line's tokens, every line with the same weight: [batch, heads, tokens]."""
-    lines = grid[0] if one.axis == "row" else grid[1]
-    shares = one.maps.mean(dim=2).unflatten(0, (-1, lines)) / lines  # [batch, lines, heads, length]
-    shares = shares.transpose(1, 2)
-    return (shares if one.axis == "row" else shares.transpose(2, 3)).flatten(2)
+def on_grid(maps: Tensor, axis: str | None, grid: Grid) -> Tensor:
+    """Return maps along the rows or columns of a grid as maps over the whole grid: other lines get no attention.
 
-
-def _line_of_patch(one: AttentionMap, patch: tuple[int, int], grid: Grid) -> Tensor:
-    """[images * lines, heads, length, length] -> [images, heads, rows, columns], zero outside the patch's line."""
-    line, place = patch if one.axis == "row" else patch[::-1]
-    lines = grid[0] if one.axis == "row" else grid[1]
-    shares = one.maps.unflatten(0, (-1, lines))[:, line, :, place]  # [images, heads, length]
-    full = shares.new_zeros(*shares.shape[:2], *grid)
-    if one.axis == "row":
-        full[:, :, line] = shares
+    [batch * lines, ..., length, length] -> [batch, ..., tokens, tokens]; with axis None the maps are whole already.
+    """
+    rows, columns = grid
+    if axis is None:
+        return maps
+    if axis == "row":
+        lines = maps.unflatten(0, (-1, rows))  # [batch, rows, ..., columns, columns]
+        full = torch.einsum("br...cd,rs->b...rcsd", lines, torch.eye(rows, device=maps.device))
     else:
-        full[:, :, :, line] = shares
-    return full
+        lines = maps.unflatten(0, (-1, columns))  # [batch, columns, ..., rows, rows]
+        full = torch.einsum("bc...rs,cd->b...rcsd", lines, torch.eye(columns, device=maps.device))
+    return full.flatten(-2).flatten(-3, -2)

@@ -1,17 +1,14 @@
-"""The network to look into: what it is called, how images become its input, and its state while someone looks."""
+"""The network to inspect: its name, its transform and its classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from vitrail.data.images.geometry import Op
-from vitrail.errors import UsageError
+from vitrail.errors import UsageError, finite
 from vitrail.model.vit import ViT
 
 
@@ -31,6 +28,13 @@ class InspectedNetwork:
         """The device of its weights."""
         return next(self.model.parameters()).device
 
+    @torch.no_grad()
+    def require_result(self) -> None:
+        """Raise WeightsError, which names the network, if its features of a grey image are not finite."""
+        shape = (1, self.model.config.channels, *self.model.card.preprocess.image_size)
+        grey = torch.full(shape, 127, dtype=torch.uint8, device=self.device)
+        finite(self.model.features(grey), f"output for a grey image ({self.label})")
+
     def class_name(self, number: int) -> str:
         """Return the name of a class, or its number if the classes have no names."""
         return self.class_names[number] if self.class_names else f"class {number}"
@@ -40,14 +44,3 @@ def require_vit(model: object, what: str) -> None:
     """Raise UsageError for any network but a ViT; the message says that `what` needs one."""
     if not isinstance(model, ViT):
         raise UsageError(f"{what} needs a Vision Transformer, not a {type(model).__name__}")
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a network in eval mode within the block."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

@@ -1,16 +1,20 @@
-"""Pages about networks: each function computes one thing and writes its figure and its numbers.
+"""Pages about networks. Each function computes one quantity and writes its figure and its numbers.
 
-The numbers are those of all images; a figure shows only the first few.
+Files of numbers cover all images; some figures show only the first few.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitrail.errors import UsageError
 from vitrail.inspection.distance import attention_distance
@@ -35,13 +39,10 @@ AS_ROWS = 6
 
 
 def filters_page(networks: Sequence[InspectedNetwork], folder: Folder) -> Page:
-    """Principal components of the first layer's filters (Figure 7, left)."""
+    """Write the principal components of the first layer's filters (Figure 7, left)."""
     found = {network.label: principal_filters(network.model) for network in networks}
-    arrays: dict[str, Any] = {}
-    for number, one in enumerate(found.values()):
-        mark = f"_{number}" if len(found) > 1 else ""
-        arrays |= {f"components{mark}": one.components, f"explained{mark}": one.explained}
-    files = [*folder.figure("filters", draw_filters(found)), folder.arrays("filters", networks=list(found), **arrays)]
+    arrays = _arrays(found, components="components", explained="explained")
+    files = [*folder.figure("filters", draw_filters(found)), folder.arrays("filters", **arrays)]
     what = "; ".join(dict.fromkeys(one.about for one in found.values()))
     see = (
         f"The patterns that make up most of the filters, the most frequent first: {what}.",
@@ -51,13 +52,10 @@ def filters_page(networks: Sequence[InspectedNetwork], folder: Folder) -> Page:
 
 
 def positions_page(networks: Sequence[InspectedNetwork], folder: Folder, layer: int | None) -> Page:
-    """Similarity of positions (Figure 7, centre), for one or more networks (Figure 10)."""
+    """Write the similarity of positions (Figure 7, centre), for one or more networks (Figure 10)."""
     found = _of_each(networks, lambda network: position_tiles(network.model, layer or 0))
-    arrays = {}
-    for number, one in enumerate(found.values()):
-        arrays["similarity" + (f"_{number}" if len(found) > 1 else "")] = one.values
-    files = [*folder.figure("positions", draw_positions(found))]
-    files.append(folder.arrays("positions", networks=list(found), **arrays))
+    arrays = _arrays(found, similarity="values")
+    files = [*folder.figure("positions", draw_positions(found)), folder.arrays("positions", **arrays)]
     quantities = " and ".join(dict.fromkeys(one.quantity for one in found.values()))
     see = (
         f"Each tile stands for one position and shows its {quantities} with all positions, including itself.",
@@ -70,7 +68,7 @@ def positions_page(networks: Sequence[InspectedNetwork], folder: Folder, layer: 
 
 
 def distance_page(networks: Sequence[InspectedNetwork], pictures: Sequence[Pictures], folder: Folder) -> Page:
-    """Mean attention distance (Figures 7, right, and 11), for one or more networks."""
+    """Write the mean attention distances (Figures 7, right, and 11), for one or more networks."""
     of = {network.label: one for network, one in zip(networks, pictures, strict=True)}
     found = _of_each(
         networks, lambda network: attention_distance(network.model, of[network.label].tensors(network.device))
@@ -96,22 +94,29 @@ def distance_page(networks: Sequence[InspectedNetwork], pictures: Sequence[Pictu
 
 def _of_each(networks: Sequence[InspectedNetwork], look: Callable[[InspectedNetwork], Any]) -> dict[str, Any]:
     """Return the result of `look` by network label. A network without a result is logged and left out."""
-    found, reason = {}, None
+    found = {}
     for network in networks:
         try:
             found[network.label] = look(network)
         except UsageError as error:
-            reason = error
             if len(networks) > 1:
                 log.warning("%s: %s", network.label, error)
-    if not found:
-        assert reason is not None
-        raise reason
+            if not found and network is networks[-1]:
+                raise
     return found
 
 
+def _arrays(found: Mapping[str, Any], **fields: str) -> dict[str, Any]:
+    """Return the labels of the networks, and fields of each result by name: name, or name_N with several networks."""
+    arrays: dict[str, Any] = {"networks": list(found)}
+    for number, one in enumerate(found.values()):
+        mark = f"_{number}" if len(found) > 1 else ""
+        arrays |= {f"{name}{mark}": getattr(one, field) for name, field in fields.items()}
+    return arrays
+
+
 def rollout_page(network: InspectedNetwork, pictures: Pictures, folder: Folder) -> Page:
-    """Attention rollout over pictures (Figures 6 and 14)."""
+    """Write the attention rollout over pictures (Figures 6 and 14)."""
 
     def look(batch: list[Picture]) -> tuple[np.ndarray, list[str]]:
         shares = rollout(network.model, stack(batch, network.device)).cpu().numpy()
@@ -127,7 +132,7 @@ def rollout_page(network: InspectedNetwork, pictures: Pictures, folder: Folder) 
 
 
 def relevance_page(network: InspectedNetwork, pictures: Pictures, folder: Folder, target: int | None) -> Page:
-    """Gradient-weighted relevance over pictures."""
+    """Write the gradient-weighted relevance over pictures, for class `target` or the predicted classes."""
     classes: list[int] = []
 
     def look(batch: list[Picture]) -> tuple[np.ndarray, list[str]]:
@@ -153,85 +158,78 @@ Look = Callable[[list[Picture]], tuple[np.ndarray, list[str]]]
 
 def _overlays(
     name: str, title: str, quantity: str, pictures: Pictures, folder: Folder, look: Look
-) -> tuple[list[Any], list[str]]:
+) -> tuple[list[Path], list[str]]:
     """Write figures of ON_A_PAGE pictures each and the maps of all; return files and the names of the pictures."""
-    files: list[Any] = []
-    waiting: list[tuple[Picture, np.ndarray, str]] = []
-    kept: list[np.ndarray] = []
+
+    def each() -> Iterator[tuple[Picture, np.ndarray, str]]:
+        for batch in pictures:
+            yield from zip(batch, *look(batch), strict=True)
+
+    files: list[Path] = []
     names: list[str] = []
+    all_maps: list[np.ndarray] = []
     parts: list[tuple[float, ...]] = []
-
-    def flush() -> None:
+    looked_at = each()
+    while page := list(islice(looked_at, ON_A_PAGE)):
+        shown, maps, notes = zip(*page, strict=True)
+        names += [picture.name for picture in shown]
+        parts += [picture.part for picture in shown]
+        all_maps += maps
         number = f"-{(len(names) - 1) // ON_A_PAGE + 1}" if len(pictures.source) > ON_A_PAGE else ""
-        shown, maps, notes = zip(*waiting, strict=True)
-        files.extend(folder.figure(f"{name}{number}", draw_overlays(title, quantity, shown, maps, notes)))
-        waiting.clear()
-
-    for batch in pictures:
-        maps, notes = look(batch)
-        for picture, one, note in zip(batch, maps, notes, strict=True):
-            waiting.append((picture, one, note))
-            names.append(picture.name)
-            parts.append(picture.part)
-            kept.append(one)
-            if len(waiting) == ON_A_PAGE:
-                flush()
-    if waiting:
-        flush()
-    return [*files, folder.arrays(name, image=names, map=np.stack(kept), seen=np.array(parts))], names
+        files += folder.figure(f"{name}{number}", draw_overlays(title, quantity, shown, maps, notes))
+    return [*files, folder.arrays(name, image=names, map=np.stack(all_maps), seen=np.array(parts))], names
 
 
 def maps_page(
     network: InspectedNetwork, pictures: Pictures, folder: Folder, layer: int | None, head: int | None
 ) -> Page:
-    """Attention maps of one layer, of all heads or of one."""
-    layer = -1 if layer is None else layer
-    shown: list[Picture] = []
-    first: list[list[HeadMaps]] = []
-    arrays: list[np.ndarray] = []
-    names: list[str] = []
-    for batch in pictures:
-        found = head_maps(network.model, stack(batch, network.device), layer, head)
-        arrays.append(np.stack([one.shares.cpu().numpy() for one in found], axis=1))
-        names += [picture.name for picture in batch]
-        if len(shown) < AS_ROWS:
-            shown += batch
-            first.append(found)
-    joined = [
-        HeadMaps(one.layer, one.branch, one.axis, torch.cat([batch[place].shares for batch in first]))
-        for place, one in enumerate(first[0])
-    ]
+    """Write the attention maps of one layer, of all heads or of one."""
+    found: list[HeadMaps] = []
+
+    def look(images: Tensor) -> np.ndarray:
+        found[:] = head_maps(network.model, images, -1 if layer is None else layer, head)
+        return np.stack([one.shares.cpu().numpy() for one in found], axis=1)
+
+    names, maps, shown = _mapped(network, pictures, look)
+    first = [replace(one, shares=torch.from_numpy(maps[: len(shown), at])) for at, one in enumerate(found)]
+    number = found[0].layer
     heads = list(range(network.model.config.heads))
     heads = heads if head is None else [heads[head]]
-    title = f"{network.label}: attention of layer {joined[0].layer} from the classifier's input, by head"
-    files = folder.figure("maps", draw_heads(title, shown[:AS_ROWS], joined, heads))
-    files.append(folder.arrays("maps", image=names, map=np.concatenate(arrays), layer=joined[0].layer, head=heads))
+    title = f"{network.label}: attention of layer {number} from the classifier's input, by head"
+    files = folder.figure("maps", draw_heads(title, shown, first, heads))
+    files.append(folder.arrays("maps", image=names, map=maps, layer=number, head=heads))
     see = (
-        f"Where each head of layer {joined[0].layer} looks. Every map has its own scale.",
+        f"Where each head of layer {number} looks. Every map has its own scale.",
         "Heads that look at different things complement each other; heads that look alike may be redundant.",
     )
     return Page("maps", files, see)
 
 
 def patches_page(network: InspectedNetwork, pictures: Pictures, folder: Folder, layer: int | None) -> Page:
-    """Principal components of patch tokens, as maps over pictures."""
+    """Write the principal components of the patch tokens, as maps over pictures."""
     found = patch_components(network.model, pictures.tensors(network.device), layer=layer)
-    shown: list[Picture] = []
-    maps: list[np.ndarray] = []
-    names: list[str] = []
-    for batch in pictures:
-        maps.append(component_maps(network.model, stack(batch, network.device), found))
-        names += [picture.name for picture in batch]
-        shown += batch if len(shown) < AS_ROWS else []
-    kept = np.concatenate(maps)
+    names, maps, shown = _mapped(network, pictures, lambda images: component_maps(network.model, images, found))
     where = "the last layer" if layer is None else f"layer {layer % network.model.config.depth}"
     title = f"{network.label}: principal components of the patch tokens of {where}"
-    shown = shown[:AS_ROWS]
-    files = folder.figure("patches", draw_components(title, shown, list(kept[: len(shown)]), found))
+    files = folder.figure("patches", draw_components(title, shown, list(maps[: len(shown)]), found))
     numbers = {"mean": found.mean, "directions": found.directions, "explained": found.explained}
-    files.append(folder.arrays("patches", image=names, map=kept, **numbers))
+    files.append(folder.arrays("patches", image=names, map=maps, **numbers))
     see = (
         f"The directions in which patch tokens of {where} differ most, the same for all pictures.",
         "The network treats parts with the same colour in different pictures as similar.",
     )
     return Page("patches", files, see)
+
+
+def _mapped(
+    network: InspectedNetwork, pictures: Pictures, look: Callable[[Tensor], np.ndarray]
+) -> tuple[list[str], np.ndarray, list[Picture]]:
+    """Return the names of all pictures, the result of `look` for their inputs, and the first AS_ROWS pictures."""
+    names: list[str] = []
+    maps: list[np.ndarray] = []
+    shown: list[Picture] = []
+    for batch in pictures:
+        maps.append(look(stack(batch, network.device)))
+        names += [picture.name for picture in batch]
+        shown += batch[: AS_ROWS - len(shown)]
+    return names, np.concatenate(maps), shown

@@ -69,13 +69,8 @@ def interpolated(values: np.ndarray, box: Box, height: int, width: int) -> np.nd
     Values are bilinear between the centres of the cells, constant beyond the outermost centres, and NaN at pixels
     outside the box.
     """
-    down, across = (
-        _weights(cells, start, length, pixels)
-        for cells, start, length, pixels in (
-            (values.shape[0], box.top, box.height, height),
-            (values.shape[1], box.left, box.width, width),
-        )
-    )
+    down = _weights(values.shape[0], box.top, box.height, height)
+    across = _weights(values.shape[1], box.left, box.width, width)
     return down @ values.astype(np.float32) @ across.T
 
 

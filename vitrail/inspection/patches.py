@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.errors import UsageError
-from vitrail.inspection.network import eval_mode, require_vit
-from vitrail.model.record import block_outputs
+from vitrail.errors import UsageError, finite
+from vitrail.inspection.network import require_vit
+from vitrail.model.frozen import eval_mode
 from vitrail.model.vit import ViT
 
 COUNT = 3
@@ -38,13 +38,13 @@ class PatchComponents:
 
 
 def patch_tokens(model: ViT, images: Tensor, layer: int | None = None) -> Tensor:
-    """Return the grid's tokens [batch, rows * columns, width]: the output of a layer, or the input of the pool."""
+    """Return the grid's tokens [batch, rows * columns, width]: the output of a layer, or the input of the pool.
+
+    Raises WeightsError if a value is NaN or infinite.
+    """
     with eval_mode(model), torch.no_grad():
-        if layer is None:
-            tokens = model.encode(model.embed(images), model.grid(images))
-        else:
-            (tokens,) = block_outputs(model, images, [layer]).values()
-    return tokens[:, model.config.prefix :]
+        (tokens,) = model.intermediate(images, 1 if layer is None else [layer], norm=layer is None, reshape=False)
+    return finite(tokens, "output for a patch")
 
 
 def patch_components(
@@ -68,9 +68,21 @@ def patch_components(
     mean = total / number
     variance, directions = np.linalg.eigh(products / number - np.outer(mean, mean))  # ascending
     variance, directions = np.maximum(variance[::-1], 0.0), directions.T[::-1]
-    directions, explained = directions[:count], variance[:count] / max(variance.sum(), np.finfo(np.float64).tiny)
+    return PatchComponents(layer, mean, positive_largest(directions[:count]), shares(variance)[:count], number)
+
+
+def positive_largest(directions: np.ndarray) -> np.ndarray:
+    """Return directions [count, width] with their signs chosen so that the largest value of each is positive.
+
+    The sign of a principal component is arbitrary. This choice makes it the same on every machine.
+    """
     largest = np.take_along_axis(directions, np.abs(directions).argmax(axis=1)[:, None], axis=1)
-    return PatchComponents(layer, mean, directions * np.where(largest < 0, -1.0, 1.0), explained, number)
+    return directions * np.where(largest < 0, -1.0, 1.0)
+
+
+def shares(variance: np.ndarray) -> np.ndarray:
+    """Return each component's share of the whole variance."""
+    return variance / max(variance.sum(), np.finfo(np.float64).tiny)
 
 
 def component_maps(model: ViT, images: Tensor, found: PatchComponents) -> np.ndarray:

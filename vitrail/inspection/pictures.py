@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import Op, resize
-from vitrail.data.item import UNKNOWN, Item, Listed
-from vitrail.data.sources.folder import read_file
+from vitrail.data.item import Listed
+from vitrail.data.labels.sets import Label
 from vitrail.errors import DataError, DecodeError
 from vitrail.inspection.overlay import Box, visible_box
 
@@ -27,8 +26,8 @@ class Picture:
     """One picture."""
 
     name: str
-    label: int
-    """Number of its class in its source, -1 if it has none."""
+    label: Label
+    """See `Item.label`."""
     shown: np.ndarray
     """uint8 [H, W, 3]: the whole picture, upright; large ones are reduced."""
     box: Box
@@ -37,26 +36,6 @@ class Picture:
     """The same part in the upright picture of the file: top, left, height and width in its pixels."""
     input: np.ndarray
     """uint8 [height, width, 3], as the network sees it."""
-
-
-class Files:
-    """A `Listed` source of image files without classes."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.class_names: list[str] = []
-        self.paths = list(paths)
-        self.labels = np.full(len(self.paths), UNKNOWN, dtype=np.int64)
-        self.sizes = np.array([path.stat().st_size if path.is_file() else 0 for path in self.paths], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Item:
-        return Item(read_file(self.paths[index]), UNKNOWN, str(self.paths[index]))
-
-    def id(self, index: int) -> str:
-        """Return the path of an image."""
-        return str(self.paths[index])
 
 
 class Pictures:
@@ -84,21 +63,17 @@ class Pictures:
         """Return the same batches as inputs of the network, uint8 [batch, 3, height, width]."""
         return (stack(batch, device) for batch in self)
 
-    def name(self, index: int) -> str:
-        """Return the name of an image without reading it."""
-        return self.source.id(index)
-
-    def read(self, index: int) -> Picture | None:
-        """Return one picture, or None if it cannot be read."""
+    def read(self, index: int, longest: int = SHOWN) -> Picture | None:
+        """Return one picture, drawn with at most `longest` pixels on its longer side; None if it cannot be read."""
         try:
             item = self.source[index]
             image = decode(item.image) if isinstance(item.image, bytes) else item.image
         except DecodeError as error:
-            self.bad[self.name(index)] = error.reason
+            self.bad[self.source.id(index)] = error.reason
             return None
         height, width = image.shape[:2]
         box = visible_box(self.transform, height, width)
-        factor = min(1.0, SHOWN / max(height, width))
+        factor = min(1.0, longest / max(height, width))
         size = max(1, round(height * factor)), max(1, round(width * factor))
         return Picture(
             item.id,

@@ -9,7 +9,7 @@ learned embeddings how patches are arranged, but nearby ones become similar, and
 | sincos | the fixed embeddings in the same way: nothing in them was learned |
 | relative | in the tile of a query: the embedding of its offset to each key, compared with that of offset 0 |
 | relative_bias | the values added to the attention logits, mean over heads |
-| none | nothing |
+| none | nothing: a UsageError says so |
 """
 
 from __future__ import annotations
@@ -62,25 +62,28 @@ def position_tiles(model: ViT, layer: int = 0) -> PositionTiles:
         return PositionTiles(_tiles(values, config.grid), COSINE, f"relative positions{of_layer}: {about}")
     if isinstance(positions, RelativeBias):
         rows = bias_rows(torch.arange(config.grid[0] * config.grid[1]), config.grid, class_token=False)
-        values = positions.bias[copy].float().cpu().mean(dim=1)[rows]
+        values = positions.bias[copy].cpu().double().mean(dim=1)[rows]
         about = f"relative positions{of_layer}: bias, mean over heads"
         return PositionTiles(_tiles(values, config.grid), "added to the logit", about)
     table = positions.table(copy, config.grid)
-    assert table is not None  # all other kinds have one
-    grid = table[0, table.shape[1] - config.grid[0] * config.grid[1] :].float().cpu()
-    kind = {"1d": "learned 1-D", "2d": "learned 2-D", "sincos": "fixed sine and cosine"}[config.positions]
+    if table is None:  # of the user's own
+        raise UsageError("these positions are the user's own, and have no table to show")
+    grid = table[0, table.shape[1] - config.grid[0] * config.grid[1] :].cpu().double()
+    kind = {"1d": "learned 1-D", "2d": "learned 2-D", "sincos": "fixed sine and cosine"}.get(
+        str(config.positions), type(positions).__name__
+    )
     return PositionTiles(_tiles(_cosines(grid, grid), config.grid), COSINE, f"{kind} positions{of_layer}")
 
 
 def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    """[n, width], [m, width] -> [n, m]; 0 if an embedding is 0."""
+    """[n, width], [m, width] -> [n, m], in float64, where no square overflows; 0 if an embedding is 0."""
     return F.normalize(a, dim=1, eps=1e-30) @ F.normalize(b, dim=1, eps=1e-30).T
 
 
 def _offsets(embedding: Tensor, grid: tuple[int, int]) -> Tensor:
     """Cosines of the embedding of q - k with that of 0, [q, k]; embedding [2 n - 1, features], offset 0 at n - 1."""
     count = grid[0] * grid[1]
-    embedding = embedding.float().cpu()
+    embedding = embedding.cpu().double()
     alike = _cosines(embedding, embedding[count - 1 : count])[:, 0]
     places = torch.arange(count)
     return alike[places[:, None] - places + count - 1]

@@ -20,18 +20,20 @@ Decisions that the paper leaves open:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import UsageError
-from vitrail.inspection.network import eval_mode, require_vit
+from vitrail.errors import UsageError, finite
+from vitrail.inspection.maps import on_grid
+from vitrail.inspection.network import require_vit
 from vitrail.inspection.pooling import pooling_weights
 from vitrail.model.attention import Attention
+from vitrail.model.frozen import eval_mode
 from vitrail.model.head import MAPHead
 from vitrail.model.posemb import Grid
 from vitrail.model.record import attentions
@@ -52,7 +54,7 @@ def relevance(model: ViT, images: Tensor, target: int | None = None) -> Relevanc
     """Return how much each patch supports class `target`; None: the predicted class of each image.
 
     `images` are the model's input. Raises UsageError for other networks, for one without a classifier, and for a class
-    that does not exist.
+    that does not exist, WeightsError if a value is NaN or infinite.
     """
     require_vit(model, "gradient-weighted relevance")
     classes = model.config.classes
@@ -60,38 +62,31 @@ def relevance(model: ViT, images: Tensor, target: int | None = None) -> Relevanc
         raise UsageError("this model has no classifier, which relevance needs. Use rollout instead.")
     if target is not None and not 0 <= target < classes:
         raise UsageError(f"no class {target}: this model has {classes}, numbered 0 to {classes - 1}")
-    with torch.inference_mode(False), _without_weight_gradients(model):
+    with torch.inference_mode(False), eval_mode(model):
         grid = model.grid(images)
-        inputs, last = _block_inputs(model, images, grid)
-        row, start, gradient, chosen = _from_the_head(model, last, grid, target)
-        for layer in reversed(range(model.config.depth)):
-            row, gradient = _through(model, layer, inputs.pop(), row, gradient, grid)
+        calls: dict[nn.Module, _Call] = {}
+        with torch.no_grad(), _calls_of(model.blocks, calls):
+            model.encode(model.embed(images), grid)
+        row, start, gradient, chosen = _from_the_head(model, calls[model.blocks[-1]].output, grid, target)
+        for layer, block in reversed(list(enumerate(model.blocks))):
+            row, gradient = _through(model, layer, calls.pop(block).arguments, row, gradient, grid)
     shares = (row - start)[:, model.config.prefix :].reshape(len(images), *grid)
-    return Relevance(shares.clamp(min=0), chosen)
+    return Relevance(finite(shares, "relevance").clamp(min=0), chosen)
+
+
+class _Call(NamedTuple):
+    arguments: tuple[Any, ...]
+    output: Tensor
 
 
 @contextmanager
-def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode, without gradients for its weights, within the block."""
-    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in wanted:
-        parameter.requires_grad_(False)
-    try:
-        with eval_mode(model):
-            yield
-    finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)
+def _calls_of(modules: Iterable[nn.Module], seen: dict[nn.Module, _Call]) -> Iterator[None]:
+    """Record the last call of each module in `seen`, within the block."""
 
+    def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        seen[module] = _Call(arguments, output)
 
-@contextmanager
-def _inputs_of(modules: list[nn.Module], seen: dict[nn.Module, tuple[Any, ...]]) -> Iterator[None]:
-    """Record the arguments of the last call of each module in `seen`, within the block."""
-
-    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        seen[module] = arguments
-
-    handles = [module.register_forward_pre_hook(hook) for module in modules]
+    handles = [module.register_forward_hook(hook) for module in modules]
     try:
         yield
     finally:
@@ -99,30 +94,16 @@ def _inputs_of(modules: list[nn.Module], seen: dict[nn.Module, tuple[Any, ...]])
             handle.remove()
 
 
-@torch.no_grad()
-def _block_inputs(model: ViT, images: Tensor, grid: Grid) -> tuple[list[tuple[Any, ...]], Tensor]:
-    """Return the arguments of every block, and the output of the last one."""
-    seen: dict[nn.Module, tuple[Any, ...]] = {}
-    outputs: list[Tensor] = []
-    keep = model.blocks[-1].register_forward_hook(lambda module, arguments, output: outputs.append(output))
-    try:
-        with _inputs_of(list(model.blocks), seen):
-            model.encode(model.embed(images), grid)
-    finally:
-        keep.remove()
-    return [seen[block] for block in model.blocks], outputs[0]
-
-
 def _from_the_head(model: ViT, last: Tensor, grid: Grid, target: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the first row, its part that does not count, the gradient of the last block's output, and the classes."""
     pool, prefix = model.pool, model.config.prefix
-    seen: dict[nn.Module, tuple[Any, ...]] = {}
-    with torch.enable_grad(), _inputs_of([pool.out] if isinstance(pool, MAPHead) else [], seen):
+    calls: dict[nn.Module, _Call] = {}
+    with torch.enable_grad(), _calls_of([pool.out] if isinstance(pool, MAPHead) else [], calls):
         leaf = last.detach().requires_grad_()
         encoded = model.norm(leaf) if model.config.final_norm == "tokens" else leaf
         logits = model.classify(model.summary(encoded)).float()
         chosen = logits.argmax(dim=1) if target is None else torch.full_like(logits[:, 0], target, dtype=torch.int64)
-        mixed = [arguments[0] for arguments in seen.values()]
+        mixed = [call.arguments[0] for call in calls.values()]
         gradient, *of_mixed = torch.autograd.grad(logits.gather(1, chosen[:, None]).sum(), [leaf, *mixed])
     encoded = encoded.detach()
     row = pooling_weights(model, encoded, grid)
@@ -142,26 +123,27 @@ def _through(
     """Turn row and gradient at the output of a block into those at its input."""
     places = [(axis, attention) for at, _, axis, attention in attentions(model) if at == layer]
     modules = [attention for _, attention in places]
-    seen: dict[nn.Module, tuple[Any, ...]] = {}
-    with torch.enable_grad(), _inputs_of([*modules, *(attention.out for attention in modules)], seen):
+    calls: dict[nn.Module, _Call] = {}
+    with torch.enable_grad(), _calls_of([*modules, *(attention.out for attention in modules)], calls):
         leaf = arguments[0].detach().requires_grad_()
         output = model.blocks[layer](leaf, *arguments[1:])
-        mixed = [seen[attention.out][0] for attention in modules]
+        mixed = [calls[attention.out].arguments[0] for attention in modules]
         gradient, *of_mixed = torch.autograd.grad(output, [leaf, *mixed], gradient)
     del output, mixed
     behind, axis_behind = row, places[-1][0]
     for (axis, attention), of_one in reversed(list(zip(places, of_mixed, strict=True))):
         if axis != axis_behind:  # the other half of an axial layer: it continues with the row of the first half
             behind, axis_behind = row, axis
-        x, bias, _ = seen[attention]
-        row = row + _moved(behind, _positive(attention, x.detach(), bias, of_one), axis, grid)
+        x, bias, _ = calls[attention].arguments
+        positive = _positive(attention, x.detach(), bias, of_one)
+        row = row + torch.einsum("bq,bqk->bk", behind, on_grid(positive, axis, grid))
     return row, gradient
 
 
 @torch.no_grad()
 def _positive(attention: Attention, x: Tensor, bias: Any, of_mixed: Tensor) -> Tensor:
     """Return A_bar [batch, tokens, tokens] from the gradient of the heads' outputs before the projection."""
-    value = attention.project(x)[:, :, 2]
+    value = attention.project(x).unflatten(-1, (3, attention.heads, -1))[:, :, 2]
     of_mixed = of_mixed.unflatten(-1, (attention.heads, -1))
     of_maps = torch.einsum("bqhf,bkhf->bhqk", of_mixed, value)  # mixed = A value
     return _weighted(attention.maps(x, bias), of_maps.float())
@@ -169,13 +151,3 @@ def _positive(attention: Attention, x: Tensor, bias: Any, of_mixed: Tensor) -> T
 
 def _weighted(maps: Tensor, of_maps: Tensor) -> Tensor:
     return of_maps.mul_(maps).clamp_(min=0).mean(dim=1)
-
-
-def _moved(row: Tensor, maps: Tensor, axis: str | None, grid: Grid) -> Tensor:
-    """Return row [batch, tokens] times maps [batch, tokens, tokens], or times those along each line of an axis."""
-    if axis is None:
-        return torch.einsum("bq,bqk->bk", row, maps)
-    lines = row.unflatten(1, grid)
-    lines = lines if axis == "row" else lines.transpose(1, 2)
-    moved = torch.einsum("lq,lqk->lk", lines.flatten(0, 1), maps).view(lines.shape)
-    return (moved if axis == "row" else moved.transpose(1, 2)).flatten(1)

@@ -21,8 +21,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.inspection.network import eval_mode, require_vit
+from vitrail.inspection.maps import on_grid
+from vitrail.inspection.network import require_vit
 from vitrail.inspection.pooling import pooling_weights
+from vitrail.model.frozen import eval_mode
 from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, tap_attention
 from vitrail.model.vit import ViT
@@ -54,13 +56,13 @@ class _Flow:
         self.product: Tensor | None = None
 
     def receive(self, found: AttentionMap) -> None:
-        """Add the maps of one attention. Branches of the same layer come one after the other."""
+        """Add the maps of one attention. The branches of a layer arrive in sequence."""
         place = (found.layer, found.axis)
         if place != self.place:
             self._close_layer()
             self.place = place
         heads_mean = found.maps.float().mean(dim=1)
-        self.branches.append(_on_grid(heads_mean, found.axis, self.grid))
+        self.branches.append(on_grid(heads_mean, found.axis, self.grid))
 
     def joint(self) -> Tensor:
         """Return A_n ... A_2 A_1, [batch, tokens, tokens]; rows sum to 1."""
@@ -76,17 +78,3 @@ class _Flow:
         layer = layer / layer.sum(dim=-1, keepdim=True)
         self.product = layer if self.product is None else layer @ self.product
         self.branches = []
-
-
-def _on_grid(maps: Tensor, axis: str | None, grid: Grid) -> Tensor:
-    """Return maps along one axis as maps over the whole grid: tokens of other rows (columns) get no attention."""
-    rows, columns = grid
-    if axis is None:
-        return maps
-    if axis == "row":
-        lines = maps.unflatten(0, (-1, rows))  # [batch, rows, columns, columns]
-        full = torch.einsum("brcd,rs->brcsd", lines, torch.eye(rows, device=maps.device))
-    else:
-        lines = maps.unflatten(0, (-1, columns))  # [batch, columns, rows, rows]
-        full = torch.einsum("bcrs,cd->brcsd", lines, torch.eye(columns, device=maps.device))
-    return full.reshape(-1, rows * columns, rows * columns)

@@ -18,6 +18,8 @@ from vitrail.inspection.figures.page import STYLE
 from vitrail.inspection.figures.weights import draw_positions
 from vitrail.inspection.pictures import Pictures, evenly_spaced
 from vitrail.inspection.positions import position_tiles
+from vitrail.model.own_part import own_parts
+from vitrail.model.record import has_maps
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.reports.figures import svg
@@ -60,7 +62,7 @@ def distance_figure(model: Any, source: Listed) -> DistanceFigure | None:
     `model` is a network with its card. Returns None for a network without a grid of patches. Raises DataError if no
     image can be read.
     """
-    if not _has_grid(model):
+    if not _has_grid(model) or not has_maps(model):
         return None
     rows = evenly_spaced(len(source), images_for(model, len(source)))
     pictures = Pictures(View(source, rows), eval_transform(model.card.preprocess), _BATCH)
@@ -87,6 +89,8 @@ def position_figure(model: Any) -> PositionFigure | None:
     kind = model.config.positions
     if kind == "none":
         return PositionFigure(kind, None)
+    if "positions" in own_parts(model.config):  # not necessarily a table
+        return None
     found = position_tiles(model)
     rows, columns = found.values.shape[:2]
     describe = (

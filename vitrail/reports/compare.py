@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import plain
+from vitrail.config import dotted, plain
+from vitrail.data.roles import SUBSET
 from vitrail.errors import DataError, UsageError, VitrailError
+from vitrail.files import read_json_object
 from vitrail.reports.cost import Config, Cost, cost_of
-from vitrail.reports.run_record import RunRecord, read_run, validation_images
+from vitrail.reports.run_record import RunRecord, attempt, read_run, validation_images
 from vitrail.reports.significance import Pair, holm, pair
 from vitrail.weights.load import read_card
 from vitrail.words import distinct_labels
@@ -76,7 +78,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
 
 def differing_settings(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """Return the settings that differ between runs by their dotted names, and whether the images differ."""
-    each = [{} if run.run is None else _flat(plain(run.run)) for run in runs]
+    each = [{} if run.run is None else dict(dotted(plain(run.run))) for run in runs]
     for values, run in zip(each, runs, strict=True):
         for name in NOT_COMPARED:
             values.pop(name, None)
@@ -87,25 +89,14 @@ def differing_settings(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     return {name: values for name, values in found.items() if any(value != values[0] for value in values)}
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
 def _against_first(runs: Sequence[RunRecord], labels: Sequence[str], notes: list[str]) -> list[Against]:
-    found = {}
-    for number, run in enumerate(runs[1:], start=1):
-        try:
-            found[number] = pair_runs(runs[0], run)
-        except DataError as error:
-            notes.append(f"{labels[number]} cannot be compared with {labels[0]} image by image: {error}")
-    corrected = holm([one.p for one in found.values()])
-    return [Against(number, one, p) for (number, one), p in zip(found.items(), corrected, strict=True)]
+    pairs = [
+        attempt(notes, f"{label} cannot be compared with {labels[0]} image by image", partial(pair_runs, runs[0], run))
+        for label, run in zip(labels[1:], runs[1:], strict=True)
+    ]
+    found = [(number, one) for number, one in enumerate(pairs, start=1) if one is not None]
+    corrected = holm([one.p for _, one in found])
+    return [Against(number, one, p) for (number, one), p in zip(found, corrected, strict=True)]
 
 
 def pair_runs(first: RunRecord, second: RunRecord) -> Pair:
@@ -114,6 +105,8 @@ def pair_runs(first: RunRecord, second: RunRecord) -> Pair:
     Raises DataError if one was not evaluated or their validation images may differ.
     """
     for run in (first, second):
+        if run.scores is not None:
+            raise DataError(f"{run.folder.name} predicts several labels for an image, and this test needs one")
         if run.evaluation is None:
             raise DataError(f"{run.folder.name} has no evaluation (evaluation.npz)")
     assert first.evaluation is not None and second.evaluation is not None
@@ -137,18 +130,17 @@ def _image_ids(run: RunRecord) -> list[str]:
 def _split_of(run: RunRecord) -> Any:
     """Return what decides which images were held out: their ids, or the split that they came from."""
     try:
-        value = json.loads((run.folder / "split.json").read_text(encoding="utf-8"))
+        value = read_json_object(run.folder / "split.json", DataError)
         return value.get("ids") or value.get("validation")
-    except (OSError, ValueError, AttributeError):
+    except DataError:
         if run.run is None:
             return None
         data = run.run.data  # within one data set, these decide which images are held out
-        return [data.train, data.validation, data.holdout, run.run.seed]
+        of = data.subset if data.validation == SUBSET else None
+        return [data.train, data.validation, data.holdout, of, run.run.seed]
 
 
 def _config(run: RunRecord, label: str, notes: list[str]) -> Config | None:
-    try:
-        return read_card(run.folder).config
-    except VitrailError as error:
-        notes.append(f"{label}: the FLOPs are unknown because its model cannot be read: {error}")
-        return None
+    what = f"{label}: the FLOPs are unknown because its model cannot be read"
+    card = attempt(notes, what, lambda: read_card(run.folder))
+    return None if card is None else card.config

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitrail.errors import VitrailError
 from vitrail.evaluation.calibration import calibration
 from vitrail.reports.compare import Comparison, compare
 from vitrail.reports.curves import comparison_curves
-from vitrail.reports.differences import Disagreement, class_shifts, disagreements
+from vitrail.reports.differences import class_shifts, disagreements
 from vitrail.reports.figures import SERIES
 from vitrail.reports.render import render, write_page
-from vitrail.reports.run_record import validation_images
+from vitrail.reports.run_record import attempt, validation_images
 from vitrail.reports.tables import MOST_CLASSES
 
 
@@ -23,7 +22,9 @@ def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comp
     given twice or `out` cannot be written.
     """
     found = compare([Path(folder) for folder in run_folders])
-    notes = list(found.notes)
+    notes, galleries = list(found.notes), None
+    if found.against:
+        galleries = attempt(notes, "pictures", lambda: disagreements(found, validation_images(found.runs[0])))
     page = render(
         "comparison.html",
         title=f"{', '.join(found.labels[:-1])} and {found.labels[-1]}",
@@ -33,19 +34,8 @@ def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comp
         calibration=calibration,
         shifts=class_shifts(found),
         most_classes=MOST_CLASSES,
-        galleries=_galleries(found, notes),
+        galleries=galleries or [],
         notes=notes,
     )
     write_page(Path(out), page)
     return found
-
-
-def _galleries(found: Comparison, notes: list[str]) -> list[Disagreement]:
-    """Return the images that only one of two runs gets right; a note if the images are gone."""
-    if not found.against:
-        return []
-    try:
-        return disagreements(found, validation_images(found.runs[0]))
-    except (VitrailError, OSError) as error:
-        notes.append(f"pictures: {error}")
-        return []

@@ -16,8 +16,8 @@ from vitrail.objective.settings import BEiT, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.training.flops import forward_macs
 from vitrail.training.optim.progressive import Sizes
-from vitrail.training.plan import Plan
 from vitrail.training.run import Run
+from vitrail.training.timetable import Timetable
 
 Config = ViTConfig | ResNetConfig
 
@@ -78,7 +78,7 @@ def _flops_per_image(
     if run.progressive.start >= 1 or not lines or not lines[-1].get("epoch"):
         return float(steps * forward_macs(run.objective, config, tokenizer=tokenizer).flops)
     per_epoch = max(round(lines[-1]["step"] / lines[-1]["epoch"]), 1)
-    plan, sizes, at = Plan.of(run, per_epoch), Sizes(run.progressive, config), _elapsed(record, lines, steps)
+    plan, sizes, at = Timetable(run, per_epoch), Sizes(run.progressive, config), _elapsed(record, lines, steps)
     found = Counter(sizes.size(plan.growth(step, float(at[step]))) for step in range(steps))
     flops = {size: forward_macs(run.objective, config, size, tokenizer=tokenizer).flops for size in found}
     return float(sum(count * flops[size] for size, count in found.items()))

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vitrail.evaluation.metric import SEVERAL_LABELS, TITLES
 from vitrail.reports.figures import Curve, curves
 from vitrail.reports.run_record import RunRecord
 
@@ -30,6 +31,8 @@ def training_curves(record: RunRecord) -> list[Markup]:
     drawn = [_figure("Loss", "loss per image" + ("" if unlabelled else " (nats)"), loss, running_mean=True)]
     shares = [
         ("Accuracy", RIGHT, record.curve("top1", having="nll")),
+        ("Balanced accuracy", "mean over classes", record.curve("balanced_accuracy", having="nll")),
+        *((TITLES[name], TITLES[name], record.curve(name, having="nll")) for name in SEVERAL_LABELS),
         *((label, label, record.curve(name, having="count")) for name, label in SHARES.items()),
         ("kNN accuracy of the features", RIGHT, record.curve("knn", having="knn")),
     ]

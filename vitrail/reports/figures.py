@@ -60,6 +60,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 """Steps and values."""
 
 
+@matplotlib.rc_context(_STYLE)
 def curves(
     title: str,
     label: str,
@@ -75,29 +76,28 @@ def curves(
     The name of a line decides its colour, which is the same in all figures; or its number in `styles` does. With
     `running_mean`, lines of many points are drawn faintly, with their mean on top.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
-        axes = figure.add_subplot()
-        for name, (steps, values) in lines.items():
-            place = (VALIDATION if name == "validation" else TRAINING) if styles is None else styles[name]
-            color, dash = SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]
-            steps, values = thinned(steps, values, MOST_POINTS)
-            if running_mean and len(steps) > MEAN_POINTS:
-                axes.plot(steps, values, dash, color=color, alpha=0.3, linewidth=0.8)
-                steps, values = thinned(steps, values, MEAN_POINTS)
-            marker = "o" if len(steps) <= 30 else ""
-            axes.plot(steps, values, dash, color=color, marker=marker, markersize=4, label=name)
-        axes.set_title(title)
-        axes.set_xlabel("optimiser step")
-        axes.set_ylabel(label)
-        axes.grid(True)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-        if percent:
-            axes.set_ylim(0, 1)
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        if len(lines) > 1:
-            axes.legend(frameon=False, fontsize=10)
-        return svg(figure, describe)
+    figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+    axes = figure.add_subplot()
+    for name, (steps, values) in lines.items():
+        place = (VALIDATION if name == "validation" else TRAINING) if styles is None else styles[name]
+        color, dash = SERIES[place % len(SERIES)], DASHES[place // len(SERIES) % len(DASHES)]
+        steps, values = thinned(steps, values, MOST_POINTS)
+        if running_mean and len(steps) > MEAN_POINTS:
+            axes.plot(steps, values, dash, color=color, alpha=0.3, linewidth=0.8)
+            steps, values = thinned(steps, values, MEAN_POINTS)
+        marker = "o" if len(steps) <= 30 else ""
+        axes.plot(steps, values, dash, color=color, marker=marker, markersize=4, label=name)
+    axes.set_title(title)
+    axes.set_xlabel("optimiser step")
+    axes.set_ylabel(label)
+    axes.grid(True)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    if percent:
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    if len(lines) > 1:
+        axes.legend(frameon=False, fontsize=10)
+    return svg(figure, describe)
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> Curve:
@@ -108,46 +108,79 @@ def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> Curve:
     return np.array([steps[part].mean() for part in parts]), np.array([values[part].mean() for part in parts])
 
 
+@matplotlib.rc_context({**_STYLE, "axes.spines.top": True, "axes.spines.right": True})
 def confusion(counts: np.ndarray, class_names: Sequence[str]) -> Markup:
     """Return an SVG of a confusion matrix [K, K]: rows are true classes and sum to 100 %."""
     classes = len(counts)
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     named = classes <= NAMED_CLASSES
     side = min(3.2 + 0.34 * classes, 9.0) if named else 6.5
-    with matplotlib.rc_context({**_STYLE, "axes.spines.top": True, "axes.spines.right": True}):
-        figure = Figure(figsize=(side + 0.9, side), layout="constrained")
-        axes = figure.add_subplot()
-        scale = PowerNorm(0.5, 0, 1)  # makes a few percent of mistakes visible
-        image = axes.imshow(share, cmap="cividis", norm=scale, interpolation="nearest")
-        axes.set_title("Predictions for each class")
-        axes.set_xlabel("predicted class" if named else "predicted class (number)")
-        axes.set_ylabel("true class" if named else "true class (number)")
+    figure = Figure(figsize=(side + 0.9, side), layout="constrained")
+    axes = figure.add_subplot()
+    scale = PowerNorm(0.5, 0, 1)  # makes a few percent of mistakes visible
+    image = axes.imshow(share, cmap="cividis", norm=scale, interpolation="nearest")
+    axes.set_title("Predictions for each class")
+    axes.set_xlabel("predicted class" if named else "predicted class (number)")
+    axes.set_ylabel("true class" if named else "true class (number)")
+    if named:
+        short = [name if len(name) <= 18 else name[:17] + "…" for name in class_names]
+        axes.set_xticks(range(classes), short, rotation=90)
+        axes.set_yticks(range(classes), short)
+        _write_counts(axes, counts, scale(share))
+    bar = figure.colorbar(image, ax=axes, shrink=0.7, format=PercentFormatter(1, decimals=0))
+    bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
+    bar.set_label("share of the true class's images")
+    best, total = int(np.trace(counts)), int(counts.sum())
+    return svg(
+        figure,
+        f"Confusion matrix of {classes} classes: {best} of {total} images are on the diagonal, "
+        "where the prediction is correct. The tables below list the largest confusions.",
+    )
+
+
+@matplotlib.rc_context({**_STYLE, "axes.spines.top": True, "axes.spines.right": True})
+def cooccurrence(there: np.ndarray, predicted: np.ndarray, class_names: Sequence[str]) -> Markup:
+    """Return an SVG of two matrices: for images with a label (row), how many have each label, and for how many it is
+    predicted. `there` and `predicted` are numbers of images [K, K]; the diagonal of `there` holds those of each label.
+    """
+    classes, images = len(there), np.maximum(np.diag(there), 1)[:, None]
+    named = classes <= NAMED_CLASSES
+    side = min(2.8 + 0.24 * classes, 7.0) if named else 5.0
+    figure = Figure(figsize=(2 * side + 1.2, side), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    scale = PowerNorm(0.5, 0, 1)
+    for axes, counts, title in (
+        (left, there, "labels that are there"),
+        (right, predicted, "labels that are predicted"),
+    ):
+        image = axes.imshow(counts / images, cmap="cividis", norm=scale, interpolation="nearest")
+        axes.set_title(title)
         if named:
             short = [name if len(name) <= 18 else name[:17] + "…" for name in class_names]
             axes.set_xticks(range(classes), short, rotation=90)
             axes.set_yticks(range(classes), short)
-            _write_counts(axes, counts, scale(share))
-        bar = figure.colorbar(image, ax=axes, shrink=0.7, format=PercentFormatter(1, decimals=0))
-        bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
-        bar.set_label("share of the true class's images")
-        best, total = int(np.trace(counts)), int(counts.sum())
-        return svg(
-            figure,
-            f"Confusion matrix of {classes} classes: {best} of {total} images are on the diagonal, "
-            "where the prediction is correct. The tables below list the largest confusions.",
-        )
+    left.set_ylabel("images with the label" if named else "images with the label (number)")
+    bar = figure.colorbar(image, ax=(left, right), shrink=0.7, format=PercentFormatter(1, decimals=0))
+    bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
+    bar.set_label("share of the images with the row's label")
+    return svg(
+        figure,
+        f"Two matrices of {classes} labels: for the images with each label, the share that has each other label, and "
+        "the share for which it is predicted. The table below lists the most frequent wrong labels.",
+    )
 
 
-def reliability(found: Calibration) -> Markup:
-    """Return an SVG of the reliability diagram."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(4.6, 4.8), layout="constrained")
-        plot(figure, found)
-        return svg(
-            figure,
-            f"Reliability diagram of {found.count} images in {len(found.bin_count)} bins: mean confidence "
-            f"{found.confidence:.1%}, accuracy {found.accuracy:.1%}, expected calibration error {found.ece:.1%}.",
-        )
+@matplotlib.rc_context(_STYLE)
+def reliability(found: Calibration, *, labels: bool = False) -> Markup:
+    """Return an SVG of the reliability diagram; `labels` as in `plot`."""
+    figure = Figure(figsize=(4.6, 4.8), layout="constrained")
+    plot(figure, found, labels=labels)
+    return svg(
+        figure,
+        f"Reliability diagram of {found.count} {'labels' if labels else 'images'} in {len(found.bin_count)} bins: "
+        f"mean confidence {found.confidence:.1%}, accuracy {found.accuracy:.1%}, "
+        f"expected calibration error {found.ece:.1%}.",
+    )
 
 
 def _write_counts(axes: Axes, counts: np.ndarray, brightness: np.ndarray) -> None:

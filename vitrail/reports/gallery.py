@@ -13,6 +13,7 @@ from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
 from vitrail.errors import DecodeError, VitrailError
 from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.inspection.overlay import under_attention
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
@@ -46,8 +47,11 @@ class Exhibit:
     """uint8 [H, W, 3]: the image under its attention rollout."""
 
 
-def worst_mistakes(evaluation: Classification) -> np.ndarray:
+def worst_mistakes(evaluation: Classification | LabelScores) -> np.ndarray:
     """Return rows of wrong predictions, the largest loss first."""
+    if isinstance(evaluation, LabelScores):
+        wrong = np.flatnonzero(evaluation.known & ~evaluation.correct & np.isfinite(evaluation.probability).all(axis=1))
+        return wrong[np.argsort(-evaluation.loss[wrong], kind="stable")][:SHOWN]
     wrong = np.flatnonzero(evaluation.known & ~evaluation.correct & (evaluation.top[:, 0] >= 0))
     return wrong[np.argsort(-evaluation.loss[wrong], kind="stable")][:SHOWN]
 
@@ -61,7 +65,7 @@ def most_uncertain(evaluation: Classification) -> np.ndarray:
     return rows[np.argsort(gap[rows], kind="stable")][:SHOWN]
 
 
-def exhibits(rows: np.ndarray, evaluation: Classification, source: Any, model: Any) -> list[Exhibit]:
+def exhibits(rows: np.ndarray, evaluation: Classification | LabelScores, source: Any, model: Any) -> list[Exhibit]:
     """Return the images of these rows as the network sees them, with attention rollout if `model` is a ViT.
 
     `model` is a network with its card, in eval mode. Images that can no longer be decoded are left out.
@@ -88,14 +92,22 @@ def decoded_image(source: Any, index: int) -> tuple[str, np.ndarray] | None:
         return None
 
 
-def true_class(evaluation: Classification, row: int) -> str | None:
-    """Return the name of an image's class; None if it is not known."""
+def true_class(evaluation: Classification | LabelScores, row: int) -> str | None:
+    """Return the name of an image's class, or the names of its labels; None if they are not known."""
+    if isinstance(evaluation, LabelScores):
+        names = [evaluation.class_names[label] for label in np.flatnonzero(evaluation.target[row] == 1)]
+        return (", ".join(names) or "no label") if evaluation.known[row] else None
     label = int(evaluation.label[row])
     return evaluation.class_names[label] if label >= 0 else None
 
 
-def guesses(evaluation: Classification, row: int, most: int) -> list[Guess]:
-    """Return the best `most` predictions for a row; none if the outputs were not finite."""
+def guesses(evaluation: Classification | LabelScores, row: int, most: int) -> list[Guess]:
+    """Return the best `most` predictions for a row, or all predicted labels; none if the outputs were not finite."""
+    if isinstance(evaluation, LabelScores):
+        chosen = np.flatnonzero(evaluation.predicted[row])
+        chosen = chosen[np.argsort(-evaluation.probability[row, chosen], kind="stable")]
+        there = evaluation.target[row] == 1
+        return [Guess(evaluation.class_names[k], float(evaluation.probability[row, k]), bool(there[k])) for k in chosen]
     label = evaluation.label[row]
     return [
         Guess(evaluation.class_names[k], p, k == label)

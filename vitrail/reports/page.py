@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitrail.config import to_yaml
-from vitrail.errors import VitrailError
 from vitrail.evaluation.calibration import calibration
 from vitrail.evaluation.classify import Classification
-from vitrail.reports import tables
-from vitrail.reports.attention import DistanceFigure, distance_figure, position_figure
+from vitrail.evaluation.labels.calibration import label_calibration
+from vitrail.evaluation.labels.scores import LabelScores
+from vitrail.files import read_bytes
+from vitrail.reports import run_record, tables
+from vitrail.reports.attention import distance_figure, position_figure
 from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import SHARES, training_curves
-from vitrail.reports.figures import confusion, reliability
+from vitrail.reports.figures import confusion, cooccurrence, reliability
 from vitrail.reports.gallery import exhibits, most_uncertain, worst_mistakes
 from vitrail.reports.render import render, short, write_page
-from vitrail.reports.run_record import RunRecord, read_run, validation_images
+from vitrail.reports.run_record import read_run, validation_images
 from vitrail.weights.load import load
 
 MOST_DRAWN = 1000
@@ -31,9 +34,22 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
     """
     folder = Path(run_folder)
     record = read_run(folder)
-    model = _best_model(record)
-    source = _validation_images(record, model)
-    evaluation = record.evaluation
+    evaluation, scores, attempt = record.evaluation, record.scores, partial(run_record.attempt, record.notes)
+    evaluated = evaluation or scores
+    model = source = distances = examples = None
+    galleries: dict[str, Any] = {}
+    if record.run is None or record.run.objective.kind != "tokenizer":
+        model = attempt("the model cannot be loaded", lambda: load(folder))
+    if model is not None:
+        pictures = "" if evaluated is None else "pictures of mistakes and "
+        source = attempt(f"{pictures}attention distance", lambda: validation_images(record))
+    if source is not None:
+        distances = attempt("attention distance", lambda: distance_figure(model, source))
+        if evaluated is not None:
+            galleries = attempt("pictures of mistakes", lambda: _galleries(evaluated, model, source)) or {}
+    if record.self_supervised:
+        what = "no examples, because the run had no validation images or was not evaluated"
+        examples = attempt(what, lambda: read_bytes(folder / "seen.png"))
     page = render(
         "report.html",
         title=folder.resolve().name,
@@ -45,10 +61,12 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
         classes=None if evaluation is None else _classes(evaluation),
         calibration=None if evaluation is None else calibration(evaluation),
         reliability=reliability,
-        galleries=_galleries(record, model, source),
-        distances=_distances(record, model, source),
+        scores=scores,
+        **({} if scores is None else _labels(scores)),
+        galleries=galleries,
+        distances=distances,
         positions=position_figure(model),
-        examples=_self_supervised_examples(record),
+        examples=examples,
         cost=cost_of(record, None if model is None else model.config),
         settings=None if record.run is None else to_yaml(record.run),
         problems=tables.data_problems(record),
@@ -56,28 +74,6 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
         notes=record.notes,
     )
     return write_page(out or folder / "report.html", page)
-
-
-def _best_model(record: RunRecord) -> Any:
-    if record.run is not None and record.run.objective.kind == "tokenizer":
-        return None
-    try:
-        return load(record.folder)
-    except VitrailError as error:
-        record.notes.append(f"the model cannot be loaded: {error}")
-        return None
-
-
-def _validation_images(record: RunRecord, model: Any) -> Any:
-    """Return the validation images; None without a model to show them to, or with a note if they are gone."""
-    if model is None:
-        return None
-    try:
-        return validation_images(record)
-    except (VitrailError, OSError) as error:
-        pictures = "" if record.evaluation is None else "pictures of mistakes and "
-        record.notes.append(f"{pictures}attention distance: {error}")
-        return None
 
 
 def _classes(evaluation: Classification) -> dict[str, Any]:
@@ -90,36 +86,23 @@ def _classes(evaluation: Classification) -> dict[str, Any]:
     }
 
 
-def _galleries(record: RunRecord, model: Any, source: Any) -> dict[str, Any]:
-    """Return the exhibits of both galleries; a note if the images cannot be read."""
-    evaluation = record.evaluation
-    if evaluation is None or source is None:
-        return {}
-    try:
-        return {
-            "mistakes": exhibits(worst_mistakes(evaluation), evaluation, source, model),
-            "uncertain": exhibits(most_uncertain(evaluation), evaluation, source, model),
-        }
-    except (VitrailError, OSError) as error:
-        record.notes.append(f"pictures of mistakes: {error}")
-        return {}
+def _labels(scores: LabelScores) -> dict[str, Any]:
+    """Return co-occurrence, wrong labels and the table of labels, and their calibration."""
+    names, calibrated = [short(name, 40) for name in scores.class_names], label_calibration(scores)
+    drawn = len(names) <= MOST_DRAWN
+    return {
+        "labels": {
+            "matrix": cooccurrence(scores.cooccurrence, scores.predicted_together, names) if drawn else None,
+            "wrong": tables.wrong_beside(scores),
+            "rows": tables.weakest_labels(scores, calibrated),
+        },
+        "calibrated": calibrated,
+    }
 
 
-def _distances(record: RunRecord, model: Any, source: Any) -> DistanceFigure | None:
-    """Return attention distance by layer; a note if the images cannot be read."""
-    try:
-        return None if source is None else distance_figure(model, source)
-    except (VitrailError, OSError) as error:
-        record.notes.append(f"attention distance: {error}")
-        return None
-
-
-def _self_supervised_examples(record: RunRecord) -> bytes | None:
-    """Return the picture of inputs, masks, predictions and targets (seen.png); a note if it is missing."""
-    if not record.self_supervised:
-        return None
-    try:
-        return (record.folder / "seen.png").read_bytes()
-    except OSError:
-        record.notes.append("seen.png is missing: the run had no validation images, or was not evaluated")
-        return None
+def _galleries(evaluation: Classification | LabelScores, model: Any, source: Any) -> dict[str, Any]:
+    """Return the exhibits of the galleries."""
+    found = {"mistakes": exhibits(worst_mistakes(evaluation), evaluation, source, model)}
+    if isinstance(evaluation, Classification):
+        found["uncertain"] = exhibits(most_uncertain(evaluation), evaluation, source, model)
+    return found

@@ -7,9 +7,7 @@ and files are never trusted. Only `Markup` is printed as HTML.
 from __future__ import annotations
 
 import math
-import os
 import shlex
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from markupsafe import Markup
 
 from vitrail.costs.estimate import amount
 from vitrail.errors import UsageError
+from vitrail.files import replacing_text
 from vitrail.reports.figures import data_uri, picture
 from vitrail.reports.significance import wilson
 from vitrail.words import time_span
@@ -73,13 +72,6 @@ def render(template: str, **values: Any) -> str:
 
 def write_page(path: Path, page: str) -> Path:
     """Replace the file `path` atomically and return it. Raises UsageError if it cannot be written."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(page, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise UsageError(f"cannot write {path}: {error.strerror or error}. Choose another file with --out.") from error
+    with replacing_text(path, UsageError) as file:
+        file.write(page)
     return path

@@ -1,26 +1,31 @@
-"""What a run left behind, read from its folder and, for the pictures, from the data set that it names.
+"""The files of a run folder and, for the pictures, the data set that they name.
 
-Anything may be missing: the folder was moved, the data deleted, or the run killed. Whatever cannot be read is left
-out of the report, and a note says so.
+Anything may be missing: the folder was moved, the data deleted, or the run killed. The report leaves out what cannot be
+read, and a note says so.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from vitrail.config import from_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
-from vitrail.evaluation.classify import Classification, load_classification
+from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.labels.scores import LabelScores
+from vitrail.evaluation.labels.store import load_results
+from vitrail.files import open_regular, read_bytes, read_json, read_json_object
 from vitrail.reports.figures import Curve
+from vitrail.run_log import FACTS, Dropped, fitting, log_lines
 from vitrail.training.run import Run
 
+T = TypeVar("T")
 LOSSES = {
     "masked-patch": "cross-entropy in nats of a hidden patch's colours, or squared error of its pixels",
     "mae": "squared error of a hidden patch's pixels, by default normalised to mean 0 and deviation 1",
@@ -43,7 +48,9 @@ class RunRecord:
     metrics: list[dict[str, Any]]
     """Lines of metrics.jsonl."""
     evaluation: Classification | None
-    """Predictions of the best model on the validation images."""
+    """Predictions of the best model on the validation images, if they have one label each."""
+    scores: LabelScores | None
+    """The same if they have several labels."""
     batch: bytes | None
     """batch.png: the first training batch."""
     notes: list[str] = field(default_factory=list)
@@ -74,7 +81,8 @@ class RunRecord:
         Training lines have "lr"; evaluation lines have "nll" or "count".
         """
         lines = [line for line in self.metrics if line.get(having) is not None and line.get(name) is not None]
-        return np.array([line.get("step", 0) for line in lines]), np.array([float(line[name]) for line in lines])
+        steps = [line["step"] for line in lines]
+        return np.array(steps), np.array([float(line[name]) for line in lines])
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -86,61 +94,71 @@ def read_run(folder: Path) -> RunRecord:
         )
     notes: list[str] = []
 
-    def attempt(name: str, read: Callable[[Path], Any], otherwise: Any = None) -> Any:
+    def read_file(name: str, read: Callable[[Path], Any], otherwise: Any = None) -> Any:
         try:
+            open_regular(folder / name).close()  # a pipe would not end
             return read(folder / name)
         except (OSError, ValueError, VitrailError) as error:
-            missing = isinstance(error, FileNotFoundError)
+            missing = not (folder / name).exists()
             notes.append(f"{name} is missing" if missing else f"{name} cannot be used: {error}")
             return otherwise
 
-    class_names = attempt("classes.json", _class_names, [])
+    class_names = [str(name) for name in read_file("classes.json", _class_names, [])]
+    evaluation = read_file("evaluation.npz", lambda path: _evaluation(path, class_names))
     return RunRecord(
         folder,
-        attempt("config.yaml", lambda path: from_yaml(path, Run())),
-        attempt("run.json", _mapping, {}),
+        read_file("config.yaml", lambda path: from_yaml(path, Run())),
+        read_file("run.json", partial(_facts, notes=notes), {}),
         class_names,
-        attempt("metrics.jsonl", _metric_lines, []),
-        attempt("evaluation.npz", lambda path: _evaluation(path, class_names)),
-        attempt("batch.png", lambda path: path.read_bytes()),
+        read_file("metrics.jsonl", partial(_metric_lines, notes=notes), []),
+        evaluation if isinstance(evaluation, Classification) else None,
+        evaluation if isinstance(evaluation, LabelScores) else None,
+        read_file("batch.png", read_bytes),
         notes,
     )
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def attempt(notes: list[str], what: str, read: Callable[[], T]) -> T | None:
+    """Return the result of `read`. If it cannot be read, return None and add the note "`what`: the reason"."""
+    try:
+        return read()
+    except (VitrailError, OSError) as error:
+        notes.append(f"{what}: {error}")
+        return None
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    value = _json(path)
-    if not isinstance(value, dict):
-        raise ValueError("it is not a JSON object")
+def _class_names(path: Path) -> list[Any]:
+    value = read_json(path, DataError)
+    if not isinstance(value, list):
+        raise ValueError("it is not a JSON list")
     return value
 
 
-def _class_names(path: Path) -> list[str]:
-    value = _json(path)
-    if not isinstance(value, list):
-        raise ValueError("it is not a JSON list")
-    return [str(name) for name in value]
+def _facts(path: Path, notes: list[str]) -> dict[str, Any]:
+    facts, wrong = fitting(read_json_object(path, DataError))
+    notes += [f"run.json: {name} cannot be used" for name in wrong]
+    if facts.get("tuned", {}).keys() != FACTS["tuned"].keys():
+        facts.pop("tuned", None)
+    return facts
 
 
-def _metric_lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:  # the last line of a killed run
-            continue
-        if isinstance(line, dict):
-            lines.append(line)
+def _metric_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    dropped = Dropped()
+    with open_regular(path) as file:
+        lines = [line for _, line in log_lines(file, dropped)]
+    if dropped.count:
+        notes.append(f"metrics.jsonl: {dropped}")
     return lines
 
 
-def _evaluation(path: Path, class_names: list[str]) -> Classification:
+def _evaluation(path: Path, class_names: list[str]) -> Classification | LabelScores:
     if not path.exists():
         raise FileNotFoundError(path)
-    found = load_classification(path, class_names)
+    found = load_results(path, class_names)
+    if isinstance(found, LabelScores):
+        if not (found.target == 1).any():
+            raise ValueError("it holds no image with a label")
+        return found
     largest = max(int(found.label.max(initial=-1)), int(found.top.max(initial=-1)))
     if largest >= len(class_names):
         raise ValueError(f"it names class number {largest}, but there are {len(class_names)} classes")

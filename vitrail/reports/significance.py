@@ -50,11 +50,6 @@ class Pair:
         return int((self.second_right & ~self.first_right).sum())
 
     @property
-    def both(self) -> int:
-        """Number of images that both networks get right."""
-        return int((self.first_right & self.second_right).sum())
-
-    @property
     def difference(self) -> float:
         """Accuracy of the second network minus that of the first."""
         return (self.only_second - self.only_first) / self.count

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.labels.calibration import LabelCalibration
+from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.reports.run_record import RunRecord
 
 MOST_CLASSES = 200
@@ -15,6 +17,7 @@ MOST_CLASSES = 200
 MOST_CONFUSIONS = 15
 TUNED = {
     "attention": "attention layers and classifier only",
+    "attention+positions": "attention layers, positions and classifier only",
     "ffn": "MLPs and classifier only",
     "head": "classifier only",
 }
@@ -29,8 +32,7 @@ def network_in_words(record: RunRecord) -> str:
     if run.weights:
         only = "" if run.tune == "all" else f" ({TUNED[run.tune]})"
         return f"A network fine-tuned{only} from {run.weights}"
-    changed = [(item.name, getattr(run.vit, item.name)) for item in fields(run.vit)]
-    changes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in changed if value is not None)
+    changes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in run.vit.changes().items())
     kind = "Vision Transformer" if "/" in run.model else "ResNet"
     return f"A {kind} ({run.model}{' with ' if changes else ''}{changes}) trained from scratch"
 
@@ -81,6 +83,43 @@ def weakest_classes(evaluation: Classification) -> list[ClassRow]:
     ]
 
 
+@dataclass(frozen=True)
+class LabelRow:
+    """One label in the table of all labels. Shares are NaN if no image has the label."""
+
+    name: str
+    images: int
+    average_precision: float
+    precision: float
+    recall: float
+    f1: float
+    threshold: float
+    ece: float
+
+
+def weakest_labels(scores: LabelScores, calibrated: LabelCalibration) -> list[LabelRow]:
+    """Return the labels, the lowest average precision first and labels without images last."""
+    shares = (scores.average_precision, scores.precision, scores.recall, scores.class_f1, scores.thresholds)
+    columns = zip(scores.class_count.tolist(), *(one.tolist() for one in (*shares, calibrated.ece)), strict=True)
+    rows = [LabelRow(name, *values) for name, values in zip(scores.class_names, columns, strict=True)]
+    order = np.argsort(np.nan_to_num(scores.average_precision, nan=2.0), kind="stable")
+    return [rows[label] for label in order[:MOST_CLASSES].tolist()]
+
+
+def wrong_beside(scores: LabelScores) -> list[Confusion]:
+    """Return the labels that are most often wrongly predicted for images that have another label."""
+    truth, names = scores.truth, scores.class_names
+    wrong = truth.T.astype(np.float32) @ (scores.predicted[scores.known] & ~truth)
+    without = scores.class_count[:, None] - scores.cooccurrence
+    cells = np.argsort(-wrong, axis=None, kind="stable")[:MOST_CONFUSIONS]
+    places = [divmod(int(cell), len(names)) for cell in cells]
+    return [
+        Confusion(names[true], names[label], int(wrong[true, label]), wrong[true, label] / without[true, label])
+        for true, label in places
+        if wrong[true, label]
+    ]
+
+
 def _mistakes(evaluation: Classification) -> np.ndarray:
     """int64 [K, K]: the confusion matrix without its diagonal."""
     wrong = evaluation.confusion.copy()
@@ -103,9 +142,10 @@ def particulars(record: RunRecord) -> list[tuple[str, Any]]:
 
 def data_problems(record: RunRecord) -> list[str]:
     """Return notes about the data and the images that could not be read."""
-    unreadable = {line["image"]: line["reason"] for line in record.metrics if line.get("kind") == "unreadable"}
+    unreadable = {line["image"]: line["reason"] for line in record.metrics if "image" in line}
     problems = [str(note) for note in record.data_facts.get("notes", [])]
     problems += [f"training image {name}: {reason}" for name, reason in unreadable.items()]
-    if record.evaluation is not None:
-        problems += [f"validation image {name}: {reason}" for name, reason in record.evaluation.bad]
+    evaluated = record.evaluation or record.scores
+    if evaluated is not None:
+        problems += [f"validation image {name}: {reason}" for name, reason in evaluated.bad]
     return problems

@@ -1,8 +1,9 @@
-"""How many images fit in memory at once, found before training. The batch size itself does not change.
+"""The number of images that fit in memory at once, found before training. The batch size itself does not change.
 
-The memory of a training step is weights, gradients and optimiser state, plus what the forward pass keeps for the
-backward pass, which grows with the number of images. The second is measured on a few images, so nothing has to
-run out of memory to find the limit. A batch that does not fit is cut into micro-batches: same gradient, same run.
+A training step needs memory for weights, gradients and optimiser state, and for the activations that the forward pass
+keeps for the backward pass. Activations grow with the number of images. They are measured on a few images, so that no
+step has to run out of memory to find the limit. A batch that does not fit is cut into micro-batches, which changes
+neither the gradient nor the run.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail import world
 from vitrail.costs.memory import LiveTensors, kept_bytes
-from vitrail.device import free_memory
+from vitrail.data.loading.loader import Batch
+from vitrail.device import free_memory, in_words, out_of_memory
 from vitrail.errors import TrainingError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective
@@ -28,19 +29,18 @@ from vitrail.training.run import Run
 LARGEST = 512
 """Largest default number of images per step."""
 STEPS_PER_EPOCH = 20
-"""A small data set gets a smaller batch rather than fewer steps than this per epoch."""
+"""Smallest number of steps per epoch: a small data set gets a smaller batch."""
 SMALLEST = 16
+"""Smallest default number of images per step, unless there are fewer images."""
 SHARE = 0.8
-"""Share of the free memory that a step may use; the rest is for caches and other programs."""
+"""Share of the free memory that a step may use. The rest is for caches and other programs."""
 OVERHEAD = 1.6
 """Gradients of activations and scratch space, as a factor on the activations kept (peak measured: 1.2 to 1.4)."""
 INPUT_SHARE = 1 / 8
 """Share of its input in the activations that a block keeps (measured: 0.07 in float32, 0.11 in bfloat16)."""
 LEAST_SHARE = 0.5
-"""Smallest share of the activations that activation checkpointing leaves on a CPU: the heap of the C library keeps
-freed memory (peak measured for S/16 in bfloat16: 0.8 of the activations, where 0.3 are in use)."""
-CPU_WORDS = ("DefaultCPUAllocator", "could not create a primitive", "could not create a memory", "std::bad_alloc")
-"""Parts of torch's messages about failed allocations on a CPU: its own, oneDNN's, C++'s."""
+"""Smallest share of the activations that activation checkpointing leaves on a CPU, because the C library's heap keeps
+freed memory (peak measured for S/16 in bfloat16: 0.8 of the activations, while 0.3 are in use)."""
 STATE_BYTES = 20
 """Bytes per trainable value: float32 gradient, two moments, averaged weights, and one temporary copy."""
 COPIES_ON_A_DEVICE = 3
@@ -55,36 +55,43 @@ def default_batch(images: int) -> int:
     return max(1, min(2 ** int(math.log2(wanted)), images))
 
 
-def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConfig) -> int:
-    """Return into how many micro-batches each process must cut its batch to fit in memory.
-
-    `objective` is on its device, in training mode and not yet wrapped by `vitrail.training.processes.parallel.prepare`.
-    """
-    return cut(objective, run, config, image_bytes(objective, run, config))
-
-
 def image_bytes(objective: Objective, run: Run, config: ViTConfig | ResNetConfig) -> float:
-    """Return the bytes that a step takes for each image at once, scratch space included; measured on `objective`."""
+    """Return the bytes that a step takes for each image in the network, scratch space included.
+
+    Measured on `objective`, which is on its device, in training mode, and not prepared for several processes
+    (`vitrail.training.processes.parallel`). It does not change.
+    """
     device = next(objective.parameters()).device
 
     def loss(images: int) -> Tensor:
         pixels = torch.zeros(images, config.channels, *config.image_size, dtype=torch.uint8)
-        nothing = torch.zeros(images, dtype=torch.int64)
+        zeros = torch.zeros(images, dtype=torch.int64)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bf16"):
-            return objective(Blank(pixels, nothing, nothing), step=0)[0]
+            return objective(Batch(pixels, zeros, zeros), step=0)[0]
 
-    per_image = OVERHEAD * activation_bytes(objective, loss)
+    def peak(images: int) -> int:
+        with LiveTensors() as live:
+            loss(images)
+        return live.peak
+
+    buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
+    try:
+        per_image = OVERHEAD * kept_bytes(loss)
+        # frozen layers keep little for the backward pass: then the memory they compute in may be the most
+        forward = 0.0 if run.tune == "all" else (peak(4) - peak(2)) / 2
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
     blocks = len(checkpointed_parts(objective.model))
     if run.activation_checkpointing and blocks > 1:  # the inputs of all blocks, and one block in full
         share = 1 / blocks + INPUT_SHARE
         per_image *= max(share, LEAST_SHARE) if device.type == "cpu" else share
-    if run.tune != "all":  # where little is kept, what frozen layers need while they compute is the most
-        per_image = max(per_image, passing_bytes(objective, loss))
-    return per_image
+    return max(per_image, forward)
 
 
-def cut(objective: Objective, run: Run, config: ViTConfig | ResNetConfig, per_image: float) -> int:
-    """Return into how many micro-batches a batch must be cut whose images take `per_image` bytes each."""
+def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConfig, per_image: float) -> int:
+    """Return into how many micro-batches a batch must be cut so that it fits, at `per_image` bytes for each image."""
     assert run.batch_size is not None
     device = next(objective.parameters()).device
     batch = run.batch_size // world.size()
@@ -92,68 +99,16 @@ def cut(objective: Objective, run: Run, config: ViTConfig | ResNetConfig, per_im
     pixels = batch * config.channels * math.prod(config.image_size)  # bytes: images are uint8
     waiting = COPIES_AT_THE_LOADER if device.type == "cpu" else COPIES_ON_A_DEVICE
     state = STATE_BYTES * trainable / (world.size() if sharded(run) else 1)
-    room = SHARE * free_memory(device) - state - waiting * pixels - batch * objective.known_bytes
+    room = SHARE * free_memory(device) - state - waiting * pixels - batch * objective.precomputed_bytes
     fitting = min(max(1, int(room / max(per_image, 1))), batch)
     return max(world.gather(math.ceil(batch / fitting)))
 
 
-@dataclass(frozen=True)
-class Blank:
-    """A batch to measure with."""
-
-    images: Tensor
-    labels: Tensor
-    index: Tensor
-
-
-def activation_bytes(objective: nn.Module, loss: Callable[[int], Tensor]) -> float:
-    """Return the bytes per image that a forward pass keeps for the backward pass.
-
-    Leaves the objective as it was: running statistics are put back, gradients are not touched.
-    """
-    with _statistics_kept(objective):
-        return kept_bytes(loss)
-
-
-def passing_bytes(objective: nn.Module, loss: Callable[[int], Tensor], images: int = 2) -> float:
-    """Return the bytes per image that a forward pass has in use at most, what it keeps and its images included.
-
-    Computed from the difference of two batches, of `images` and twice as many. The objective does not change.
-    """
-
-    def peak(number: int) -> int:
-        with LiveTensors() as live:
-            loss(number)
-        return live.peak
-
-    with _statistics_kept(objective):
-        return (peak(2 * images) - peak(images)) / images
-
-
-@contextmanager
-def _statistics_kept(objective: nn.Module) -> Iterator[None]:
-    """Context after which the running statistics are what they were before."""
-    buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Is this what torch raises when an allocation fails, on any device?"""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_WORDS)
-
-
 @contextmanager
 def explaining_memory(run: Run, parts: Callable[[], int] | None = None) -> Iterator[None]:
-    """Context in which running out of memory becomes a TrainingError that says what to do about it.
+    """Context in which running out of memory becomes a TrainingError that says what to do.
 
-    `parts` tells the number of micro-batches at that time, where it may have changed.
+    `parts` returns the number of micro-batches at that time, which may have changed.
     """
     try:
         yield
@@ -164,6 +119,6 @@ def explaining_memory(run: Run, parts: Callable[[], int] | None = None) -> Itera
         more = min(2 * now, run.batch_size or 2 * now)
         smaller = f"with accumulate: {more} (the same batch of {run.batch_size}, in smaller pieces), or " * (more > now)
         raise TrainingError(
-            f"out of memory ({str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}): "
-            f"resume {smaller}with activation_checkpointing. Checkpoints in the run folder are untouched"
+            f"out of memory ({in_words(error)}). Resume {smaller}with activation_checkpointing. Checkpoints in the run "
+            "folder did not change."
         ) from error

@@ -1,7 +1,7 @@
-"""FLOPs of learning from one image, by objective: each objective's own forward pass is counted.
+"""FLOPs of learning from one image, by objective: the forward pass of each objective is counted.
 
-A network that learns costs three forward passes, because the backward pass computes gradients of inputs and of weights.
-A network that only gives targets costs one: DINO's teacher and BEiT's tokenizer. Cropping, masking and losses are not
+A trained network costs three forward passes, because the backward pass computes gradients of inputs and of weights. A
+network that only computes targets costs one: DINO's teacher and BEiT's tokenizer. Cropping, masking and losses are not
 counted.
 """
 
@@ -23,7 +23,7 @@ from vitrail.objective.dino.crops import GLOBAL, crop_sizes
 from vitrail.objective.dino.projection import Projection
 from vitrail.objective.mae import MAEObjective
 from vitrail.objective.masked_patch import MaskedPatchObjective
-from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, ObjectiveSettings, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ForwardMacs:
 
     trained: int
     frozen: int = 0
-    """Of networks that only give targets."""
+    """Of networks that only compute targets."""
 
     @property
     def flops(self) -> int:
@@ -42,7 +42,7 @@ class ForwardMacs:
 
 @cache
 def forward_macs(
-    objective: Supervised | MaskedPatch | MAE | BEiT | Tokenizer | DINO,
+    objective: ObjectiveSettings,
     config: Config,
     image_size: Size | None = None,
     *,
@@ -50,13 +50,14 @@ def forward_macs(
 ) -> ForwardMacs:
     """Return the MACs of one image of `image_size` (None: the config's) under an objective.
 
-    `tokenizer` is BEiT's. Raises ValueError for an objective that needs another kind of network, or BEiT without it.
+    `tokenizer` is BEiT's. An objective of the user's own counts as one pass of the network. Raises ValueError for an
+    objective that needs another kind of network, or BEiT without its tokenizer.
     """
     config = sized(config, image_size)
-    if isinstance(objective, Supervised):
-        return ForwardMacs(macs(config))
     if isinstance(objective, DINO):
         return _dino(objective, config)
+    if not isinstance(objective, MaskedPatch | MAE | BEiT | Tokenizer):
+        return ForwardMacs(macs(config))
     if isinstance(config, ResNetConfig):
         raise ValueError(f"objective {objective.kind} needs a Vision Transformer")
     if isinstance(objective, Tokenizer):
@@ -71,7 +72,7 @@ def forward_macs(
 
 
 def _masked(settings: MaskedPatch | MAE | BEiT, config: ViTConfig, tokenizer: Tokenizer | None = None) -> int:
-    """MACs of an objective that hides patches, head or decoder included."""
+    """Return the MACs of an objective that hides patches, including its head or decoder."""
     with torch.device("meta"):
         model = build(config).to("meta")  # its constants, too
         if isinstance(settings, MaskedPatch):
@@ -87,7 +88,7 @@ def _masked(settings: MaskedPatch | MAE | BEiT, config: ViTConfig, tokenizer: To
 
 
 def _tokenizer(settings: Tokenizer, config: ViTConfig) -> tuple[int, int, int]:
-    """MACs of encoding an image, of comparing it with all codes, and of painting it from codes."""
+    """Return the MACs of encoding an image, comparing it with all codes, and painting it from codes."""
     with fake(lambda: ImageTokenizer(settings, config.patch)) as tokenizer:
         vectors = torch.empty(1, *config.grid, settings.features, device=ACCELERATOR)
         return (
@@ -98,7 +99,7 @@ def _tokenizer(settings: Tokenizer, config: ViTConfig) -> tuple[int, int, int]:
 
 
 def _dino(settings: DINO, config: Config) -> ForwardMacs:
-    """The student sees all crops, the teacher the global ones."""
+    """Return the MACs of DINO: the student sees all crops, the teacher only the global ones."""
     network = replace(config, classes=0)
     with fake(lambda: Projection(config.features, settings)) as projection:
         head = counted_macs(lambda: projection(torch.empty(1, config.features, device=ACCELERATOR)))

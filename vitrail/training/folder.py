@@ -22,23 +22,28 @@ import math
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from vitrail import world
+from vitrail.disk import writing
 from vitrail.errors import CheckpointError, UsageError
+from vitrail.files import check_writable, open_regular, read_json_object, replacing
+from vitrail.run_log import Dropped, fitting, log_lines
 
 
 class RunFolder:
     """Paths and writers of one run. `RunFolder.create` makes a new folder, `RunFolder.open` opens an existing one.
 
-    Only the main process writes. Files are replaced atomically. A full disk loses a file, with a warning, and never
-    ends the run.
+    Only the main process writes. Files are replaced atomically. A full disk loses a file, with a warning, and does not
+    end the run, but the result says what was `lost`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +52,12 @@ class RunFolder:
         self.best = path / "model" / "best"
         self.last = path / "model" / "last"
         self.metrics = path / "metrics.jsonl"
+        self.on_log: Callable[[dict[str, Any]], None] | None = None
+        """Called with each line of metrics.jsonl."""
+        self.lost: dict[str, str] = {}
+        """What could not be written, and has not been written since -> the reason."""
         self._board: Any = None
+        self._excepthook: Any = None
         self._warned = False
 
     @classmethod
@@ -60,10 +70,21 @@ class RunFolder:
 
     @staticmethod
     @world.on_main
+    def check(out: Path, resumed: RunFolder | None) -> None:
+        """Raise UsageError if nothing can be written in `out`, or in the folder to resume, before data are opened."""
+        if resumed is None:
+            task = f"write a run folder in {out.resolve()}"
+            with writing(out, UsageError, task=task):
+                check_writable(out, folder=True)
+        else:
+            check_writable(resumed.path, UsageError, folder=True)
+
+    @staticmethod
+    @world.on_main
     def _make(out: Path, name: str) -> Path:
         if not name or re.search(r"[/\\\0]", name):
             raise UsageError(f"a run cannot be named {name!r}, which must be a folder name without slashes")
-        try:
+        with writing(out / name, UsageError, task=f"write a run folder in {out.resolve()}"):
             out.mkdir(parents=True, exist_ok=True)
             taken = re.compile(re.escape(name) + r"-(\d+)")
             numbers = [int(match[1]) for entry in os.scandir(out) if (match := taken.fullmatch(entry.name))]
@@ -74,8 +95,6 @@ class RunFolder:
                     break
                 except FileExistsError:
                     number += 1
-        except OSError as error:
-            raise UsageError(f"cannot write a run folder in {out.resolve()}: {error.strerror or error}") from error
         return out / f"{name}-{number}"
 
     @classmethod
@@ -88,16 +107,19 @@ class RunFolder:
         return cls(path)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in file `name`; {} if it is missing or incomplete."""
+        """Return the JSON object in file `name`; {} if it is missing or cannot be read."""
         try:
-            value = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return read_json_object(self.path / name, CheckpointError)
+        except CheckpointError:
             return {}
-        return value if isinstance(value, dict) else {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what run.json says, without the entries that have another type than a run writes."""
+        return fitting(self.read_json("run.json"))[0]
 
     def write_json(self, name: str, value: Any) -> None:
         """Write `value` to file `name`; numbers that are not finite become null."""
-        self.write_text(name, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+        self.write_bytes(name, (_json_text(value, indent=2) + "\n").encode("utf-8"))
 
     def write_text(self, name: str, text: str) -> None:
         """Replace file `name` atomically."""
@@ -106,32 +128,30 @@ class RunFolder:
     @world.on_main
     def write_bytes(self, name: str, data: bytes) -> None:
         """Replace file `name` atomically."""
-        target = self.path / name
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
+        with self.tolerating(name), replacing(self.path / name, folders=False) as partial:
             partial.write_bytes(data)
-            os.replace(partial, target)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            self._lost(name, error)
 
     @world.on_main
     def log(self, kind: str, step: int, **values: Any) -> None:
         """Append one line to metrics.jsonl, and its numbers to TensorBoard as "<kind>/<name>"."""
         line = {"kind": kind, "step": step, **values, "time": round(time.time(), 3)}
         try:
-            with open(self.metrics, "a", encoding="utf-8") as file:
-                file.write(json.dumps(plain(line), ensure_ascii=False) + "\n")
+            with writing(self.metrics), open(self.metrics, "ab", opener=_without_waiting) as file:
+                file.write((_json_text(line) + "\n").encode("utf-8"))
         except OSError as error:
-            self._lost("metrics.jsonl", error)
-        if self._board is not None:
-            try:
-                for name, value in values.items():
-                    if isinstance(value, int | float) and not isinstance(value, bool):
-                        self._board.add_scalar(f"{kind}/{name}", value, step)
-            except Exception as error:  # a tracker must never stop a run
-                self._lost("TensorBoard events", error)
-                self._board = None
+            self._warn("metrics.jsonl", error)
+            self.lost["lines of metrics.jsonl"] = str(error)
+        if self.on_log is not None:
+            self.on_log(line)
+        if self._board is None:
+            return
+        try:
+            for name, value in values.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        except Exception as error:  # a tracker must never stop a run
+            self._warn("TensorBoard events", error)
+            self._board = None
 
     @world.main_alone("starting TensorBoard")
     @world.on_main
@@ -140,21 +160,36 @@ class RunFolder:
         try:
             from torch.utils.tensorboard import SummaryWriter
 
+            self._excepthook = threading.excepthook
+            threading.excepthook = partial(_show_error, self._excepthook)
             self._board = SummaryWriter(str(self.path), purge_step=step or None)
         except Exception as error:  # a tracker must never stop a run
-            self._lost("TensorBoard events", error)
+            self._warn("TensorBoard events", error)
 
-    def rewind(self, step: int) -> None:
-        """Remove the lines of metrics.jsonl after `step`, because a resumed run writes them again."""
-        kept = []
-        for text in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []:
-            try:
-                line = json.loads(text)
-            except ValueError:  # incomplete because of a kill
-                continue
-            if line.get("step", 0) <= step:
-                kept.append(text)
-        self.write_text("metrics.jsonl", "".join(f"{text}\n" for text in kept))
+    def rewind(self, step: int) -> str:
+        """Remove the lines of metrics.jsonl after `step`, because a resumed run writes them again.
+
+        Return what is wrong with the file, if anything: lines that cannot be read are left out, and what is not a
+        readable file is renamed, so that a new one can take its place.
+        """
+        dropped = Dropped()
+        try:
+            with (
+                open_regular(self.metrics) as earlier,
+                self.tolerating("metrics.jsonl"),
+                replacing(self.metrics, folders=False) as partial,
+                open(partial, "wb") as file,
+            ):
+                kept = (text for text, line in log_lines(earlier, dropped) if line["step"] <= step)
+                file.writelines(text + b"\n" for text in kept)
+        except OSError as error:
+            if not os.path.lexists(self.metrics):
+                return ""
+            aside = self.metrics.with_name(f"metrics.jsonl.unreadable-{time.time_ns()}")
+            with self.tolerating("metrics.jsonl"):
+                os.rename(self.metrics, aside)
+            return f"metrics.jsonl cannot be read ({error.strerror}). It is called {aside.name} now; a new file begins"
+        return f"metrics.jsonl: {dropped}" if dropped.count else ""
 
     @contextmanager
     def tolerating(self, what: str) -> Iterator[None]:
@@ -162,26 +197,51 @@ class RunFolder:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            self._lost(what, error)
+            self._warn(what, error)
+            self.lost[what] = str(error)
+        else:
+            self.lost.pop(what, None)
 
     def close(self) -> None:
         """Write buffered events and close."""
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        try:
+            if self._board is not None:
+                self._board.close()
+        except Exception as error:  # a tracker must never stop a run
+            self._warn("TensorBoard events", error)
+        self._board = None
+        if self._excepthook is not None:
+            threading.excepthook, self._excepthook = self._excepthook, None
 
-    def _lost(self, what: str, error: Exception) -> None:
+    def _warn(self, what: str, error: Exception) -> None:
         if not self._warned:
             print(f"warning: could not write {what} in {self.path}: {error}. Training continues.", file=sys.stderr)
         self._warned = True
 
 
-def plain(value: Any) -> Any:
+def _show_error(show: Callable[[threading.ExceptHookArgs], object], args: threading.ExceptHookArgs) -> None:
+    """Show the error of a thread, except what TensorBoard's own thread cannot write: the next event raises it again."""
+    if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
+        show(args)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe that nobody reads is an OSError."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
+def _json_text(value: Any, indent: int | None = None) -> str:
+    """Return `value` as JSON that UTF-8 can hold: bytes of file names that are not UTF-8 are escaped."""
+    text = json.dumps(json_value(value), indent=indent, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def json_value(value: Any) -> Any:
     """Return `value` as JSON values: text for paths, null for numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):

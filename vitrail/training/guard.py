@@ -5,27 +5,40 @@ from __future__ import annotations
 import math
 import os
 import signal
+import statistics
 import threading
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail import torch_private, world
+from vitrail.disk import writing
 from vitrail.errors import TrainingError, UsageError, VitrailError
 from vitrail.files import lock
+from vitrail.words import listing
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+NAMED = 8
+"""Number of images that a message names at most."""
+REMEDIES = "with a lower optim.lr, optim.clip set, or precision: float32"
+LOOKED_BACK = 50
+"""Number of previous steps with whose median a loss is compared."""
+FEWEST = 20
+"""Smallest number of previous steps for a comparison."""
+SPIKE = 10.0
+"""A loss of more than this many medians is a spike."""
 
 
 class Interrupted(VitrailError):
     """A signal ended the run, after its state was saved.
 
-    `exit_code` is what the process should end with: 130 for Ctrl-C, 143 for SIGTERM (128 + the signal).
+    `exit_code` is the exit code for the process: 130 after Ctrl-C, 143 after SIGTERM (128 + the signal).
     """
 
     def __init__(self, message: str, signum: int) -> None:
@@ -36,9 +49,15 @@ class Interrupted(VitrailError):
     @classmethod
     def after(cls, signum: int, folder: Path, step: int, saved: int | None) -> Interrupted:
         """Return the error for a run that stopped at `step` with its newest checkpoint at step `saved`."""
-        name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
-        kept = f"saved at step {saved}" if saved == step else f"the newest checkpoint is that of step {saved}"
-        return cls(f"stopped by {name} after step {step}, {kept}: go on with --resume {folder}", signum)
+        where = f"saved at step {saved}" if saved == step else f"the newest checkpoint is that of step {saved}"
+        return cls(
+            f"stopped by {signal_name(signum)} after step {step}, {where}. Continue with --resume {folder}", signum
+        )
+
+
+def signal_name(signum: int) -> str:
+    """Return the name of a signal for messages: "Ctrl-C", "SIGTERM"."""
+    return "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
 
 
 class Diverged(TrainingError):
@@ -112,28 +131,34 @@ class Signals:
 def run_lock(folder: Path) -> Iterator[None]:
     """Lock the run folder for this process. The kernel releases the lock however the process ends.
 
-    Raises UsageError if another process is writing there. The lock is on `<folder>/.lock`.
+    Raises UsageError if another process is writing there, or if nothing can be written there. The lock is on
+    `<folder>/.lock`.
     """
     if not world.is_main():  # the other processes of a run write nothing
         yield
         return
-    with open(folder / ".lock", "a+", encoding="utf-8") as file:
-        try:
-            lock(file, wait=False)
-        except BlockingIOError as error:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise UsageError(
-                f"another process (pid {owner}) is writing {folder}: wait for it, stop it, or start a new run"
-            ) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    with ExitStack() as opened:
+        with writing(folder / ".lock", UsageError):
+            file = opened.enter_context(open(folder / ".lock", "a+b", buffering=0))
+            _lock(file, folder)
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
         yield
 
 
+def _lock(file: IO[bytes], folder: Path) -> None:
+    try:
+        lock(file, wait=False)
+    except BlockingIOError as error:
+        file.seek(0)
+        owner = file.read().decode("utf-8", "replace").strip() or "unknown"
+        raise UsageError(
+            f"another process (pid {owner}) is writing {folder}. Wait for it, stop it, or start a new run."
+        ) from error
+
+
 class FiniteGuard:
-    """Counts steps that are not finite, and restores the running statistics (BatchNorm) that they changed.
+    """Counts consecutive steps that are not finite, and restores the running statistics (BatchNorm) they changed.
 
     A step with a non-finite loss or gradient norm changes neither weights nor optimiser state. After `limit`
     consecutive steps of this kind `skip` raises Diverged.
@@ -141,13 +166,10 @@ class FiniteGuard:
 
     def __init__(self, module: nn.Module, limit: int) -> None:
         self.limit = limit
-        self.in_a_row = 0
-        self._statistics = [
-            buffer
-            for part in module.modules()
-            if isinstance(part, torch_private.BatchNorm)
-            for buffer in part.buffers(recurse=False)
-        ]
+        self._last = -1
+        self._consecutive = 0
+        norms = [part for part in module.modules() if isinstance(part, torch_private.BatchNorm)]
+        self._statistics = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
         self._before: list[Tensor] = []
 
     def before_step(self) -> None:
@@ -155,42 +177,45 @@ class FiniteGuard:
         self._before = [buffer.clone() for buffer in self._statistics]
 
     def restore(self, unless: Tensor | None = None) -> None:
-        """Put back what forward passes have changed since `before_step`; not if the bool scalar `unless` is true."""
+        """Restore what forward passes have changed since `before_step`; not if the bool scalar `unless` is true."""
         for buffer, before in zip(self._statistics, self._before, strict=True):
             buffer.copy_(before if unless is None else torch.where(unless, buffer, before))
-
-    def finite(self, loss: float, norm: float) -> bool:
-        """Return whether loss and gradient norm, over all processes, are finite."""
-        if math.isfinite(loss) and math.isfinite(norm):
-            self.in_a_row = 0
-            return True
-        return False
 
     def skip(self, step: int, loss: float, norm: float, images: list[str]) -> str:
         """Count a step that was not finite and return the message for the log; `images` names its batch.
 
         Raises Diverged at the limit.
         """
-        self.in_a_row += 1
-        what = f"step {step} has loss {loss:g} and gradient norm {norm:g}; its images: {shorten(images)}"
-        if self.in_a_row < self.limit:
+        self._consecutive = self._consecutive + 1 if step == self._last + 1 else 1
+        self._last = step
+        names = listing(images, NAMED, quoted=False)
+        what = f"step {step} has loss {loss:g} and gradient norm {norm:g}; its images: {names}"
+        if self._consecutive < self.limit:
             return f"warning: skipped an update that is not finite: {what}"
         raise Diverged(
-            f"{self.in_a_row} steps in a row were not finite and changed nothing, the last checkpoint is good: "
-            f"{what}. Resuming repeats them; start anew with a lower optim.lr, optim.clip set, or precision: float32"
+            f"{self._consecutive} steps in a row were not finite and changed nothing; the last checkpoint is good. The "
+            f"last one: {what}. Resuming repeats them. Start a new run {REMEDIES}."
         )
 
 
-def shorten(names: list[str], limit: int = 8) -> str:
-    """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+class LossSpikes:
+    """Compares each loss with the median of previous losses. Spikes are reported; training does not change."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=LOOKED_BACK)
+
+    def times(self, loss: float) -> float | None:
+        """Return `loss` divided by the median if it is a spike, else None. Finite losses enter later medians."""
+        usual = statistics.median(self._losses) if len(self._losses) >= FEWEST else math.inf
+        if math.isfinite(loss):
+            self._losses.append(loss)
+        return loss / usual if 0 < usual * SPIKE < loss < math.inf else None
 
 
 def require_finite(module: nn.Module) -> None:
     """Raise Diverged if a weight or statistic of `module` is not finite: such weights are never saved.
 
-    Where they are cut over the processes, all must call it; those of the first that is not finite are told by all.
+    If tensors are sharded, all processes must call it, and all raise the same error.
     """
     state = module.state_dict()
     floating = {name: world.local(tensor) for name, tensor in state.items() if tensor.is_floating_point()}
@@ -199,6 +224,5 @@ def require_finite(module: nn.Module) -> None:
         bad = next((name for name in world.gather(bad) if name is not None), None)
     if bad is not None:
         raise Diverged(
-            f"{bad} holds values that are not finite, and was not saved: resume from the last checkpoint "
-            "with a lower optim.lr, optim.clip set, or precision: float32"
+            f"{bad} is not finite (NaN or infinity) and was not saved. Resume from the last checkpoint {REMEDIES}."
         )

@@ -1,46 +1,52 @@
-"""Build the objective of a run from its settings, with or without labels."""
+"""Building the objective of a run from its settings, with or without labels."""
 
 from __future__ import annotations
 
+import numpy as np
 from torch import nn
 
-from vitrail.objective.base import Objective
-from vitrail.objective.beit.objective import BEiTObjective
-from vitrail.objective.beit.tokenizer import ImageTokenizer, TokenizerObjective, load_tokenizer
-from vitrail.objective.dino.objective import DINOObjective
-from vitrail.objective.mae import MAEObjective
-from vitrail.objective.masked_patch import MaskedPatchObjective
-from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Tokenizer
+from vitrail.data.labels.sets import Labels, LabelSets, class_counts
+from vitrail.data.loading.sampler import places_per_class
+from vitrail.errors import UsageError
+from vitrail.objective.base import Objective, Task
+from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.checkpoints.objective_weights import load_objective_weights
+from vitrail.training.given import Losses
 from vitrail.training.resolve import Resolved
+from vitrail.words import shown
 
 
-def build_objective(resolved: Resolved, model: nn.Module, classes: int) -> Objective:
-    """Return the objective of a resolved run, which owns `model` as `build_model` gave it; `classes` are the data's.
+def build_objective(
+    resolved: Resolved,
+    model: nn.Module,
+    classes: int,
+    losses: Losses | None = None,
+    labels: Labels | None = None,
+) -> Objective:
+    """Return the objective of a resolved run. It owns `model`, which `build_model` returned.
 
-    If the starting weights hold parts of the objective besides the network, these are loaded too, and noted in
-    `resolved.decisions`.
-    Raises UsageError where settings contradict each other or the model, and what `load_objective_weights` raises.
+    classes: Number of classes of the data. losses: A function in place of the loss of the settings. labels: Those of
+    the training images, for settings that need the number of images of each class. If the starting weights
+    contain parts of the objective besides the network, these are loaded too, and noted in `resolved.decisions`. Raises
+    UsageError if settings contradict each other or the model, and what `load_objective_weights` raises.
     """
-    objective = _fresh(resolved, model, classes)
-    if resolved.start == resolved.run.weights:  # else the run is resumed, and its checkpoint holds everything
-        resolved.decisions.update(load_objective_weights(resolved.run, objective))
+    run = resolved.run
+    if isinstance(labels, LabelSets):
+        counts = class_counts(labels, classes)
+    else:
+        counts = np.empty(0) if labels is None else places_per_class(labels, classes, run.data.sampler)
+    objective = run.objective.build(
+        model, Task(run.seed, classes, run.augment, resolved.preprocess, tuple(counts.tolist()))
+    )
+    needed = Objective if run.supervised else SelfSupervised
+    if not isinstance(objective, needed):
+        raise UsageError(
+            f"{type(run.objective).__name__}.build returned {shown(objective)}; it must return a {needed.__name__} "
+            f"({needed.__module__}), because labels is {run.supervised}"
+        )
+    if losses is not None and isinstance(objective, SupervisedObjective):
+        objective.losses = losses
+    if resolved.start == run.weights:  # otherwise the run is resumed, and its checkpoint contains everything
+        resolved.decisions.update(load_objective_weights(run, objective))
     return objective
-
-
-def _fresh(resolved: Resolved, model: nn.Module, classes: int) -> Objective:
-    run, settings = resolved.run, resolved.run.objective
-    if isinstance(settings, MaskedPatch):
-        return MaskedPatchObjective(model, settings, run.seed)
-    if isinstance(settings, MAE):
-        return MAEObjective(model, settings, run.seed)
-    if isinstance(settings, BEiT):
-        return BEiTObjective(model, settings, run.seed, load_tokenizer(settings.tokenizer))
-    if isinstance(settings, DINO):
-        cubic = resolved.preprocess.interpolation == "bicubic"
-        return DINOObjective(model, settings, run.seed, flip=run.augment.flip, cubic=cubic)
-    if isinstance(settings, Tokenizer):
-        assert isinstance(model, ImageTokenizer)
-        return TokenizerObjective(model)
-    return SupervisedObjective(model, settings, run.augment, classes, run.seed)

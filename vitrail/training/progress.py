@@ -1,4 +1,4 @@
-"""Showing how training goes: one live line on a terminal, plain lines elsewhere, numbers for the log."""
+"""The progress of a run on stderr, and its numbers for the log: loss, speed, memory and the share of waiting."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ from rich.text import Text
 from vitrail import world
 from vitrail.costs.energy import EnergyMeter, gpu_powers
 from vitrail.device import memory_in_use
-from vitrail.training.step import Outcome
+from vitrail.training.checkpoints.state import RunStatus
+from vitrail.training.step import FinishedStep
+from vitrail.words import time_span
 
 PLAIN_EVERY = 10.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between two lines without a terminal."""
 LIVE_EVERY = 0.25
+"""Seconds between two updates of the line on a terminal."""
 NOTES = 10
-"""Lines about the data at the start of a run."""
+"""Largest number of lines about the data at the start of a run."""
 SMOOTHED = 20
-"""Steps over which the line on a terminal averages, at least."""
+"""Smallest number of steps over which the line on a terminal averages."""
 
 
 class Window:
-    """Sums over the steps since a moment."""
+    """Sums over the steps since a moment, at which the loop had waited `waited` seconds for data."""
 
-    def __init__(self, waited: float = 0.0) -> None:
+    def __init__(self, waited: float) -> None:
         self._since = time.monotonic()
         self._waited = waited
         self.steps = 0
         self.count = 0
         self._sums: dict[str, float] = {}
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, done: FinishedStep) -> None:
         """Count one step."""
         self.steps += 1
-        self.count += outcome.count
-        for name, value in {"loss": outcome.loss * outcome.count, **outcome.metrics}.items():
+        self.count += done.sums.count
+        for name, value in {"loss": done.sums.loss * done.sums.count, **done.sums.metrics}.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def means(self) -> dict[str, float]:
@@ -55,28 +58,25 @@ class Window:
 
 
 class Progress:
-    """What training says on stderr, and the numbers for the log.
+    """Context that shows progress on stderr and returns the numbers for the log.
 
-    Used as a context; `total` is the number of optimiser steps planned, `images` the images per step over all
-    processes. Only the main process prints: a live line on a terminal, and a plain line every ten seconds
-    elsewhere.
+    total: number of planned optimiser steps; images: number of images per step over all processes. Only the main
+    process prints: one live line on a terminal, otherwise a line every ten seconds.
     """
 
     def __init__(self, total: int, images: int, device: torch.device) -> None:
         self.total = total
         self.images = images
         self.device = device
-        self.step = 0
         self.console = Console(stderr=True, highlight=False)
-        self.quiet = logging.getLogger("vitrail").level > logging.INFO  # --quiet: warnings alone
+        self.quiet = logging.getLogger("vitrail").level > logging.INFO  # --quiet: only warnings
         self._live: Live | None = None
         self._shown = time.monotonic()
         self._energy = EnergyMeter(gpu_powers(device, everyone=world.size() > 1))
-        self._lr = self._waited = 0.0
+        self._step = self._skipped = 0
+        self._rate = self._waited = 0.0
         self._left: float | None = None
-        self._logged: Window
-        self._visible: Window
-        self.reset()
+        self._logged, self._visible = Window(0.0), Window(0.0)
 
     def __enter__(self) -> Progress:
         if world.is_main() and self.console.is_terminal and not self.quiet:
@@ -89,33 +89,38 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    def update(self, step: int, outcome: Outcome, lr: float, waited: float, left: float | None) -> None:
+    def update(self, done: FinishedStep, status: RunStatus, waited: float, left: float | None) -> None:
         """Count one finished step, and show a line if it is time.
 
         waited: seconds the loop has waited for data since the start; left: seconds that a time limit leaves.
         """
-        self.step, self._lr, self._waited, self._left = step, lr, waited, left
-        self._logged.add(outcome)
-        self._visible.add(outcome)
+        self._step, self._rate, self._skipped = done.step + 1, done.rate, status.skipped
+        self._waited, self._left = waited, left
+        self._logged.add(done)
+        self._visible.add(done)
         self._energy.sample()
         now = time.monotonic()
-        if now - self._shown > (LIVE_EVERY if self._live else PLAIN_EVERY):
-            self._show(self.line())
-            self._shown = now
-            if self._visible.steps >= SMOOTHED:
-                self._visible = Window(waited)
+        if now - self._shown <= (LIVE_EVERY if self._live else PLAIN_EVERY):
+            return
+        if self._live is not None:
+            self._live.update(Text(self.line()), refresh=True)
+        else:
+            self.say(self.line())
+        self._shown = now
+        if self._visible.steps >= SMOOTHED:
+            self._visible = Window(waited)
 
     def numbers(self) -> dict[str, float]:
-        """Return what happened since the last call: loss, metrics, lr, images per second, share waiting, memory.
+        """Return the numbers since the last call: loss, metrics, lr, images per second, share of waiting, memory.
 
-        Joules too, where the machine tells; an evaluation's are among them.
+        If the machine measures energy, it is in joules and includes evaluations.
         """
         window, self._logged = self._logged, Window(self._waited)
-        gib = {"memory_gib": round(memory_in_use(self.device) / 2**30, 3)}
-        return {**window.means(), "lr": self._lr, **window.rates(self._waited), **gib, **self._energy.numbers()}
+        gib = {"memory_gib": round(self._memory_gib(), 3)}
+        return {**window.means(), "lr": self._rate, **window.rates(self._waited), **gib, **self._energy.numbers()}
 
     def reset(self) -> None:
-        """Leave out of the rates what was not training: an evaluation."""
+        """Leave the time up to now out of the rates, because it was an evaluation."""
         self._logged = Window(self._waited)
         self._visible = Window(self._waited)
 
@@ -123,17 +128,18 @@ class Progress:
         """Return the line that is shown."""
         means, rates = self._visible.means(), self._visible.rates(self._waited)
         speed = rates["images_per_second"]
-        left = (self.total - self.step) * self.images / speed if speed else 0.0
+        left = (self.total - self._step) * self.images / speed if speed else 0.0
         left = left if self._left is None else min(left, self._left)
         metrics = "".join(f"  {name} {value:.1%}" for name, value in means.items() if name != "loss")
+        skipped = f"  {self._skipped} updates skipped" if self._skipped else ""
         return (
-            f"step {self.step}/{self.total}  loss {means['loss']:.4f}{metrics}  lr {self._lr:.2e}  "
-            f"{speed:.0f} images/s  {clock(left)} left  {memory_in_use(self.device) / 2**30:.1f} GiB  "
-            f"waiting {rates['waiting']:.0%}"
+            f"step {self._step}/{self.total}  loss {means['loss']:.4f}{metrics}  lr {self._rate:.2e}  "
+            f"{speed:.0f} images/s  {time_span(left)} left  {self._memory_gib():.1f} GiB  "
+            f"waiting {rates['waiting']:.0%}{skipped}"
         )
 
-    def announce(self, folder: Path, decisions: dict[str, str], notes: Sequence[str] = ()) -> None:
-        """Say where the run goes, what was found in its data, and what was decided for it."""
+    def announce(self, folder: Path, decisions: dict[str, str], notes: Sequence[str]) -> None:
+        """Print the run folder, the notes about the data, and the decisions."""
         self.say(f"run folder: {folder}")
         for note in notes[:NOTES]:
             self.say(note)
@@ -143,22 +149,9 @@ class Progress:
             self.say(f"  {name}: {decision}")
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays; with --quiet only a warning."""
         if world.is_main() and (not self.quiet or text.startswith("warning")):
             self.console.print(Text(text), soft_wrap=True)
 
-    def _show(self, text: str) -> None:
-        if self._live is not None:
-            self._live.update(Text(text), refresh=True)
-        else:
-            self.say(text)
-
-
-def clock(seconds: float) -> str:
-    """Write a time span: "42 s", "3:05" (minutes), "2:03:05" (hours)."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    def _memory_gib(self) -> float:
+        return memory_in_use(self.device) / 2**30

@@ -1,198 +1,224 @@
-"""What is written to a run folder: at the start, for each step, at each resume and at the end."""
+"""What a run writes and reports: at its start, for each step, at a resume and at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from vitrail import world
 from vitrail.config import from_yaml, to_yaml
 from vitrail.data.copies.leaks import leaked
+from vitrail.data.imbalance import FLAGS, IMBALANCED, OTHER_LOSSES, described, imbalance
+from vitrail.data.labels.sets import LabelSets, class_counts, label_names
 from vitrail.data.sources.open import Splits
-from vitrail.errors import CheckpointError
 from vitrail.objective.base import Prepared
-from vitrail.training.checkpoints.state import Result, RunStatus
+from vitrail.objective.settings import Supervised
+from vitrail.run_log import fitting
+from vitrail.training.checkpoints.state import Result
 from vitrail.training.folder import RunFolder
-from vitrail.training.guard import FiniteGuard, Signals, shorten
-from vitrail.training.optim.tune import Tuned
+from vitrail.training.guard import NAMED, FiniteGuard, LossSpikes, Signals
 from vitrail.training.progress import Progress
 from vitrail.training.provenance import provenance
 from vitrail.training.run import Run
 from vitrail.training.setup import Setup
-from vitrail.training.spikes import Spikes
-from vitrail.training.step import Done
+from vitrail.training.step import FinishedStep
 from vitrail.training.validation.pictures import batch_picture
+from vitrail.words import listing
 
 
-@world.main_alone("looking at data and machine")
-@world.on_main
-def record_start(folder: RunFolder, run: Run, decisions: dict[str, str], splits: Splits, tuned: Tuned) -> list[str]:
-    """Write config.yaml, run.json, classes.json and split.json. Return the notes about the data."""
-    warned = set(splits.report.warnings)
-    notes = [f"warning: {line}" if line in warned else line for line in splits.report.lines()]
-    notes += [f"warning: {line}" for line in _leaks(splits)]
-    folder.write_text("config.yaml", to_yaml(run))
-    folder.write_json("classes.json", splits.class_names)
-    folder.write_json("split.json", splits.held_out)
-    data = {
-        "path": run.data.path,
-        "fingerprint": splits.fingerprint,
-        "classes": len(splits.class_names),
-        "images": {
-            name: len(source)
-            for name in ("train", "validation", "test")
-            if (source := getattr(splits, name)) is not None
-        },
-        "notes": notes,
-    }
-    folder.write_json(
-        "run.json",
-        {
-            "name": folder.path.name,
-            "started": _now(),
-            **provenance(),
-            "seed": run.seed,
-            "data": data,
-            "decisions": decisions,
-            **_partial(folder, tuned),
-        },
-    )
-    return notes
-
-
-def _leaks(splits: Splits) -> Iterator[str]:
-    """Yield a warning for each held-out split that has training images in it; nothing where that is not known."""
-    for name, source in (("validation", splits.validation), ("test", splits.test)):
-        found = None if source is None else leaked(splits.train, source)
-        if found:
-            yield (
-                f"{len(found)} {name} images are training images, too, the first is {found[0]}: results on "
-                "them are not to be trusted (vitrail data check lists them)"
-            )
-
-
-@world.main_alone("looking at data and machine")
-@world.on_main
-def record_resume(folder: RunFolder, run: Run, step: int, tuned: Tuned) -> list[str]:
-    """Note the resume in run.json, drop what was logged after `step`, and write the new config.yaml.
-
-    Returns a note with the number of micro-batches, and the number before if it has changed.
-    """
-    before = from_yaml(folder.path / "config.yaml", run).accumulate
-    facts = folder.read_json("run.json")
-    facts.pop("ended", None)
-    facts.pop("result", None)
-    folder.rewind(step)
-    facts.setdefault("resumed", []).append({"at": _now(), "step": step, **provenance()})
-    facts |= _partial(folder, tuned)  # the base may have moved
-    folder.write_json("run.json", facts)
-    folder.write_text("config.yaml", to_yaml(run))
-    why = f", before it {before}" if before != run.accumulate else ""
-    if not why and facts.get("out_of_memory"):
-        why = f", since memory ran out at step {facts['out_of_memory'][-1]['step']}"
-    return [f"batch: {run.batch_size} images, as before; accumulate: {run.accumulate}{why}"]
-
-
-@world.on_main
-def record_memory(folder: RunFolder, run: Run, say: Callable[[str], None], step: int, parts: int) -> None:
-    """Report and record that batches are cut into `parts` from `step` on, because memory ran out."""
-    say(
-        f"warning: out of memory at step {step}: going on with accumulate: {parts}, the same batch of "
-        f"{run.batch_size} images in smaller pieces"
-    )
-    folder.log("out of memory", step, accumulate=parts)
-    facts = folder.read_json("run.json")
-    facts.setdefault("out_of_memory", []).append({"step": step, "accumulate": parts})
-    folder.write_json("run.json", facts)
-    folder.write_text("config.yaml", to_yaml(replace(run, accumulate=parts)))
-
-
-class StepRecord:
-    """Takes in finished steps: their numbers go to the log and the progress line, their problems become warnings."""
+class RunRecorder:
+    """Writes the events of a run into its folder and reports them: called with each finished step, in order."""
 
     def __init__(
         self, folder: RunFolder, setup: Setup, progress: Progress, guard: FiniteGuard, signals: Signals
     ) -> None:
         self._folder, self._setup, self._progress = folder, setup, progress
-        self._guard, self._signals, self._spikes = guard, signals, Spikes()
+        self._guard, self._signals, self._spikes = guard, signals, LossSpikes()
+        self._began = time.monotonic()
+        self._unreadable = 0
 
-    def __call__(self, done: Done) -> None:
-        """Take in one step. Raises Diverged where too many consecutive steps were not finite."""
-        setup, outcome, own = self._setup, done.outcome, done.outcome.own()
+    @world.main_alone("looking at data and machine")
+    @world.on_main
+    def start(self) -> None:
+        """Write config.yaml, run.json, classes.json and split.json, and report the notes about the data."""
+        run, splits = self._setup.run, self._setup.splits
+        warned = set(splits.report.warnings)
+        notes = [f"warning: {line}" if line in warned else line for line in splits.report.lines()]
+        notes += [f"warning: {line}" for line in (*_leaks(splits), *_rare_classes(run, splits))]
+        sources = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+        self._write_config(run)
+        self._folder.write_json("classes.json", splits.class_names)
+        self._folder.write_json("split.json", splits.held_out)
+        data = {
+            "path": run.data.path,
+            "fingerprint": splits.fingerprint,
+            "classes": len(splits.class_names),
+            "images": {name: len(source) for name, source in sources.items() if source is not None},
+            "notes": notes,
+        }
+        facts = {"name": self._folder.path.name, "started": _now(), **provenance(), "seed": run.seed, "data": data}
+        decisions = self._setup.resolved.decisions
+        given = {"given": self._setup.given.names} if self._setup.given.names else {}
+        self._folder.write_json("run.json", {**facts, "decisions": decisions, **given, **self._tuned_part()})
+        self._progress.announce(self._folder.path, decisions, notes)
+
+    @world.main_alone("looking at data and machine")
+    @world.on_main
+    def resume(self) -> None:
+        """Note the resume in run.json, drop what was logged after its step, and write the new config.yaml."""
+        run, step = self._setup.run, self._setup.state.status.step
+        before = from_yaml(self._folder.path / "config.yaml", run).accumulate
+        facts, wrong = fitting(self._folder.read_json("run.json"))
+        notes = [f"warning: {note}" for note in (self._folder.rewind(step), _left_out(facts, wrong)) if note]
+        facts.pop("ended", None)
+        facts.pop("result", None)
+        facts.setdefault("resumed", []).append({"at": _now(), "step": step, **provenance()})
+        facts |= self._tuned_part()  # the base may have moved
+        self._folder.write_json("run.json", facts)
+        self._write_config(run)
+        why = f", before it {before}" if before != run.accumulate else ""
+        if not why and facts.get("out_of_memory"):
+            why = f", since memory ran out at step {facts['out_of_memory'][-1].get('step', 'unknown')}"
+        note = f"batch: {run.batch_size} images, as before; accumulate: {run.accumulate}{why}"
+        self._progress.announce(self._folder.path, self._setup.resolved.decisions, [*notes, note])
+
+    def start_clock(self) -> None:
+        """Count the seconds of training from now on."""
+        self._began = time.monotonic() - self._setup.state.status.elapsed
+
+    def own_numbers(self) -> dict[str, float]:
+        """Return what this process adds to the sums of a step: the main process's time, signals, unreadable images."""
+        elapsed = world.is_main() * (time.monotonic() - self._began)
+        return {"elapsed": elapsed, "unreadable": float(len(self._setup.loader.bad)), **self._signals.flags()}
+
+    def __call__(self, done: FinishedStep) -> None:
+        """Take in one step. Raises Diverged after too many consecutive steps that were not finite."""
+        status, timetable, own = self._setup.state.status, self._setup.timetable, done.sums.own()
         self._signals.agree(own)
-        status, plan = setup.state.status, setup.plan
         status.elapsed = own["elapsed"]
-        if not self._guard.finite(outcome.loss, outcome.norm):
-            images = self._names(done)
-            self._folder.log("skipped", done.step, loss=outcome.loss, norm=outcome.norm, images=images)
-            self._progress.say(self._guard.skip(done.step, outcome.loss, outcome.norm, images))
-        if times := self._spikes.times(outcome.loss):
-            self._spike(done, times)
+        loss, norm = done.sums.loss, done.sums.norm
+        if not done.finite:
+            images = self._images(done)
+            self._folder.log("skipped", done.step, loss=loss, norm=norm, images=images)
+            status.skipped += 1
+            self._progress.say(self._guard.skip(done.step, loss, norm, images))
+        if times := self._spikes.times(loss):
+            images = self._images(done)
+            self._folder.log("spike", done.step, loss=loss, times=times, images=images)
+            self._progress.say(
+                f"warning: step {done.step} has loss {loss:g}, {times:.0f} times the median before it; its images: "
+                f"{listing(images, NAMED, quoted=False)}"
+            )
+        if world.size() > 1 and own["unreadable"] > self._unreadable:
+            self._unreadable = int(own["unreadable"])
+            self._progress.say(
+                f"unreadable images so far: {self._unreadable}, summed over the {world.size()} processes (an image "
+                "counts once for each process that has read it)"
+            )
+            self._folder.log("unreadable", done.step, count=self._unreadable)
+        self._progress.update(done, status, self._setup.loader.wait_seconds, timetable.left(status.elapsed))
         steps = done.step + 1
-        self._progress.update(steps, outcome, done.rate, setup.loader.wait_seconds, plan.left(status.elapsed))
-        if plan.logs(steps):
-            self._folder.log("train", steps, epoch=steps / plan.per_epoch, **self._progress.numbers())
+        if timetable.logs(steps):
+            self._folder.log("train", steps, epoch=steps / timetable.per_epoch, **self._progress.numbers())
 
-    def _spike(self, done: Done, times: float) -> None:
-        loss, images = done.outcome.loss, self._names(done)
-        self._folder.log("spike", done.step, loss=loss, times=times, images=images)
+    @world.on_main
+    def out_of_memory(self, step: int, parts: int) -> None:
+        """Report and record that batches are cut into `parts` from `step` on, because memory ran out."""
+        run = self._setup.run
         self._progress.say(
-            f"warning: step {done.step} has loss {loss:g}, {times:.0f} times the median before it; its images: "
-            f"{shorten(images)}"
+            f"warning: out of memory at step {step}: continuing with accumulate: {parts}, the same batch of "
+            f"{run.batch_size} images in smaller pieces"
         )
+        self._folder.log("out of memory", step, accumulate=parts)
+        facts = self._folder.facts()
+        facts.setdefault("out_of_memory", []).append({"step": step, "accumulate": parts})
+        self._folder.write_json("run.json", facts)
+        self._write_config(replace(run, accumulate=parts))
 
-    def _names(self, done: Done) -> list[str]:
+    @world.main_alone("drawing the first batch")
+    @world.on_main
+    def first_batch(self, batch: Prepared) -> None:
+        """Write batch.png."""
+        names, source = self._setup.splits.class_names, self._setup.splits.train
+        captions = [", ".join(label_names(source.labels, index, names)) for index in batch.index.tolist()]
+        self._folder.write_bytes("batch.png", batch_picture(batch.images, captions))
+
+    def unreadable(self, image: str, reason: str) -> None:
+        """Report and log a training image that this process cannot read; another image replaces it."""
+        self._progress.say(f"unreadable image, skipped: {image} ({reason})")
+        self._folder.log("unreadable", self._setup.state.status.step, image=image, reason=reason)
+
+    @world.main_alone("writing the result")
+    @world.on_main
+    def end(self, result: Result) -> None:
+        """Add the result to run.json."""
+        values = {name: value for name, value in asdict(result).items() if name not in ("folder", "message", "lost")}
+        self._folder.write_json("run.json", {**self._folder.facts(), "ended": _now(), "result": values})
+
+    def _write_config(self, run: Run) -> None:
+        self._folder.write_text("config.yaml", self._setup.given.comment + to_yaml(run))
+
+    def _images(self, done: FinishedStep) -> list[str]:
         return [self._setup.splits.train.id(index) for index in done.index.tolist()]
 
-
-@world.main_alone("writing the result")
-@world.on_main
-def record_end(folder: RunFolder, result: Result) -> None:
-    """Add the result to run.json."""
-    values = {name: value for name, value in asdict(result).items() if name not in ("folder", "message")}
-    folder.write_json("run.json", {**folder.read_json("run.json"), "ended": _now(), "result": values})
-
-
-@world.main_alone("drawing the first batch")
-@world.on_main
-def record_batch(folder: RunFolder, batch: Prepared, class_names: list[str]) -> None:
-    """Write batch.png."""
-    captions = [class_names[label] if label >= 0 else "" for label in batch.labels.tolist()]
-    folder.write_bytes("batch.png", batch_picture(batch.images, captions))
-
-
-def record_unreadable(
-    folder: RunFolder, status: RunStatus, say: Callable[[str], None], image: str, reason: str
-) -> None:
-    """Report and log an unreadable training image, which another image replaces."""
-    say(f"unreadable image, skipped: {image} ({reason})")
-    folder.log("unreadable", status.step, image=image, reason=reason)
+    def _tuned_part(self) -> dict[str, Any]:
+        """Return what is tuned and where the frozen part is; {} if everything is tuned."""
+        tuned = self._setup.tuned
+        if tuned.base is None:
+            return {}
+        what = {"what": tuned.tune, "parameters": tuned.parameters, "of": tuned.of}
+        return {"tuned": what, "base": tuned.base.written_in(self._folder.path)}
 
 
 def recorded_result(folder: RunFolder) -> Result | None:
     """Return the result of a finished run; None if it is not finished."""
-    values: dict[str, Any] | None = folder.read_json("run.json").get("result")
-    if not values:
-        return None
+    values = folder.facts().get("result") or {}
+    known = {field.name for field in fields(Result)} - {"folder", "message"}
     try:
-        result = Result(folder=folder.path, **values)
-    except TypeError as error:
-        raise CheckpointError(f"{folder.path / 'run.json'} holds a result of another format: {error}") from error
+        result = Result(folder=folder.path, **{name: value for name, value in values.items() if name in known})
+    except TypeError:  # nothing of a result, or not all: the end of the run is repeated
+        return None
     message = (
-        f"{folder.path} is finished ({result.ended} after {result.steps} steps): nothing to do. To go on, resume it "
+        f"{folder.path} is finished ({result.ended} after {result.steps} steps): nothing to do. To continue, resume it "
         "with a longer duration, time_limit or early_stop; the learning rate then follows the longer schedule"
     )
     return replace(result, message=message)
 
 
-def _partial(folder: RunFolder, tuned: Tuned) -> dict[str, Any]:
-    """Return what is tuned and where the frozen part is; {} if everything is tuned."""
-    if tuned.base is None:
-        return {}
-    what = {"what": tuned.tune, "parameters": tuned.parameters, "of": tuned.of}
-    return {"tuned": what, "base": tuned.base.written_in(folder.path)}
+def _rare_classes(run: Run, splits: Splits) -> Iterator[str]:
+    """Yield a warning if the training images are imbalanced and no setting of the run regards rare classes."""
+    objective = run.objective
+    if not isinstance(objective, Supervised) or run.data.sampler != "uniform":
+        return
+    if isinstance(splits.train.labels, LabelSets):  # labels are of any frequency, and thresholds regard that
+        return
+    counts = class_counts(splits.train.labels, len(splits.class_names))
+    untouched = objective.class_weights == "none" and not objective.logit_adjustment
+    if untouched and imbalance(counts) >= IMBALANCED:
+        flags = FLAGS if objective.loss == "softmax" else OTHER_LOSSES
+        spread = described(splits.class_names, counts)
+        yield f"the training images are imbalanced: {spread}. For rare classes add {flags}"
+
+
+def _leaks(splits: Splits) -> Iterator[str]:
+    """Yield a warning for each held-out split that contains training images, if that is known."""
+    for name, source in (("validation", splits.validation), ("test", splits.test)):
+        found = None if source is None else leaked(splits.train, source)
+        if found:
+            yield (
+                f"{len(found)} {name} images are training images, too, the first is {found[0]}: do not trust results "
+                "on them (vitrail data check lists them)"
+            )
+
+
+def _left_out(facts: dict[str, Any], wrong: list[str]) -> str:
+    """Return what of run.json could not be read; "" for nothing."""
+    if not facts:
+        return "run.json cannot be read, so what it says about earlier parts of this run is lost"
+    return f"run.json: entries of another type than a run writes are left out: {listing(wrong, NAMED)}" if wrong else ""
 
 
 def _now() -> str:

@@ -1,15 +1,15 @@
-"""Decide every setting that a run leaves open, from the data, the weights and the machine.
+"""Deciding every setting that a run leaves open, from the data, the weights and the machine.
 
-Each decision is a value in the returned `Run` and a sentence with the reason. So nothing is guessed silently, and
-`config.yaml` replays the run.
+Each decision is a value in the returned `Run` and a phrase with the reason. So no setting is guessed silently, and
+`config.yaml` repeats the run.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import statistics
-from contextlib import closing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -19,18 +19,22 @@ from torch import nn
 from vitrail import world
 from vitrail.data.check import LONG, SMALL
 from vitrail.data.item import Listed
-from vitrail.data.loading.prefetch import Pool, ordered, stuck
+from vitrail.data.labels.sets import Labels, LabelSets, summary
+from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Preprocess
-from vitrail.device import available_cores, choose_device, fast_bf16, free_memory
+from vitrail.device import available_cores, choose_device, compute_precision, free_memory
 from vitrail.errors import DataError, UsageError
+from vitrail.evaluation.labels.thresholds import UNCHOSEN
+from vitrail.evaluation.metric import ONE_LABEL, SEVERAL_LABELS, Metric
 from vitrail.model.build import build
+from vitrail.model.own_part import own_parts
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit.tokenizer import ImageTokenizer
-from vitrail.objective.settings import DINO, Tokenizer
+from vitrail.objective.settings import DINO, Supervised, Tokenizer
 from vitrail.training.batch_size import default_batch
 from vitrail.training.optim.tune import check_tune
 from vitrail.training.run import Run
-from vitrail.weights.assemble import Overrides, skeleton
+from vitrail.weights.assemble import HEAD, Overrides, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.load import load, read_card
 
@@ -39,8 +43,9 @@ SNIFFED = 64
 USUAL_SIDE = 224
 LARGEST_CACHED = 256
 """Pixels of the longer side up to which an image counts as small."""
-COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch")
-"""Fields of `Run.vit` that can be combined with existing weights: they change no tensor; the patch resamples some."""
+COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head")
+"""Fields of `Run.vit` that can be combined with existing weights: they change no tensor; the patch resamples some, and
+a classifier of the user's own is new."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,16 @@ class Resolved:
     """Setting: value and reason."""
     start: str | None = None
     """The weights to build from: `run.weights`, or their replacement (`checkpoints.resume.starting_weights`)."""
+    several: bool = False
+    """Whether the network learns to predict several labels for an image."""
 
     def card(self, class_names: list[str]) -> Card:
         """Return the card of the weights this run makes, of these classes where it learns from labels."""
         provenance = {"recipe": self.run.name, "data": self.run.data.path, "from": self.run.weights}
         provenance |= {"tune": self.run.tune} if self.run.tune != "all" else {}
         names = list(class_names) if self.run.supervised else []
-        return Card(self.config, names, self.preprocess, provenance=provenance)
+        thresholds = [UNCHOSEN] * self.config.classes if self.several else []
+        return Card(self.config, names, self.preprocess, provenance=provenance, thresholds=thresholds)
 
     @property
     def autocast(self) -> bool:
@@ -69,38 +77,52 @@ class Resolved:
         return self.run.precision == "bf16"
 
 
-def resolve(run: Run, train: Listed, class_names: list[str], start: str | None = None) -> Resolved:
+def resolve(
+    run: Run, train: Listed, class_names: list[str], start: str | None = None, model: nn.Module | None = None
+) -> Resolved:
     """Decide everything but `accumulate`. Raises UsageError or DataError where the settings cannot work.
 
-    start: `Resolved.start`; None for `run.weights`.
+    start: `Resolved.start`; None for `run.weights`. model: The network to train, if there is one already.
     """
     decisions: dict[str, str] = {}
     start = start or run.weights
     _check_objective(run)
+    run = for_labels(run, train.labels, decisions) if run.supervised else run
     sizes = image_sizes(train)
     if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
         decisions["odd sizes"] = (
-            f"{odd} of {len(sizes)} images looked at have a side below {SMALL} px, or are {LONG} times longer than wide"
+            f"{odd} of {len(sizes)} images have a side below {SMALL} px, or are {LONG} times longer than wide"
         )
     device = choose_device(run.device)
     if run.keep_head:
         decisions["head"] = _kept_head(start, class_names)
-    config = model_config(run, start, len(class_names) if run.supervised else 0, sizes, decisions)
+    if start is not None:
+        run = _whole_patches(run, start, decisions)
+    classes = len(class_names) if run.supervised else 0
+    if model is None:
+        config = model_config(run, start, classes, sizes, decisions)
+    else:
+        config = given_config(model, run, classes, sizes, decisions)
     check_tune(run, config)
     preprocess = run.preprocess or _preprocess(config.image_size, sizes, decisions)
     if preprocess.image_size != config.image_size:
         raise UsageError(
-            f"preprocess.image_size is {preprocess.image_size} but the model takes {config.image_size} pixels: set "
-            "image_size, and leave preprocess.image_size at the same value"
+            f"preprocess.image_size is {preprocess.image_size} but the model takes {config.image_size} pixels. Set "
+            "image_size, and give preprocess.image_size the same value."
         )
     if run.device is None:
-        decisions["device"] = f"{device}: the best there is"
+        decisions["device"] = f"{device}: the best available"
     precision = run.precision
     if precision == "auto":
-        precision = "bf16" if fast_bf16(device) else "float32"
+        precision = compute_precision(device)
         having = "has" if precision == "bf16" else "lacks"
         decisions["precision"] = f"{precision}: this {device.type} {having} fast bfloat16"
     batch = _batch_size(run, len(train), decisions)
+    if run.accumulate is not None and run.accumulate > batch // world.size():
+        raise UsageError(
+            f"accumulate is {run.accumulate}, but a process has {batch // world.size()} images per optimiser step. "
+            "Use at most as many micro-batches, or a larger batch_size."
+        )
     if run.shard and world.size() == 1:
         decisions["shard"] = "no: there is one process (--nproc N, or torchrun, starts several)"
     workers = run.workers
@@ -120,7 +142,38 @@ def resolve(run: Run, train: Listed, class_names: list[str], start: str | None =
         workers=workers,
         cache=cache,
     )
-    return Resolved(run, config, preprocess, device, decisions, start)
+    several = run.supervised and isinstance(train.labels, LabelSets)
+    return Resolved(run, config, preprocess, device, decisions, start, several)
+
+
+def for_labels(run: Run, labels: Labels, decisions: dict[str, str]) -> Run:
+    """Return `run` with a loss and a metric for these labels. Raises UsageError for a metric of the other kind."""
+    own, metric, objective = type(run.metric) is not Metric, run.metric, run.objective
+    if not isinstance(labels, LabelSets):
+        if metric.name in SEVERAL_LABELS and not own:
+            raise UsageError(
+                f"metric.name is {metric.name}, which needs images with several labels, and these have one each. Use "
+                "top1, top5 or nll, or set data.labels_per_image to 'several'"
+            )
+        return run
+    decisions["labels"] = f"several: {summary(labels)}"
+    by_class: dict[str, object] = {"data.sampler": run.data.sampler}
+    if isinstance(objective, Supervised):
+        by_class["objective.class_weights"] = objective.class_weights
+        by_class["objective.logit_adjustment"] = objective.logit_adjustment
+    for name, asked in by_class.items():
+        if asked not in ("uniform", "none", 0):
+            raise UsageError(
+                f"{name} is {asked}, which counts images by their one class, and these images have several labels. "
+                "Leave it out; objective.loss asymmetric gives labels that are there more weight"
+            )
+    if isinstance(objective, Supervised) and objective.loss == "softmax":
+        decisions["objective.loss"] = "sigmoid: an image may have several labels or none, which softmax cannot say"
+        run = replace(run, objective=replace(objective, loss="sigmoid"))
+    if metric.name in ONE_LABEL and not own:
+        decisions["metric.name"] = f"map, mean average precision: {metric.name} needs one label for each image"
+        run = replace(run, metric=replace(metric, name="map"))
+    return run
 
 
 def model_config(
@@ -128,16 +181,16 @@ def model_config(
 ) -> ViTConfig | ResNetConfig:
     """Return the config of the network to train: the named variant, or that of the weights at `start`.
 
-    0 `classes` are for learning without labels: the network gets no classifier.
+    Without labels `classes` is 0, and the network has no classifier.
     """
-    overrides = {f.name: value for f in fields(run.vit) if (value := getattr(run.vit, f.name)) is not None}
+    overrides = run.vit.changes()
     if start is not None:
         base = read_card(start).config
         theirs = {name for name, value in overrides.items() if value == getattr(base, name, None)}
         if wrong := sorted(set(overrides) - set(COMBINABLE) - theirs):
             raise UsageError(
-                f"vit.{wrong[0]} is fixed by the weights in {run.weights}: only {', '.join(COMBINABLE)} "
-                "can be set with them"
+                f"vit.{wrong[0]} is fixed by the weights in {run.weights}. Only {', '.join(COMBINABLE)} "
+                "can be set with weights."
             )
         decisions["model"] = f"{base.__class__.__name__} of {run.weights}"
         size = (run.image_size, run.image_size) if run.image_size else base.image_size
@@ -154,8 +207,43 @@ def model_config(
     tokens = (side // patch) ** 2
     if isinstance(config, ViTConfig) and tokens < 16:
         decisions["patch"] = (
-            f"{patch} px, as asked for: an image becomes only {tokens} tokens; a smaller patch (vit.patch) or a "
-            "larger image_size will learn more"
+            f"{patch} px, as given: an image has only {tokens} tokens; the network learns more with a smaller "
+            "patch (vit.patch) or a larger image_size"
+        )
+    return config
+
+
+def _whole_patches(run: Run, start: str, decisions: dict[str, str]) -> Run:
+    """Return `run` with an image size that the patch of the weights divides.
+
+    The paper fine-tunes at 384 pixels (Table 4), which is not possible for its main network, ViT-H/14: 392.
+    """
+    patch = run.vit.patch
+    if patch is None:
+        config = read_card(start).config
+        patch = config.patch if isinstance(config, ViTConfig) else 1
+    if run.image_size is None or run.image_size % patch == 0:
+        return run
+    side = math.ceil(run.image_size / patch) * patch
+    decisions["image_size"] = f"{side} px, not {run.image_size}: the next multiple of the patch, {patch} px"
+    preprocess = run.preprocess
+    if preprocess is not None and preprocess.image_size == (run.image_size, run.image_size):
+        preprocess = replace(preprocess, image_size=(side, side))
+    return replace(run, image_size=side, preprocess=preprocess)
+
+
+def given_config(
+    model: nn.Module, run: Run, classes: int, sizes: list[tuple[int, int]], decisions: dict[str, str]
+) -> ViTConfig | ResNetConfig:
+    """Return the config of a network that exists already; for one that is not ours, a config with its image size."""
+    decisions["model"] = f"{type(model).__name__}, given in Python"
+    config = getattr(model, "config", None)
+    if not isinstance(config, ViTConfig | ResNetConfig):
+        side = run.image_size or _side(sizes, 1, decisions)
+        return ResNetConfig(classes=classes, image_size=(side, side))
+    if config.classes != classes:
+        raise UsageError(
+            f"the model has {config.classes} outputs, and the run needs {classes}. Call model.reset_head({classes})"
         )
     return config
 
@@ -166,9 +254,10 @@ def _check_objective(run: Run) -> None:
         "augment.mixup": run.augment.mixup,
         "augment.cutmix": run.augment.cutmix,
         "keep_head": run.keep_head,
+        "metric": run.metric != Metric(),
         "tune": run.tune != "all",
     }
-    if isinstance(run.objective, Tokenizer):  # it has no features to look at either
+    if isinstance(run.objective, Tokenizer):  # its features are not evaluated either
         needs_labels |= {"knn": run.knn is not None, "fewshot": run.fewshot is not None}
     if isinstance(run.objective, Tokenizer) and ("/" not in run.model or run.weights is not None):
         raise UsageError(
@@ -182,21 +271,21 @@ def _check_objective(run: Run) -> None:
         if run.average.kind != "none":
             raise UsageError("objective dino keeps its teacher, which is an average already: set average.kind to none")
         if run.early_stop is not None:
-            raise UsageError("objective dino has no loss that tells when it stops improving: leave out early_stop")
+            raise UsageError("objective dino has no loss that shows when it stops improving: leave out early_stop")
 
 
 def _kept_head(start: str | None, class_names: list[str]) -> str:
     """Return the decision to keep the classifier. Raises UsageError if it is for other classes."""
     if start is None:
-        raise UsageError("keep_head keeps the classifier of the weights started from: say which (--from WEIGHTS)")
+        raise UsageError("keep_head keeps the classifier of the starting weights. Name them with --from WEIGHTS.")
     card = read_card(start)
     theirs = list(card.class_names)
     if card.config.classes != len(class_names) or (theirs != class_names and set(theirs) == set(class_names)):
         raise UsageError(
             f"keep_head: the classifier of {start} is for {card.config.classes} classes, and these are "
-            f"{len(class_names)}, or the same in another order: leave keep_head out for a new classifier"
+            f"{len(class_names)}, or the same in another order. Without keep_head the run gets a new classifier."
         )
-    named = "" if theirs == class_names else "; that its classes are in the order of the data cannot be checked"
+    named = "" if theirs == class_names else "; whether its classes have the order of the data cannot be checked"
     return f"that of {start}, for {len(class_names)} classes{named}"
 
 
@@ -213,8 +302,12 @@ def build_model(resolved: Resolved) -> nn.Module:
     resolved.decisions["weights"] = str(loaded.load_report)
     if loaded.config == resolved.config:
         return loaded
-    model = build(resolved.config)  # the same tensors, other dropout
-    model.load_state_dict(loaded.state_dict())
+    model = build(resolved.config)  # the same tensors, other dropout, and perhaps a classifier of the user's own
+    theirs = loaded.state_dict()
+    if own_parts(loaded.config).get("head") != own_parts(resolved.config).get("head"):
+        theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(HEAD)}
+        theirs |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEAD)}
+    model.load_state_dict(theirs)
     model.load_report = loaded.load_report
     return model
 
@@ -224,22 +317,22 @@ def image_sizes(source: Listed, count: int = SNIFFED) -> list[tuple[int, int]]:
 
     Raises DataError for a read that hangs.
     """
-
-    def look(index: int) -> tuple[int, int] | None:
-        try:
-            image = source[index].image
-            if isinstance(image, bytes):
-                with Image.open(io.BytesIO(image)) as opened:
-                    return opened.height, opened.width
-            return image.shape[0], image.shape[1]
-        except Exception:  # the loader reports unreadable images; here they are ignored
-            return None
-
     count = min(count, len(source))
     rows = (i * len(source) // count for i in range(count))
-    with closing(Pool(1)) as pool:  # so that a read that hangs is noticed
-        found = list(ordered(pool, look, rows, ahead=count, hung=lambda index: stuck(source.id(index))))
-    return [size for size in found if size is not None]
+    with threads(1) as pool:  # without a thread, nobody would notice a read that hangs
+        return [size for size in each_image(pool, _size_of, source, rows) if size is not None]
+
+
+def _size_of(source: Listed, index: int) -> tuple[int, int] | None:
+    """Return (height, width) of an image as it is stored; None for an unreadable one, which the loader reports."""
+    try:
+        image = source[index].image
+        if isinstance(image, bytes):
+            with Image.open(io.BytesIO(image)) as opened:
+                return opened.height, opened.width
+        return image.shape[0], image.shape[1]
+    except Exception:
+        return None
 
 
 def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -> int:
@@ -254,7 +347,7 @@ def _preprocess(image_size: tuple[int, int], sizes: list[tuple[int, int]], decis
     if len(set(sizes)) == 1:
         decisions["preprocess"] = f"squash: all images are {sizes[0][0]} x {sizes[0][1]} px"
         return Preprocess(image_size, resize="squash")
-    decisions["preprocess"] = "resize the short side, then take the central 87.5 %: images differ in size"
+    decisions["preprocess"] = "resize the short side, then crop the central 87.5 %: images differ in size"
     return Preprocess(image_size)
 
 

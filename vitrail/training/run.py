@@ -7,129 +7,214 @@ field is the help text of its flag.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vitrail.config import Duration, Epochs, Percent
 from vitrail.data.settings import Augment, Data, Preprocess
+from vitrail.device import Precision
+from vitrail.durations import Epochs, Length, Moment, Percent
+from vitrail.errors import UsageError
+from vitrail.evaluation.metric import Metric
+from vitrail.import_path import Open
+from vitrail.model.own_part import OwnPart
 from vitrail.model.variants import Place, Pool, Positions, Stem
-from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
+from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, ObjectiveSettings, Supervised, Tokenizer
+from vitrail.ranges import (
+    LARGE,
+    Count,
+    Decay,
+    Depth,
+    DropPath,
+    FolderName,
+    Heads,
+    Hidden,
+    NotNegative,
+    Part,
+    Positive,
+    Range,
+    Registers,
+    Seconds,
+    Seed,
+    Settings,
+    Side,
+    Threads,
+    Width,
+)
 
-Tune = Literal["all", "attention", "ffn", "head"]
-"""The whole network; the attention layers and the classifier; the MLPs and the classifier; the classifier alone."""
+if TYPE_CHECKING:
+    import torch
+
+    from vitrail.objective.base import Moment as Progress
+
+Tune = Literal["all", "attention", "attention+positions", "ffn", "head"]
+"""The whole network; the attention layers and the classifier, also with the positions; the MLPs and the classifier; the
+classifier alone."""
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Settings, section="vit"):
     """Changes to the named architecture. None keeps its value (see `vitrail.model.variants.ViTConfig`)."""
 
-    width: int | None = None
+    width: Width | None = None
     """Number of values in each token (default: the architecture's)."""
-    depth: int | None = None
+    depth: Depth | None = None
     """Number of blocks (default: the architecture's)."""
-    heads: int | None = None
+    heads: Heads | None = None
     """Number of attention heads in each block (default: the architecture's)."""
-    mlp_dim: int | None = None
+    mlp_dim: Hidden | None = None
     """Number of hidden units in each MLP (default: the architecture's)."""
-    patch: int | None = None
+    patch: Side | None = None
     """Side of a patch in pixels. With `weights`, their patch kernels and positions are resampled to this size
     (default: the architecture's)."""
-    stem: Stem | None = None
-    """How an image becomes patch embeddings (default: the architecture's)."""
+    stem: Stem | OwnPart | None = None
+    """How an image becomes patch embeddings, or the import path of a stem of your own (default: the architecture's)."""
     stem_norm: Literal["batch", "layer"] | None = None
     """Normalisation inside the stem (default: the architecture's)."""
-    positions: Positions | None = None
-    """Kind of position embedding (default: the architecture's)."""
+    attention: OwnPart | None = None
+    """Import path of an attention of your own (default: multi-head self-attention)."""
+    positions: Positions | OwnPart | None = None
+    """Kind of position embedding, or the import path of one of your own (default: the architecture's)."""
     place: Place | None = None
     """Where the position embedding is added (default: the architecture's)."""
     pool: Pool | None = None
     """How the tokens become the features of the classifier (default: the architecture's)."""
     cls_position: bool | None = None
     """Give the class token a position embedding of its own (default: the architecture's)."""
-    registers: int | None = None
+    registers: Registers | None = None
     """Number of register tokens (default: the architecture's)."""
-    pre_logits: int | None = None
-    """Width of the tanh layer in front of the classifier (default: the architecture's)."""
-    dropout: float | None = None
+    head: OwnPart | None = None
+    """Import path of a classifier of your own (default: a linear layer)."""
+    pre_logits: Hidden | Literal["width"] | None = None
+    """Width of the tanh layer in front of the classifier. width: as wide as the network, as in the paper's pre-training
+    (default: the architecture's)."""
+    dropout: Decay | None = None
     """Dropout probability (default: the architecture's)."""
-    drop_path: float | None = None
+    drop_path: DropPath | None = None
     """Largest probability of skipping a residual branch, known as stochastic depth (default: the architecture's)."""
     drop_path_shape: Literal["linear", "constant"] | None = None
     """Let the drop-path probability grow linearly with depth, or keep it constant (default: the architecture's)."""
-    layer_scale: float | None = None
+    layer_scale: Positive | None = None
     """Initial value of LayerScale (default: the architecture's)."""
+
+    def changes(self) -> dict[str, Any]:
+        """Return the fields that are set: what `vitrail.model.variants.variant` takes with the architecture's name."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
-class Optim:
+class Optim(Open, section="optim"):
     """The optimiser. Weight decay is decoupled and acts on kernels only, not on biases, norms, class token or
-    positions."""
+    positions. An optimiser of one's own is a subclass with another `build`."""
 
     name: Literal["adamw", "sgd", "lamb"] = "adamw"
     """Optimiser: AdamW, SGD with momentum, or LAMB."""
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     """Peak learning rate."""
-    weight_decay: float = 0.05
+    weight_decay: NotNegative = 0.05
     """Weight decay, scaled by the scheduled learning rate."""
-    weight_decay_end: float | None = None
+    weight_decay_end: NotNegative | None = None
     """Weight decay at the end of the run, reached along half a cosine (default: the same as at the start)."""
-    layer_decay: float | None = None
+    layer_decay: Part | None = None
     """Layer-wise learning rate decay. A parameter learns with lr * layer_decay ** (layers + 1 - depth). Its depth is 0
     in stem, tokens and positions, i + 1 in block i, and layers + 1 after the blocks (default: one rate for all)."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay rates of the first and second moment, for AdamW and LAMB."""
-    momentum: float = 0.9
+    momentum: Decay = 0.9
     """Momentum of SGD."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """Constant added to the denominator of AdamW and LAMB."""
-    clip: float | None = 1.0
+    clip: Positive | None = 1.0
     """Largest global gradient norm; longer gradients are scaled down. None switches clipping off."""
+
+    def build(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Return the optimiser of these groups of parameters.
+
+        A group has "params", "weight_decay", and "name": "kernels" or "others". With layer-wise decay it also has its
+        own "lr", and "factor", its share of the largest rate. In each step "lr" is set anew. All built-in optimisers
+        run fused kernels, which are about three times as fast, on CPUs too. LAMB's trust ratio is for kernels only.
+        Raises UsageError for an unknown name.
+        """
+        import torch
+
+        from vitrail.training.optim.lamb import LAMB
+        from vitrail.training.optim.sgd import SGD
+
+        if self.name == "sgd":
+            return SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
+        if self.name == "lamb":
+            adapted = [{**group, "adapt": group["name"] == "kernels"} for group in groups]
+            return LAMB(adapted, lr=self.lr, betas=self.betas, eps=self.eps)
+        if self.name == "adamw":
+            return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+        raise UsageError(f"no optimiser is named {self.name!r}. Valid: adamw, sgd, lamb")
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Learning rate over steps: linear warmup, then a decay to `end`."""
+class Schedule(Open, section="schedule"):
+    """Learning rate over steps: linear warmup, then a decay to `end`. A schedule of one's own is a subclass with
+    another `rate`."""
 
     shape: Literal["cosine", "linear", "rsqrt", "step", "constant"] = "cosine"
     """How the learning rate decays after the warmup."""
-    warmup: Duration = Percent(5)
+    warmup: Moment = Percent(5)
     """Length of the linear warmup."""
-    end: float = 0.0
+    end: NotNegative = 0.0
     """Learning rate at the end of the run, as an absolute value."""
-    timescale: Duration = field(default_factory=lambda: Percent(10))
+    timescale: Length = field(default_factory=lambda: Percent(10))
     """For shape rsqrt: time after which the learning rate has fallen by sqrt(2)."""
-    drops: tuple[float, ...] = (30.0, 60.0, 90.0)
+    drops: tuple[Annotated[float, Range(0, 100)], ...] = (30.0, 60.0, 90.0)
     """For shape step: points of the run, in percent, at which the learning rate is divided by ten (BiT)."""
+
+    def rate(self, now: Progress, peak: float) -> float:
+        """Return the learning rate of the step that follows `now`; `peak` is `optim.lr`.
+
+        `now.step` and `now.total` count optimiser steps, `now.done` is the share of the run that is over, and
+        `now.steps(duration)` converts a duration. Raises UsageError if the values contradict each other.
+        """
+        from vitrail.training.optim.schedule import learning_rate
+
+        return learning_rate(
+            now.step,
+            now.total,
+            peak,
+            shape=self.shape,
+            warmup=now.steps(self.warmup),
+            end=self.end,
+            timescale=now.steps(self.timescale),
+            drops=[percent * now.total / 100 for percent in self.drops],
+        )
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(Settings, section="average"):
     """A second set of weights, averaged over steps. It is evaluated and saved as the model."""
 
     kind: Literal["none", "ema", "polyak"] = "none"
     """Weight averaging. ema: exponential with `decay`, which ramps up over the first steps; polyak: uniform mean of all
     steps from `start`."""
-    decay: float = 0.9999
+    decay: Decay = 0.9999
     """For ema: share of the average that each step keeps."""
-    start: Duration = Percent(75)
+    start: Moment = Percent(75)
     """For polyak: when averaging starts."""
 
 
 @dataclass(frozen=True)
-class Progressive:
+class Progressive(Settings, section="progressive"):
     """Progressive resizing: small images first. They have fewer tokens, so more epochs fit into the same time."""
 
-    start: float = 1.0
+    start: Part = 1.0
     """Side of the first images as a share of the full side; 1 switches progressive resizing off."""
-    until: Duration = Percent(80)
+    until: Moment = Percent(80)
     """When images reach the full side."""
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Settings):
     """One training run, complete."""
 
-    name: str = "train"
+    name: Annotated[str, FolderName()] = "train"
     """Name of the run. Its folder is `out`/`name`-<n>."""
     out: str = "runs"
     """Folder in which the run folder is created."""
@@ -139,7 +224,7 @@ class Run:
     """Architecture, such as S/16, B/32, R50+B/16 or R50x1 (`vitrail.model.variants.variant` lists them)."""
     vit: Model = field(default_factory=Model)
     """Changes to the named architecture."""
-    image_size: int | None = None
+    image_size: Side | None = None
     """Side of the square input in pixels (default: from the data, or from the weights)."""
     weights: str | None = None
     """Weights to start from: a run, a model folder, a weight file, or a name on the hub. The classifier becomes a zero
@@ -149,7 +234,9 @@ class Run:
     tune: Tune = "all"
     """Which part of the pretrained network is trained; the classifier always is. Checkpoints store only the trained
     part."""
-    objective: Supervised | MaskedPatch | MAE | BEiT | DINO | Tokenizer = field(default_factory=Supervised)
+    objective: Supervised | MaskedPatch | MAE | BEiT | DINO | Tokenizer | ObjectiveSettings = field(
+        default_factory=Supervised
+    )
     """What the network learns, chosen by `objective.kind`: from labels or without labels."""
     augment: Augment = field(default_factory=Augment)
     """Random changes to training images."""
@@ -163,31 +250,33 @@ class Run:
     """Averaging of the weights over steps."""
     progressive: Progressive = field(default_factory=Progressive)
     """Progressive resizing of training images."""
-    duration: Duration = Epochs(30)
+    duration: Length = Epochs(30)
     """Length of the run."""
-    time_limit: float | None = None
+    time_limit: Annotated[float, Range(0, LARGE, above=True)] | None = None
     """Time limit of the training in minutes. The whole schedule is compressed to fit into it (default: no limit)."""
-    batch_size: int | None = None
+    batch_size: Count | None = None
     """Number of images per optimiser step over all processes (default: from the number of training images, at most
     512)."""
-    accumulate: int | None = None
+    accumulate: Count | None = None
     """Number of micro-batches per optimiser step (default: the fewest that fit in memory)."""
-    evaluate_every: Duration = Epochs(1)
+    evaluate_every: Length = Epochs(1)
     """Time between two evaluations on the validation images."""
-    fewshot: tuple[int, ...] | None = None
+    fewshot: tuple[Annotated[int, Range(1, 100_000)], ...] | None = None
     """Measure few-shot accuracy at each evaluation, with these numbers of images per class, such as 1 5 10. The
     training does not change (default: no measurement)."""
-    knn: int | None = None
+    knn: Annotated[int, Range(1, 100_000)] | None = None
     """Measure kNN accuracy at each evaluation, with this number of nearest training images, such as 20. It works with
     every objective if images have labels (default: no measurement)."""
-    checkpoint_every: Duration = Epochs(1)
+    metric: Metric = field(default_factory=Metric)
+    """The number by which the best model is chosen."""
+    checkpoint_every: Length = Epochs(1)
     """Time between two checkpoints."""
-    keep: int = 2
+    keep: Count = 2
     """Number of newest checkpoints to keep."""
-    early_stop: int | None = None
-    """Stop after this number of evaluations without a better validation top-1 accuracy. Without labels, the validation
-    loss counts (default: never)."""
-    precision: Literal["auto", "bf16", "float32"] = "auto"
+    early_stop: Count | None = None
+    """Stop after this number of evaluations without a better `metric` on the validation images, by default top-1
+    accuracy. Without labels, the validation loss counts (default: never)."""
+    precision: Precision = "auto"
     """Precision of matrix products; the weights stay float32. auto: bf16 where the hardware is fast at it."""
     compile: bool = False
     """Compile each block with torch.compile."""
@@ -199,16 +288,16 @@ class Run:
     wide_branches: bool = False
     """Compute the branches of parallel blocks as one wide branch. The network is the same; on the CPUs measured it is
     not faster (`vitrail.model.wide`)."""
-    workers: int | None = None
+    workers: Threads | None = None
     """Number of threads that decode images; 0 decodes in the training thread (default: from the number of cores)."""
     cache: Literal["auto", "yes", "no"] = "auto"
     """Cache decoded images in memory. auto: if they are small and fit."""
-    timeout: float = 1800.0
+    timeout: Seconds = 1800.0
     """Seconds that a process waits for the others before the run fails. Work that only the main process does may take
     longer."""
-    max_nonfinite: int = 3
+    max_nonfinite: Count = 3
     """Number of consecutive steps with a non-finite loss or gradient after which training stops."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of all random numbers of the run."""
     device: str | None = None
     """Device to train on: 'cpu', 'cuda', 'cuda:1' or 'mps' (default: the fastest available)."""
@@ -216,4 +305,4 @@ class Run:
     @property
     def supervised(self) -> bool:
         """Return whether the run learns from labels. If not, images need no labels and there is no classifier."""
-        return isinstance(self.objective, Supervised)
+        return self.objective.labels

@@ -8,20 +8,20 @@ import torch
 
 from vitrail.data.loading.loader import Loader
 from vitrail.data.sources.open import Splits
-from vitrail.errors import UsageError
 from vitrail.objective.base import Objective
-from vitrail.training.batch_size import cut, image_bytes
+from vitrail.training.batch_size import image_bytes, micro_batches
 from vitrail.training.batches import evaluation_loader, training_loader
-from vitrail.training.checkpoints.state import TrainingState, identity
+from vitrail.training.checkpoints.state import TrainingState, defaults, identity
+from vitrail.training.given import Given, given_network
 from vitrail.training.objectives import build_objective
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.optim.tune import Tuned, tune
-from vitrail.training.plan import Plan
 from vitrail.training.processes.parallel import Parallel, distribute
 from vitrail.training.resolve import Resolved, build_model, resolve
 from vitrail.training.run import Run
+from vitrail.training.timetable import Timetable
 from vitrail.training.validation.validation import Validation
 
 
@@ -33,6 +33,8 @@ class Setup:
     """With every decision made."""
     splits: Splits
     resolved: Resolved
+    given: Given
+    """Objects in place of settings."""
     tuned: Tuned
     image_bytes: float | None
     """Memory that a step takes for each image in the network; None if it was not measured."""
@@ -42,8 +44,8 @@ class Setup:
     optimizer: torch.optim.Optimizer
     loader: Loader
     """Training batches of this process."""
-    plan: Plan
-    sized: Sizes
+    timetable: Timetable
+    resize: Sizes
     """Progressive resizing."""
     average: Averager
     state: TrainingState
@@ -57,7 +59,9 @@ class Setup:
         self.validation.close()
 
 
-def set_up(run: Run, splits: Splits, start: str | None = None, *, measure: bool = False) -> Setup:
+def set_up(
+    run: Run, splits: Splits, start: str | None = None, given: Given | None = None, *, measure: bool = False
+) -> Setup:
     """Return everything that the first step of `run` needs. Nothing is written.
 
     start: Place of the first tensors, in place of `run.weights` (see `Resolved.start`). measure: Measure the memory for
@@ -65,47 +69,60 @@ def set_up(run: Run, splits: Splits, start: str | None = None, *, measure: bool 
     settings, the data or the weights cannot work.
     """
     # every decision that the run leaves open
-    names = splits.class_names
-    resolved = resolve(run, splits.train, names, start)
+    names, given = splits.class_names, given or Given()
+    resolved = resolve(run, splits.train, names, start, given.model)
 
     # the network, its objective, and the micro-batches that fit in memory
     torch.manual_seed(run.seed)
-    model = build_model(resolved)
+    if given.model is None:
+        model = build_model(resolved)
+    else:
+        model = given_network(given.model, len(names), resolved.config.image_size)
     tuned = tune(model, run, resolved.decisions)
-    objective = build_objective(resolved, model, len(names))
+    objective = build_objective(resolved, model, len(names), given.losses, splits.train.labels)
     objective.to(resolved.device).train()
     run, each = resolved.run, None
     if measure or run.accumulate is None:
         each = image_bytes(objective, run, resolved.config)
     if run.accumulate is None:
-        run = replace(run, accumulate=cut(objective, run, resolved.config, each or 0.0))
+        run = replace(run, accumulate=micro_batches(objective, run, resolved.config, each or 0.0))
         resolved.decisions["accumulate"] = f"{run.accumulate}: micro-batches that fit in memory"
-    elif run.accumulate < 1:
-        raise UsageError(f"accumulate is {run.accumulate}; it must be at least 1")
     network = distribute(objective, run)
     optimizer = build_optimizer(objective, run.optim)
 
     # batches, durations in steps, the averaged weights, and the validation
     loader = training_loader(run, splits.train)
     held_out = None if splits.validation is None else evaluation_loader(run, splits.validation)
-    plan = Plan.of(run, len(loader))
-    average = Averager(model if run.supervised else objective, run.average, start=plan.average_start)
+    timetable = Timetable(run, len(loader))
+    average = Averager(model if run.supervised else objective, run.average, start=timetable.average_start)
     about = identity(run, resolved.config, names, splits.fingerprint) | objective.identity()
+    about |= {"given": given.names} if given.names else {}
     card = resolved.card(names)
-    seen, swapped = network.seen(average)
+    evaluated, swapped = network.for_evaluation(average)
     return Setup(
         run=run,
         splits=splits,
         resolved=resolved,
+        given=given,
         tuned=tuned,
         image_bytes=each,
         objective=objective,
         network=network,
         optimizer=optimizer,
         loader=loader,
-        plan=plan,
-        sized=Sizes(run.progressive, resolved.config),
+        timetable=timetable,
+        resize=Sizes(run.progressive, resolved.config),
         average=average,
-        state=TrainingState(objective, optimizer, average, about, base=tuned.base),
-        validation=Validation(seen.kept, swapped, held_out, card, run, tuned.base, splits.train, seen),
+        state=TrainingState(objective, optimizer, average, about, defaults(run, resolved.config), base=tuned.base),
+        validation=Validation(
+            evaluated.evaluated,
+            swapped,
+            held_out,
+            card,
+            run,
+            tuned.base,
+            splits.train,
+            evaluated,
+            given.on_evaluate,
+        ),
     )

@@ -17,23 +17,22 @@ import torch
 from torch import Tensor
 
 from vitrail import world
-from vitrail.device import has_cuda
+from vitrail.device import has_cuda, out_of_memory
 from vitrail.objective.base import Batch, Objective
-from vitrail.training.batch_size import out_of_memory
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
-from vitrail.training.processes.parallel import Alone, Parallel
+from vitrail.training.processes.parallel import Parallel, SingleProcess
 from vitrail.training.run import Run
 
 LOSS, COUNT, NORM = "loss", "count", "norm"
 OWN = "own "
-"""Names of numbers begin with this that are no metric, but what each process adds to the reduction for itself."""
+"""Prefix of the numbers that are no metric, but what each process adds to the reduction for itself."""
 
 
 @dataclass
-class Outcome:
-    """Sums over the images of one step, all processes together. They stay on the device until they are read."""
+class StepSums:
+    """Sums over the images of one step in all processes. They stay on the device until they are read."""
 
     names: list[str]
     values: Tensor
@@ -83,8 +82,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Done:
-    """A finished step."""
+class FinishedStep:
+    """A step whose update has been launched."""
 
     step: int
     """Counted from 0."""
@@ -92,12 +91,12 @@ class Done:
     """int64 [batch]: the images of this process."""
     rate: float
     """Learning rate."""
-    outcome: Outcome
+    sums: StepSums
 
     @property
     def finite(self) -> bool:
         """Return whether loss and gradient were finite. If not, the step has changed nothing."""
-        return math.isfinite(self.outcome.loss) and math.isfinite(self.outcome.norm)
+        return math.isfinite(self.sums.loss) and math.isfinite(self.sums.norm)
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
@@ -118,7 +117,7 @@ def backward(
     autocast: bool,
     network: Parallel | None = None,
     own: Callable[[], dict[str, float]] = dict,
-) -> Outcome:
+) -> StepSums:
     """Set the gradient of the mean loss over the batches of all processes, and return the sums of the step.
 
     The batch is cut into `parts` micro-batches. Each gives the gradient of a *sum*; the sums are divided once, at the
@@ -126,7 +125,7 @@ def backward(
     rounding and from normalisation over the batch (BatchNorm). `own` returns further numbers of this process, which are
     summed over the processes.
     """
-    network = network or Alone(objective)
+    network = network or SingleProcess(objective)
     device = next(objective.parameters()).device
     totals: dict[str, Tensor] = {}
     examples = 0
@@ -148,7 +147,7 @@ def backward(
     host = torch.tensor(list(known.values()), dtype=wide).to(device, non_blocking=True)
     values = world.sum_(torch.cat([torch.stack(list(totals.values())), host]))
     network.mean(values[len(totals)] if world.active() else examples)
-    return Outcome([*totals, *known], values)
+    return StepSums([*totals, *known], values)
 
 
 class TrainingStep:
@@ -160,7 +159,7 @@ class TrainingStep:
 
     guard: Restores BatchNorm statistics. on_memory: Called with (step, parts) when `parts` grows. on_done: Called with
     each finished step, in order; one step late if `late` is set. own: Returns further numbers of this process, which
-    each `Outcome` holds summed over all processes.
+    `StepSums` holds summed over all processes.
     """
 
     def __init__(
@@ -171,19 +170,20 @@ class TrainingStep:
         average: Averager,
         guard: FiniteGuard,
         *,
-        on_memory: Callable[[int, int], None] = lambda step, parts: None,
-        on_done: Callable[[Done], None] = lambda done: None,
-        own: Callable[[], dict[str, float]] = dict,
+        on_memory: Callable[[int, int], None],
+        on_done: Callable[[FinishedStep], None],
+        own: Callable[[], dict[str, float]],
     ) -> None:
         assert run.batch_size and run.accumulate  # decided by now
         self.parts = run.accumulate
         self.objective = network.objective
-        self.late = next(self.objective.parameters()).device.type != "cpu" and not _acts_after_steps(self.objective)
-        self._most = math.ceil(run.batch_size / world.size())
+        acts_after_steps = type(self.objective).after_step is not Objective.after_step  # as a teacher and a codebook do
+        self.late = next(self.objective.parameters()).device.type != "cpu" and not acts_after_steps
+        self._most_parts = math.ceil(run.batch_size / world.size())
         self._run, self._network, self._optimizer, self._average = run, network, optimizer, average
         self._on_memory, self._on_done, self._own = on_memory, on_done, own
         self._guard = guard
-        self._pending: Done | None = None
+        self._pending: FinishedStep | None = None
 
     def __call__(self, batch: Batch, step: int, *, rate: float, decay: float | None = None) -> None:
         """Take step number `step` with this learning rate, and with this weight decay on kernels.
@@ -195,7 +195,7 @@ class TrainingStep:
         while True:
             try:
                 seed_step(self._run.seed, step, world.rank())
-                outcome = backward(
+                sums = backward(
                     self.objective,
                     batch,
                     step=step,
@@ -206,20 +206,19 @@ class TrainingStep:
                 )
                 break
             except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error) or world.size() > 1 or self.parts >= self._most:
+                if not out_of_memory(error) or world.size() > 1 or self.parts >= self._most_parts:
                     raise
             # here the error is gone, and with it the memory that its traceback held
             self._start_over(step)
         self.settle()
-        norm = clip_(self.objective.parameters(), self._run.optim.clip)
-        norm = norm.to(outcome.values)
-        finite = torch.isfinite(norm) & torch.isfinite(outcome.values[outcome.names.index(LOSS)])
+        norm = clip_(self.objective.parameters(), self._run.optim.clip).to(sums.values)
+        finite = torch.isfinite(norm) & torch.isfinite(sums.values[sums.names.index(LOSS)])
         update(self._optimizer, finite)
         self._guard.restore(unless=finite)
         self._optimizer.zero_grad(set_to_none=True)
-        outcome = Outcome([*outcome.names, NORM], torch.cat([outcome.values, norm[None]]))
-        outcome.fetch()
-        self._pending = Done(step, batch.index, rate, outcome)
+        sums = StepSums([*sums.names, NORM], torch.cat([sums.values, norm[None]]))
+        sums.fetch()
+        self._pending = FinishedStep(step, batch.index, rate, sums)
         if not self.late:
             self.settle()
 
@@ -234,15 +233,11 @@ class TrainingStep:
         self._on_done(done)
 
     def _start_over(self, step: int) -> None:
+        """Free memory and cut the batch into twice as many micro-batches."""
         self.objective.zero_grad(set_to_none=True)
         self._guard.restore()
         gc.collect()
         if has_cuda():
             torch.cuda.empty_cache()
-        self.parts = min(2 * self.parts, self._most)
+        self.parts = min(2 * self.parts, self._most_parts)
         self._on_memory(step, self.parts)
-
-
-def _acts_after_steps(objective: Objective) -> bool:
-    """Return whether the objective does something after an update that the next step needs (a teacher, a codebook)."""
-    return type(objective).after_step is not Objective.after_step

@@ -9,13 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vitrail.device import ComputePrecision, Precision
+from vitrail.disk import writing
 from vitrail.errors import UsageError
+from vitrail.files import check_writable, replacing_text
+from vitrail.ranges import Count, Seconds, Side, checked
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.terminal import page, table
 
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.costs.count import Precision
-    from vitrail.costs.measure import Line, Mode, Point, Trial
+    from vitrail.costs.measure import Line, Mode, Point, TimedNetwork
+    from vitrail.exports.engines import TimedEngine
     from vitrail.model.variants import ResNetConfig, ViTConfig
 
 log = logging.getLogger("vitrail")
@@ -48,7 +54,7 @@ class Bench:
     """All measurements, and the machine they were made on."""
 
     device: str
-    precision: Precision
+    precision: ComputePrecision
     threads: int
     torch: str
     largest_batch_is: str
@@ -60,41 +66,59 @@ class Bench:
         return f"{self.device}, {self.precision}, {self.threads} threads, torch {self.torch}"
 
 
+@dataclass(frozen=True)
+class EngineBench:
+    """The engines of one network, the fastest first, and the machine they were measured on."""
+
+    machine: str
+    engines: list[TimedEngine]
+
+
+@checked
 def bench(
     *models: str,
-    image_size: tuple[int, ...] = (),
-    batch_size: tuple[int, ...] = (),
+    image_size: tuple[Side, ...] = (),
+    batch_size: tuple[Count, ...] = (),
     mode: Literal["inference", "training", "both"] = "both",
     device: str | None = None,
-    precision: Literal["auto", "bf16", "float32"] = "auto",
-    seconds: float = 1.0,
+    precision: Precision = "auto",
+    engines: bool = False,
+    seconds: Seconds = 1.0,
     out: str | Path | None = None,
-) -> Bench:
+) -> Bench | EngineBench:
     """Measure images per second, peak memory and the largest batch that fits, by image size (paper, Figure 12).
 
     Each speed is the highest over batch sizes. Images come from memory, so loading them takes no time.
 
+    With --engines, one trained network is measured on this machine's CPU with each engine that is installed: torch,
+    OpenVINO and ONNX Runtime, each in a process of its own. `predict`, `evaluate`, `embed` and `serve` then take the
+    fastest.
+
     Args:
-        models: Model names such as B/16, R50x1 or R50+B/16.
+        models: Model names such as B/16, R50x1 or R50+B/16; with --engines one network as `vitrail predict` takes it.
         image_size: Side of the square input image in pixels; may be repeated (default: 64, 128, 224 and 384).
         batch_size: Batch size to try; may be repeated (default: 1, 2, 4, ... until larger batches are not faster).
         mode: Whether to measure inference, training or both.
-        device: Device to measure: cpu, cuda, cuda:1 or mps (default: the best one of this machine).
-        precision: Precision of the computation; auto is bf16 where the device computes fast in it.
+        engines: Compare the engines of a trained network.
         seconds: Seconds of measuring per batch size.
         out: Folder to write bench.json and the figure bench.png to.
     """
+    compute = Compute(device=device, precision=precision)
     if not models:
-        raise UsageError("which networks? Name at least one: vitrail bench B/16 (or several: vitrail bench B/16 R50x1)")
-    if min((*image_size, *batch_size), default=1) < 1 or not seconds > 0:
-        raise UsageError("image sizes, batch sizes and seconds must be above 0")
+        raise UsageError("no network is given. Name at least one: vitrail bench B/16 (or several: B/16 R50x1)")
+    if out is not None:
+        check_writable(Path(out), UsageError, folder=True)
+    if engines:
+        if len(models) != 1 or len(image_size) > 1 or batch_size:
+            raise UsageError("--engines measures one network at one --image-size, with batches of 1 and 8 images")
+        return _measure_engines(models[0], image_size[0] if image_size else None, compute, seconds, out)
     import torch
 
-    from vitrail.device import choose_device, fast_bf16, fast_float32
+    from vitrail.device import compute_precision, fast_float32
 
-    place = choose_device(device)
+    place = compute.place()
     configs = [(name, config) for name in models for config in _configs(name, image_size or SIZES)]
-    chosen: Precision = ("bf16" if fast_bf16(place) else "float32") if precision == "auto" else precision
+    chosen = compute_precision(place, precision)
     modes: tuple[Mode, ...] = ("inference", "training") if mode == "both" else (mode,)
     with fast_float32():
         measured = [
@@ -104,6 +128,32 @@ def bench(
     result = Bench(str(place), chosen, torch.get_num_threads(), str(torch.__version__), fitting, measured)
     if out is not None:
         _write(result, Path(out))
+    return result
+
+
+def _measure_engines(
+    model: str, image_size: int | None, compute: Compute, seconds: float, out: str | Path | None
+) -> EngineBench:
+    import torch
+
+    from vitrail.device import fast_float32, processor
+    from vitrail.exports.engines import Engines
+    from vitrail.exports.timed_engines import draw, measure
+    from vitrail.verbs.network.classifier import load_classifier
+
+    if compute.place().type != "cpu":
+        raise UsageError("--engines compares what computes on a CPU: add --device cpu")
+    found = Engines(load_classifier(model, image_size), compute.precision)
+    with fast_float32():
+        rows = measure(model, image_size, found, seconds)
+    found.remember(rows)
+    threads = torch.get_num_threads()
+    result = EngineBench(f"{processor()}, {found.precision}, {threads} threads, torch {torch.__version__}", rows)
+    if out is not None:
+        with writing(Path(out), UsageError):
+            with replacing_text(Path(out) / "engines.json") as file:
+                file.write(json.dumps(as_json(result), indent=1) + "\n")
+            draw(rows, Path(out) / "engines.png", f"{model}: {result.machine}")
     return result
 
 
@@ -121,17 +171,22 @@ def _measure(
     config: ViTConfig | ResNetConfig,
     mode: Mode,
     device: torch.device,
-    precision: Precision,
+    precision: ComputePrecision,
     batches: tuple[int, ...],
     seconds: float,
 ) -> Measured:
     from vitrail.costs import measure
     from vitrail.costs.count import macs
 
-    trial = measure.Trial(config, mode, device, precision)
-    line = measure.memory_line(trial)
-    largest = _largest(trial, line)
-    at = partial(measure.rate, trial, seconds=seconds)
+    timed = measure.TimedNetwork(config, mode, device, precision)
+    line = measure.memory_line(timed)
+    largest = _largest(timed, line)
+    if too_large := [batch for batch in batches if batch > max(largest, 1)]:
+        raise UsageError(
+            f"a batch of {max(too_large):,} images does not fit into the free memory ({mode} of {name} at "
+            f"{config.image_size[0]} px); at most {largest:,} images fit. Choose a smaller --batch-size"
+        )
+    at = partial(measure.rate, timed, seconds=seconds)
     if batches:
         points = [at(batch) for batch in sorted(set(batches))]
     else:
@@ -143,22 +198,22 @@ def _measure(
     return Measured(name, side, mode, best, flops, line.bytes(best.batch), largest, points)
 
 
-def _largest(trial: Trial, line: Line) -> int:
+def _largest(timed: TimedNetwork, line: Line) -> int:
     from vitrail.costs import measure
     from vitrail.device import free_memory
 
-    if trial.device.type == "cuda":
-        return measure.search_largest(partial(measure.step_fits, trial))
+    if timed.device.type == "cuda":
+        return measure.search_largest(partial(measure.step_fits, timed))
     # the fixed part is allocated already: the rest has to fit into free memory
-    return line.largest(line.fixed + SHARE * free_memory(trial.device))
+    return line.largest(line.fixed + SHARE * free_memory(timed.device))
 
 
 def _write(result: Bench, folder: Path) -> None:
     from vitrail.costs.figure import Curve, draw
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.json").write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
+    with writing(folder, UsageError):
+        with replacing_text(folder / "bench.json") as file:
+            file.write(json.dumps(as_json(result), indent=1) + "\n")
         curves: dict[tuple[str, str], Curve] = {}
         for row in result.measured:
             curve = curves.setdefault((row.model, row.mode), Curve(row.model, row.mode, [], [], []))
@@ -166,33 +221,43 @@ def _write(result: Bench, folder: Path) -> None:
             curve.images_per_second.append(row.best.images_per_second)
             curve.largest_batch.append(row.largest_batch)
         draw(list(curves.values()), folder / "bench.png", result.machine)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
-def show(result: Bench) -> Any:
+def show(result: Bench | EngineBench) -> Any:
     """Return the result as a table for a terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD)
-    for column in ("model", "px", "mode", "images/s", "batch", "GFLOP/s", "MiB", "fits"):
-        table.add_column(column, justify="left" if column in ("model", "mode") else "right", no_wrap=True)
-    for row in result.measured:
-        numbers = (
+    if isinstance(result, EngineBench):
+        lines = [
+            (
+                row.engine,
+                f"{row.images_per_second:,.1f}",
+                f"{row.latency_ms:,.1f}",
+                f"{row.memory_bytes / 2**20:,.0f}",
+                f"{row.difference:.1e}",
+            )
+            for row in result.engines
+        ]
+        note = f"{result.machine}; {result.engines[0].engine} will be used (--engine auto)"
+        return page(table(("engine", "images/s", "ms for one", "MiB", "difference"), lines), note)
+    rows = [
+        (
+            row.model,
+            row.image_size,
+            row.mode,
             f"{row.best.images_per_second:,.1f}",
             f"{row.best.batch:,}",
             f"{row.flops_per_second / 1e9:,.0f}",
             f"{row.peak_bytes / 2**20:,.0f}",
             f"{row.largest_batch:,}",
         )
-        table.add_row(row.model, str(row.image_size), row.mode, *numbers)
+        for row in result.measured
+    ]
     note = f"MiB is the peak memory; fits is the largest batch, {result.largest_batch_is}"
-    return Group(table, Text(f"{result.machine}; {note}"))
+    return page(
+        table(("model", "px", "mode", "images/s", "batch", "GFLOP/s", "MiB", "fits"), rows),
+        f"{result.machine}; {note}",
+    )
 
 
-def as_json(result: Bench) -> Any:
+def as_json(result: Bench | EngineBench) -> Any:
     """Return the result as JSON values."""
     return asdict(result)

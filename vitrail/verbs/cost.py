@@ -1,18 +1,21 @@
-"""`vitrail cost`: what a network costs to train, before any of it is trained."""
+"""`vitrail cost`: estimate the cost of training a network without training it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vitrail.costs.devices import MEASURED, Device
 from vitrail.errors import UsageError
+from vitrail.ranges import Amount, Count, Part, Range, Side, Whole, checked
+from vitrail.verbs.terminal import page, table
 
 if TYPE_CHECKING:
-    from vitrail.costs.count import Precision
+    from vitrail.costs.bill import Bill, Power
     from vitrail.costs.estimate import Cost
     from vitrail.costs.table6 import Row
+    from vitrail.device import ComputePrecision
     from vitrail.model.variants import ResNetConfig, ViTConfig
 
 TABLE = "table6"
@@ -25,20 +28,28 @@ with AVX512-BF16: Ti/16 0.59, S/16 0.75, B/16 0.79."""
 class Report:
     """The cost of a network, and with `--count` its activation memory per image in float32 on an accelerator."""
 
-    cost: Cost
+    cost: Cost | Bill
+    """A `Bill` alone if the days were given instead of a network."""
     counted: dict[str, int] | None = None
 
 
+@checked
 def cost(
-    model: str | Path,
+    model: str | Path | None = None,
     *,
-    images: float | None = None,
-    epochs: float | None = None,
-    image_size: int | None = None,
-    classes: int | None = None,
+    images: Amount | None = None,
+    epochs: Amount | None = None,
+    image_size: Side | None = None,
+    classes: Whole | None = None,
     device: str = "tpu-v3",
-    utilisation: float | None = None,
-    usd_per_hour: float | None = None,
+    utilisation: Part | None = None,
+    usd_per_hour: Amount | None = None,
+    core_days: Amount | None = None,
+    devices: Count = 1,
+    energy: bool = False,
+    watts: Amount | None = None,
+    overhead: Annotated[float, Range(1, 10)] | None = None,
+    intensity: Amount | None = None,
     count: bool = False,
 ) -> Report | tuple[Row, ...]:
     """Estimate what a network costs to train: parameters, MACs, exaFLOPs, days of a device, money, memory.
@@ -57,20 +68,32 @@ def cost(
             or cpu, which is this machine with its peak measured now.
         utilisation: Share of the device's peak that training reaches (default: the known share of the device).
         usd_per_hour: Price of the device in dollars per hour (default: an example price of 2026).
+        core_days: Published TPUv3-core-days of a run, or days of one --device, in place of a model: their price.
+        devices: Number of devices that share the work.
+        energy: Also estimate the energy in kWh and the carbon dioxide in kg.
+        watts: Power of one device with its share of the host (default: a published value of the device).
+        overhead: Energy of the data centre over that of its machines (default: 1.1, a published average).
+        intensity: Kilograms of CO2 per kWh (default: 0.429, the average of the United States in 2020).
         count: Also show the activation memory in float32 on an accelerator.
     """
+    from vitrail.costs.bill import Bill
     from vitrail.costs.count import activation_bytes
     from vitrail.costs.estimate import estimate
 
     if str(model) == TABLE:
         return _table(images, epochs, image_size, classes)
     if epochs is not None and images is None:
-        raise UsageError(f"{epochs:g} epochs of how many images? Add --images N")
-    for name, value in (("images", images), ("epochs", epochs), ("usd_per_hour", usd_per_hour)):
-        if value is not None and not 0 <= value < float("inf"):
-            raise UsageError(f"{name} is {value:g}; it must be a finite number, zero or more")
-    config = _config(model, image_size, classes)
+        raise UsageError(f"--epochs {epochs:g} needs the number of images. Add --images N")
     target, precision = _device(device)
+    power = _power(target, energy, watts, overhead, intensity)
+    if core_days is not None:
+        if model is not None or images is not None:
+            raise UsageError("--core-days are the days of a whole run: give them without a model and --images")
+        price = target.usd_per_hour if usd_per_hour is None else usd_per_hour
+        return Report(Bill(core_days, target, devices, price, power))
+    if model is None:
+        raise UsageError("no network is given: vitrail cost B/16, or vitrail cost --core-days 680")
+    config = _config(model, image_size, classes)
     found = estimate(
         str(model),
         config,
@@ -78,6 +101,8 @@ def cost(
         device=target,
         utilisation=utilisation,
         usd_per_hour=usd_per_hour,
+        devices=devices,
+        power=power,
         precision=precision,
         place="cpu" if device == MEASURED else "accelerator",
     )
@@ -87,11 +112,22 @@ def cost(
     return Report(found, {"params": found.params, "macs": found.macs, "activation_bytes_float32": kept})
 
 
+def _power(
+    target: Device, energy: bool, watts: float | None, overhead: float | None, intensity: float | None
+) -> Power | None:
+    """Return the power to estimate energy with; None if it is not asked for. Raises UsageError."""
+    from vitrail.costs.bill import power_of
+
+    if energy or watts is not None or overhead is not None or intensity is not None:
+        return power_of(target, watts, overhead, intensity)
+    return None
+
+
 def _table(*given: object) -> tuple[Row, ...]:
     from vitrail.costs.table6 import ROWS
 
     if any(value is not None for value in given):
-        raise UsageError(f"{TABLE} is about the paper's own runs: leave out images, epochs, image_size and classes")
+        raise UsageError(f"{TABLE} shows the paper's own runs. Remove --images, --epochs, --image-size and --classes")
     return ROWS
 
 
@@ -102,8 +138,6 @@ def _config(model: str | Path, image_size: int | None, classes: int | None) -> V
     changes: dict[str, Any] = {} if classes is None else {"classes": classes}
     if image_size is not None:
         changes["image_size"] = (image_size, image_size)
-    if (classes or 0) < 0 or (1 if image_size is None else image_size) < 1:
-        raise UsageError("classes must be zero or more, and image_size at least 1")
     if Path(model).exists() or _on_a_hub(str(model)):
         from vitrail.weights.load import read_card
 
@@ -118,22 +152,22 @@ def _on_a_hub(model: str) -> bool:
     return is_name(model) and not model.rpartition("/")[2].isdigit()
 
 
-def _device(name: str) -> tuple[Device, Precision]:
+def _device(name: str) -> tuple[Device, ComputePrecision]:
     """Return a device of the table, or this machine, with the precision of training on it."""
     from vitrail.costs.devices import device
 
     return _measured() if name == MEASURED else (device(name), "bf16")
 
 
-def _measured() -> tuple[Device, Precision]:
+def _measured() -> tuple[Device, ComputePrecision]:
     """Return this machine's processor with the rate of its matrix products and its free memory, measured now."""
     import torch
 
     from vitrail.costs.measure import matmul_rate
-    from vitrail.device import fast_bf16, fast_float32, free_memory
+    from vitrail.device import compute_precision, fast_float32, free_memory
 
     place = torch.device("cpu")
-    precision: Precision = "bf16" if fast_bf16(place) else "float32"
+    precision = compute_precision(place)
     with fast_float32():
         peak = matmul_rate(place, precision)
     description = f"this machine, {torch.get_num_threads()} threads, {precision}"
@@ -156,17 +190,14 @@ def show(result: Report | tuple[Row, ...]) -> Any:
 
 
 def _shown_table(rows: tuple[Row, ...]) -> Any:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     from vitrail.costs.estimate import CONVENTION
 
-    table = Table("run", "epochs", "exaFLOPs", "published", "difference")
-    for row in rows:
-        numbers = (f"{row.epochs}", f"{row.exaflops:,.1f}", f"{row.published:,.0f}", f"{row.difference:+.1%}")
-        table.add_row(row.name, *numbers)
-    return Group(table, Text(f"{CONVENTION}; 224 px, 303 million images of JFT, no classifier"))
+    cells = [
+        (row.name, row.epochs, f"{row.exaflops:,.1f}", f"{row.published:,.0f}", f"{row.difference:+.1%}")
+        for row in rows
+    ]
+    columns = ("run", "epochs", "exaFLOPs", "published", "difference")
+    return page(table(columns, cells), f"{CONVENTION}; 224 px, 303 million images of JFT, no classifier")
 
 
 def as_json(result: Report | tuple[Row, ...]) -> Any:

@@ -1,16 +1,23 @@
-"""`vitrail embed`: the features of images, in a file."""
+"""`vitrail embed`: write the features of images to a file."""
 
 from __future__ import annotations
 
 import glob
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
+from vitrail.exports.kinds import EngineName
+from vitrail.files import check_writable
+from vitrail.ranges import Count, Side, Threads, checked
+from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network import bulk
-from vitrail.verbs.network.bulk import Answered, features_of, is_bulk, open_job, run
-from vitrail.verbs.network.features import Embedder, Prepare, open_splits
+from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
+from vitrail.verbs.network.features import Embedder, Prepare, open_train_and_test
+from vitrail.verbs.terminal import unreadable_json, unreadable_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,39 +26,50 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Embedded:
-    """What was written where."""
+class WrittenFeatures:
+    """The file of features that was written."""
 
     out: str
     images: dict[str, int]
-    """Images by split; by "" where there are no splits."""
+    """Number of images of each split; of the split "" if the images have no splits."""
     width: int
-    """Features of each."""
+    """Number of features of each image, or with --tokens of each token; the largest if layers differ."""
     unreadable: list[tuple[str, str]]
-    """(image, reason)."""
+    """(image, reason) of each image that could not be read."""
+    tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """With --tokens: name of each array of tokens -> its shape."""
 
 
+@checked
 def embed(
     model: str | Path,
     *paths: str | Path,
     out: str | Path | None = None,
     merge: str | Path | None = None,
     split: str | None = None,
+    tokens: bool = False,
+    layers: tuple[int, ...] = (),
     prepare: Prepare = "model",
-    image_size: int | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
+    image_size: Side | None = None,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
     device: str | None = None,
-    precision: Literal["auto", "bf16", "float32"] = "auto",
-) -> Embedded | Answered:
+    precision: Precision = "auto",
+    engine: EngineName = "auto",
+) -> WrittenFeatures | BulkProgress:
     """Write the features of images, which the network's classifier reads, to an .npz file: one vector per image.
 
     For a data set with splits, the file holds train_features, train_labels, train_ids, test_features, test_labels,
     test_ids and class_names, as `vitrail probe --features` reads them. For files, folders and patterns it holds
     features and ids, which are the paths. Unreadable files are skipped and listed.
 
-    With a folder as --out, one Parquet file is written for each shard of the data set, which may have any size. The
-    command may be killed and repeated, and several processes (torchrun, a Slurm array) share the shards.
+    With --tokens, tokens_LAYER stands in place of features: float32 [images, rows, columns, width], the tokens of the
+    grid after that layer and the final LayerNorm. prefix_LAYER [images, tokens, width] are the class token,
+    distillation token and registers, if the network has some. The values are written while they are computed.
+
+    With a folder as --out, one Parquet file is written for each shard of the data set, which may have any size, with
+    columns of the same names: features, or tokens_LAYER and prefix_LAYER as lists of lists. The command may be killed
+    and repeated, and several processes (torchrun, a Slurm array) share the shards.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
@@ -59,89 +77,115 @@ def embed(
         out: The .npz file to write, or a folder.
         merge: With a folder as --out: write all features to this .parquet file, too, once they are complete.
         split: Split of the data set that becomes test (default: test, else validation).
+        tokens: Write the features of each token instead of one vector per image.
+        layers: With --tokens: numbers of the layers, counted from 0; negative numbers count from the end (default: the
+            last layer). Layer 0 of a ResNet is its root, and its stages follow.
         prepare: How images are prepared: 'model' resizes and crops as in evaluation, 'protocol' as `vitrail probe
             fewshot` does.
-        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
-            own size).
-        batch_size: Number of images per batch.
-        workers: Number of threads that decode images (default: from the machine).
-        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
-        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
+    compute = Compute(image_size, batch_size, workers, device, precision, engine)
     if not paths or out is None:
-        raise UsageError(f"vitrail embed {model} FILE|FOLDER|PATTERN|DATA ... --out FEATURES.npz")
-    if not is_bulk(out) and Path(out).suffix.lower() != ".npz":
-        raise UsageError(f"{out}: features are written to a file that ends in .npz, or to a folder")
-    from vitrail.evaluation.feature_file import save_features
-
-    how = dict(
-        prepare=prepare,
-        image_size=image_size,
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-        precision=precision,
-    )
+        raise UsageError(
+            f"embed needs images and a file to write: vitrail embed {model} FILE|FOLDER|PATTERN|DATA ... --out "
+            "FEATURES.npz"
+        )
+    if tokens and engine not in ("auto", "torch"):
+        raise UsageError(f"the engine {engine} computes no tokens: remove --engine")
+    if layers and not tokens:
+        raise UsageError("--layers chooses the layers of --tokens: give both")
     if is_bulk(out):
         if split is not None:
-            raise UsageError(f"split is {split!r}: a folder takes the answers for all splits")
-        asked = {"prepare": prepare, "image_size": image_size, "precision": precision}
-        job = open_job("embed", model, paths, out, **asked)
-        return run(job, features_of(Embedder(model, **how)), merge)  # type: ignore[arg-type]
+            raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
+        settings: dict[str, Any] = {"prepare": prepare, "image_size": image_size, "precision": precision}
+        if not tokens:
+            job = open_job("embed", model, paths, out, **settings)
+            return run(job, feature_columns(Embedder(model, compute, prepare)), merge)
+        columns = token_columns(embedder := Embedder(model, compute, prepare), layers or 1)
+        job = open_job("embed", model, paths, out, **settings, layers=embedder.layers(layers or 1))
+        return run(job, columns, merge)
+    if Path(out).suffix.lower() != ".npz":
+        raise UsageError(f"{out}: features are written to a file that ends in .npz, or to a folder")
     if merge is not None:
-        raise UsageError(f"merge is for a folder of answers, and {out} is one file already")
+        raise UsageError(f"--merge is only for a folder as --out, and {out} is a single file")
+    check_writable(Path(out), DataError)
     sources = _sources(model, paths, split)
-    embedder = Embedder(model, **how)  # type: ignore[arg-type]
+    embedder = Embedder(model, compute, prepare)
+    if tokens:
+        return _write_tokens(embedder, sources, Path(out), layers or 1)
+    from vitrail.evaluation.feature_file import save_features
+
     arrays: dict[str, np.ndarray] = {}
     images: dict[str, int] = {}
-    bad: list[tuple[str, str]] = []
+    unreadable: list[tuple[str, str]] = []
     for name, source in sources.items():
-        added = _arrays(embedder, source, f"{name}_" if name else "", bad)
-        arrays |= added
-        images[name] = len(added[f"{name}_ids" if name else "ids"])
+        prefix = f"{name}_" if name else ""
+        found = embedder(source)
+        arrays |= {f"{prefix}features": found.features} | _described(source, prefix, found.index, found.labels)
+        images[name] = len(found)
+        unreadable += found.bad
     save_features(out, arrays)
-    width = next(array.shape[1] for name, array in arrays.items() if name.endswith("features"))
-    return Embedded(str(out), images, width, bad)
+    return WrittenFeatures(str(out), images, embedder.width, unreadable)
 
 
-def _arrays(embedder: Embedder, source: Listed, prefix: str, bad: list[tuple[str, str]]) -> dict[str, np.ndarray]:
-    """What the file holds of one split; `bad` is added to."""
+def _write_tokens(
+    embedder: Embedder, sources: dict[str, Listed], out: Path, layers: int | tuple[int, ...]
+) -> WrittenFeatures:
+    """Write the tokens of images batch by batch."""
+    from vitrail.data.labels.sets import LabelSets
+    from vitrail.evaluation.growing_npz import growing_npz
+
+    compute = embedder.tokens(layers)
+    described: dict[str, np.ndarray] = {}
+    images: dict[str, int] = {}
+    unreadable: list[tuple[str, str]] = []
+    with growing_npz(out) as arrays:
+        for name, source in sources.items():
+            prefix = f"{name}_" if name else ""
+            index, bad = embedder.each_batch(source, compute, partial(arrays.append, prefix))
+            labels = source.labels[index]
+            described |= _described(source, prefix, index, labels.marks() if isinstance(labels, LabelSets) else labels)
+            images[name] = len(index)
+            unreadable += bad
+        arrays.save(described)
+    width = max(shape[-1] for shape in arrays.shapes.values())
+    return WrittenFeatures(str(out), images, width, unreadable, arrays.shapes)
+
+
+def _described(source: Listed, prefix: str, index: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the arrays that say which images were computed; their names start with `prefix`."""
     import numpy as np
 
-    found = embedder(source)
-    bad += found.bad
-    arrays = {f"{prefix}features": found.features}
+    arrays = {f"{prefix}ids": np.array([source.id(int(i)) for i in index], dtype=np.str_)}
     if source.class_names:
-        arrays |= {f"{prefix}labels": found.labels, "class_names": np.array(source.class_names, dtype=np.str_)}
-    arrays[f"{prefix}ids"] = np.array([source.id(int(i)) for i in found.index], dtype=np.str_)
+        arrays |= {f"{prefix}labels": labels, "class_names": np.array(source.class_names, dtype=np.str_)}
     return arrays
 
 
 def _sources(model: str | Path, paths: tuple[str | Path, ...], split: str | None) -> dict[str, Listed]:
-    """The images: of a data set with splits "train" and "test", else one source, called ""."""
+    """Return the images of a data set with splits as "train" and "test", or all images as one source called ""."""
     from vitrail.data.sources.folder import Files
     from vitrail.evaluation.predict import find_images
 
-    found = _data_set(paths[0]) if len(paths) == 1 else None
-    if found is not None and len(found) > 1:
-        splits = open_splits(model, paths[0], split)
-        return {"train": splits.train, "test": splits.test}
+    splits = _splits(paths[0]) if len(paths) == 1 else None
+    if splits is not None and len(splits) > 1:
+        images = open_train_and_test(model, paths[0], split)
+        return {"train": images.train, "test": images.test}
     if split is not None:
-        raise UsageError(f"split is {split!r}, and {paths[0]} has no splits: leave it out")
-    return {"": Files(find_images(paths))} if found is None else found
+        raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
+    return {"": Files(find_images(paths))} if splits is None else splits
 
 
-def _data_set(path: str | Path) -> dict[str, Listed] | None:
-    """The splits of a data set; None for image files, and for folders of them without splits."""
+def _splits(path: str | Path) -> dict[str, Listed] | None:
+    """Return the splits of a data set; None for image files, patterns, and folders of images without splits."""
     from vitrail.data.sources.folder import is_image_name
-    from vitrail.data.sources.open import find
+    from vitrail.data.sources.open import find_and_warn
     from vitrail.evaluation.predict import find_images
 
     place = Path(path).expanduser()
     if is_image_name(place.name) or (glob.has_magic(str(path)) and not place.exists()):
         return None
     try:
-        found = find(str(path))
+        found = find_and_warn(str(path))
     except DataError:
         if place.is_dir() and next(find_images([place]), None) is not None:
             return None
@@ -153,19 +197,22 @@ def _data_set(path: str | Path) -> dict[str, Listed] | None:
     return {"": next(iter(found.splits.values()))}
 
 
-def show(result: Embedded | Answered) -> str:
+def show(result: WrittenFeatures | BulkProgress) -> str:
     """Return the result as text for a terminal."""
-    if isinstance(result, Answered):
+    if isinstance(result, BulkProgress):
         return bulk.show(result)
     counts = ", ".join(f"{count:,} {name} images".replace("  ", " ") for name, count in result.images.items())
-    lines = [f"{counts} of {result.width} features each: {result.out}"]
-    return "\n".join(lines + [f"unreadable image, skipped: {id_} ({reason})" for id_, reason in result.unreadable])
+    each = f"{counts} of {result.width} features each" if not result.tokens else f"tokens of {counts}"
+    arrays = [f"  {name} [{', '.join(f'{side:,}' for side in shape)}]" for name, shape in result.tokens.items()]
+    lines = [f"{each}: {result.out}", *arrays, *unreadable_lines(result.unreadable)]
+    return "\n".join(lines)
 
 
-def as_json(result: Embedded | Answered) -> Any:
+def as_json(result: WrittenFeatures | BulkProgress) -> Any:
     """Return the result as JSON values."""
-    if isinstance(result, Answered):
+    if isinstance(result, BulkProgress):
         return bulk.as_json(result)
     images = {name or "all": count for name, count in result.images.items()}
-    unreadable = [{"image": id_, "reason": reason} for id_, reason in result.unreadable]
-    return {"out": result.out, "images": images, "width": result.width, "unreadable": unreadable}
+    unreadable = unreadable_json(result.unreadable)
+    tokens = {"tokens": {name: list(shape) for name, shape in result.tokens.items()}} if result.tokens else {}
+    return {"out": result.out, "images": images, "width": result.width, **tokens, "unreadable": unreadable}

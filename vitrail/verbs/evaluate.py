@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.config import from_yaml
+from vitrail.device import Precision
 from vitrail.errors import UsageError
+from vitrail.exports.kinds import EngineName
+from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.training.run import Run
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.network import label_results
 from vitrail.verbs.network.classifier import load_classifier, output_names
+from vitrail.verbs.terminal import page, table, unreadable_lines
 
 if TYPE_CHECKING:
     import numpy as np
 
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
-    from vitrail.data.images.ops import Op
+    from vitrail.data.images.geometry import Op
     from vitrail.data.item import Listed
     from vitrail.evaluation.classify import Classification
-    from vitrail.evaluation.groups import Group
+    from vitrail.evaluation.groups import GroupAccuracy
+    from vitrail.evaluation.labels.scores import LabelScores
     from vitrail.model.resnet.network import ResNet
     from vitrail.model.vit import ViT
 
@@ -32,11 +40,11 @@ class Evaluation:
 
     model: str
     data: str
-    found: Classification
-    groups: list[Group] = field(default_factory=list)
+    found: Classification | LabelScores
+    groups: list[GroupAccuracy] = field(default_factory=list)
     """Means over groups of classes, if a file defines groups."""
     notes: list[str] = field(default_factory=list)
-    """Assumptions, and what was skipped."""
+    """Assumptions, and images or classes that were skipped."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,11 @@ class _Task:
     """The network's outputs to choose among; None: all."""
     key: AnswerKey | None = None
     notes: list[str] = field(default_factory=list)
+    several: bool = False
+    """The network predicts several labels for an image."""
 
 
+@checked
 def evaluate(
     model: str | Path,
     data: str | Path | None = None,
@@ -61,14 +72,19 @@ def evaluate(
     protocol: Literal["imagenet", "real", "v2", "a", "r", "objectnet"] | None = None,
     labels: str | Path | None = None,
     groups: str | Path | None = None,
-    image_size: int | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
+    image_size: Side | None = None,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
     device: str | None = None,
-    precision: Literal["auto", "bf16", "float32"] = "auto",
+    precision: Precision = "auto",
+    engine: EngineName = "auto",
     out: str | Path | None = None,
+    raw: bool = False,
 ) -> Evaluation:
-    """Measure a trained network: top-1, top-5, calibration, accuracy of each class, and confusions.
+    """Measure a trained network: top-1, top-5, balanced accuracy, F1, calibration, each class, and confusions.
+
+    A network that predicts several labels is measured by mean average precision (mAP), F1 (micro, macro and of each
+    label, with the thresholds of its card), exact matches, and the calibration of each label.
 
     Every image counts exactly once, and classes are matched by name. Unreadable images are listed and not counted. With
     a protocol, a network with ImageNet's 1,000 classes is measured on one of ImageNet's test sets as the set's authors
@@ -86,71 +102,68 @@ def evaluate(
         image_size: Side of the square input in pixels. Position embeddings are resampled (default: the size of the
             training).
         batch_size: Number of images per batch. It does not change the results.
-        workers: Number of threads that decode images (default: from the machine).
-        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
-        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
         out: Folder for evaluation.json, reliability.png, calibration.csv, classes.csv and the output for every
-            image (answers.npz). With a name that ends in .npz, only the outputs are written.
+            image (answers.npz); for several labels also cooccurrence.csv. With a name that ends in .npz, only the
+            outputs are written.
     """
-    if precision not in ("auto", "bf16", "float32"):
-        raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
+    compute = Compute(image_size, batch_size, workers, device, precision, engine)
     if protocol is None and labels is not None:
-        raise UsageError("--labels are those of a --protocol: imagenet, real or objectnet")
+        raise UsageError("--labels needs a --protocol that has labels: imagenet, real or objectnet")
     if protocol is not None and (data is None or split is not None):
-        raise UsageError(f"--protocol {protocol} names a whole test set: vitrail evaluate {model} DIR, without --split")
-    from vitrail.evaluation.groups import group_means, misfits, read_groups
-    from vitrail.verbs.network.evaluate_files import make_room, write
+        raise UsageError(f"--protocol {protocol} needs its folder, without --split: vitrail evaluate {model} DIR")
+    from vitrail.data.cache import refuse_within
+    from vitrail.evaluation.classify import Classification
+    from vitrail.evaluation.groups import group_accuracies, group_warnings, read_groups
+    from vitrail.verbs.network.evaluate_files import check, write
 
     if out is not None:
-        make_room(Path(out))
+        if data is not None:
+            refuse_within(out, str(data))
+        check(Path(out))
     named = {} if groups is None else read_groups(Path(groups))
     network = load_classifier(model, image_size)
     task = _own(network, model, data, split) if protocol is None else _protocol(network, protocol, str(data), labels)
-    notes = [*task.notes, *(misfits(named, task.class_names) if groups is not None else [])]
-    found = _classify(network, task, batch_size, workers, device, precision)
-    result = Evaluation(str(model), task.name, found, group_means(found, named), notes)
+    notes = [*task.notes, *(group_warnings(named, task.class_names) if groups is not None else [])]
+    if task.several and groups is not None:
+        raise UsageError(
+            f"--groups divides images by their one class, and {model} predicts several labels for an image"
+        )
+    found = _classify(network, task, compute)
+    means = group_accuracies(found, named) if isinstance(found, Classification) else []
+    result = Evaluation(str(model), task.name, found, means, notes)
     if out is not None:
-        write(found, as_json(result), Path(out))
+        write(found, as_json(result), Path(out), raw=raw)
     return result
 
 
-def _classify(
-    network: ViT | ResNet,
-    task: _Task,
-    batch_size: int,
-    workers: int | None,
-    device: str | None,
-    precision: Literal["auto", "bf16", "float32"],
-) -> Classification:
-    from vitrail.data.loading.loader import Loader
-    from vitrail.device import available_cores, choose_device
-    from vitrail.evaluation.classify import classify, predictor
+def _classify(network: ViT | ResNet, task: _Task, compute: Compute) -> Classification | LabelScores:
+    from vitrail.evaluation.classify import classify, refusing
     from vitrail.evaluation.imagenet import choosing
+    from vitrail.evaluation.labels.scores import score_labels
 
-    loader = Loader(
-        task.source,
-        transform=task.transform,
-        image_size=network.card.preprocess.image_size,
-        batch_size=batch_size,
-        shuffle=False,
-        drop_last=False,
-        workers=available_cores() // 2 if workers is None else workers,
-    )
-    try:
-        predict = predictor(network, choose_device(device), precision)
-        predict = predict if task.outputs is None else choosing(predict, task.outputs)
+    predict = refusing(compute.predictor(network), compute.precision)
+    if task.outputs is not None:
+        predict = choosing(predict, task.outputs)
+    with closing(compute.loader(task.source, task.transform, network.card.preprocess.image_size)) as loader:
+        if task.several:
+            return score_labels(predict, loader, task.class_names, network.card.thresholds)
         return classify(predict, loader, task.class_names, task.key)
-    finally:
-        loader.close()
 
 
 def _own(network: ViT | ResNet, model: str | Path, data: str | Path | None, split: str | None) -> _Task:
     """Return the task for any images with the network's classes."""
     from vitrail.data.images.ops import eval_transform
+    from vitrail.data.item import View
+    from vitrail.data.labels.sets import one_label
 
     card = network.card
     source, name = _source(model, data, split, card.class_names or None)
-    return _Task(source, name, output_names(network, source, model), eval_transform(card.preprocess))
+    names = output_names(network, source, model)
+    if card.several:
+        source = View(source, several=True)
+    else:
+        one_label(source.labels, f"{model}, which predicts one class,")
+    return _Task(source, name, names, eval_transform(card.preprocess), several=card.several)
 
 
 def _protocol(network: ViT | ResNet, protocol: str, data: str, labels: str | Path | None) -> _Task:
@@ -178,7 +191,7 @@ def _source(
         return open_split(data, split, class_names), str(data)
     written = Path(model) / "config.yaml"
     if not written.is_file():
-        raise UsageError(f"evaluate on which images? {model} is no run that knows: vitrail evaluate {model} DIR")
+        raise UsageError(f"no images are given, and {model} is not a run with images: vitrail evaluate {model} DIR")
     run = from_yaml(written, Run())
     if split is not None:
         return open_split(run.data.path, split, class_names), f"{run.data.path}, split {split}"
@@ -192,36 +205,30 @@ def _source(
 
 def show(result: Evaluation) -> Any:
     """Return the result as tables for a terminal."""
-    from rich.console import Group as Lines
-    from rich.table import Table
-    from rich.text import Text
-
     from vitrail.evaluation.calibration import calibration
+    from vitrail.evaluation.classify import Classification
 
+    if not isinstance(result.found, Classification):
+        return label_results.show(f"{result.model} on {result.data}", result.found, result.notes)
     found, calibrated = result.found, calibration(result.found)
-    head = (
-        f"{result.model} on {result.data}: top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, "
-        f"loss {found.nll:.4f}, {found.count:,} images"
-    )
-    sure = (
-        f"calibration: ECE {calibrated.ece:.2%}, mean confidence {calibrated.confidence:.2%}, "
-        f"Brier score {calibrated.brier:.4f}"
-    )
-    classes = Table("class", "images", "right", title="worst classes", title_justify="left")
     rows = sorted(zip(found.class_names, found.class_count, found.class_accuracy, strict=True), key=_by_accuracy)
-    for name, count, accuracy in [row for row in rows if row[1]][:WORST]:
-        classes.add_row(name, str(count), f"{accuracy:.1%}")
-    confused = Table("class", "taken for", "images", title="most confused", title_justify="left")
-    for label, answer, count in confusions(found)[:WORST]:
-        confused.add_row(label, answer, str(count))
-    means = Table("group", "classes", "images", "top-1", "top-5", "class mean", title="groups", title_justify="left")
-    for group in result.groups:
-        shares = (f"{share:.1%}" for share in (group.top1, group.top5, group.class_mean))
-        means.add_row(group.name, str(group.classes), str(group.count), *shares)
-    parts: list[Any] = [head, sure, *map(Text, result.notes), classes]
-    parts += [table for table in (means, confused) if table.row_count]
-    parts += [f"unreadable image, skipped: {id_} ({reason})" for id_, reason in found.bad]
-    return Lines(*parts)
+    worst = [(name, count, f"{accuracy:.1%}") for name, count, accuracy in rows if count][:WORST]
+    groups = [
+        (group.name, group.classes, group.count, f"{group.top1:.1%}", f"{group.top5:.1%}", f"{group.class_mean:.1%}")
+        for group in result.groups
+    ]
+    return page(
+        f"{result.model} on {result.data}: top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, "
+        f"loss {found.nll:.4f}, {found.count:,} images",
+        f"every class the same: balanced accuracy {found.balanced_accuracy:.2%}, macro F1 {found.macro_f1:.2%}",
+        f"calibration: ECE {calibrated.ece:.2%}, mean confidence {calibrated.confidence:.2%}, "
+        f"Brier score {calibrated.brier:.4f}",
+        result.notes,
+        table(("class", "images", "right"), worst, "worst classes"),
+        table(("group", "classes", "images", "top-1", "top-5", "class mean"), groups, "groups"),
+        table(("class", "taken for", "images"), confusions(found)[:WORST], "most confused"),
+        unreadable_lines(found.bad),
+    )
 
 
 def _by_accuracy(row: tuple[str, int, float]) -> tuple[float, str]:
@@ -239,12 +246,18 @@ def confusions(found: Classification) -> list[tuple[str, str, int]]:
 
 def as_json(result: Evaluation) -> Any:
     """Return the result as JSON values: numbers, every class, the confusion matrix (rows are true classes)."""
-    from dataclasses import asdict
-
     from vitrail.evaluation.calibration import calibration
+    from vitrail.evaluation.classify import Classification
 
+    if not isinstance(result.found, Classification):
+        return {
+            "model": result.model,
+            "data": result.data,
+            "notes": result.notes,
+            **label_results.as_json(result.found),
+        }
     found, calibrated = result.found, calibration(result.found)
-    classes = zip(found.class_names, found.class_count, found.class_correct, strict=True)
+    classes = zip(found.class_names, found.class_count, found.class_correct, found.class_f1, strict=True)
     return {
         "model": result.model,
         "data": result.data,
@@ -255,7 +268,10 @@ def as_json(result: Evaluation) -> Any:
         "calibration": list(calibrated.rows()),
         "notes": result.notes,
         "groups": [asdict(group) for group in result.groups],
-        "classes": [{"name": name, "count": int(count), "correct": int(right)} for name, count, right in classes],
+        "classes": [
+            {"name": name, "count": int(count), "correct": int(right), "f1": None if f1 != f1 else float(f1)}
+            for name, count, right, f1 in classes
+        ],
         "confusion": found.confusion.tolist(),
         "bad": [{"id": id_, "reason": reason} for id_, reason in found.bad],
     }

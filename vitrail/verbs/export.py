@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vitrail.exports.kinds import Output, Precision, To
+from vitrail.exports.kinds import Output, ProgramPrecision, To
+from vitrail.ranges import NotNegative, Side, checked
 
 if TYPE_CHECKING:
     from vitrail.exports.write import Exported
 
 
+@checked
 def export(
     model: str | Path,
     *images: str | Path,
     to: To = "onnx",
     out: str | Path | None = None,
-    image_size: int | None = None,
+    image_size: Side | None = None,
     output: Output = "logits",
-    precision: Precision = "float32",
+    precision: ProgramPrecision = "float32",
+    calibrate: str | Path | None = None,
+    max_drop: NotNegative = 0.5,
     overwrite: bool = False,
 ) -> Exported:
     """Write a network as a program for another runtime. The program reads uint8 images and knows its classes.
@@ -33,11 +36,13 @@ def export(
         images: Files, folders and patterns of images on which outputs are compared (default: synthetic images).
         to: Runtime: ONNX Runtime, OpenVINO, or 'program' for PyTorch's exported program.
         out: Folder to write (default: a folder here, named after the model and the runtime).
-        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
-            own size).
         output: Output of the program; 'features' are the input of the classifier.
         precision: Number format: float32; float16 for onnx and program, in openvino for storage only; bf16 for
-            program.
+            openvino and program; int8 for onnx and openvino.
+        calibrate: Labelled images, in any form that `vitrail train` takes, such as the data set that the network was
+            trained on. int8 takes its ranges from training images, and its accuracy is measured on held-out ones.
+        max_drop: Largest loss of top-1 accuracy with int8, in points. Layers that cost most stay in float32 if
+            necessary; a larger loss is an error.
         overwrite: Replace an existing folder.
     """
     from vitrail.exports.write import export_model
@@ -45,14 +50,19 @@ def export(
 
     folder = f"{Path(model).resolve().name.partition('.')[0]}-{to}" if out is None else out
     network = load_network(model, image_size)
-    return export_model(network, folder, to, output=output, precision=precision, images=images, overwrite=overwrite)
+    return export_model(
+        network,
+        folder,
+        to,
+        output=output,
+        precision=precision,
+        images=images,
+        calibrate=calibrate,
+        max_drop=max_drop,
+        overwrite=overwrite,
+    )
 
 
 def show(result: Exported) -> str:
     """Return the files that were written and their parity as text."""
     return str(result)
-
-
-def as_json(result: Exported) -> Any:
-    """Return the files that were written and their parity as JSON values."""
-    return asdict(result) | {"folder": str(result.folder)}

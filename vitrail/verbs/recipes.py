@@ -1,4 +1,4 @@
-"""`vitrail recipes`: what there is to start from, and a copy of it to change."""
+"""`vitrail recipes list | show | cp`: list the recipes, show one, or copy one to change it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from vitrail.config import plain, to_yaml
 from vitrail.errors import UsageError
+from vitrail.files import replacing_text
 from vitrail.model.variants import variant
 from vitrail.recipes.published import Recipe
 from vitrail.recipes.registry import RECIPES, find
@@ -45,11 +46,10 @@ def copy_recipe(name: str, file: str | Path) -> Path:
     target = Path(file)
     recipe = find(name)
     text = "".join(f"# {line}".rstrip() + "\n" for line in recipe.description.splitlines())
-    try:
-        with open(target, "x", encoding="utf-8") as out:
-            out.write(f"{text}\n{to_yaml(_settings(recipe, recipe()))}")
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
+    if target.is_file():
+        raise UsageError(f"cannot write {target}: File exists. Choose another name")
+    with replacing_text(target, UsageError) as out:
+        out.write(f"{text}\n{to_yaml(_settings(recipe, recipe()))}")
     return target
 
 
@@ -65,8 +65,7 @@ def _settings(recipe: Recipe, run: Run) -> dict[str, Any]:
 
 def _named(run: Run) -> Run:
     """Return `run` with the values that its network's name stands for."""
-    chosen = {field.name: value for field in fields(run.vit) if (value := getattr(run.vit, field.name)) is not None}
-    config = variant(run.model, **chosen)
+    config = variant(run.model, **run.vit.changes())
     values = {field.name: getattr(config, field.name, None) for field in fields(run.vit)}
     return replace(run, vit=replace(run.vit, **values))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import UsageError
+from vitrail.files import check_writable
 
 if TYPE_CHECKING:
     from vitrail.reports.compare import Comparison
@@ -38,6 +39,8 @@ def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) ->
     target = None if out is None else Path(out)
     if target is not None and target.is_dir():
         raise UsageError(f"--out {out} is a folder. Give the file to write, such as {target / COMPARED}.")
+    if target is not None:
+        check_writable(target, UsageError)
     folders = [Path(folder) for folder in (run, *runs)]
     if len(folders) == 1:
         from vitrail.reports.page import write_report
@@ -57,7 +60,8 @@ def show(result: WrittenReport) -> str:
         return lines[0]
     for label, record in zip(found.labels, found.runs, strict=True):
         evaluation = record.evaluation
-        lines.append(f"{label}: " + ("not evaluated" if evaluation is None else f"top-1 {evaluation.top1:.2%}"))
+        known = "not evaluated" if evaluation is None else f"top-1 {evaluation.top1:.2%}"
+        lines.append(f"{label}: " + (known if record.scores is None else f"mAP {record.scores.map:.2%}"))
     for one in found.against:
         low, high = one.pair.interval
         lines.append(
@@ -78,6 +82,7 @@ def as_json(result: WrittenReport) -> Any:
     for label, record, cost in zip(found.labels, found.runs, found.costs, strict=True):
         evaluation = record.evaluation
         accuracy = None if evaluation is None else {**evaluation.metrics(), "right": int(evaluation.correct.sum())}
+        accuracy = accuracy if record.scores is None else dict(record.scores.metrics())
         spent = {"flops": cost.flops, "seconds": cost.seconds, "joules": cost.joules, "steps": cost.steps}
         value["runs"].append({"run": label, "folder": str(record.folder), "validation": accuracy, "cost": spent})
     value["settings"] = {name: dict(zip(found.labels, values, strict=True)) for name, values in found.settings.items()}

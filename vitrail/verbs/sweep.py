@@ -6,17 +6,23 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 import yaml
 
 from vitrail.config import from_yaml, plain
 from vitrail.errors import UsageError
-from vitrail.recipes.paper_finetune import GRID, GRID_IMAGENET, ROW_OF, VTAB
+from vitrail.evaluation.metric import TITLES, headline
+from vitrail.files import check_writable
+from vitrail.model.variants import ResNetConfig, ViTConfig, variant
+from vitrail.ranges import Epochs, Fraction, Positive, Range, checked
+from vitrail.recipes.paper import REGULARISATION_GRID, REGULARISED
+from vitrail.recipes.paper_finetune import CONVOLUTIONAL_RATE, FINETUNE, GRID, GRID_IMAGENET, ROW_OF, VTAB
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
-from vitrail.verbs.flags.settings import Asked, from_recipe
-from vitrail.verbs.train import files
+from vitrail.verbs.flags.settings import RunArguments, from_recipe
+from vitrail.verbs.terminal import page, table
+from vitrail.words import duration
 
 if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vitrail")
 LR = "optim.lr"
+HYPERRULE = "bit/hyperrule"
+"""The setup of Kolesnikov et al., which the paper also tries for ResNets, to keep the better one (appendix B.1.1)."""
 IMAGENET = 500_000
 """A data set with at least this number of training images gets ImageNet's learning rates, and its number of steps."""
 
@@ -37,7 +45,7 @@ class Preview:
     finished: int
     """Number of trials of the search that are finished already."""
     checked: dict[str, str]
-    """What was checked with the first trial -> the result."""
+    """Check of the first trial -> its result."""
     cost: Cost
     """Cost of the first trial."""
 
@@ -53,19 +61,43 @@ class Preview:
         return None if self.cost.device_days is None else self.count * self.cost.device_days
 
 
+@overload
 def sweep(
     path: str | Path | None = None,
     *,
     weights: str | Path | None = None,
     recipe: str | None = None,
     config: tuple[str | Path, ...] = (),
-    lr: tuple[float, ...] = (),
+    lr: tuple[Positive, ...] = (),
     vary: tuple[str, ...] = (),
-    seeds: int = 3,
-    dev: float | None = None,
-    epochs: float | None = None,
+    seeds: Annotated[int, Range(1, 1000)] = 3,
+    dev: Fraction | None = None,
+    epochs: Epochs | None = None,
     out: str | Path = "runs/sweep",
-    parallel: int | None = None,
+    parallel: Annotated[int, Range(0, 1024, note="0: train in this process")] | None = None,
+    devices: list[str] | None = None,
+    ray: str | None = None,
+    dry_run: Literal[False] = False,
+    **settings: Any,
+) -> SweepResult: ...
+@overload
+def sweep(path: str | Path | None = None, *, dry_run: Literal[True], **settings: Any) -> Preview: ...
+@overload
+def sweep(path: str | Path | None = None, *, dry_run: bool, **settings: Any) -> SweepResult | Preview: ...
+@checked
+def sweep(
+    path: str | Path | None = None,
+    *,
+    weights: str | Path | None = None,
+    recipe: str | None = None,
+    config: tuple[str | Path, ...] = (),
+    lr: tuple[Positive, ...] = (),
+    vary: tuple[str, ...] = (),
+    seeds: Annotated[int, Range(1, 1000)] = 3,
+    dev: Fraction | None = None,
+    epochs: Epochs | None = None,
+    out: str | Path = "runs/sweep",
+    parallel: Annotated[int, Range(0, 1024, note="0: train in this process")] | None = None,
     devices: list[str] | None = None,
     ray: str | None = None,
     dry_run: bool = False,
@@ -85,7 +117,8 @@ def sweep(
         recipe: Recipe to start from, such as paper/finetune-cifar100 (default: finetune, with a length that depends
             on the number of images).
         config: A YAML file of settings, such as the config.yaml of a run. May be repeated.
-        lr: Learning rates to try (default: those of the paper for the recipe, or for this number of images).
+        lr: Learning rates to try (default: those of the paper for the recipe, or for this number of images; for a
+            ResNet BiT's HyperRule, too; for paper/vit-...-imagenet the regularisation of section 4.3).
         vary: Another setting and its values to try, such as 'optim.momentum=0.8,0.9'. May be repeated to try all
             combinations.
         seeds: Number of final runs. Their seeds count up from --seed.
@@ -102,20 +135,19 @@ def sweep(
             exit.
         settings: Any other field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
     """
-    asked = Asked(path, recipe, files(config), epochs, None, weights, settings)
-    execute = _executor(parallel, devices or [], ray)
-    trials = _trials(asked, lr, vary, seeds, dev, Path(out))
+    given = RunArguments(path, recipe, config, epochs, None, weights, settings)
+    execute = executor(parallel, devices or [], ray)
+    trials = _trials(given, lr, vary, seeds, dev, Path(out))
     if dry_run:
         return _preview(trials)
+    check_writable(Path(out), UsageError, folder=True)
     from vitrail.transfer.sweep import sweep as run_sweep
 
     return run_sweep(trials, execute)
 
 
-def _executor(parallel: int | None, devices: Sequence[str], ray: str | None) -> Executor:
-    """Return what trains the trials. Raises UsageError if the flags contradict each other."""
-    if parallel is not None and parallel < 0:
-        raise UsageError(f"--parallel is {parallel}. It must be 0 (train in this process) or more.")
+def executor(parallel: int | None, devices: Sequence[str], ray: str | None) -> Executor:
+    """Return the function that trains the trials. Raises UsageError if the flags contradict each other."""
     if ray is not None:
         if devices or parallel == 0:
             raise UsageError("A Ray cluster decides where trials run. Remove --devices, and give --parallel 1 or more.")
@@ -137,56 +169,77 @@ def _executor(parallel: int | None, devices: Sequence[str], ray: str | None) -> 
     return Processes([devices[i % len(devices)] if devices else None for i in range(count)])
 
 
-def _trials(asked: Asked, lr: Sequence[float], vary: Sequence[str], seeds: int, dev: float | None, out: Path) -> Trials:
+def _trials(
+    given: RunArguments, lr: Sequence[float], vary: Sequence[str], seeds: int, dev: float | None, out: Path
+) -> Trials:
     """Return the trials of the sweep asked for. Raises UsageError and DataError."""
     from vitrail.transfer.grid import Sweep, Trials
     from vitrail.transfer.protocol import arrange, finetune_run
 
-    if asked.path is None and not asked.config:
-        raise UsageError("Sweep on which images? Name their folder: vitrail sweep DIR --from RUN")
-    row = ROW_OF.get(asked.recipe or "")
-    run = asked.over(named(asked.recipe or "finetune"))
-    if run.weights is None and asked.recipe is None:
+    if given.path is None and not given.files:
+        raise UsageError("no images are given. Name their folder: vitrail sweep DIR --from RUN")
+    row = ROW_OF.get(given.recipe or "")
+    run = given.applied_to(named(given.recipe or "finetune"))
+    if run.weights is None and given.recipe is None:
         raise UsageError(
-            "Fine-tune which network? Name it: vitrail sweep DIR --from RUN (or train from scratch: --recipe NAME)"
+            "no weights are given. Name them: vitrail sweep DIR --from RUN (or train from scratch: --recipe NAME)"
         )
     if dev is None:
-        dev = _held_out(asked) or (row.holdout if row is not None and row is not VTAB else None)
+        dev = _held_out(given) or (row.holdout if row is not None and row is not VTAB else None)
     split = arrange(run.data, dev, run.seed)
-    if asked.recipe is not None:
-        run, why = from_recipe(asked)
+    if given.recipe is not None:
+        run, why = from_recipe(given)
         log.info("%s", why)
     else:
         assert run.weights is not None
-        run = asked.over(finetune_run(named("finetune"), run.weights, split.images))
+        run = given.applied_to(finetune_run(named("finetune"), run.weights, split.images))
         log.info("recipe finetune for %s images: %s", f"{split.images:,}", run.duration)
-    grid: dict[str, Sequence[Any]] = {}
-    for text in vary:
-        name, values = values_of(text, run)
-        grid[name] = values
+    grid, others = _tried(given, run, lr, vary, split.images)
+    return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], others, dev), out, split)
+
+
+def _tried(
+    given: RunArguments, run: Run, lr: Sequence[float], vary: Sequence[str], images: int
+) -> tuple[Mapping[str, Sequence[Any]], dict[str, Run]]:
+    """Return the settings to try as a grid, and complete runs to try as well. Without flags they are the paper's."""
+    grid: dict[str, Sequence[Any]] = dict(values_of(text, run) for text in vary)
     if lr and LR in grid:
         raise UsageError(f"--lr and --vary {LR} both set the learning rates to try; give one of them")
-    if lr or not grid:
-        rates = lr or _published(asked.recipe, split.images)
-        grid = {LR: tuple(rates), **grid}
-    return Trials(Sweep(run, grid, [run.seed + i for i in range(seeds)], dev), out, split)
+    if lr or grid:
+        return {LR: tuple(lr), **grid} if lr else grid, {}
+    from vitrail.weights.load import read_card
+
+    network = read_card(run.weights).config if run.weights is not None else variant(run.model)
+    fine_tuning = given.recipe in (None, FINETUNE.name, *ROW_OF)
+    rule = fine_tuning and isinstance(network, ResNetConfig)
+    others = {HYPERRULE: from_recipe(replace(given, recipe=HYPERRULE))[0]} if rule else {}
+    return _published(given.recipe, images, network), others
 
 
-def _held_out(asked: Asked) -> float | None:
+def _held_out(given: RunArguments) -> float | None:
     """Return the share given as --data.holdout, which in a sweep means the same as --dev."""
-    data = asked.settings.get("data")
+    data = given.settings.get("data")
     return data.get("holdout") if isinstance(data, Mapping) else None
 
 
-def _published(recipe: str | None, images: int) -> tuple[float, ...]:
-    """Return the paper's learning rates (Table 4)."""
-    if recipe in (None, "finetune"):
-        return GRID if images < IMAGENET else GRID_IMAGENET
-    if recipe not in ROW_OF:
+def _published(recipe: str | None, images: int, network: ViTConfig | ResNetConfig) -> Mapping[str, Sequence[Any]]:
+    """Return the settings that the paper tries: the learning rates of Table 4, or the regularisation of section 4.3.
+
+    The text has 0.06 for ResNets and hybrids only (appendix B.1.1).
+    """
+    rates: Sequence[float]
+    if recipe in (None, FINETUNE.name):
+        rates = GRID if images < IMAGENET else GRID_IMAGENET
+    elif recipe in ROW_OF:
+        rates = ROW_OF[recipe].grid
+    elif recipe in REGULARISED:
+        return REGULARISATION_GRID
+    else:
         raise UsageError(
             f"no learning rates to try are published for recipe {recipe}. Give them: --lr 0.001 0.003 0.01"
         )
-    return ROW_OF[recipe].grid
+    convolutions = isinstance(network, ResNetConfig) or network.stem == "resnet"
+    return {LR: tuple(rate for rate in rates if rate != CONVOLUTIONAL_RATE or convolutions)}
 
 
 def values_of(text: str, base: Run) -> tuple[str, tuple[Any, ...]]:
@@ -201,7 +254,9 @@ def values_of(text: str, base: Run) -> tuple[str, tuple[Any, ...]]:
     parts, values = name.split("."), []
     for item in node.value:
         written = f"[{listed}]"[item.start_mark.index : item.end_mark.index]
-        value: Any = from_yaml("".join(f"{{{part}: " for part in parts) + written + "}" * len(parts), base)
+        value: Any = from_yaml(
+            "".join(f"{{{part}: " for part in parts) + written + "}" * len(parts), base, imports=True
+        )
         for part in parts:
             value = getattr(value, part)
         values.append(value)
@@ -210,7 +265,7 @@ def values_of(text: str, base: Run) -> tuple[str, tuple[Any, ...]]:
 
 def _preview(trials: Trials) -> Preview:
     from vitrail.transfer.trial import finished
-    from vitrail.verbs.dry_run import check
+    from vitrail.verbs.train.dry_run import check
 
     search = {trial.key: trial for trial in trials.search}.values()
     done = sum(finished(trial.folder) is not None for trial in search) if len(trials.search) > 1 else 0
@@ -218,36 +273,35 @@ def _preview(trials: Trials) -> Preview:
 
 
 def show(result: SweepResult | Preview) -> Any:
-    """Return the table, or the trials to come, for a terminal."""
+    """Return the table, or the list of trials that would be trained, for a terminal."""
     return _shown_preview(result) if isinstance(result, Preview) else _shown(result)
 
 
 def _shown(result: SweepResult) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD)
-    for column in ("trial", "dev top-1", "loss", "test top-1", "seconds", ""):
-        words = column in ("trial", "")
-        table.add_column(column, justify="left" if words else "right", no_wrap=column != "trial")
-    rows = [*result.search, *result.final]
-    for row in rows:
+    trials = [*result.search, *result.final]
+    rows = []
+    for row in trials:
         chosen = not row.trial.final and dict(row.trial.values) == result.chosen
-        table.add_row(*_cells(row), "chosen" if chosen else row.outcome.status)
+        rows.append((*_cells(row), "chosen" if chosen else row.outcome.status))
     last = next(row for row in result.final if row.outcome.status == "done")
-    lines = [f"{row.trial}: {row.outcome.reason}" for row in rows if row.outcome.reason]
-    lines += [f"chosen by {result.split.how} ({result.split.dev:,} images)"] if result.search else []
-    lines += [_measured(result), f"model: {last.outcome.run}", f"table: {result.folder / 'sweep.json'}"]
-    return Group(table, Text("\n".join(lines)))
+    return page(
+        table(("trial", f"dev {TITLES[result.metric]}", "loss", f"test {TITLES[result.metric]}", "seconds", ""), rows),
+        [f"{row.trial}: {row.outcome.reason}" for row in trials if row.outcome.reason],
+        [f"chosen by {result.split.how} ({result.split.dev:,} images)"] if result.search else [],
+        [_measured(result), f"model: {last.outcome.run}", f"table: {result.folder / 'sweep.json'}"],
+    )
 
 
 def _cells(row: TrialResult) -> tuple[str, ...]:
     outcome = row.outcome
-    dev = ("", "") if outcome.dev is None else (f"{outcome.dev['top1']:.2%}", f"{outcome.dev['nll']:.4f}")
-    test = "" if outcome.test is None else f"{outcome.test['top1']:.2%}"
+    dev = ("", "") if outcome.dev is None else (_share(outcome.dev), f"{outcome.dev['nll']:.4f}")
+    test = "" if outcome.test is None else _share(outcome.test)
     return str(row.trial), *dev, test, f"{outcome.seconds:,.0f}"
+
+
+def _share(numbers: dict[str, float]) -> str:
+    """Return top-1, or mAP if images have several labels."""
+    return f"{numbers[headline(numbers) or 'top1']:.2%}"
 
 
 def _measured(result: SweepResult) -> str:
@@ -258,22 +312,20 @@ def _measured(result: SweepResult) -> str:
     spread = "" if std is None else f" ± {100 * std:.2f} (sample standard deviation)"
     lost = len(result.final) - count
     failed = f", without {lost} that failed" if lost else ""
-    return f"test top-1 {100 * mean:.2f} %{spread} over {count} seed{'s' * (count > 1)}{failed}"
+    return f"test {TITLES[result.metric]} {100 * mean:.2f} %{spread} over {count} seed{'s' * (count > 1)}{failed}"
 
 
 def _shown_preview(result: Preview) -> str:
-    from vitrail.costs.estimate import duration
-
     trials, split = result.trials, result.trials.split
     lines = [str(trial) for trial in trials.search] if len(trials.search) > 1 else []
-    lines += [f"the best of them, seed {seed}, on everything" for seed in trials.sweep.seeds]
+    lines += [f"the best values, seed {seed}, on all training images" for seed in trials.sweep.seeds]
     lines = [f"{number:>3}  {line}" for number, line in enumerate(lines, 1)]
-    lines += ["", f"choosing by: {split.how} ({split.dev:,} images)", f"test images: {split.test:,}"]
-    lines += ["", "the first of them:", *(f"{name}: {what}" for name, what in result.checked.items()), ""]
+    lines += ["", f"chosen by: {split.how} ({split.dev:,} images)", f"test images: {split.test:,}"]
+    lines += ["", "first trial:", *(f"{name}: {what}" for name, what in result.checked.items()), ""]
     finished = f", {result.finished} already finished" if result.finished else ""
     if result.days is not None:
         time = duration(result.days)
-        lines.append(f"all: {result.count} trials to train{finished}: about {time} of one such device")
+        lines.append(f"all: {result.count} trials to train{finished}, about {time} on one such device")
     return "\n".join(lines)
 
 

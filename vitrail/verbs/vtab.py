@@ -6,15 +6,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from vitrail.config import Percent, Steps
+from vitrail.device import Precision
+from vitrail.durations import Percent, Steps
 from vitrail.errors import DataError, UsageError
+from vitrail.files import check_writable
+from vitrail.ranges import Count, Positive, Range, Side, Threads, checked
 from vitrail.recipes.paper_finetune import VTAB
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run
-from vitrail.verbs.flags.settings import Asked
-from vitrail.verbs.train import files
+from vitrail.verbs.flags.settings import RunArguments
+from vitrail.verbs.terminal import page, table
 
 if TYPE_CHECKING:
     from vitrail.data.benchmarks.vtab import Task
@@ -25,30 +28,31 @@ log = logging.getLogger("vitrail")
 
 @dataclass(frozen=True)
 class Listing:
-    """The tasks, and where their data are or come from."""
+    """The tasks, with the folders or the sources of their data."""
 
     tasks: list[Task]
     folders: dict[str, str]
-    """Task -> its folder, for the tasks whose data are there."""
+    """Task -> its folder, for the tasks whose data were found."""
     searched: bool
-    """Whether a folder was given to search for data."""
+    """Whether a folder was searched for data."""
 
 
+@checked
 def vtab(
     *,
     weights: str | Path | None = None,
     data: str | Path | None = None,
     tasks: list[str] | None = None,
-    seeds: int = 1,
-    image_size: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
-    lr: float | None = None,
+    seeds: Annotated[int, Range(1, 1000)] = 1,
+    image_size: Side | None = None,
+    steps: Count | None = None,
+    batch_size: Count | None = None,
+    lr: Positive | None = None,
     config: tuple[str | Path, ...] = (),
     out: str | Path = "runs/vtab",
     device: str | None = None,
-    precision: Literal["auto", "bf16", "float32"] = "auto",
-    workers: int | None = None,
+    precision: Precision = "auto",
+    workers: Threads | None = None,
     show_list: bool = False,
 ) -> VtabTable | Listing:
     """Fine-tune a network on each of VTAB-1k's 19 tasks with one setting, and measure it on their test sets.
@@ -71,9 +75,6 @@ def vtab(
         lr: Learning rate, in place of 0.01.
         config: A YAML file of other settings. May be repeated.
         out: Folder of the runs, of the table vtab.json and of the figure vtab.png.
-        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
-        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
-        workers: Number of threads that decode images (default: from the machine).
         show_list: List the tasks and exit.
     """
     from vitrail.data.benchmarks.vtab import TASKS, task_named
@@ -83,15 +84,15 @@ def vtab(
         return _listing(chosen, data)
     if data is None:
         raise UsageError(
-            "Where are the data? vitrail vtab --from RUN --data DIR (`vitrail vtab` lists where to get them)"
+            "no data are given: vitrail vtab --from RUN --data DIR (`vitrail vtab` lists the sources of the data)"
         )
-    if seeds < 1:
-        raise UsageError(f"--seeds is {seeds}. It must be at least 1.")
     settings: dict[str, Any] = {"device": device, "precision": precision, "workers": workers}
     settings |= {"image_size": image_size, "batch_size": batch_size}
     paper = named(VTAB.recipe)
-    asked = Asked(None, None, files(config), None, lr, weights, {k: v for k, v in settings.items() if v is not None})
-    run = _of_length(asked.over(paper), steps)
+    chosen_settings = {name: value for name, value in settings.items() if value is not None}
+    given = RunArguments(config=config, lr=lr, weights=weights, settings=chosen_settings)
+    run = _of_length(given.applied_to(paper), steps)
+    check_writable(Path(out), UsageError, folder=True)
     from vitrail.transfer.vtab import vtab as run_tasks
 
     return run_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out))
@@ -101,8 +102,6 @@ def _of_length(run: Run, steps: int | None) -> Run:
     """Return `run` with the duration `steps` and a warmup in the same proportion."""
     if steps is None:
         return run
-    if steps < 1:
-        raise UsageError(f"--steps is {steps}. It must be at least 1.")
     warmup = Percent(100 * VTAB.warmup / VTAB.steps)
     return replace(run, duration=Steps(steps), schedule=replace(run.schedule, warmup=warmup))
 
@@ -126,41 +125,37 @@ def show(result: VtabTable | Listing) -> Any:
 
 
 def _shown_list(result: Listing) -> str:
-    """Return two lines per task, because addresses are too long for a column."""
+    """Return two lines per task, because an address is too long for a column."""
     lines = []
     for task in result.tasks:
-        where = result.folders.get(task.name) or f"{'not there; ' if result.searched else ''}{task.entry.source}"
+        where = result.folders.get(task.name) or f"{'not found; ' if result.searched else ''}{task.entry.source}"
         kind = f"{task.name:20}  {task.group:11}  {task.classes:3} classes  {task.test_images:6,} test images"
         lines += [kind, f"    {where}"]
     return "\n".join(lines)
 
 
 def _shown(result: VtabTable) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+    from vitrail.transfer.vtab_means import PUBLISHED, QUOTED, means
 
-    from vitrail.transfer.vtab_means import PUBLISHED, means
-
-    table = Table(box=SIMPLE_HEAD, title="VTAB-1k, top-1 in %, compared with the paper's Table 9", title_justify="left")
-    table.add_column("task")
-    for column in (Path(result.weights).name, "±", *PUBLISHED):
-        table.add_column(column, justify="right")
-    for score in result.scores:
-        table.add_row(*_cells(score), *(f"{row[score.task.name]:.1f}" for row in PUBLISHED.values()))
-    table.add_section()
+    others = {**PUBLISHED, **QUOTED}
+    published = others.values()
+    rows = [(*_cells(score), *(f"{row[score.task.name]:.1f}" for row in published)) for score in result.scores]
+    title = "VTAB-1k, top-1 in %, compared with the paper's Table 9 and with S4L of its Figure 2"
+    shown = table(("task", Path(result.weights).name, "±", *others), rows, title)
+    shown.add_section()
     tasks = result.percent
-    theirs = [means({task: row[task] for task in tasks}) for row in PUBLISHED.values()]
+    theirs = [means({task: row[task] for task in tasks}) for row in published]
     for group, (mean, count) in means(tasks).items():
-        table.add_row(f"{group} ({count})", f"{mean:.1f}", "", *(f"{each[group][0]:.1f}" for each in theirs))
-    lines = [f"not the paper's setting: {line}" for line in result.departures]
-    lines += [f"{score.task.name}: {note}" for score in result.scores for note in score.notes]
-    if len(tasks) < len(next(iter(PUBLISHED.values()))):
-        lines.append("All means, also the published ones, are over the tasks above.")
-    lines += [f"skipped: {task} ({reason})" for task, reason in result.absent.items()]
-    lines.append(f"table: {result.folder / 'vtab.json'}, means by group: {result.folder / 'vtab.png'}")
-    return Group(table, Text("\n".join(lines)))
+        shown.add_row(f"{group} ({count})", f"{mean:.1f}", "", *(f"{each[group][0]:.1f}" for each in theirs))
+    fewer = len(tasks) < len(next(iter(published)))
+    return page(
+        shown,
+        [f"not the paper's setting: {line}" for line in result.departures],
+        [f"{score.task.name}: {note}" for score in result.scores for note in score.notes],
+        ["All means, also the published ones, are over the tasks above."] if fewer else [],
+        [f"skipped: {task} ({reason})" for task, reason in result.absent.items()],
+        f"table: {result.folder / 'vtab.json'}, means by group: {result.folder / 'vtab.png'}",
+    )
 
 
 def _cells(score: TaskScore) -> tuple[str, str, str]:

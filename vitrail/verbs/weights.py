@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import UsageError, WeightsError
+from vitrail.ranges import Count, checked
+from vitrail.verbs.terminal import page, table
 
 if TYPE_CHECKING:
     from vitrail.weights.assemble import LoadReport
@@ -60,12 +62,13 @@ class Pushed:
     url: str | None = None
 
 
+@checked
 def convert(
     source: str | Path,
     target: str | Path,
     *,
     format: Format = "vitrail",
-    branches: int | None = None,
+    branches: Count | None = None,
     overwrite: bool = False,
 ) -> Converted:
     """Write weights in another library's format, if that format can express them.
@@ -184,11 +187,11 @@ def show(result: Converted | Info | Verification | Pushed) -> Any:
         return _pushed(result)
     if not isinstance(result, Info):
         return _verified(result)
-    from rich.console import Group
-    from rich.text import Text
-
-    table = _tensor_table(result.tensors)
-    return Group(Text("\n".join(_facts(result))), *([table] if result.tensors else []))
+    rows = []
+    for tensor in result.tensors:
+        shape = " x ".join(map(str, tensor.shape)) or "one number"
+        rows.append((tensor.name, shape, *(f"{value:.3g}" for value in (tensor.mean, tensor.std, tensor.largest))))
+    return page(_facts(result), table(("tensor", "shape", "mean", "std", "largest"), rows))
 
 
 def _facts(info: Info) -> list[str]:
@@ -215,16 +218,6 @@ def _facts(info: Info) -> list[str]:
 
 def _short(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:.4g}" for value in (values[:1] if len(set(values)) == 1 else values))
-
-
-def _tensor_table(tensors: list[Tensor]) -> Any:
-    from rich.table import Column, Table
-
-    table = Table(Column("tensor", overflow="fold"), "shape", "mean", "std", "largest")
-    for row in tensors:
-        shape = " x ".join(map(str, row.shape)) or "one number"
-        table.add_row(row.name, shape, *(f"{value:.3g}" for value in (row.mean, row.std, row.largest)))
-    return table
 
 
 def _verified(result: Verification) -> str:

@@ -1,8 +1,8 @@
-"""One task of VTAB-1k, wherever its images lie: splits `train800`, `val200` and `test`.
+"""Open one task of VTAB-1k with the splits `train800`, `val200` and `test`, from any layout of its images.
 
-Below one folder, the data of a task are looked for as TensorFlow Datasets prepares them, then as a folder with index
-lists, then in any layout that can be read. Only the first two are VTAB-1k's own images: of others 1,000 are drawn, and
-a warning says so.
+The data of a task are searched below one folder: first as TensorFlow Datasets prepares them, then as a folder with
+index lists, then in any layout that can be read. Only the first two are VTAB-1k's own images. From other data 1,000
+images are drawn, and a warning says so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from vitrail.data.benchmarks.vtab import TRAIN, VALIDATION, Task, ranges, task_named
 from vitrail.data.images.decode import decode
 from vitrail.data.item import ROLES, DataSet, Findings, Item, Listed, View
+from vitrail.data.settings import Columns
 from vitrail.data.sources.index_lists import PARTS, WHOLE, index_lists, read_index_lists
 from vitrail.data.sources.tfds import prepared_folders, read_tfds, version_of
 from vitrail.data.split import subset
@@ -25,12 +26,12 @@ from vitrail.errors import DataError, UsageError
 PREFIX = "vtab:"
 """Prefix of paths "vtab:TASK:DIR"."""
 HUB = "hub"
-"""Value for DIR that stands for the copy on the hub."""
-Open = Callable[[str, str | None, str | None], DataSet]
+"""Value of DIR for the copy on the hub."""
+Open = Callable[[str, Columns], DataSet]
 """Opens any data set: (path, image column, label column)."""
 
 
-class Place(NamedTuple):
+class TaskLocation(NamedTuple):
     """Path and layout of the data of a task."""
 
     kind: Literal["tfds", "lists", "other"]
@@ -45,62 +46,62 @@ def read_task(path: str, open_any: Open) -> DataSet:
         raise UsageError(f"{path!r} does not name the folder of the data. Write vtab:{name}:DIR, or vtab:{name}:{HUB}")
     place = locate(task, root)
     if place is None:
-        raise DataError(f"no data for {task.name} in {root}: {_wanted(task)}. It comes from: {task.entry.source}")
+        prepared, folders = (task.entry.tfds or "").replace(":", "/"), " or ".join(_folders(task))
+        raise DataError(
+            f"no data for {task.name} in {root}: expected is {prepared} as TensorFlow Datasets prepares it, or a "
+            f"folder {folders}. The data come from: {task.entry.source}"
+        )
     if place.kind == "tfds":
         found = _prepared(task, Path(place.path))
     elif place.kind == "lists":
-        found = read_index_lists(Path(place.path))
+        found = read_index_lists(Path(place.path), index_lists(Path(place.path)))
     else:
-        columns = (task.entry.image_column, task.entry.label_column) if root == HUB else (None, None)
-        found = _drawn(task, open_any(place.path, *columns), place.path)
+        columns = Columns(task.entry.image_column, task.entry.label_column) if root == HUB else Columns()
+        found = _drawn(task, open_any(place.path, columns), place.path)
     if "test" not in found.splits:
-        raise DataError(f"{place.path} has no test set to measure {task.name} on: there is no test.txt")
+        raise DataError(f"{place.path} has no test.txt, so there is no test set for {task.name}")
     found.findings.warnings += _differences(task, found)
     return found
 
 
-def locate(task: Task, root: str | Path) -> Place | None:
-    """Return where the data of a task are below `root`, None if nowhere.
+def locate(task: Task, root: str | Path) -> TaskLocation | None:
+    """Return where the data of a task are below `root`; None if they are not there.
 
-    Raises DataError where they are there in a version that is not the benchmark's.
+    Raises DataError if they are there in a version that is not the benchmark's.
     """
     if str(root) == HUB:
         plain = task.entry.hub is not None and task.label.keys == ("label",)
-        return Place("other", f"hf://datasets/{task.entry.hub}") if plain else None
+        return TaskLocation("other", f"hf://datasets/{task.entry.hub}") if plain else None
     folder = Path(root).expanduser()
     others: list[str] = []
     name, _, version = (task.entry.tfds or "").partition(":")
     if (folder / name).is_dir():
         versions = prepared_folders(folder / name)
         if fitting := [child for child in versions if fnmatch.fnmatch(child.name, version)]:
-            return Place("tfds", str(max(fitting, key=version_of)))
+            return TaskLocation("tfds", str(max(fitting, key=version_of)))
         others = [child.name for child in versions]
     there = [folder / each for each in _folders(task) if (folder / each).is_dir()]
     there = [child for child in there if not prepared_folders(child)]
     for child in there:
         if index_lists(child):
-            return Place("lists", str(child))
+            return TaskLocation("lists", str(child))
     if there:
-        return Place("other", str(there[0]))
+        return TaskLocation("other", str(there[0]))
     if others:
         found = ", ".join(others)
-        raise DataError(f"{folder / name} has version {found}, and {task.name} of VTAB-1k needs {version}")
+        raise DataError(f"{folder / name} has version {found}, but {task.name} of VTAB-1k needs {version}")
     return None
 
 
 def _folders(task: Task) -> list[str]:
-    """Return the possible names of a task's folder; the name of the data set only if that has a single label."""
+    """Return the possible names of a task's folder. The data set's name counts only if the data set has one label."""
     own = [task.dataset] if task.label.keys == ("label",) else []
     return list(dict.fromkeys((*task.folders, task.name, *own)))
 
 
-def _wanted(task: Task) -> str:
-    prepared = (task.entry.tfds or "").replace(":", "/")
-    return f"expected is {prepared} as TensorFlow Datasets prepares it, or a folder {' or '.join(_folders(task))}"
-
-
 def _prepared(task: Task, folder: Path) -> DataSet:
-    found = read_tfds(folder, "image", label=task.label)
+    """Return the regions of the task from a folder that TensorFlow Datasets prepared."""
+    found = read_tfds(folder, Columns("image"), label=task.label)
     counts = {name: len(source) for name, source in found.splits.items()}
     splits: dict[str, Listed] = {}
     for name, region in task.regions.items():
@@ -111,7 +112,7 @@ def _prepared(task: Task, folder: Path) -> DataSet:
 
 
 class Scaled:
-    """A source whose pixels are multiplied, up to 255; a `Listed` source itself."""
+    """A `Listed` source: the images of another source with all pixel values multiplied by a factor, up to 255."""
 
     def __init__(self, source: Listed, factor: int) -> None:
         self._source = source
@@ -135,21 +136,27 @@ class Scaled:
 
 
 def _drawn(task: Task, found: DataSet, path: str) -> DataSet:
-    """Return 800 + 200 images drawn from a copy that does not say which VTAB-1k's are, and its own test set."""
+    """Return 800 + 200 images drawn from a copy that does not say which images are VTAB-1k's, and its own test set."""
     if all(name in found.splits for name in (*PARTS, "test")):
         return DataSet({name: found.splits[name] for name in (*PARTS, "test")}, found.findings)
     roles = {role: [name for name in names if name in found.splits] for role, names in ROLES.items()}
     if not roles["train"] or not roles["test"]:
         listing = ", ".join(map(repr, found.splits))
-        raise DataError(f"{path} has the splits {listing}: {task.name} needs one to train on and one to test on")
+        raise DataError(f"{path} has the splits {listing}, but {task.name} needs a training split and a test split")
     train, test = found.splits[roles["train"][0]], found.splits[roles["test"][0]]
     both = subset(train, min(TRAIN + VALIDATION, len(train)), seed=0)
     chosen = View(train, both)
     first = subset(chosen, max(len(chosen) * TRAIN // (TRAIN + VALIDATION), 1), seed=0)
     rest = np.setdiff1d(np.arange(len(chosen)), first)
-    splits: dict[str, Listed] = {"train800": View(train, both[first]), "val200": View(train, both[rest])}
-    splits["test"] = View(test, class_names=train.class_names)
-    warning = f"{len(chosen):,} images drawn here, the same ones each time: not those of VTAB-1k, whose order it lacks"
+    splits: dict[str, Listed] = {
+        "train800": View(train, both[first]),
+        "val200": View(train, both[rest]),
+        "test": View(test, class_names=train.class_names),
+    }
+    warning = (
+        f"{len(chosen):,} images are drawn, the same ones each time. They are not those of VTAB-1k, because this copy "
+        "does not have its order"
+    )
     return DataSet(splits, Findings(found.findings.kind, dict(found.findings.ignored), [], [warning]))
 
 

@@ -1,21 +1,20 @@
 """Find images that are in two sets, or twice in one set: exact copies, and near copies by perceptual hashes.
 
 Pre-training sets are de-duplicated against the test sets of all downstream tasks (paper, section 4.1, after
-Kolesnikov et al. 2020), since the accuracy on a test image seen in training is too high. The copies and the remaining
+Kolesnikov et al. 2020), because the accuracy on a test image seen in training is too high. The copies and the remaining
 training images are written as lists; no image is changed or copied.
 
-The cost is one read of every image (`hashes_of`) and a search (`near_pairs`) that at the default
-distance compares a few hundredths of all pairs: 50 bytes an image, and 20 bytes a pair that is found.
+The cost is one read of every image (`hashes_of`) and a search (`near_pairs`), which compares a few hundredths of all
+pairs at the default distance. The memory is 50 bytes per image and 20 bytes per pair that is found.
 
-Measured on 960 flowers and 72 ImageNet photographs: at distance 6 every JPEG of quality 20 and more, every size from
-32 pixels to twice the original, blur and gray are found again, 99.7 % of central crops of 98 %, 79 % of those of 95 %
-and 13 % of those of 90 %; at 10 it is 99 % and 54 %, to be confirmed by a network. Of 531,996 pairs of these
-photographs 60 were found at distance 6: photographs that the set has twice, and none that are different.
+Measured on 960 flowers and 72 ImageNet photographs. Distance 6 finds every JPEG of quality 20 and more, every size from
+32 pixels to twice the original, blurred and gray copies, and central crops: 99.7 % of those of 98 %, 79 % of those of
+95 % and 13 % of those of 90 %. Distance 10 finds 99 % and 54 % of the latter two, but a network must confirm its pairs.
+Among 531,996 pairs of these photographs, distance 6 found 60. All of them are photographs that the set contains twice.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,9 +24,11 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.check import Bad, Progress, equal_groups
-from vitrail.data.copies.hashes import Hashes, hashes_of, joined, near_pairs
+from vitrail.data.copies.hashes import Columns, Hashes, hashes_of, near_pairs
 from vitrail.data.item import DataSet, Listed, View, role_of
+from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
+from vitrail.files import replacing_text
 
 HELD_OUT = ("test", "validation")
 """Roles of splits whose images are never removed."""
@@ -59,7 +60,7 @@ class HashedSplit:
 def hashed(
     data: str, found: DataSet, splits: Iterable[str], *, workers: int = 0, progress: Progress | None = None
 ) -> list[HashedSplit]:
-    """Hash some splits of what `find(data)` returned, held-out ones first. Raises as `hashes_of` does."""
+    """Hash some splits of `found`, the data set at `data`; held-out splits come first. Raises as `hashes_of` does."""
     parts = [
         HashedSplit(data, name, found.splits[name], hashes_of(found.splits[name], workers=workers, progress=progress))
         for name in splits
@@ -79,12 +80,12 @@ def split_apart(found: DataSet) -> str:
 
 
 class HashedImages:
-    """The images of several splits and their hashes, numbered through."""
+    """The images of several splits and their hashes, with one numbering for all of them."""
 
     def __init__(self, parts: Sequence[HashedSplit]) -> None:
         self.parts = list(parts)
         self.ends = np.cumsum([len(part.source) for part in parts])
-        self.hashes = joined([part.hashes for part in parts])
+        self.hashes = Hashes.joined([part.hashes for part in parts])
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -114,7 +115,7 @@ class HashedImages:
         """Yield the images that cannot be read and are therefore not compared."""
         for number in np.flatnonzero(self.hashes.reason != "").tolist():
             name, reason = self.name(number), str(self.hashes.reason[number])
-            yield Bad(name.split, name.id, reason, f"{reason}; compared with nothing")
+            yield Bad(name.split, name.id, reason, f"{reason}; not compared")
 
 
 class Copies:
@@ -128,10 +129,10 @@ class Copies:
         self._sizes = np.bincount(first, minlength=len(hashes))
         self._begins = np.cumsum(self._sizes) - self._sizes
         self.firsts = np.flatnonzero((self._sizes > 0) & hashes.digest.any(axis=1))
-        """The first image of every group, including groups of one; without images that cannot be read."""
+        """The first image of every group, including groups of one image, without unreadable images."""
 
     def spread(self, firsts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (place in `firsts`, member) of all members of these groups."""
+        """Return (place in `firsts`, image) for all images of these groups."""
         sizes = self._sizes[firsts]
         place = np.repeat(np.arange(len(firsts)), sizes)
         offset = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -153,28 +154,28 @@ COLUMNS = (*Name._fields, *(f"other_{name}" for name in Name._fields), "distance
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Images that are copies of each other, by their numbers; sorted by the right one, then by the left."""
+class Pairs(Columns):
+    """Pairs of images that are copies of each other, by their numbers, sorted by the right one, then by the left."""
 
     left: np.ndarray
     """int64 [P]."""
     right: np.ndarray
     """int64 [P]."""
     distance: np.ndarray
-    """uint8 [P]: bits in which the frequencies differ."""
+    """uint8 [P]: number of bits in which the frequency hashes differ."""
     exact: np.ndarray
     """bool [P]: whether the stored bytes are equal."""
     mirrored: np.ndarray
     """bool [P]: whether one is the mirror image of the other."""
     cosine: np.ndarray
-    """float32 [P]: cosine similarity of their features; NaN without a network."""
+    """float32 [P]: cosine similarity of the features; NaN without a network."""
 
-    def __len__(self) -> int:
-        return len(self.left)
-
-    def chosen(self, which: np.ndarray | slice) -> Pairs:
-        """Return some of the pairs, by a mask or by their places."""
-        return Pairs(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+    @classmethod
+    def found(cls, left: np.ndarray, right: np.ndarray, distance: np.ndarray, *, exact: bool, mirrored: bool) -> Pairs:
+        """Return pairs that were all found in the same way, not yet seen by a network."""
+        count = len(left)
+        cosine = np.full(count, np.nan, np.float32)
+        return cls(left, right, distance.astype(np.uint8), np.full(count, exact), np.full(count, mirrored), cosine)
 
     def confirmed(self, cosine: np.ndarray, least: float) -> Pairs:
         """Return the exact pairs and those with a cosine similarity of at least `least`; `cosine` is float32 [P]."""
@@ -184,36 +185,28 @@ class Pairs:
 def find_copies(
     left: HashedImages, right: HashedImages | None, *, distance: int = DISTANCE, mirrored: bool = False
 ) -> Pairs:
-    """Return the copies that images of `left` have in `right`; None: in `left` itself, the left one coming first.
+    """Return the copies that images of `left` have in `right`, or (None) in `left` itself, the earlier one on the left.
 
-    Copies have the same stored bytes; or at most `distance` bits of their frequencies differ and at most
-    `GRADIENT_SLACK` more of their gradients; `mirrored`: or so with the mirror image of the right one. Of images
-    with the same bytes each is paired with the first, and what is near to them with the first of them and it with
-    all: no image is left out, and the number of pairs stays small. Raises UsageError for an impossible distance and
-    DataError for more than `MOST` pairs.
+    Two images are copies if their stored bytes are equal, or if at most `distance` bits of their frequency hashes and
+    at most `GRADIENT_SLACK` more bits of their gradient hashes differ. With `mirrored` the mirror image of the right
+    one counts, too. Images with the same bytes form a group: each image of a group is paired with the first of its
+    group. If two groups are near, each image of one is paired with the first of the other. No copy is left out
+    like this, and there are few pairs. Raises UsageError for an impossible distance and DataError for more than `MOST`
+    pairs.
     """
     if not 0 <= distance <= FARTHEST:
         raise UsageError(f"distance is {distance}: valid are 0 (equal hashes) to {FARTHEST}")
     found = [_exact(left, right), *_near(left, right, distance, mirrored=False)]
     if mirrored:
         found += _near(left, right, distance, mirrored=True)
-    pairs = Pairs(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    pairs = Pairs.joined(found)
     # a pair that was found in several ways counts once: exact before near, mirrored last, nearest first
     pairs = pairs.chosen(np.lexsort((pairs.distance, pairs.mirrored, ~pairs.exact, pairs.left, pairs.right)))
     again = (pairs.left[1:] == pairs.left[:-1]) & (pairs.right[1:] == pairs.right[:-1])
     return pairs.chosen(np.append(True, ~again)[: len(pairs)])
 
 
-_Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""The fields of `Pairs`."""
-
-
-def _columns(left: np.ndarray, right: np.ndarray, distance: np.ndarray, exact: bool, mirrored: bool) -> _Columns:
-    flags = np.full((2, len(left)), [[exact], [mirrored]])
-    return left, right, distance.astype(np.uint8), *flags, np.full(len(left), np.nan, np.float32)
-
-
-def _exact(left: HashedImages, right: HashedImages | None) -> _Columns:
+def _exact(left: HashedImages, right: HashedImages | None) -> Pairs:
     """Return pairs of images with the same bytes."""
     if right is None:
         place, second = left.copies.spread(left.copies.firsts)
@@ -224,10 +217,10 @@ def _exact(left: HashedImages, right: HashedImages | None) -> _Columns:
         digests = np.concatenate([left.hashes.digest[mine], right.hashes.digest[theirs]])
         both = np.array(equal_groups(digests), dtype=np.int64).reshape(-1, 2)  # one of each side
         first, second, _ = _all_members(left, right, mine[both[:, 0]], theirs[both[:, 1] - len(mine)])
-    return _columns(first, second, np.zeros(len(first)), True, False)
+    return Pairs.found(first, second, np.zeros(len(first)), exact=True, mirrored=False)
 
 
-def _near(left: HashedImages, right: HashedImages | None, distance: int, *, mirrored: bool) -> Iterator[_Columns]:
+def _near(left: HashedImages, right: HashedImages | None, distance: int, *, mirrored: bool) -> Iterator[Pairs]:
     """Yield pairs of images with similar hashes and different bytes."""
     other, way = left if right is None else right, int(mirrored)
     mine, theirs = (side.copies.firsts[side.hashes.hashed[side.copies.firsts]] for side in (left, other))
@@ -244,26 +237,30 @@ def _near(left: HashedImages, right: HashedImages | None, distance: int, *, mirr
         count += len(first)
         if count > MOST:
             raise DataError(
-                f"more than {MOST:,} pairs of these images differ in at most {distance} bits: they are too similar "
-                "for this distance; choose a smaller one"
+                f"more than {MOST:,} pairs of these images differ in at most {distance} bits: the images are too "
+                "similar for this distance. Choose a smaller distance"
             )
-        yield _columns(first, second, bits[good][place], False, mirrored)
+        yield Pairs.found(first, second, bits[good][place], exact=False, mirrored=mirrored)
 
 
 def _all_members(
     left: HashedImages, right: HashedImages, a: np.ndarray, b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs of groups as (left, right, place in `a`) of images: all of one with the first of the other, and back."""
-    place, member = left.copies.spread(a)
-    place_2, member_2 = right.copies.spread(b)
-    return np.append(member, a[place_2]), np.append(b[place], member_2), np.append(place, place_2)
+    """Return (left, right, place in `a`) of the pairs of images for pairs (a, b) of groups.
+
+    Each image of group a is paired with the first of group b, and the first of group a with each image of group b.
+    """
+    left_place, left_member = left.copies.spread(a)
+    right_place, right_member = right.copies.spread(b)
+    first, second = np.append(left_member, a[right_place]), np.append(b[left_place], right_member)
+    return first, second, np.append(left_place, right_place)
 
 
 def staying(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> np.ndarray:
-    """Return bool [N]: which images of `left` remain when copies are taken away.
+    """Return bool [N]: which images of `left` remain without the copies.
 
-    Those without a copy in `right`. Where it is None: all of the held-out splits, which come first in `left`, and of
-    the others each that has no copy before it that stays.
+    Images without a copy in `right` remain. If `right` is None, all images of held-out splits, which come first in
+    `left`, remain, and each other image that has no earlier copy that remains.
     """
     stays = np.ones(len(left), dtype=bool)
     if right is not None:
@@ -319,7 +316,7 @@ def shared(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> list
 
 
 def rows(left: HashedImages, right: HashedImages, pairs: Pairs) -> Iterator[tuple[object, ...]]:
-    """Yield the values of `COLUMNS` of each pair."""
+    """Yield the values of `COLUMNS` of each pair; the cosine is "" without a network."""
     for place in range(len(pairs)):
         cosine = float(pairs.cosine[place])
         yield (
@@ -332,16 +329,12 @@ def rows(left: HashedImages, right: HashedImages, pairs: Pairs) -> Iterator[tupl
         )
 
 
-def write_pairs(file: Path, left: HashedImages, right: HashedImages, pairs: Pairs) -> None:
-    """Write the pairs to a CSV: which images, bits that differ, exact, mirrored, cosine ("" where none was asked).
+def write_pairs(file: Path, left: HashedImages, right: HashedImages, pairs: Pairs, *, raw: bool = False) -> None:
+    """Write the pairs to a CSV file with the columns `COLUMNS`; `raw` is SafeWriter's.
 
-    Raises UsageError where the file cannot be written.
+    Raises UsageError if it cannot be written.
     """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with open(file, "w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows(rows(left, right, pairs))
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+    with replacing_text(file, UsageError, errors="surrogateescape") as stream:
+        writer = SafeWriter(stream, raw=raw)
+        writer.writerow(COLUMNS)
+        writer.writerows(rows(left, right, pairs))

@@ -1,28 +1,30 @@
-"""Perceptual hashes: 64 bits of an image that stay almost the same when it is compressed again or resized.
+"""Perceptual hashes: 64 bits of an image that stay almost the same when the image is compressed again or resized.
 
-Two of them, from one grey thumbnail of 32 x 32 pixels:
+Each image has two hashes, from one grey thumbnail of 32 x 32 pixels:
 
-- `frequencies` (pHash): the 8 x 8 lowest frequencies of its discrete cosine transform, each above their median or not;
-- `gradients` (dHash): its means over a grid of 8 x 9 cells, each below its right neighbour or not.
+- `frequencies` (pHash): whether each of the 8 x 8 lowest frequencies of the thumbnail's discrete cosine transform is
+  above their median;
+- `gradients` (dHash): whether the mean of each cell of a grid of 8 x 9 cells is below the mean of its right neighbour.
 
-Pictures that share one of them by chance seldom share the other. Each is also stored for the mirror image, with a
-digest of the stored bytes, for exact copies. An image is read once: the hashes of every 32,768 images are a table in
-the cache folder, so that an interrupted scan continues where it stopped, and a second one reads 50 bytes per image.
-Measured on one core: 1.5 ms for an ImageNet file, nearly all of it decoding.
+Two pictures that have one hash in common by chance seldom have the other in common. Both are also stored for the mirror
+image, together with a digest of the stored bytes, which finds exact copies. The hashes of every 32,768 images are a
+table in the cache folder. An interrupted scan therefore continues where it stopped, and a second scan reads 50 bytes
+per image. Measured on one core: 1.5 ms for an ImageNet file, nearly all of it decoding.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from PIL import Image
 
 from vitrail.data.cache import cached_file, stored_table
@@ -30,30 +32,31 @@ from vitrail.data.check import Progress
 from vitrail.data.copies.leaks import digest
 from vitrail.data.images.decode import decode
 from vitrail.data.item import Listed
-from vitrail.data.loading.prefetch import Pool, ordered, stuck, threads
+from vitrail.data.loading.prefetch import ThreadPool, each_image, threads
 from vitrail.data.sources.folder import file_of
 from vitrail.errors import DecodeError
 
 BITS = 64
 TILE = 1 << 17
 """Number of hashes compared at a time. Their differences, 1 MiB, fit into a core's cache."""
-_SHORTEST = 5  # bits of a band below which bands cost more than they save
+_SHORTEST = 5  # bands of fewer bits cost more time than they save
 
 Block = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Indices on the left, indices on the right, number of differing bits: int64 [K], int64 [K], uint8 [K]."""
 
 
 def near_pairs(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[Block]:
-    """Yield every pair of `left` uint64 [N] and `right` uint64 [M] that differs in at most `distance` bits once.
+    """Yield each pair of `left` uint64 [N] and `right` uint64 [M] that differs in at most `distance` bits, once.
 
-    Memory is that of both sorted, and of a tile, whatever N x M is.
+    A pair that differs in at most `distance` bits agrees in at least one of `distance` + 1 bands of bits, so only
+    hashes that agree in a band are compared. The memory is that of the sorted hashes and one tile, not N x M.
     """
     earlier: list[np.uint64] = []
     for band in bands(distance):
         for i, j, differing in _agreeing(left, right, band, distance):
             difference = left[i] ^ right[j]
             new = np.ones(len(i), dtype=bool)
-            for other in earlier:  # where they agree there too, the pair has been found there
+            for other in earlier:  # a pair that agrees in an earlier band was found there
                 new &= (difference & other) != 0
             if new.any():
                 yield i[new], j[new], differing[new]
@@ -61,7 +64,7 @@ def near_pairs(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[B
 
 
 def bands(distance: int) -> list[np.uint64]:
-    """Return the bands as bit masks. If bands would save nothing, return one empty mask, in which all hashes agree."""
+    """Return the bands as bit masks; if bands save no time, one empty mask, in which all hashes agree."""
     count = distance + 1
     if BITS // count < _SHORTEST:
         return [np.uint64(0)]
@@ -71,16 +74,16 @@ def bands(distance: int) -> list[np.uint64]:
 
 def _agreeing(left: np.ndarray, right: np.ndarray, band: np.uint64, distance: int) -> Iterator[Block]:
     """Yield the pairs within `distance` among the hashes that agree in a band."""
-    places = [np.argsort(side & band, kind="stable") for side in (left, right)]
-    hashes = [side[place] for side, place in zip((left, right), places, strict=True)]
-    keys = [np.unique(side & band, return_index=True) for side in hashes]
-    ends = [np.append(starts[1:], len(side)) for (_, starts), side in zip(keys, hashes, strict=True)]
-    _, first, second = np.intersect1d(keys[0][0], keys[1][0], assume_unique=True, return_indices=True)
-    for one, two in zip(first.tolist(), second.tolist(), strict=True):
-        begin, other = int(keys[0][1][one]), int(keys[1][1][two])
-        near = _compared(hashes[0][begin : ends[0][one]], hashes[1][other : ends[1][two]], distance)
-        for i, j, differing in near:
-            yield places[0][begin + i], places[1][other + j], differing
+    left_order, right_order = (np.argsort(side & band, kind="stable") for side in (left, right))
+    left, right = left[left_order], right[right_order]
+    left_keys, left_starts = np.unique(left & band, return_index=True)
+    right_keys, right_starts = np.unique(right & band, return_index=True)
+    left_ends, right_ends = np.append(left_starts[1:], len(left)), np.append(right_starts[1:], len(right))
+    _, ours, theirs = np.intersect1d(left_keys, right_keys, assume_unique=True, return_indices=True)
+    for one, two in zip(ours.tolist(), theirs.tolist(), strict=True):
+        begin, other = left_starts[one], right_starts[two]
+        for i, j, differing in _compared(left[begin : left_ends[one]], right[other : right_ends[two]], distance):
+            yield left_order[begin + i], right_order[other + j], differing
 
 
 def _compared(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[Block]:
@@ -109,11 +112,31 @@ _VERSION = 1  # increase it whenever the hash of an unchanged image changes
 
 
 @dataclass(frozen=True)
-class Hashes:
+class Columns:
+    """Base of dataclasses whose fields are arrays of the same length, the columns of a table."""
+
+    def __len__(self) -> int:
+        return len(self._arrays()[0])
+
+    def _arrays(self) -> list[np.ndarray]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def chosen(self, which: np.ndarray | slice) -> Self:
+        """Return some of the rows, by a mask or by their places."""
+        return type(self)(*(array[which] for array in self._arrays()))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of several tables, one after another."""
+        return cls(*map(np.concatenate, zip(*(part._arrays() for part in parts), strict=True)))
+
+
+@dataclass(frozen=True)
+class Hashes(Columns):
     """The hashes of N images, in the order of their source."""
 
     digest: np.ndarray
-    """uint64 [N, 2]: equal for equal stored bytes; zeros for an image that cannot be read."""
+    """uint64 [N, 2]: equal for equal stored bytes; zeros if the image cannot be read."""
     frequencies: np.ndarray
     """uint64 [N, 2]: hashes of the image and of its mirror image."""
     gradients: np.ndarray
@@ -121,37 +144,26 @@ class Hashes:
     flat: np.ndarray
     """bool [N]: whether the image has one colour, so that only its digest can be compared."""
     reason: np.ndarray
-    """object [N]: why an image cannot be read (`DecodeError.reason`), "" if it can."""
-
-    def __len__(self) -> int:
-        return len(self.flat)
+    """object [N]: why the image cannot be read (`DecodeError.reason`); "" if it can be read."""
 
     @property
     def hashed(self) -> np.ndarray:
-        """bool [N]: whether the image can be read and does not have one colour, so that its hashes can be compared."""
+        """bool [N]: whether the hashes can be compared: the image is readable and has more than one colour."""
         return ~self.flat & self.digest.any(axis=1)
 
 
-def joined(parts: Sequence[Hashes]) -> Hashes:
-    """Return the hashes of several sources, one after another."""
-    names = Hashes.__dataclass_fields__
-    return Hashes(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
 def thumbnail(image: np.ndarray) -> np.ndarray:
-    """uint8 [H, W, 3] -> grey uint8 [32, 32]: luma of ITU-R 601, antialiased, whatever the aspect ratio."""
+    """Return the grey thumbnail uint8 [32, 32] of an image uint8 [H, W, 3]: ITU-R 601 luma, antialiased, squashed."""
     grey = Image.fromarray(image).convert("L")
     return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
 
 
 def hash_thumbnails(thumbnails: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Grey uint8 [N, 32, 32] -> `frequencies` and `gradients` uint64 [N, 2], `flat` bool [N]."""
+    """Return `frequencies` and `gradients` uint64 [N, 2] and `flat` bool [N] of thumbnails uint8 [N, 32, 32]."""
     values = thumbnails.astype(np.float64)
-    # rounded, so that noise of the sums does not change values that are 0 by symmetry
+    # rounded, so that rounding errors of the sums do not change values that are 0 by symmetry
     low = (_COSINES @ values @ _COSINES.T).round(3)
-    mirrored = low * np.where(
-        np.arange(LOW) % 2, -1, 1
-    )  # frequencies that are odd from left to right change their sign
+    mirrored = low * np.where(np.arange(LOW) % 2, -1, 1)  # odd horizontal frequencies change their sign
     pair = np.stack([low, mirrored], axis=1).reshape(len(values), 2, -1)
     frequencies = _packed(pair > np.median(pair, axis=2, keepdims=True))
     cells = _ROW_CELLS @ values @ _COLUMN_CELLS.T  # sums of whole numbers: exact
@@ -161,12 +173,12 @@ def hash_thumbnails(thumbnails: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def _packed(bits: np.ndarray) -> np.ndarray:
-    """bool [N, 2, 64] -> uint64 [N, 2]."""
+    """Pack bool [N, 2, 64] into uint64 [N, 2]."""
     return np.packbits(bits, axis=2).view(np.uint64)[..., 0]
 
 
 def _cells(count: int) -> np.ndarray:
-    """Weights [count, 32] of the pixels in `count` equal cells, in parts of a pixel that are whole numbers."""
+    """Return the weights [count, 32] of the pixels in `count` equal cells, in units of 1 / count pixel."""
     edges = np.arange(count + 1) * SIDE
     begin, end = edges[:-1, None], edges[1:, None]
     pixels = np.arange(SIDE) * count
@@ -186,80 +198,78 @@ _SCHEMA = pa.schema(
 )
 
 
-def hashes_of(source: Listed, *, workers: int = 0, progress: Progress | None = None) -> Hashes:
-    """Return the hashes of all images of a source: read from the cache, else computed with `workers` threads.
+class _Thumbnail(NamedTuple):
+    """Digest and thumbnail of one image."""
 
-    A table in the cache is of images of the same ids and lengths in the same order, and, where they are files, of
-    the same dates. Raises DataError where the cache cannot be written.
+    digest: bytes
+    pixels: np.ndarray
+    """uint8 [32, 32]; zeros if the image cannot be read."""
+    reason: str
+
+
+def hashes_of(source: Listed, *, workers: int = 0, progress: Progress | None = None) -> Hashes:
+    """Return the hashes of all images of a source, from the cache or else computed with `workers` threads.
+
+    A cached table belongs to images with the same ids and sizes in the same order and, if they are files, with the same
+    dates. Raises DataError if the cache cannot be written.
     """
     parts = []
     with threads(workers) as pool:
         for begin in range(0, len(source), CHUNK):
             numbers = range(begin, min(begin + CHUNK, len(source)))
             target = cached_file("hashes", _key(source, numbers))
-            report = None if progress is None else partial(_report, progress, numbers, len(source))
-            compute = partial(_compute, source, numbers, pool, report)
-            parts.append(_read(stored_table(target, _SCHEMA, compute, "the hashes of images")))
+            compute = partial(_compute, source, numbers, pool, progress)
+            table = stored_table(target, _SCHEMA, compute, "the hashes of images")
+            if pc.any(pc.equal(table["reason"], "unreadable")).as_py():
+                target.unlink(missing_ok=True)  # the disk may give these images the next time
+            parts.append(_read(table))
             if progress is not None:
                 progress(numbers.stop, len(source))
-    return joined(parts)
-
-
-def _report(progress: Progress, numbers: range, total: int, done: int) -> None:
-    if done < len(numbers):  # the last image is reported when its table is written
-        progress(numbers.start + done, total)
+    return Hashes.joined(parts)
 
 
 def _key(source: Listed, numbers: range) -> str:
-    """Return a key of the images in a table: their ids, sizes and dates, without reading them."""
+    """Return a key of the images in a table, from their ids, sizes and dates, without reading the images."""
     state = hashlib.blake2b(digest_size=16)
     for index in numbers:
         file = file_of(source, index)
         try:
             date = file.stat().st_mtime_ns if file is not None else 0
-        except OSError:  # reading it says why
+        except OSError:  # the error is reported when the file is read
             date = -1
         state.update(f"{file or source.id(index)}\0{source.sizes[index]}\0{date}\0".encode("utf-8", "surrogateescape"))
     return json.dumps([_VERSION, len(numbers), state.hexdigest()])
 
 
 def _compute(
-    source: Listed,
-    numbers: range,
-    pool: Pool | None,
-    report: Callable[[int], None] | None,
-    writer: pa.RecordBatchWriter,
+    source: Listed, numbers: range, pool: ThreadPool | None, progress: Progress | None, writer: pa.RecordBatchWriter
 ) -> None:
     """Hash some images and write their rows."""
-    looks: list[tuple[bytes, np.ndarray | None, str]] = []
-    ahead = 64 if pool is None else 8 * pool.size
-    found = ordered(pool, partial(_look, source), numbers, ahead=ahead, hung=lambda number: stuck(source.id(number)))
-    for done, look in enumerate(found, start=1):
-        looks.append(look)
-        if len(looks) == _ROWS or done == len(numbers):
-            writer.write_batch(_rows(looks))
-            looks = []
-        if report is not None:
-            report(done)
+    batch: list[_Thumbnail] = []
+    for done, one in enumerate(each_image(pool, _read_thumbnail, source, numbers), start=numbers.start + 1):
+        batch.append(one)
+        if len(batch) == _ROWS or done == numbers.stop:
+            writer.write_batch(_rows(batch))
+            batch = []
+        if progress is not None and done < numbers.stop:  # the last image is reported when its table is written
+            progress(done, len(source))
 
 
-def _look(source: Listed, index: int) -> tuple[bytes, np.ndarray | None, str]:
-    """Return (digest, thumbnail, "") of one image, or (zeros, None, reason) if it cannot be read."""
+def _read_thumbnail(source: Listed, index: int) -> _Thumbnail:
+    """Return the digest and the thumbnail of one image, or why it cannot be read."""
     try:
         stored = source[index].image
-        # a JPEG is decoded at a fraction of its size: that the thumbnail still is the same within a level
+        # a JPEG may be decoded at a fraction of its size, which changes the thumbnail by at most a level
         image = decode(stored, short_side=4 * SIDE) if isinstance(stored, bytes) else stored
-        return digest(stored), thumbnail(image), ""
+        return _Thumbnail(digest(stored), thumbnail(image), "")
     except DecodeError as error:
-        return bytes(16), None, error.reason
+        return _Thumbnail(bytes(16), np.zeros((SIDE, SIDE), np.uint8), error.reason)
 
 
-def _rows(looks: list[tuple[bytes, np.ndarray | None, str]]) -> pa.RecordBatch:
-    blank = np.zeros((SIDE, SIDE), np.uint8)
-    thumbnails = np.stack([blank if small is None else small for _, small, _ in looks])
-    digests = np.frombuffer(b"".join(mark for mark, _, _ in looks), np.uint64).reshape(-1, 2)
-    frequencies, gradients, flat = hash_thumbnails(thumbnails)
-    columns: list[Any] = [*digests.T, *frequencies.T, *gradients.T, flat, [reason for _, _, reason in looks]]
+def _rows(batch: list[_Thumbnail]) -> pa.RecordBatch:
+    digests = np.frombuffer(b"".join(one.digest for one in batch), np.uint64).reshape(-1, 2)
+    frequencies, gradients, flat = hash_thumbnails(np.stack([one.pixels for one in batch]))
+    columns: list[Any] = [*digests.T, *frequencies.T, *gradients.T, flat, [one.reason for one in batch]]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=_SCHEMA)
 

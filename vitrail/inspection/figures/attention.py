@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vitrail.inspection.distance import Distances
-from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, styled, wrapped
+from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, show, styled, wrapped
 from vitrail.inspection.maps import HeadMaps
 from vitrail.inspection.overlay import TINT, under_attention
 from vitrail.inspection.pictures import Picture
@@ -53,17 +53,15 @@ def _distances(axes: Axes, one: Distances) -> None:
         shift = (kind - (len(kinds) - 1) / 2) * 0.3
         # heads are sorted by distance and spread over the width of a layer, so that their bars do not overlap
         offsets = np.linspace(-0.5, 0.5, heads) * 0.5 / len(kinds) if heads > 1 else np.zeros(1)
-        x, y, error = [], [], []
-        for row in rows:
-            order = np.argsort(one.mean[row], kind="stable")
-            x.append(one.places[row][0] + shift + offsets)
-            y.append(one.mean[row][order])
-            error.append(one.spread[row][order])
+        order = np.argsort(one.mean[rows], axis=1, kind="stable")
+        mean, spread = (np.take_along_axis(values[rows], order, axis=1) for values in (one.mean, one.spread))
+        layers = np.array([one.places[row][0] for row in rows])
         label = f"{axis}s" if axis else f"branch {branch}"
+        colour = COLOURS[kind % len(COLOURS)]
         axes.errorbar(
-            np.concatenate(x), np.concatenate(y), np.concatenate(error), label=label if len(kinds) > 1 else "a head",
-            fmt=MARKERS[kind % len(MARKERS)], markersize=2.4, color=COLOURS[kind % len(COLOURS)],
-            ecolor=to_rgba(COLOURS[kind % len(COLOURS)], 0.45), elinewidth=0.7,
+            (layers[:, None] + shift + offsets).ravel(), mean.ravel(), spread.ravel(),
+            label=label if len(kinds) > 1 else "a head", fmt=MARKERS[kind % len(MARKERS)], markersize=2.4,
+            color=colour, ecolor=to_rgba(colour, 0.45), elinewidth=0.7,
         )  # fmt: skip
     for number, alike in enumerate(sorted(set(one.uniform.round(6).tolist()))):
         label = "" if number else "equal attention to all" + (" in a line" if one.places[0][2] else "")
@@ -84,10 +82,8 @@ def draw_overlays(
     panels = picture_panels(figure, rows, 2 * columns)
     for number, (picture, shares, note) in enumerate(zip(pictures, maps, notes, strict=True)):
         left, right = panels[number // columns, 2 * (number % columns) :][:2]
-        left.imshow(picture.shown)
-        right.imshow(under_attention(picture.shown, shares, picture.box))
-        left.set_title(short(picture.name), fontsize=6.5, loc="left")
-        right.set_title(short(note), fontsize=6.5, loc="left")
+        show(left, picture.shown, short(picture.name))
+        show(right, under_attention(picture.shown, shares, picture.box), short(note))
     _scale(figure, panels, quantity)
     figure.suptitle(wrapped(title, figure.get_figwidth()))
     return figure
@@ -102,12 +98,11 @@ def draw_heads(title: str, pictures: Sequence[Picture], found: Sequence[HeadMaps
     figure = Figure(figsize=(1.15 * (1 + across) + 0.3, 1.3 * rows + 0.9), layout="constrained")
     panels = picture_panels(figure, rows, 1 + across)
     for number, picture in enumerate(pictures):
-        panels[number * lines, 0].imshow(picture.shown)
-        panels[number * lines, 0].set_title(short(picture.name, 18), fontsize=6.5, loc="left")
+        show(panels[number * lines, 0], picture.shown, short(picture.name, 18))
         for at, (one, place, head) in enumerate(maps):
             axes = panels[number * lines + at // across, 1 + at % across]
-            axes.imshow(under_attention(picture.shown, one.shares[number, place].cpu().numpy(), picture.box))
-            axes.set_title(_head_name(one, head, len(found)), fontsize=6.5, loc="left")
+            tinted = under_attention(picture.shown, one.shares[number, place].cpu().numpy(), picture.box)
+            show(axes, tinted, _head_name(one, head, len(found)))
     _scale(figure, panels, "attention")
     figure.suptitle(wrapped(title, figure.get_figwidth()))
     return figure

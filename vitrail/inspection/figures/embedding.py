@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
 from vitrail.inspection.embedding_map import EmbeddingMap
-from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, styled, wrapped
+from vitrail.inspection.figures.page import COLOURS, MARKERS, colour_scale, picture_panels, short, show, styled, wrapped
 from vitrail.inspection.overlay import interpolated
 from vitrail.inspection.patches import PatchComponents
 from vitrail.inspection.pictures import Picture
@@ -19,6 +19,8 @@ NAMED = 25
 """Maximum number of classes that a map names."""
 CELLS = 9
 """Maximum number of thumbnails along a side of a map."""
+GREY = "#bbbbbb"
+"""Colour of images without a known class."""
 THUMBNAIL = 64
 """Longer side of a thumbnail in pixels."""
 
@@ -40,8 +42,7 @@ def draw_components(
     for row, (picture, one) in enumerate(zip(pictures, maps, strict=True)):
         size = picture.shown.shape[:2]
         fine = [interpolated(component, picture.box, *size) for component in one]
-        panels[row, 0].imshow(picture.shown)
-        panels[row, 0].set_title(short(picture.name), fontsize=6.5, loc="left")
+        show(panels[row, 0], picture.shown, short(picture.name))
         for number in range(count):
             panels[row, 1 + number].imshow(fine[number], vmin=low[number], vmax=high[number])
             if row == 0:
@@ -59,19 +60,15 @@ def draw_components(
 
 
 @styled
-def draw_neighbours(
-    title: str, queries: Sequence[Picture], found: Sequence[Sequence[Picture]], notes: Sequence[Sequence[str]]
-) -> Figure:
-    """Draw each picture to the left of its nearest neighbours; `notes` has a text for every neighbour."""
-    columns = 1 + max(len(row) for row in found)
-    figure = Figure(figsize=(1.35 * columns + 0.3, 1.6 * len(queries) + 0.5), layout="constrained")
-    panels = picture_panels(figure, len(queries), columns)
-    for row, query in enumerate(queries):
-        panels[row, 0].imshow(query.shown)
-        panels[row, 0].set_title(f"{short(query.name, 20)}\n", fontsize=6.5, loc="left", fontweight="bold")
-        for column, (picture, note) in enumerate(zip(found[row], notes[row], strict=True), start=1):
-            panels[row, column].imshow(picture.shown)
-            panels[row, column].set_title(note, fontsize=6.5, loc="left")
+def draw_neighbours(title: str, found: Sequence[tuple[Picture, Sequence[tuple[Picture, str]]]]) -> Figure:
+    """Draw each picture to the left of its nearest neighbours, each of which has a note."""
+    columns = 1 + max(len(near) for _, near in found)
+    figure = Figure(figsize=(1.35 * columns + 0.3, 1.6 * len(found) + 0.5), layout="constrained")
+    panels = picture_panels(figure, len(found), columns)
+    for row, (query, near) in enumerate(found):
+        show(panels[row, 0], query.shown, f"{short(query.name, 20)}\n", fontweight="bold")
+        for column, (picture, note) in enumerate(near, start=1):
+            show(panels[row, column], picture.shown, note)
     figure.suptitle(wrapped(title, figure.get_figwidth()))
     return figure
 
@@ -88,22 +85,18 @@ def draw_map(
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     present = [int(label) for label in np.unique(labels)]
     named = len([label for label in present if label >= 0]) <= NAMED
+    colours = {label: COLOURS[number % len(COLOURS)] if label >= 0 else GREY for number, label in enumerate(present)}
     for number, label in enumerate(present):
         points = found.points[labels == label]
-        name = (short(class_names[label]) if label >= 0 else "unknown class") if named else None
-        colour = COLOURS[number % len(COLOURS)] if label >= 0 else "#bbbbbb"
-        marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
-        left.scatter(
-            *points.T, s=9, color=colour, marker=marker, linewidths=0, alpha=0.8, label=name if named else None
-        )
+        name = short(class_names[label]) if label >= 0 else "unknown class"
+        look = dict(s=9, color=colours[label], marker=MARKERS[number // len(COLOURS) % len(MARKERS)])
+        left.scatter(*points.T, **look, linewidths=0, alpha=0.8, label=name if named else None)
     classes = f"{len(present)} classes" if named else f"{len(present)} classes, too many to name"
     left.set_title(f"{len(labels)} images of {classes}")
     for number, thumbnail in thumbnails.items():
-        place = present.index(int(labels[number]))
-        frame = COLOURS[place % len(COLOURS)] if labels[number] >= 0 else "#bbbbbb"
-        _pin(right, thumbnail, found.points[number], frame)
+        _pin(right, thumbnail, found.points[number], colours[int(labels[number])])
     right.set_title(f"the same places as pictures ({len(thumbnails)} of them)")
-    right.plot(*found.points.T, linestyle="none", marker=",", color="#bbbbbb")
+    right.plot(*found.points.T, linestyle="none", marker=",", color=GREY)
     axis = "t-SNE" if found.method == "tsne" else "principal component"
     for axes in (left, right):
         axes.set_xlabel(f"{axis} 1")

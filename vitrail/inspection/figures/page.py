@@ -6,21 +6,23 @@ rises in brightness, so it also works in black and white.
 
 from __future__ import annotations
 
-import csv
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
 import matplotlib
 import numpy as np
+from einops import rearrange
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
-from vitrail.errors import UsageError
+from vitrail.data.spreadsheet import SafeWriter
+from vitrail.files import replacing
 
 P = ParamSpec("P")
 Format = Literal["png", "svg", "pdf"]
@@ -71,31 +73,36 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 class Folder:
-    """The folder for figures and numbers. Writing raises UsageError if it fails."""
+    """The folder for figures and numbers; `raw` is SafeWriter's. Writing raises WriteError if it fails."""
 
-    def __init__(self, path: Path, formats: Sequence[Format] = ("png",)) -> None:
-        self.path, self.formats = path, formats
+    def __init__(self, path: Path, formats: Sequence[Format] = ("png",), *, raw: bool = False) -> None:
+        self.path, self.formats, self._raw = path, formats, raw
 
     def figure(self, name: str, figure: Figure) -> list[Path]:
         """Write a figure in every format."""
 
-        def save(path: Path) -> None:
+        def save(format: Format, file: Path) -> None:
             with matplotlib.rc_context(STYLE), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name with characters that the font lacks
-                figure.savefig(path, metadata=_NO_DATE[path.suffix[1:]])
+                figure.savefig(file, format=format, metadata=_NO_DATE[format])
 
-        return [self._write(f"{name}.{format}", save) for format in self.formats]
+        return [self._write(f"{name}.{format}", partial(save, format)) for format in self.formats]
 
     def arrays(self, name: str, **arrays: Any) -> Path:
         """Write NAME.npz. Names are arrays of text."""
-        return self._write(f"{name}.npz", lambda path: np.savez_compressed(path, **arrays))
+
+        def save(file: Path) -> None:
+            with open(file, "wb") as stream:  # savez adds .npz to a name
+                np.savez_compressed(stream, **arrays)
+
+        return self._write(f"{name}.npz", save)
 
     def table(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
         """Write NAME.csv."""
 
         def save(path: Path) -> None:
             with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-                writer = csv.writer(file, lineterminator="\n")
+                writer = SafeWriter(file, raw=self._raw)
                 writer.writerow(header)
                 writer.writerows(rows)
 
@@ -103,11 +110,8 @@ class Folder:
 
     def _write(self, name: str, save: Callable[[Path], None]) -> Path:
         path = self.path / name
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            save(path)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+        with replacing(path) as temporary:
+            save(temporary)
         return path
 
 
@@ -123,15 +127,10 @@ def wrapped(text: str, inches: float) -> str:
 
 
 def mosaic(tiles: np.ndarray, gap: int, fill: float = np.nan) -> np.ndarray:
-    """Return tiles [rows, columns, height, width, ...] as one picture with `gap` pixels of `fill` between them."""
-    rows, columns, height, width = tiles.shape[:4]
-    shape = rows * (height + gap) - gap, columns * (width + gap) - gap, *tiles.shape[4:]
-    canvas = np.full(shape, fill, dtype=np.float32)
-    for row in range(rows):
-        for column in range(columns):
-            top, left = row * (height + gap), column * (width + gap)
-            canvas[top : top + height, left : left + width] = tiles[row, column]
-    return canvas
+    """Return tiles [rows, columns, height, width, ...] as one picture with `gap` > 0 pixels of `fill` between them."""
+    border = [(0, 0), (0, 0), (0, gap), (0, gap), *[(0, 0)] * (tiles.ndim - 4)]
+    framed = np.pad(tiles.astype(np.float32), border, constant_values=fill)
+    return rearrange(framed, "r c h w ... -> (r h) (c w) ...")[:-gap, :-gap]
 
 
 def picture_panels(figure: Figure, rows: int, columns: int) -> np.ndarray:
@@ -141,6 +140,12 @@ def picture_panels(figure: Figure, rows: int, columns: int) -> np.ndarray:
         axes.set_axis_off()
         axes.set_anchor("N")
     return panels  # type: ignore[no-any-return]
+
+
+def show(axes: Axes, picture: np.ndarray, title: str, **weight: Any) -> None:
+    """Draw a picture with a small title at its left edge."""
+    axes.imshow(picture)
+    axes.set_title(title, fontsize=6.5, loc="left", **weight)
 
 
 def colour_scale(

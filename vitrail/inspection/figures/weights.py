@@ -94,7 +94,7 @@ def draw_positions(found: Mapping[str, PositionTiles]) -> Figure:
 
 
 def _limits(panels: list[PositionTiles]) -> tuple[float, float]:
-    """Return lowest and highest value; for cosines, without that of each position with itself, which is 1."""
+    """Return the lowest and highest value. Cosines of positions with themselves, which are 1, do not count."""
     values = [one.values.reshape(one.values.shape[0] * one.values.shape[1], -1) for one in panels]
     low = min(float(one.min()) for one in values)
     if panels[0].quantity == COSINE:

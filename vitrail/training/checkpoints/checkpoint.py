@@ -36,8 +36,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vitrail import world
+from vitrail.disk import writing
 from vitrail.errors import CheckpointError, UsageError
-from vitrail.files import Written, sync, write_durably
+from vitrail.files import Written, open_regular, parse_json, read_bytes, sync, write_durably
 from vitrail.training.checkpoints.flatten import flatten, restore, safetensors_pieces
 
 SCHEMA = 1
@@ -99,7 +100,8 @@ def save(
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(folder, draft.need, shutil.disk_usage(folder).free) from error
-        raise CheckpointError(f"cannot write a checkpoint in {folder}: {error.strerror or error}") from error
+        with writing(folder, CheckpointError, task=f"write a checkpoint in {folder}"):
+            raise
     return draft.final
 
 
@@ -200,7 +202,7 @@ def read(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Any]
 def problem(path: Path, *, contents: bool = True) -> str | None:
     """Return why the checkpoint at `path` cannot be used, or None; without `contents` only sizes are checked."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = parse_json(read_bytes(path / MANIFEST).decode("utf-8"))
         if _seal(manifest) != manifest["sha256"]:
             return f"{MANIFEST} is damaged"
         if manifest["schema"] != SCHEMA:
@@ -211,7 +213,7 @@ def problem(path: Path, *, contents: bool = True) -> str | None:
             if size != written["bytes"]:
                 return f"{name} has {size} bytes instead of {written['bytes']}"
             if contents:
-                with (path / name).open("rb") as file:
+                with open_regular(path / name) as file:
                     if hashlib.file_digest(file, "sha256").hexdigest() != written["sha256"]:
                         return f"the contents of {name} have changed (sha256)"
     except FileNotFoundError as error:

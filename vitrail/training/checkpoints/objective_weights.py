@@ -8,9 +8,11 @@ in a run folder contain everything.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from vitrail.config import CLASS, plain
 from vitrail.objective.base import Objective
 from vitrail.objective.beit.objective import BEiTObjective
 from vitrail.objective.mae import MAEObjective
@@ -48,15 +50,20 @@ def load_objective_weights(run: Run, objective: Objective) -> dict[str, str]:
         return {"pre-training": "; ".join(load(tensors))}
 
 
+def _kind(settings: dict[str, Any]) -> str:
+    """Return the kind of an objective, or the import path of one of the user's own, from its recorded settings."""
+    return str(settings.get(CLASS) or settings.get("kind"))
+
+
 def _from_run(newest: Path, run: Run, objective: Objective, owned: list[str]) -> str:
     """Load the tensors `owned` from a checkpoint, averaged ones if there are any, or none if they do not fit."""
     state = checkpoint.read(newest)
     average = state["average"]
     there = state["model"] | (average["mean"] | average["buffers"] if average["count"] else {})
     known, own = state["identity"], objective.state_dict()
-    kind, folder = run.objective.kind, newest.parent.parent
-    if known["objective"]["kind"] != kind:
-        return f"{FRESH}: {folder} was trained with objective {known['objective']['kind']}, not {kind}"
+    kind, folder = _kind(plain(run.objective)), newest.parent.parent
+    if _kind(known["objective"]) != kind:
+        return f"{FRESH}: {folder} was trained with objective {_kind(known['objective'])}, not {kind}"
     for name, value in objective.identity().items():
         if known.get(name) != value:
             return f"{FRESH}: {folder} has another {name}"

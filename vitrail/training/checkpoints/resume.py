@@ -7,18 +7,21 @@ from dataclasses import replace
 from vitrail.config import from_yaml
 from vitrail.errors import WeightsError
 from vitrail.training.folder import RunFolder
+from vitrail.training.given import Given
 from vitrail.training.run import Run
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.load import local
 from vitrail.weights.store import WEIGHTS
 
 
-def resumed_run(run: Run, folder: RunFolder) -> tuple[Run, str | None]:
+def resumed_run(run: Run, folder: RunFolder, given: Given) -> tuple[Run, str | None]:
     """Return the run to continue in `folder`, and the weights it is built from (`starting_weights`).
 
-    Raises WeightsError if only a part of the network is trained and its base model cannot be found.
+    Raises WeightsError if only a part of the network is trained and its base model cannot be found, UsageError if the
+    run needs objects that were not `given`.
     """
-    recorded = from_yaml(folder.path / "config.yaml", Run())
+    given.check_resume(folder)
+    recorded = from_yaml(folder.path / "config.yaml", Run(), imports=True)
     run = relocated(inherit(run, recorded), recorded, folder)
     return run, starting_weights(run, recorded, folder)
 
@@ -36,7 +39,7 @@ def relocated(run: Run, recorded: Run, folder: RunFolder) -> Run:
     `recorded` is the run in the folder's config.yaml. If `run` names other weights, these are used, so that `--from`
     can give the new place. Raises WeightsError if the base is in none of the recorded places.
     """
-    noted = folder.read_json("run.json").get("base")
+    noted = folder.facts().get("base")
     if recorded.tune == "all" or noted is None or run.weights != recorded.weights:
         return run
     return replace(run, weights=BaseWeights.read(noted, folder.path / "run.json").located(folder.path))

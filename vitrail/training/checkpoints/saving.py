@@ -52,6 +52,7 @@ class Checkpoints:
         self.saved: int | None = None
         """Step of the newest checkpoint."""
         self._failed = 0
+        self._reason = ""
         self._warned = False
         self._saved_status: dict[str, Any] = {}
         self._pending: _Save | None = None
@@ -66,6 +67,11 @@ class Checkpoints:
     ) -> None:
         if kind is not KeyboardInterrupt:  # a second Ctrl-C ends the process at once
             self._join()
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """What could not be written -> the reason: the newest checkpoint, or nothing."""
+        return {"the newest checkpoint": self._reason} if self._failed else {}
 
     def newest(self) -> int | None:
         """Return the step of the newest checkpoint, without communicating with other processes."""
@@ -93,9 +99,11 @@ class Checkpoints:
             options = {"group": self._saving_group()} if state.sharded else {}
             write = partial(checkpoint.save, self.folder.checkpoints, step, tensors, keep=self.keep, **options)
         self._pending = _Save(step, status, write)
-        self._pending.start(threaded=not wait)
         if wait:
+            self._pending.run()
             self.wait()
+        elif write is not None:
+            self._pending.start()
 
     def wait(self) -> None:
         """Return when the checkpoint that is being written is durable or has failed; all processes call it.
@@ -109,6 +117,7 @@ class Checkpoints:
             pending.join()
         if isinstance(pending.error, CheckpointError):
             self._failed += 1
+            self._reason = str(pending.error)
             self.say(f"warning: no checkpoint at step {pending.step}: {pending.error}")
         elif pending.error is not None:
             raise pending.error
@@ -163,35 +172,28 @@ class Checkpoints:
             )
 
 
-class _Save:
+class _Save(threading.Thread):
     """One checkpoint being written by calling `write`, which is None on a process that has nothing to write."""
 
     def __init__(self, step: int, status: dict[str, Any], write: Callable[[], object] | None) -> None:
+        super().__init__(name="checkpoint", daemon=True)
         self.step, self.status = step, status
         self.error: BaseException | None = None
         self.seconds = 0.0
         self._write = write
-        self._thread: threading.Thread | None = None
 
-    def start(self, *, threaded: bool) -> None:
-        """Write the checkpoint, here or in a daemon thread."""
-        if not threaded:
-            self._run()
-        elif self._write is not None:
-            self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-            self._thread.start()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the checkpoint is written or has failed, but at most `timeout` seconds."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write the checkpoint. An error is kept, to be raised in the training thread."""
         if self._write is None:
             return
         began = time.monotonic()
         try:
             self._write()
-        except BaseException as error:  # raised again in the training thread
+        except BaseException as error:
             self.error = error
         self.seconds = time.monotonic() - began
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the checkpoint is written or has failed, but at most `timeout` seconds."""
+        if self.ident is not None:  # started
+            super().join(timeout)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from vitrail import world
 from vitrail.config import plain
 from vitrail.errors import CheckpointError
+from vitrail.evaluation.metric import TITLES, headline
 from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
@@ -22,6 +24,8 @@ IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim
 """Settings that a resumed run must share with the run it continues. All others may change: duration, time_limit,
 early_stop, how often to evaluate and save, and everything about the machine (accumulate, precision, workers, cache,
 compile, activation_checkpointing, wide_branches, device). The result is then the same up to rounding."""
+SPLITS = ("train", "validation", "holdout", "subset", "together", "sampler")
+"""Settings of the data that a resumed run must share with the run it continues."""
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second")
 """Names of the tensors that AdamW, SGD and LAMB store for each parameter."""
 BASE_FACTS = ("source", "path", "sha256")
@@ -47,7 +51,7 @@ class RunStatus:
     ended: str = ""
     """Why the run is over; "" while it is running."""
     ended_by: dict[str, Any] = field(default_factory=dict)
-    """The settings that ended the run: with other values it continues."""
+    """The limits that ended the run. With other limits it continues."""
 
 
 @dataclass(frozen=True)
@@ -62,27 +66,54 @@ class Result:
     ended: str
     """Why the run ended: "all steps done", "time limit" or "early stop"."""
     best: dict[str, float]
-    """Step and validation metrics of the best model: top1, top5, nll and count, or loss if there are no labels."""
+    """Step and validation metrics of the best model: as in `Classification.metrics` or `LabelScores.metrics`, or loss
+    if there are no labels."""
     test: dict[str, float] | None = None
     """Metrics of the best model on the test images, measured once; None without test images."""
     message: str = ""
     """For the user, in one or two sentences."""
+    skipped: int = 0
+    """Number of steps that were skipped because their update was not finite."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """What could not be written into the run folder -> the reason."""
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the command: 1 if something could not be written."""
+        return int(bool(self.lost))
+
+    def without(self, lost: Mapping[str, str]) -> Result:
+        """Return the result of a run that could not write `lost`."""
+        return replace(self, lost=dict(sorted({**self.lost, **lost}.items())))
+
+    @property
+    def summary(self) -> str:
+        """The message, and what could not be written, with the first reason."""
+        if not self.lost:
+            return self.message
+        reason = next(iter(self.lost.values()))
+        return f"{self.message}, except what could not be written: {', '.join(self.lost)} ({reason})"
 
     @classmethod
     def of(cls, status: RunStatus, folder: Path, per_epoch: int, test: dict[str, float] | None = None) -> Result:
         """Return the result of a run with `status`; `per_epoch` is the number of steps in an epoch."""
-        best = status.best
-        reached = f", validation top-1 {best['top1']:.2%}" if "top1" in best else ""
-        reached = f", validation loss {best['loss']:.4f}" if "loss" in best else reached
+        best, reached = status.best, ""
+        if name := headline(best):
+            reached = f", validation {TITLES[name]} {best[name]:.2%}"
+        elif "loss" in best:
+            reached = f", validation loss {best['loss']:.4f}"
+        if status.skipped:
+            reached += f"; {status.skipped} updates were skipped because they were not finite"
         return cls(
             folder,
-            status.step,
-            status.step / per_epoch,
-            round(status.elapsed, 1),
-            status.ended,
-            best,
-            test,
-            f"{status.ended} after {status.step} steps{reached}; everything is in {folder}",
+            steps=status.step,
+            epochs=status.step / per_epoch,
+            seconds=round(status.elapsed, 1),
+            ended=status.ended,
+            best=best,
+            test=test,
+            message=f"{status.ended} after {status.step} steps{reached}; everything is in {folder}",
+            skipped=status.skipped,
         )
 
 
@@ -94,6 +125,8 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     average: Averager
     identity: dict[str, Any]
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """The default values of settings, for a checkpoint that was written before a setting existed (`defaults`)."""
     status: RunStatus = field(default_factory=RunStatus)
     base: BaseWeights | None = None
     """The base model with the frozen tensors, which no checkpoint holds, if only a part of the network is trained."""
@@ -139,7 +172,7 @@ class TrainingState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises CheckpointError with the differences if it is from another run."""
-        if differences := differing(state["identity"], self.identity):
+        if differences := differing(completed(state["identity"], self.defaults), self.identity):
             raise CheckpointError(
                 "the checkpoint belongs to another run:\n  "
                 + "\n  ".join(differences)
@@ -175,11 +208,34 @@ def identity(run: Run, config: Any, class_names: list[str], fingerprint: str) ->
     """Return what identifies a run, as JSON values: data, classes, network and the settings that shape the gradient."""
     return {
         "data": fingerprint,
-        "splits": {name: getattr(run.data, name) for name in ("train", "validation", "holdout", "subset", "together")},
+        "splits": {name: getattr(run.data, name) for name in SPLITS},
         "class_names": class_names,
         "model": {"kind": type(config).__name__, **plain(config)},
         **{name: plain(getattr(run, name)) for name in IDENTITY},
     }
+
+
+def defaults(run: Run, config: Any) -> dict[str, Any]:
+    """Return the default values of the settings in `identity`, as JSON values, by section."""
+    sections = {"splits": run.data, "model": config} | {name: getattr(run, name) for name in IDENTITY}
+    return {
+        name: {
+            item.name: plain(item.default if item.default_factory is MISSING else item.default_factory())
+            for item in fields(value)
+            if item.default is not MISSING or item.default_factory is not MISSING
+            if name != "splits" or item.name in SPLITS
+        }
+        for name, value in sections.items()
+        if is_dataclass(value)
+    }
+
+
+def completed(stored: Any, defaults: Any) -> Any:
+    """Return nested values with the defaults of settings that did not exist when they were stored."""
+    if not (isinstance(stored, dict) and isinstance(defaults, dict)):
+        return stored
+    filled = {name: completed(value, defaults.get(name)) for name, value in stored.items()}
+    return {**{name: value for name, value in defaults.items() if name not in stored}, **filled}
 
 
 def differing(there: Any, here: Any, where: str = "") -> list[str]:

@@ -18,10 +18,10 @@ from vitrail.training.run import Average
 
 
 class Swapped(Protocol):
-    """What evaluation needs of an average."""
+    """The part of an average that an evaluation uses."""
 
     def swapped(self) -> AbstractContextManager[None]:
-        """Context in which the network that is looked at holds the average, where there is one."""
+        """Context in which the evaluated network holds the average, if there is one."""
 
 
 class Averager:
@@ -32,29 +32,32 @@ class Averager:
     - polyak: the uniform mean of the weights after every step >= `start`;
     - none: there is no average; every method does nothing.
 
-    Weights narrower than float32 are averaged in float32: a step of 1e-4 would be lost in bfloat16. Hand in
-    the model itself, not a wrapper, and after it has reached its device. Where its parameters are cut over the
-    processes, so is their average. `start` is in optimiser steps.
+    Weights narrower than float32 are averaged in float32, because a step of 1e-4 would be lost in bfloat16. `model` is
+    the model itself, not a wrapper, and is on its device. If its parameters are sharded, so is their average. `start`
+    is in optimiser steps.
     """
 
     def __init__(self, model: nn.Module, average: Average, *, start: int = 0) -> None:
         self.average = average
         self.start = start
         self.count = 0
-        live = {} if average.kind == "none" else dict(model.named_parameters())
-        self._live = {name: parameter.detach() for name, parameter in live.items() if parameter.requires_grad}
-        self._buffers = {} if average.kind == "none" else _buffers(model)
-        self._mean = {name: value.to(_wide(value.dtype), copy=True) for name, value in self._live.items()}
+        self._live: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
+        if average.kind != "none":
+            self._live = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+            self._buffers = _buffers(model)
+        wide = {name: torch.promote_types(value.dtype, torch.float32) for name, value in self._live.items()}
+        self._mean = {name: value.to(wide[name], copy=True) for name, value in self._live.items()}
         self._kept = {name: value.clone() for name, value in self._buffers.items()}
 
     @property
     def active(self) -> bool:
-        """Is there an average yet?"""
+        """Return whether there is an average yet."""
         return self.count > 0
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights as they are after optimiser step `step`, counted from 0."""
+        """Add the weights after optimiser step `step`, counted from 0, to the average."""
         if self.average.kind == "none" or (self.average.kind == "polyak" and step < self.start):
             return
         if self.average.kind == "polyak":
@@ -72,9 +75,9 @@ class Averager:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Inside the `with` block the model holds the average, to evaluate or to save it.
+        """Context in which the model holds the average, to evaluate or save it. Its own weights return afterwards.
 
-        Its own weights return afterwards. Before there is an average (see `active`) they stay.
+        Before there is an average (see `active`) the model keeps its own weights.
         """
         if not self.active:
             yield
@@ -88,18 +91,18 @@ class Averager:
             _copy(live, own)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything a resumed run needs; the tensors are not copied."""
+        """Return everything that a resumed run needs. The tensors are not copied."""
         return {"count": self.count, "mean": dict(self._mean), "buffers": dict(self._kept)}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` left off. Raises CheckpointError if it is of another model."""
+        """Restore what `state_dict` returned. Raises CheckpointError if it belongs to another model."""
         for mine, theirs in ((self._mean, state["mean"]), (self._kept, state["buffers"])):
             wrong = set(mine) ^ set(theirs)
             wrong |= {name for name in set(mine) & set(theirs) if mine[name].shape != theirs[name].shape}
             if wrong:
                 names = ", ".join(sorted(wrong)[:5]) + (" ..." if len(wrong) > 5 else "")
-                raise CheckpointError(f"the averaged weights are of another model: {names} do not match")
+                raise CheckpointError(f"the averaged weights belong to another model: {names} do not match")
             for name, value in mine.items():
                 value.copy_(theirs[name])
         self.count = int(state["count"])
@@ -112,10 +115,6 @@ def _copy(to: list[Tensor], source: list[Tensor]) -> None:
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that are state: those a state_dict holds, not the constants it leaves out."""
-    saved = model.state_dict(keep_vars=True)
+    """Return the buffers that a state_dict contains; the others are constants."""
+    saved = model.state_dict()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -1,19 +1,19 @@
 """Layer-wise decay of the learning rate: the nearer a parameter is to the image, the slower it learns.
 
-A parameter's rate is lr * decay ** (layers + 1 - depth), as BEiT (Bao et al. 2022) and MAE (He et al. 2022, table 9)
-fine-tune: depth 0 is what makes tokens, block i counted from 0 has depth i + 1, everything behind the blocks has
-layers + 1 and learns at lr. Whatever else follows the learning rate, such as decoupled weight decay, follows this one.
+A parameter's rate is lr * decay ** (layers + 1 - depth), as in the fine-tuning of BEiT (Bao et al. 2022) and MAE (He
+et al. 2022, table 9). The stem, tokens and positions have depth 0. Block i, counted from 0, has depth i + 1.
+Everything after the blocks has depth layers + 1 and learns at lr. Decoupled weight decay is scaled in the same way.
 
-Published code agrees but in two places, and this follows BEiT's and MAE's, whose figures belong to it:
+Published code differs in two places. Here both are as in BEiT and MAE, because the published results belong to that:
 
-* the final norm learns with the head; timm's `param_groups_layer_decay` counts it to the last block;
-* positions that all layers share (`place` "shared") have no depth of their own and learn at lr, as BEiT's shared
-  table does; timm counts that one to the patch embedding.
+* The final norm learns with the head. timm's `param_groups_layer_decay` counts it as part of the last block.
+* Positions that all layers share (`place` "shared") have no depth of their own and learn at lr, as BEiT's shared
+  table does. timm counts them as part of the patch embedding.
 
-The branches of a parallel block and the two halves of an axial one have their block's depth; a stem of many stages, a
-hybrid's ResNet included, is depth 0 as a whole. Positions with a table for each layer are one parameter here, of which
-each layer's table has that layer's depth (`slow_rows`). What an objective owns besides the network (decoder,
-projection, classifier of tokens) learns at lr; its [mask], which stands where patch embeddings would, has depth 0.
+The branches of a parallel block and the two halves of an axial block have their block's depth. A stem of many stages,
+such as a hybrid's ResNet, has depth 0 as a whole. Positions with a table for each layer are one parameter here; each
+layer's table has that layer's depth (`slow_rows`). Parts of an objective besides the network (decoder, projection,
+classifier of tokens) learn at lr. The [mask] embedding, which replaces patch embeddings, has depth 0.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ Factors = Mapping[nn.Parameter, tuple[float, ...]]
 
 
 def layer_factors(module: nn.Module, decay: float) -> dict[nn.Parameter, tuple[float, ...]]:
-    """Return by what the learning rate of each parameter of `module` is multiplied, 1 the largest.
+    """Return the factor of the learning rate for each parameter of `module`; the largest is 1.
 
-    `module` is a ViT or an objective that owns one as `model`. There is one factor for a parameter, or one for each of
-    its rows, where these belong to different layers. Raises UsageError for a network without encoder blocks.
+    `module` is a ViT, or an objective that owns one as `model`. A parameter has one factor, or one for each row if its
+    rows belong to different layers. Raises UsageError for a network without encoder blocks.
     """
     encoder = module if isinstance(module, ViT) else getattr(module, "model", module)
     if not isinstance(encoder, ViT):
         raise UsageError(
-            f"optim.layer_decay is {decay}: it goes by the blocks of a Vision Transformer, and a "
+            f"optim.layer_decay is {decay}, but it needs the blocks of a Vision Transformer, and a "
             f"{type(encoder).__name__} has none: leave it out"
         )
     last = len(encoder.blocks) + 1
@@ -63,7 +63,7 @@ def layer_factors(module: nn.Module, decay: float) -> dict[nn.Parameter, tuple[f
 
 
 def _of_positions(encoder: ViT) -> list[int]:
-    """The depth of a table of positions, or of each row of it."""
+    """Return the depth of a table of positions, or of each of its rows."""
     positions, layers = encoder.positions, len(encoder.blocks)
     if positions.config.place == "shared":
         return [layers + 1]
@@ -73,21 +73,25 @@ def _of_positions(encoder: ViT) -> list[int]:
 
 
 def by_factor(parameters: Iterable[nn.Parameter], factors: Factors) -> dict[float, list[nn.Parameter]]:
-    """Return {factor: parameters}, smallest first; one whose rows differ is where the fastest of them is."""
+    """Return {factor: parameters}, smallest first; without `factors` all have factor 1.
+
+    A parameter whose rows have different factors has the largest of them.
+    """
     found: dict[float, list[nn.Parameter]] = {}
     for parameter in parameters:
-        found.setdefault(max(factors[parameter]), []).append(parameter)
+        found.setdefault(max(factors.get(parameter, (1.0,))), []).append(parameter)
     return dict(sorted(found.items()))
 
 
 def slow_rows(optimizer: torch.optim.Optimizer, factors: Factors) -> None:
-    """Make every step of `optimizer`, grouped `by_factor`, move rows whose factors differ each by its own.
+    """Let every step of `optimizer`, grouped `by_factor`, move each row of a parameter by the row's own factor.
 
-    AdamW's, SGD's and LAMB's steps on such tables, which have no weight decay and no trust ratio, are proportional to
-    the rate, value by value: so each row goes its share of the way that it would go at the fastest row's rate.
+    Parameters with several factors are tables of positions, which have no weight decay and no trust ratio. There the
+    steps of AdamW, SGD and LAMB are proportional to the learning rate, value by value. So each row moves by its share
+    of the step at the fastest row's rate.
     """
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    rows = {parameter: _shares(parameter, factors[parameter]) for parameter in held if len(factors[parameter]) > 1}
+    several = [parameter for parameter, values in factors.items() if len(values) > 1 and parameter.requires_grad]
+    rows = {parameter: _shares(parameter, factors[parameter]) for parameter in several}
     if not rows:
         return
     before: dict[nn.Parameter, Tensor] = {}
@@ -97,8 +101,7 @@ def slow_rows(optimizer: torch.optim.Optimizer, factors: Factors) -> None:
 
     @torch.no_grad()
     def shorten(*_: Any) -> None:
-        while before:  # once: a step that calls the one it is derived from brings both hooks twice
-            parameter, start = before.popitem()
+        for parameter, start in before.items():
             moved = world.local(parameter).detach()
             moved.copy_(start.lerp(moved, rows[parameter]))
 
@@ -107,10 +110,10 @@ def slow_rows(optimizer: torch.optim.Optimizer, factors: Factors) -> None:
 
 
 def _shares(parameter: nn.Parameter, factors: tuple[float, ...]) -> Tensor:
-    """The factors of the rows that are in this process, over the largest, in the shape to go with them."""
+    """Return the factor of each row in this process divided by the largest factor, in a shape that broadcasts."""
     here = world.local(parameter)
     shares = torch.tensor(factors, dtype=here.dtype, device=here.device) / max(factors)
-    if world.is_sharded(parameter):  # FSDP2 cuts as `chunk` does; the last processes may have nothing
+    if world.is_sharded(parameter):  # FSDP2 splits as `chunk` does; the last processes may have no rows
         pieces = shares.chunk(world.size())
         shares = pieces[world.rank()] if world.rank() < len(pieces) else shares[:0]
     return shares.view(-1, *[1] * (parameter.dim() - 1))

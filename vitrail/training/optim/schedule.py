@@ -24,28 +24,28 @@ def learning_rate(
 ) -> float:
     """Return the learning rate of update `step`, counted from 0, of a run of `total`.
 
-    `step`, `total`, `warmup`, `timescale` and `drops` share one unit, and only their ratios count: optimiser steps,
-    seconds of a run limited by time, or fractions of either (total 1). Past the end the last value stays.
+    `step`, `total`, `warmup`, `timescale` and `drops` have the same unit, and only their ratios count: optimiser steps,
+    seconds of a run limited by time, or fractions of either (total 1). After the end the rate stays the last one.
 
     With p = (step - warmup) / (total - warmup), the decay from `base` is
 
     - cosine: to `end` along half a cosine, (1 + cos(pi p)) / 2
     - linear: to `end` along a straight line, 1 - p
     - rsqrt: base / sqrt(1 + (step - warmup) / timescale), never below `end`; default timescale: total / 10
-    - step: a tenth of what it was, from the step after each of `drops` on (BiT, whose code compares with <),
+    - step: divided by ten after each of `drops` (from the next step on, because BiT's code compares with <),
       never below `end`
-    - constant: none
+    - constant: no decay
 
-    and the warmup multiplies it by min(1, step / warmup). As in the original code the first update therefore
-    has the rate 0; the paper's text ("learning rate warmup of 10k steps") leaves open whether steps count
-    from 0 or from 1. A run too short to give an update away passes `step + 1`.
+    and the warmup multiplies it by min(1, step / warmup). So the first update has rate 0, as in the original code. The
+    paper's text ("learning rate warmup of 10k steps") does not say whether steps are counted from 0 or from 1. A run
+    too short to waste an update passes `step + 1`.
 
-    Raises UsageError where the values contradict each other.
+    Raises UsageError if the values contradict each other.
     """
     if shape not in get_args(Shape):
         raise UsageError(f"no schedule is named {shape!r}. Valid: {', '.join(get_args(Shape))}")
     if total <= 0 or not 0 <= warmup <= total:
-        raise UsageError(f"a warmup of {warmup:g} does not fit a run of {total:g}: use 0 to {total:g}")
+        raise UsageError(f"a warmup of {warmup:g} does not fit a run of {total:g}. It must be from 0 to {total:g}")
     timescale = total / 10 if timescale is None else timescale
     if timescale <= 0:
         raise UsageError(f"the timescale of an rsqrt schedule is {timescale:g}; it must be above 0")

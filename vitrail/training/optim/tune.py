@@ -1,25 +1,29 @@
 """Which part of a pretrained network is tuned: everything, its attention layers, its MLPs, or its classifier alone.
 
 The follow-up paper, section 4 ("Fine-tuning attention is all you need"), tunes the weights of the MHSA layers, a
-third of a ViT: 10 % less memory and 10 % less time than tuning everything, and only that third has to be stored. What
-that is in each kind of network:
+third of a ViT. This takes 10 % less memory and 10 % less time than tuning everything, and only that third has to be
+stored. The parts are, in each kind of network:
 
-* attention: weights and biases of every attention's projections (q, k, v and output), all branches of parallel
-  blocks and both axes of axial ones; what is added to its logits, which are relative positions and BEiT's biases;
-  the projections of a MAP head.
-* ffn: both dense layers of every MLP, in the same blocks, and a MAP head's.
-* head: nothing else than the classifier, which always learns: `head`, `head_dist` of a distilled network, and
-  `pre_logits` where it is kept with them.
+* attention: weights and biases of the projections (q, k, v and output) of every attention layer, in all branches of
+  parallel blocks and both axes of axial blocks; the relative positions and BEiT's biases, which are added to attention
+  logits; the projections of a MAP head.
+* attention+positions: the same, and the positions added to the tokens. This is what the authors' code tunes
+  (DeiT repository, `main.py --attn-only`); their text names the attention weights alone.
+* ffn: both dense layers of every MLP in the same blocks, and of a MAP head.
+* head: only the classifier, which is always tuned: `head`, `head_dist` of a distilled network, and `pre_logits` if
+  there is one.
 
-All else is frozen, by the paper's words: the norms in front of the branches and LayerScale, which are no MHSA weights
-though they stand in its branch (the authors' code freezes them too); the class token, distillation token and
-registers; the positions added to the tokens (the authors' code lets these learn; the text does not name them, and
-with them the first block would have to keep its input); the final norm; and the stem, a hybrid's ResNet included. A
-frozen BatchNorm, of an hMLP stem and its kin, goes by its running statistics and leaves them alone. Dropout and
-stochastic depth stay as they are.
+Everything else is frozen, as the paper says:
 
-Frozen parameters get no gradient and no optimiser state, and autograd keeps nothing that only they would need: in
-front of the first parameter that learns it keeps nothing at all, with `head` nothing of the whole trunk.
+* the norms before the branches and LayerScale, which are no MHSA weights (the authors' code freezes them too);
+* class token, distillation token and registers;
+* the positions added to the tokens, except with attention+positions. With them, autograd keeps the activations of the
+  whole trunk;
+* the final norm, and the stem, including a hybrid's ResNet.
+
+A frozen BatchNorm, as in an hMLP stem, uses its running statistics and does not change them. Dropout and stochastic
+depth do not change. Frozen parameters have no gradient and no optimiser state. Autograd keeps no activations before the
+first tuned parameter; with `head` it keeps none of the whole trunk.
 """
 
 from __future__ import annotations
@@ -35,9 +39,9 @@ from torch import nn
 
 from vitrail.errors import UsageError
 from vitrail.model.attention import Attention
-from vitrail.model.block import MLP, SwiGLU
+from vitrail.model.block import MLP, AttentionBranch, SwiGLU
 from vitrail.model.head import MAPHead
-from vitrail.model.posemb import Relative, RelativeBias
+from vitrail.model.posemb import Learned1D, Learned2D, Relative, RelativeBias
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.training.run import Run, Tune
 from vitrail.weights.assemble import HEAD
@@ -66,21 +70,21 @@ def check_tune(run: Run, config: ViTConfig | ResNetConfig) -> None:
         return
     if run.weights is None:
         raise UsageError(
-            f"tune is {run.tune!r}, which leaves the rest of a network as it was trained, and there is none: say "
-            "which (--from WEIGHTS), or train everything (--tune all)"
+            f"tune is {run.tune!r}, which trains only a part of a pretrained network, but no weights are given. Name "
+            "them with --from WEIGHTS, or train everything with --tune all."
         )
     if isinstance(config, ResNetConfig) and run.tune != "head":
         raise UsageError(
-            f"tune is {run.tune!r}, and {run.weights} is a ResNet, not a Vision Transformer: it has no {run.tune} "
-            "layers to tune; use --tune all or --tune head"
+            f"tune is {run.tune!r}, but {run.weights} is a ResNet, not a Vision Transformer: it has no "
+            f"{run.tune.partition('+')[0]} layers to tune. Use --tune all or --tune head."
         )
 
 
 def tune(model: nn.Module, run: Run, decisions: dict[str, str]) -> Tuned:
-    """Freeze, in place, what `run.tune` leaves out of `model`, as `vitrail.training.resolve.build_model` gave it.
+    """Freeze, in place, the part of `model` that `run.tune` does not name, and note this in `decisions`.
 
-    What learns is told in `decisions`. Do it before the optimiser, the average and `parallel.prepare`
-    look at the model.
+    `model` is what `vitrail.training.resolve.build_model` returned. Call this before the optimiser, the average and
+    `parallel.prepare` get the model.
     """
     freeze_rest(model, run.tune)
     parameters = list(model.parameters())
@@ -88,12 +92,12 @@ def tune(model: nn.Module, run: Run, decisions: dict[str, str]) -> Tuned:
     count = sum(parameter.numel() for parameter in parameters)
     if run.tune == "all":
         return Tuned(run.tune, learning, count)
-    decisions["tune"] = f"{run.tune}: {learning:,} of {count:,} parameters learn, the rest stays as it was"
+    decisions["tune"] = f"{run.tune}: {learning:,} of {count:,} parameters are trained, the others are frozen"
     return Tuned(run.tune, learning, count, _base(model, str(run.weights)))
 
 
 def freeze_rest(model: nn.Module, tune: Tune) -> None:
-    """Let only the parameters that `tune` names require gradients, in place; BatchNorms become `FrozenBatchNorm`."""
+    """Freeze all parameters that `tune` does not name, in place, and turn BatchNorms into `FrozenBatchNorm`."""
     if tune == "all":
         return
     learning = {parameter for module in _learning(model, tune) for parameter in module.parameters()}
@@ -108,17 +112,23 @@ def freeze_rest(model: nn.Module, tune: Tune) -> None:
 
 def _learning(model: nn.Module, tune: Tune) -> Iterator[nn.Module]:
     """Yield the modules below the classifier whose parameters are all tuned."""
+    kinds: dict[Tune, Any] = {
+        "attention": Attention | Relative | RelativeBias,
+        "attention+positions": Attention | Relative | RelativeBias | Learned1D | Learned2D,
+        "ffn": MLP | SwiGLU,
+        "head": (),
+    }
     for module in model.modules():
-        if tune == "attention" and isinstance(module, Attention | Relative | RelativeBias):
+        if isinstance(module, kinds[tune]):
             yield module
-        elif tune == "attention" and isinstance(module, MAPHead):
+        elif tune.startswith("attention") and isinstance(module, AttentionBranch):
+            yield module.attention  # perhaps one of the user's own
+        elif tune.startswith("attention") and isinstance(module, MAPHead):
             yield from (module.query, module.key_value, module.out)
-        elif tune == "ffn" and isinstance(module, MLP | SwiGLU):
-            yield module
 
 
 class FrozenBatchNorm(nn.BatchNorm2d):
-    """A BatchNorm that stays in evaluation mode while its network trains; the tensors are those of `norm`."""
+    """A BatchNorm with the tensors of `norm` that stays in evaluation mode while its network trains."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
@@ -133,9 +143,9 @@ class FrozenBatchNorm(nn.BatchNorm2d):
 
 
 def _base(model: Any, source: str) -> BaseWeights:
-    """The reference to what `model` leaves as it was in the weights `source`.
+    """Return the reference to the frozen tensors of `model` in the weights `source`.
 
-    What was resampled to another resolution is not there in this form, and is no part of it.
+    Tensors that were resampled to another resolution are different there, and so are no part of it.
     """
     report = model.load_report
     apart = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -143,7 +153,7 @@ def _base(model: Any, source: str) -> BaseWeights:
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in apart}
     given = Path(source).expanduser()
     hub = not given.exists()
-    if hub:  # a folder of the hub's cache, named after the commit that it is
+    if hub:  # a folder of the hub's cache, whose name is the commit
         given = report.path.parent if report.path.is_file() else report.path
         source = f"{source.partition('@')[0]}@{given.name}" if _COMMIT.fullmatch(given.name) else source
     return BaseWeights(source, os.path.abspath(given), checksum(state), hub, shared=frozenset(state))

@@ -1,26 +1,27 @@
-"""What is measured on held-out images: the objective's own loss, and probes of the features.
+"""Measures on held-out images: the objective's own loss, and probes of the features.
 
-The masks and crops of validation images are those of one step that training never reaches. So every evaluation, in any
-number of processes, sets the network the same task, and losses can be compared.
+The masks and crops of validation images are those of one step number that training never reaches. So the task is the
+same in every evaluation and for any number of processes, and losses can be compared.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from vitrail import world
 from vitrail.data.item import Listed, View
+from vitrail.data.labels.sets import one_label
 from vitrail.data.split import subset
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import Predict
 from vitrail.evaluation.features import collect
-from vitrail.evaluation.fewshot import Plan, fewshot
+from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.evaluation.knn import knn
 from vitrail.objective.base import Prepared
 from vitrail.objective.beit.tokenizer import ImageTokenizer
@@ -36,35 +37,42 @@ from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
 SEEN = "seen.png"
-"""Input, mask, prediction and target of some validation images, at the newest evaluation."""
+"""Picture of input, mask, prediction and target of some validation images at the newest evaluation."""
 MOST = 20_000
-"""Largest number of training images for kNN, in proportion to the classes: memory and time do not grow beyond."""
+"""Largest number of training images for kNN, which limits memory and time. Classes keep their proportions."""
 
 
-class Measure(Protocol):
-    """How a network is measured on validation images, and by what the best model is chosen."""
+class Measure(ABC):
+    """How a network is measured on validation images, and how the best model is chosen."""
 
+    @abstractmethod
     def __call__(self, images: Rounds) -> dict[str, float]:
         """Return the numbers of the network on these images, all processes together."""
 
+    @abstractmethod
     def rank(self, numbers: dict[str, float]) -> tuple[float, ...]:
-        """Return what the best model is chosen by, larger is better, from the numbers of an evaluation and its step."""
+        """Return the rank of a model, larger is better, from the numbers of an evaluation and its step."""
 
-    def write_newest(self, folder: RunFolder) -> None:
-        """Write what illustrates the newest evaluation into the run folder. Only the main process calls it."""
+    def write_newest(self, folder: RunFolder) -> None:  # noqa: B027  # optional
+        """Write a picture of the newest evaluation, if any, into the run folder. Only the main process calls it."""
 
-    def write_best(self, folder: RunFolder) -> None:
-        """Write the answers of the best model into the run folder. Only the main process calls it."""
+    def write_best(self, folder: RunFolder) -> None:  # noqa: B027  # optional
+        """Write the best model's predictions, if any, into the run folder. Only the main process calls it."""
 
+    def described(self, card: Card) -> Card:
+        """Return the card of the network with what the newest evaluation decided. Default: nothing."""
+        return card
+
+    @abstractmethod
     def save(self, place: Path, card: Card, base: BaseWeights | None) -> None:
         """Write the network into a model folder."""
 
 
-class ObjectiveLoss:
-    """Measure for learning without labels: the objective's loss, its metrics and "count". The lowest loss is the best.
+class ObjectiveLoss(Measure):
+    """Measure for learning without labels: the objective's loss, its metrics and "count".
 
-    If the losses of two moments cannot be compared (`chosen_by_loss`), the newest model is the best. The network is
-    saved without the parts that only predict.
+    The model with the lowest loss is the best. If losses of different steps cannot be compared (`chosen_by_loss`), the
+    newest model is the best. The network is saved without the parts that only predict.
     """
 
     def __init__(self, objective: SelfSupervised, run: Run) -> None:
@@ -73,7 +81,7 @@ class ObjectiveLoss:
         self._picture: bytes | None = None
 
     def __call__(self, images: Rounds) -> dict[str, float]:
-        """See `Measure`; also draws the first images."""
+        """See `Measure`. Also draws the first images."""
         training = self._objective.training
         self._objective.eval()
         try:
@@ -81,7 +89,7 @@ class ObjectiveLoss:
         finally:
             self._objective.train(training)
         totals: dict[str, float] = {}
-        for part in world.gather(sums):  # a process without an image knows no metric
+        for part in world.gather(sums):  # a process without images has no metrics
             for name, value in part.items():
                 totals[name] = totals.get(name, 0.0) + value
         count = totals.pop("count")
@@ -98,12 +106,9 @@ class ObjectiveLoss:
         if self._picture is not None:
             folder.write_bytes(SEEN, self._picture)
 
-    def write_best(self, folder: RunFolder) -> None:
-        """See `Measure`; there are no answers."""
-
     def save(self, place: Path, card: Card, base: BaseWeights | None) -> None:
-        """See `Measure`; a tokenizer has a file of its own."""
-        network = self._objective.kept
+        """See `Measure`. A tokenizer has a file format of its own."""
+        network = self._objective.evaluated
         if isinstance(network, ImageTokenizer):
             network.save(place)
         else:
@@ -141,18 +146,18 @@ class FewShotProbe:
 
     def __init__(self, run: Run, train: Listed) -> None:
         assert run.fewshot is not None
-        self.plan = Plan(train.labels, list(train.class_names), shots=run.fewshot)
-        self.loader = evaluation_loader(run, View(train, self.plan.rows))
+        self.shots = ShotSelection(one_label(train.labels, "fewshot"), list(train.class_names), shots=run.fewshot)
+        self.loader = evaluation_loader(run, View(train, self.shots.rows))
 
     def __call__(self, embed: Predict, validation: Rounds, check: Callable[[], None]) -> dict[str, float]:
         """Return {"5-shot": mean over seeds, "5-shot std": standard deviation, ...}; `embed` maps images to features.
 
         Random numbers come from the protocol's own generators only. Raises DataError for non-finite features.
         """
-        names = self.plan.class_names
+        names = self.shots.class_names
         shots = collect(embed, Rounds(self.loader, check), names)
-        shots = replace(shots, index=self.plan.rows[shots.index])
-        found = fewshot(self.plan, shots, collect(embed, validation, names))
+        shots = replace(shots, index=self.shots.rows[shots.index])
+        found = fewshot(self.shots, shots, collect(embed, validation, names))
         numbers: dict[str, float] = {}
         for row, count in enumerate(found.shots):
             numbers |= {f"{count}-shot": float(found.mean[row, 0]), f"{count}-shot std": float(found.std[row, 0])}
@@ -171,11 +176,11 @@ class KNNProbe:
 
     def __init__(self, run: Run, train: Listed) -> None:
         assert run.knn is not None
-        labelled = np.flatnonzero(train.labels >= 0)
+        labelled = np.flatnonzero(one_label(train.labels, "knn") >= 0)
         if run.knn < 1 or len(labelled) < run.knn:
             raise UsageError(
-                f"knn is {run.knn}; it is a number of neighbours, at least 1, among training images that have labels, "
-                f"{len(labelled)} of them"
+                f"knn is {run.knn}; it is a number of neighbours among the training images with labels, from 1 to "
+                f"{len(labelled)}"
             )
         known = View(train, labelled)
         rows = subset(known, min(MOST, len(known)), run.seed)

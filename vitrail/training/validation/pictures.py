@@ -25,12 +25,12 @@ def batch_picture(images: Tensor, captions: list[str]) -> bytes:
 
     It is the quickest way to notice that the data are wrong.
     """
-    shown = _arrays(images[:SHOWN])
+    shown = _enlarged(images[:SHOWN])
     if shown.shape[-1] != 3:  # other channels have no colours: show the first as gray
         shown = np.repeat(shown[..., :1], 3, axis=-1)
-    scale, (width, height) = _tile(shown)
-    columns = min(COLUMNS, len(shown))
-    rows = math.ceil(len(shown) / columns)
+    count, height, width, _ = shown.shape
+    columns = min(COLUMNS, count)
+    rows = math.ceil(count / columns)
     sheet = Image.new("RGB", (columns * (width + 4), rows * (height + CAPTION + 4)), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
     for i, (image, caption) in enumerate(zip(shown, captions, strict=False)):
@@ -38,39 +38,29 @@ def batch_picture(images: Tensor, captions: list[str]) -> bytes:
         while caption and draw.textlength(caption, font) > width:
             caption = caption[:-1]
         draw.text((left + 2, top + 1), caption, "black", font)
-        sheet.paste(_enlarged(image, scale), (left + 2, top + CAPTION))
+        sheet.paste(Image.fromarray(image), (left + 2, top + CAPTION))
     return _png(sheet)
 
 
 def columns_picture(shown: dict[str, Tensor]) -> bytes:
     """Return a PNG with a row for each image and a title over each column."""
-    columns = [_arrays(pictures[:SHOWN_ROWS]) for pictures in shown.values()]
-    scale, (width, height) = _tile(columns[0])
-    sheet = Image.new("RGB", (len(columns) * (width + 4), len(columns[0]) * (height + 4) + CAPTION), "white")
+    columns = [_enlarged(pictures[:SHOWN_ROWS]) for pictures in shown.values()]
+    count, height, width, _ = columns[0].shape
+    sheet = Image.new("RGB", (len(columns) * (width + 4), count * (height + 4) + CAPTION), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
     for column, (title, pictures) in enumerate(zip(shown, columns, strict=True)):
         draw.text((column * (width + 4) + 2, 1), title, "black", font)
         for row, picture in enumerate(pictures):
             place = (column * (width + 4) + 2, row * (height + 4) + CAPTION + 2)
-            sheet.paste(_enlarged(picture, scale), place)
+            sheet.paste(Image.fromarray(picture), place)
     return _png(sheet)
 
 
-def _arrays(images: Tensor) -> np.ndarray:
-    """Return uint8 [batch, height, width, channels]."""
-    return images.cpu().numpy().transpose(0, 2, 3, 1)  # type: ignore[no-any-return]
-
-
-def _tile(images: np.ndarray) -> tuple[int, tuple[int, int]]:
-    """Return by how much images are enlarged, and their width and height then."""
-    _, height, width, _ = images.shape
-    scale = max(1, math.ceil(SMALLEST / min(height, width)))
-    return scale, (width * scale, height * scale)
-
-
-def _enlarged(image: np.ndarray, scale: int) -> Image.Image:
-    height, width, _ = image.shape
-    return Image.fromarray(image).resize((width * scale, height * scale), Image.Resampling.NEAREST)
+def _enlarged(images: Tensor) -> np.ndarray:
+    """Return uint8 [batch, height, width, channels] in which the pixels of small images are repeated."""
+    arrays = images.cpu().numpy().transpose(0, 2, 3, 1)
+    scale = max(1, math.ceil(SMALLEST / min(arrays.shape[1:3])))
+    return arrays.repeat(scale, axis=1).repeat(scale, axis=2)  # type: ignore[no-any-return]
 
 
 def _png(sheet: Image.Image) -> bytes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +16,39 @@ from vitrail import world
 from vitrail.data.item import Listed, role_of
 from vitrail.data.loading.loader import Loader
 from vitrail.data.sources.open import Splits
+from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import (
+    BEST_CLASSES,
     Classification,
-    Precision,
     Predict,
     classify,
     predictor,
-    save_classification,
 )
+from vitrail.evaluation.labels.scores import LabelScores, score_labels
+from vitrail.evaluation.labels.store import save_results
+from vitrail.evaluation.metric import TITLES, Metric
+from vitrail.import_path import import_path
 from vitrail.model.build import build
 from vitrail.objective.base import Objective
 from vitrail.objective.self_supervised import SelfSupervised
 from vitrail.training.batches import evaluation_loader
 from vitrail.training.checkpoints.state import RunStatus
 from vitrail.training.folder import RunFolder
+from vitrail.training.given import GivenNetwork
 from vitrail.training.optim.average import Swapped
 from vitrail.training.run import Run
 from vitrail.training.validation.measures import FewShotProbe, KNNProbe, Measure, ObjectiveLoss
 from vitrail.training.validation.rounds import Rounds
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
-from vitrail.weights.load import load
+from vitrail.weights.load import load, read_card
 from vitrail.weights.reference import reference
 from vitrail.weights.store import WEIGHTS, save_model
+from vitrail.words import shown
 
+BEST = "the best model"
+"""What a run folder loses if the disk is full."""
 SHARES = {
     "colour": "colour {} right",
     "code": "code {} right",
@@ -50,35 +59,71 @@ SHARES = {
 """Metrics of learning without labels that are shares, and how they are written."""
 
 
-class Accuracy:
-    """Measure for learning from labels: top-1, top-5, loss. The best model has the highest top-1; loss breaks ties."""
+class Accuracy(Measure):
+    """Measure for learning from labels. `run.metric` chooses the best model; loss breaks ties.
 
-    def __init__(self, model: nn.Module, run: Run, class_names: list[str]) -> None:
-        self._model, self._run, self._class_names = model, run, class_names
-        self._found: Classification | None = None
+    With one label: top-1, top-5, loss. With several: mean average precision, F1, exact matches, loss, and the
+    thresholds of the classes, which are chosen on the same images.
+    """
+
+    def __init__(self, model: nn.Module, run: Run, card: Card) -> None:
+        self._model, self._run, self._card = model, run, card
+        self._found: Classification | LabelScores | None = None
 
     def __call__(self, images: Rounds) -> dict[str, float]:
         """See `Measure`."""
-        self._found = classify(network_outputs(self._model, self._run), images, self._class_names)
-        return self._found.metrics()
+        found = measured(self._model, self._run, images, replace(self._card, thresholds=[]), self._card.several)
+        self._found = found
+        if isinstance(found, Classification):
+            stored = {name: getattr(found, name)[:, :BEST_CLASSES] for name in ("top", "probability")}
+            self._found = replace(found, **stored)
+        return numbers_of(found, self._run.metric)
+
+    def described(self, card: Card) -> Card:
+        """See `Measure`: with the thresholds of the classes."""
+        if not isinstance(self._found, LabelScores):
+            return card
+        return replace(card, thresholds=self._found.thresholds.tolist())
 
     def rank(self, numbers: dict[str, float]) -> tuple[float, ...]:
         """See `Measure`."""
-        return (numbers["top1"], -numbers["nll"]) if numbers else ()
-
-    def write_newest(self, folder: RunFolder) -> None:
-        """See `Measure`; there is nothing to illustrate."""
+        metric = self._run.metric
+        return (metric.rank(numbers[metric.key]), -numbers["nll"]) if metric.key in numbers else ()
 
     def write_best(self, folder: RunFolder) -> None:
         """See `Measure`."""
         if self._found is not None:
-            partial = folder.path / ".evaluation.npz"
-            save_classification(partial, self._found)
-            partial.replace(folder.path / "evaluation.npz")
+            save_results(folder.path / "evaluation.npz", self._found)
 
     def save(self, place: Path, card: Card, base: BaseWeights | None) -> None:
         """See `Measure`."""
-        save_model(place, self._model, card, base)
+        if isinstance(self._model, GivenNetwork):
+            self._model.save(place)
+        else:
+            save_model(place, self._model, card, base)
+
+
+def measured(
+    model: nn.Module, run: Run, images: Any, card: Card, several: bool = False
+) -> Classification | LabelScores:
+    """Return the outputs of a classifier for `images`, as far as the run's metric needs them.
+
+    card: That of the network, with its thresholds if it predicts several labels; with `several` and without
+    thresholds, these are chosen on the images.
+    """
+    names = card.class_names
+    if card.several or several:
+        return score_labels(network_outputs(model, run), images, names, card.thresholds or None)
+    best = len(names) if run.metric.all_classes else BEST_CLASSES
+    return classify(network_outputs(model, run), images, names, best=best)
+
+
+def numbers_of(found: Classification | LabelScores, metric: Metric) -> dict[str, float]:
+    """Return the numbers to log, with that of the metric. Raises UsageError if one of the user's own is no number."""
+    value = metric.value(found)
+    if not isinstance(value, Real):
+        raise UsageError(f"{import_path(type(metric))}.value returned {shown(value)}; it must return a number")
+    return {**found.metrics(), metric.key: float(value)}
 
 
 def network_outputs(model: nn.Module, run: Run, *, features: bool = False) -> Predict:
@@ -91,8 +136,8 @@ def network_outputs(model: nn.Module, run: Run, *, features: bool = False) -> Pr
 class Validation:
     """Evaluates `model`, or its average, during training and saves the best model in the run folder.
 
-    `loader` holds the validation images; without them the newest model counts as the best. Raises UsageError if early
-    stopping is asked for and there is nothing to decide it by.
+    `loader` has the validation images; without them the newest model counts as the best. Raises UsageError for early
+    stopping or probes without validation images.
     """
 
     model: nn.Module
@@ -106,16 +151,20 @@ class Validation:
     """The training images, from which the probes `run.fewshot` and `run.knn` take theirs."""
     objective: Objective | None = None
     """The objective, if the network learns without labels."""
+    on_evaluate: Callable[[int, dict[str, float]], None] | None = None
+    """Called by the main process with step and numbers of each evaluation."""
 
     def __post_init__(self) -> None:
         if self.run.early_stop is not None and (self.loader is None or self.run.early_stop < 1):
             raise UsageError(
-                f"early_stop is {self.run.early_stop}: it counts evaluations, at least 1, and needs validation "
-                "images (data.validation, or data.holdout above 0)"
+                f"early_stop is {self.run.early_stop}. It is a number of evaluations, at least 1, and needs validation "
+                "images (data.validation, or data.holdout above 0)."
             )
-        self.measure: Measure = Accuracy(self.model, self.run, self.card.class_names)
+        self.measure: Measure = Accuracy(self.model, self.run, self.card)
         if isinstance(self.objective, SelfSupervised):
             self.measure = ObjectiveLoss(self.objective, self.run)
+        if isinstance(self.model, GivenNetwork) and (self.run.knn is not None or self.run.fewshot is not None):
+            raise UsageError("knn and fewshot need the features of a network of vitrail, not of one given in Python")
         self.probes: list[FewShotProbe | KNNProbe] = []
         asked: dict[str, Any] = {"fewshot": FewShotProbe, "knn": KNNProbe}
         for name, probe in asked.items():
@@ -148,6 +197,8 @@ class Validation:
                 self.measure.write_newest(folder)
             for kind, found in probed.items():
                 folder.log(kind, status.step, **found)
+            if self.on_evaluate is not None:
+                self.on_evaluate(status.step, numbers)
         return {**numbers, **{name: value for found in probed.values() for name, value in found.items()}}
 
     def save_last(self, status: RunStatus, folder: RunFolder) -> None:
@@ -162,7 +213,7 @@ class Validation:
     def sign(self, folder: RunFolder) -> None:
         """Add the outputs of the finished models for a fixed image to their cards, for `vitrail weights verify`."""
         for place in (folder.best, folder.last):
-            if not (place / WEIGHTS).is_file():
+            if not (place / WEIGHTS).is_file() or isinstance(self.model, GivenNetwork):
                 continue
             with folder.tolerating("the model's reference outputs"):
                 model = load(place)
@@ -172,15 +223,26 @@ class Validation:
     def test(self, splits: Splits, folder: RunFolder, check: Callable[[], None]) -> dict[str, float] | None:
         """Return the best model's numbers on the test images.
 
-        None without labels, without test images, or if the test images already served as validation images.
+        None without labels, without test images, if the test images already served as validation images, or if the
+        best model could not be written.
         """
         if isinstance(self.objective, SelfSupervised):
             return None
         if splits.test is None or role_of(str(splits.held_out.get("validation"))) == "test":
             return None
+        if world.any_(BEST in folder.lost):
+            return None
         with closing(evaluation_loader(self.run, splits.test)) as loader:
-            best = network_outputs(self._best(folder), self.run)
-            return classify(best, Rounds(loader, check), self.card.class_names).metrics()
+            best = self._best(folder)
+            card = replace(self.card, thresholds=self._thresholds(folder))
+            return numbers_of(measured(best, self.run, Rounds(loader, check), card), self.run.metric)
+
+    def _thresholds(self, folder: RunFolder) -> list[float]:
+        """Return the best model's thresholds. Only the main process reads them."""
+        if isinstance(self.model, GivenNetwork) or not self.card.several:
+            return self.card.thresholds
+        chosen: list[float] = world.gather(read_card(folder.path).thresholds if world.is_main() else None)[0]
+        return chosen
 
     def close(self) -> None:
         """End the threads of the loaders."""
@@ -191,6 +253,8 @@ class Validation:
 
     def _best(self, folder: RunFolder) -> nn.Module:
         """Return the best model. Only the main process reads it, because the others may not see its folder."""
+        if isinstance(self.model, GivenNetwork):
+            return self.model.with_saved(folder.best)
         with world.main_alone("reading the best model"):
             best = load(folder.path) if world.is_main() else build(self.card.config)
         best = best.to(next(self.model.parameters()).device)
@@ -214,14 +278,15 @@ class Validation:
     @world.on_main
     def _save_best(self, status: RunStatus, folder: RunFolder) -> None:
         numbers = {f"validation {name}": value for name, value in status.best.items() if name != "step"}
-        with folder.tolerating("the best model"):
+        with folder.tolerating(BEST):
             self.measure.save(folder.best, self._signed(status, folder, numbers), self.base)
+        with folder.tolerating("the best model's outputs"):
             self.measure.write_best(folder)
 
     def _signed(self, status: RunStatus, folder: RunFolder, metrics: dict[str, float]) -> Card:
         """Return the card with the origin of these weights."""
         provenance = {**self.card.provenance, "step": status.step, "run": folder.path.name}
-        return replace(self.card, metrics=metrics, provenance=provenance)
+        return self.measure.described(replace(self.card, metrics=metrics, provenance=provenance))
 
 
 def describe(numbers: dict[str, float]) -> str:
@@ -230,12 +295,25 @@ def describe(numbers: dict[str, float]) -> str:
         return "no validation images"
     on = f"on {numbers['count']:.0f} images"
     probed = [name for name in numbers if name.endswith("-shot") or name == "knn"]
+    if "map" in numbers:
+        named = ", ".join(f"{title} {numbers[name]:.2%}" for name, title in TITLES.items() if name in numbers)
+        own = _own_numbers(numbers, (*TITLES, "nll", "count"))
+        return f"validation {named}, loss {numbers['nll']:.4f}{own} {on}"
     shots = "".join(f", {name.replace('knn', 'kNN')} {numbers[name]:.2%}" for name in probed)
     if "top1" in numbers:
-        classified = f"validation top-1 {numbers['top1']:.2%}, top-5 {numbers['top5']:.2%}, loss {numbers['nll']:.4f}"
-        return f"{classified} {on}{shots}"
+        usual = f"validation top-1 {numbers['top1']:.2%}, top-5 {numbers['top5']:.2%}, loss {numbers['nll']:.4f}"
+        if "balanced_accuracy" in numbers:
+            usual += f", balanced accuracy {numbers['balanced_accuracy']:.2%}, macro F1 {numbers['macro_f1']:.2%}"
+        known: tuple[str, ...] = ("top1", "top5", "nll", "count", "balanced_accuracy", "macro_f1")
+        known = (*known, *probed, *(f"{name} std" for name in probed))
+        return f"{usual}{_own_numbers(numbers, known)} {on}{shots}"
     shares = "".join(f", {words.format(f'{numbers[name]:.2%}')}" for name, words in SHARES.items() if name in numbers)
     return f"validation loss {numbers['loss']:.4f}{shares} {on}{shots}"
+
+
+def _own_numbers(numbers: dict[str, float], known: Collection[str]) -> str:
+    """Return the numbers of the user's own metrics as a phrase."""
+    return "".join(f", {name} {value:.4f}" for name, value in numbers.items() if name not in known)
 
 
 def _is_finite(numbers: dict[str, float]) -> bool:

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from vitrail.files import check_writable
+from vitrail.ranges import Range, Side, Threads, checked
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
 
 if TYPE_CHECKING:
     from vitrail.data.check import Report
-    from vitrail.data.loading.pack import Packed
+    from vitrail.data.loading.pack import PackResult
     from vitrail.data.stats import Stats
 
-log = logging.getLogger("vitrail")
-LINES = 20
-"""Maximum number of lines of one kind on a terminal; --json and --out contain all of them."""
 
-
-def check(path: str | Path, *, out: str | Path | None = None, workers: int | None = None) -> Report:
+@checked
+def check(
+    path: str | Path, *, out: str | Path | None = None, raw: bool = False, workers: Threads | None = None
+) -> Report:
     """Decode every image, and list bad images, duplicates, and images that are in more than one split.
 
     Args:
         path: The images, in any form that `vitrail train` takes.
         out: Write everything found to this CSV file, too.
-        workers: Number of threads that decode images (default: from the machine).
     """
+    threads = Compute(workers=workers).threads(alone=True)
     from vitrail.data.check import check
 
-    report = check(path, workers=cores(workers), progress=Line("checked"))
     if out is not None:
-        report.write_csv(out)
+        check_writable(Path(out))
+    report = check(path, workers=threads, progress=ProgressLine("checked"))
+    if out is not None:
+        report.write_csv(out, raw=raw)
     return report
 
 
@@ -44,16 +48,17 @@ def stats(path: str | Path) -> Stats:
     return stats(path)
 
 
+@checked
 def pack(
     path: str | Path,
     folder: str | Path,
     *,
-    short_side: int = 256,
-    quality: int = 90,
-    shard_mb: int = 256,
+    short_side: Side = 256,
+    quality: Annotated[int, Range(1, 100)] = 90,
+    shard_mb: Annotated[int, Range(1, 10**6)] = 256,
     shuffle: bool = False,
-    workers: int | None = None,
-) -> dict[str, Packed]:
+    workers: Threads | None = None,
+) -> dict[str, PackResult]:
     """Write images to shards, which training reads several times faster: `vitrail train FOLDER`.
 
     The same command continues where an interrupted one stopped.
@@ -67,90 +72,62 @@ def pack(
         shuffle: Write the images in random order, as --data.together needs them.
         workers: Number of threads that decode and encode images (default: from the machine).
     """
+    threads = Compute(workers=workers).threads(alone=True)
     from vitrail.data.loading.pack import pack_data
 
     choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20, shuffle=shuffle)
-    return pack_data(str(path), folder, **choices, workers=cores(workers), progress=Line("packed"))
+    return pack_data(str(path), folder, **choices, workers=threads, progress=ProgressLine("packed"))
 
 
-def cores(asked: int | None) -> int:
-    """Return the number of threads asked for, or of the processor's cores."""
-    from vitrail.device import available_cores
-
-    return available_cores() if asked is None else asked
-
-
-class Line:
-    """Progress on a terminal, on one line of stderr."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.shown = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` images are done."""
-        if self.shown and (done % 100 == 0 or done == total):
-            print(f"\r{self.what} {done:,} of {total:,}", end="\n" if done == total else "", file=sys.stderr)
-
-
-def show(result: Report | Stats | dict[str, Packed]) -> Any:
+def show(result: Report | Stats | dict[str, PackResult]) -> Any:
     """Return the result of any of these verbs as text or tables for a terminal."""
     if isinstance(result, dict):
         return "\n".join(_packed_lines(result))
-    from rich.console import Group
-    from rich.text import Text
-
     from vitrail.data.check import Report
 
     if not isinstance(result, Report):
-        return Group(*_stats_parts(result))
-    lines = [*result.warnings]
-    lines += some([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad])
+        return page(*_stats_parts(result))
     groups = [" = ".join(f"{copy.split}/{copy.id}" for copy in group) for group in result.duplicates]
-    lines += some([f"the same image: {group}" for group in groups])
-    return Group(*_stats_parts(result.stats), Text("\n".join(lines or ["no problems found"])))
+    said = set(result.stats.findings.warnings)
+    lines = [
+        *(line for line in result.warnings if line not in said),
+        *first_lines([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad]),
+        *first_lines([f"the same image: {group}" for group in groups]),
+    ]
+    return page(*_stats_parts(result.stats), lines or ([] if said else "no problems found"))
 
 
 def _stats_parts(stats: Stats) -> list[Any]:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("split", "images", "classes", "fewest", "most", "no label", "MiB")
+    rows = []
     for split in stats.splits:
         ranked = sorted(split.classes.items(), key=lambda item: item[1]) or [("", 0)]
-        least, most = ranked[0], ranked[-1]
-        row = (split.count, len(split.classes), f"{least[1]} ({least[0]})", f"{most[1]} ({most[0]})")
-        table.add_row(split.name or "all", *map(str, row), str(split.unlabelled), f"{split.bytes / 2**20:.1f}")
+        (least, fewest), (most, largest) = ranked[0], ranked[-1]
+        counts = (split.count, len(split.classes), f"{fewest} ({least})", f"{largest} ({most})", split.unlabelled)
+        rows.append((split.name or "all", *counts, f"{split.bytes / 2**20:.1f}"))
     sides = [
         f"{name} {low} to {high}, median {middle}"
         for name, (low, middle, high) in (("height", stats.heights), ("width", stats.widths))
     ]
     kinds = ", ".join(f"{count} {name}" for name, count in [*stats.formats.items(), *stats.modes.items()])
-    lines = [
+    return [
         f"{stats.path}: {stats.kind}, {stats.count:,} images of {len(stats.class_names)} classes",
+        table(("split", "images", "classes", "fewest", "most", "no label", "MiB"), rows),
         f"sizes of {stats.looked_at:,} looked at: {'; '.join(sides)} pixels ({kinds})",
+        [f"labels of {split.name or 'all'}: {split.several}" for split in stats.splits if split.several],
+        first_lines(stats.findings.lines()),
     ]
-    return [Text(lines[0]), table, Text("\n".join([lines[1], *some(stats.findings.lines())]))]
 
 
-def _packed_lines(packed: dict[str, Packed]) -> list[str]:
+def _packed_lines(packed: dict[str, PackResult]) -> list[str]:
     lines = []
     for name, part in packed.items():
-        lines.append(
-            f"{name or 'all'}: {part.count:,} images in {part.shards} shards, {part.bytes / 2**20:.1f} MiB, "
-            f"{part.folder}"
-        )
-        lines += some([f"  left out {bad.id}: {bad.reason}" for bad in part.bad])
+        size = f"{part.count:,} images in {part.shards} shards, {part.bytes / 2**20:.1f} MiB"
+        lines.append(f"{name or 'all'}: {size}, {part.folder}")
+        lines += first_lines([f"  left out {bad.id}: {bad.reason}" for bad in part.bad])
     return lines
 
 
-def some(lines: list[str], total: int | None = None) -> list[str]:
-    """Return the first lines, and the number of further ones if `total` (default: all lines) is larger."""
-    more = (len(lines) if total is None else total) - LINES
-    return lines[:LINES] + ([f"... and {more:,} more"] if more > 0 else [])
-
-
-def as_json(result: Report | Stats | dict[str, Packed]) -> Any:
+def as_json(result: Report | Stats | dict[str, PackResult]) -> Any:
     """Return the result of any of these verbs as JSON values."""
     from vitrail.config import plain
     from vitrail.data.check import Report

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
+from vitrail.device import Precision
 from vitrail.errors import UsageError
-from vitrail.verbs.data.check import Line, cores, some
+from vitrail.files import check_writable
+from vitrail.ranges import Count, Part, Range, Threads, checked
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from vitrail.data.check import Bad
     from vitrail.data.copies.dedup import HashedImages, Pairs, Shared
     from vitrail.data.item import DataSet
@@ -39,26 +45,29 @@ class Duplicates:
     """Files."""
 
 
+@checked
 def dedup(
     path: str | Path,
     *,
     against: tuple[str | Path, ...] = (),
     model: str | Path | None = None,
-    distance: int | None = None,
-    cosine: float = 0.95,
+    distance: Annotated[int, Range(0, 64)] | None = None,
+    cosine: Part = 0.95,
     mirrored: bool = False,
     out: str | Path | None = None,
     keep_list: str | Path | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
+    raw: bool = False,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
     device: str | None = None,
-    precision: Literal["auto", "bf16", "float32"] = "auto",
+    precision: Precision = "auto",
 ) -> Duplicates:
     """Find training images that are also test images, or duplicates: exact, re-encoded or resized copies.
 
     Two perceptual hashes of 64 bits propose pairs; with a model, the features of both images confirm each pair. Your
     images are not changed: the results are lists of the copies and of the remaining images. All splits except test and
-    validation are training images. Hashes are cached, so that a second call takes no time.
+    validation are training images. Hashes are cached, so that a second call takes no time. --batch-size, --device and
+    --precision are settings of the model.
 
     Args:
         path: The training images, in any form that `vitrail train` takes.
@@ -72,129 +81,94 @@ def dedup(
         mirrored: Find mirror images, too.
         out: Write all pairs to this CSV file.
         keep_list: Write the remaining images and the other splits to this CSV file, for `vitrail train FILE`.
-        batch_size: Number of images per batch (needs --model).
-        workers: Number of threads that decode images (default: from the machine).
-        device: Device to compute on with --model: cpu, cuda, cuda:1 or mps (default: the best available).
-        precision: Number format of the computation with --model. 'auto' chooses bf16 if the device is fast at it.
     """
-    from vitrail.data.copies.dedup import DISTANCE, WIDE, find_copies, remaining, rows, staying, write_pairs
+    compute = Compute(None, batch_size, workers, device, precision)
+    from vitrail.data.copies.dedup import DISTANCE, WIDE, find_copies, remaining, rows, shared, staying, write_pairs
     from vitrail.data.sources.lists import write_list
-    from vitrail.data.sources.open import find
+    from vitrail.data.sources.open import find_and_warn
 
-    if not 0 < cosine <= 1:
-        raise UsageError(f"cosine is {cosine}: valid are numbers above 0 and at most 1")
     against = (against,) if isinstance(against, str | Path) else against
     files = _outside((out, keep_list), [str(path), *map(str, against)])
-    found = find(str(path))
-    left, right = _gathered(str(path), found, against, cores(workers))
+    found = find_and_warn(str(path))
+    left, right = _hashed(str(path), found, against, compute.threads(alone=True))
+    other = left if right is None else right
     if distance is None:
         distance = DISTANCE if model is None else WIDE
     pairs = find_copies(left, right, distance=distance, mirrored=mirrored)
-    other = left if right is None else right
     if model is not None:
-        pairs = _confirmed(model, left, other, pairs, cosine, batch_size, cores(workers), device, precision)
+        pairs = pairs.confirmed(_cosines(model, left, other, pairs, compute), cosine)
     stays = staying(left, right, pairs)
     if files[0] is not None:
-        write_pairs(files[0], left, other, pairs)
+        write_pairs(files[0], left, other, pairs, raw=raw)
     if files[1] is not None:
-        write_list(files[1], str(path), found, remaining(found, left, stays))
-    return _result(str(path), left, right, pairs, list(rows(left, other, pairs.chosen(slice(SHOWN)))), stays, files)
+        write_list(files[1], str(path), found, remaining(found, left, stays), raw=raw)
+    return Duplicates(
+        path=str(path),
+        images=len(left),
+        shared=shared(left, right, pairs),
+        pairs=list(rows(left, other, pairs.chosen(slice(SHOWN)))),
+        found=len(pairs),
+        remaining=int(stays.sum()),
+        bad=[*left.bad, *(right.bad if right is not None else ())],
+        written=[str(file) for file in files if file is not None],
+    )
 
 
 def _outside(files: Sequence[str | Path | None], data: list[str]) -> list[Path | None]:
     """Return the paths of the output files. Raises UsageError or DataError, before any work, if one is not valid."""
     from vitrail.data.cache import refuse_within
 
-    for file in files:
+    for file in [Path(file) for file in files if file is not None]:
         for place in data:
-            if file is not None:
-                refuse_within(file, place)
-        if file is not None and Path(file).suffix.lower() != ".csv":
+            refuse_within(file, place)
+        if file.suffix.lower() != ".csv":
             raise UsageError(f"{file}: lists are CSV files, so the name must end in .csv")
+        check_writable(file.expanduser(), UsageError)
     return [None if file is None else Path(file).expanduser() for file in files]
 
 
-def _gathered(
+def _hashed(
     path: str, found: DataSet, against: Sequence[str | Path], workers: int
 ) -> tuple[HashedImages, HashedImages | None]:
     """Return the images to clean, and the images to compare them with (None: with each other)."""
     from vitrail.data.copies.dedup import HashedImages, hashed, split_apart, training_splits
-    from vitrail.data.sources.open import find
+    from vitrail.data.sources.open import find_and_warn
 
-    choices: dict[str, Any] = dict(workers=workers, progress=Line("hashed"))
+    choices: dict[str, Any] = dict(workers=workers, progress=ProgressLine("hashed"))
     if not against:
         return HashedImages(hashed(path, found, found.splits, **choices)), None
     left = HashedImages(hashed(path, found, training_splits(found), **choices))
     parts = []
     for data in map(str, against):
-        other = find(data)
+        other = find_and_warn(data)
         parts += hashed(data, other, [split_apart(other)], **choices)
     return left, HashedImages(parts)
 
 
-def _confirmed(
-    model: str | Path,
-    left: HashedImages,
-    right: HashedImages,
-    pairs: Pairs,
-    least: float,
-    batch_size: int,
-    workers: int,
-    device: str | None,
-    precision: Literal["auto", "bf16", "float32"],
-) -> Pairs:
-    """Return the pairs whose features are similar as well."""
-    from vitrail.device import choose_device
+def _cosines(model: str | Path, left: HashedImages, right: HashedImages, pairs: Pairs, compute: Compute) -> np.ndarray:
+    """Return the cosine similarity of the features of each pair's two images."""
     from vitrail.evaluation.duplicates import cosines
     from vitrail.weights.load import load
 
-    found = cosines(
-        load(model),
-        left,
-        right,
-        pairs,
-        batch_size=batch_size,
-        workers=workers // 2,
-        device=choose_device(device),
-        precision=precision,
-        progress=Line("compared"),
-    )
-    return pairs.confirmed(found, least)
-
-
-def _result(
-    path: str,
-    left: HashedImages,
-    right: HashedImages | None,
-    pairs: Pairs,
-    shown: list[tuple[object, ...]],
-    stays: Any,
-    files: list[Path | None],
-) -> Duplicates:
-    from vitrail.data.copies.dedup import shared
-
-    bad = [*left.bad, *(right.bad if right is not None else ())]
-    written = [str(file) for file in files if file is not None]
-    found = shared(left, right, pairs)
-    return Duplicates(path, len(left), found, shown, len(pairs), int(stays.sum()), bad, written)
+    how = dict(batch_size=compute.batch_size, workers=compute.threads(), precision=compute.precision)
+    device, progress = compute.place(), ProgressLine("compared")
+    return cosines(load(model), left, right, pairs, **how, device=device, progress=progress)  # type: ignore[arg-type]
 
 
 def show(result: Duplicates) -> Any:
     """Return the result as tables for a terminal."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("images of", "also in", "exact", "near", "copied there")
+    rows = []
     for one in result.shared:
         ours, theirs = _split(one.data, one.split), _split(one.other_data, one.other_split)
         theirs = "the same, earlier" if ours == theirs else theirs
-        table.add_row(ours, theirs, f"{one.exact:,}", f"{one.near:,}", f"{one.others:,}")
-    lines = [f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad]
-    lines = some(lines) + some([_line(pair) for pair in result.pairs], result.found)
-    lines.append(f"{result.remaining:,} of {result.images:,} images remain without the copies")
-    lines += [f"written to {file}" for file in result.written]
-    return Group(*([table] if result.shared else []), Text("\n".join(lines)))
+        rows.append((ours, theirs, f"{one.exact:,}", f"{one.near:,}", f"{one.others:,}"))
+    return page(
+        table(("images of", "also in", "exact", "near", "copied there"), rows),
+        first_lines([f"bad: {bad.split}/{bad.id}: {bad.detail}" for bad in result.bad]),
+        first_lines([_line(pair) for pair in result.pairs], result.found),
+        f"{result.remaining:,} of {result.images:,} images remain without the copies",
+        [f"written to {file}" for file in result.written],
+    )
 
 
 def _split(data: str, split: str) -> str:

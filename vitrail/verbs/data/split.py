@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vitrail.errors import UsageError
+from vitrail.files import check_writable
+from vitrail.ranges import Count, Fraction, Part, Seed, check, checked
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,14 @@ class Subset:
     test: int
 
 
+@checked
 def split(
-    path: str | Path, folder: str | Path, *sizes: str | int | float, seed: int = 0, holdout: float = 0.1
+    path: str | Path,
+    folder: str | Path,
+    *sizes: str | Count | Part,
+    seed: Seed = 0,
+    holdout: Fraction = 0.1,
+    raw: bool = False,
 ) -> list[Subset]:
     """Write random subsets of the training images, one list per size, to study how much data a network needs.
 
@@ -42,12 +49,13 @@ def split(
     from vitrail.data.item import View
     from vitrail.data.settings import Data
     from vitrail.data.sources.lists import write_list
-    from vitrail.data.sources.open import find, split_found
+    from vitrail.data.sources.open import find_and_warn, split_found
     from vitrail.data.split import subset
 
     asked = _sizes(sizes)
     target = refuse_within(folder, str(path))
-    found = find(str(path))
+    check_writable(target, UsageError, folder=True)
+    found = find_and_warn(str(path))
     splits = split_found(found, Data(path=str(path), holdout=holdout), seed)
     chosen = {len(indices): indices for indices in (subset(splits.train, size, seed) for size in asked)}
     held_out = {"validation": splits.validation, "test": splits.test}
@@ -55,25 +63,16 @@ def split(
     written = []
     for count, indices in sorted(chosen.items()):
         file = target / f"{count}.csv"
-        write_list(file, str(path), found, {"train": View(splits.train, indices), **others})
+        write_list(file, str(path), found, {"train": View(splits.train, indices), **others}, raw=raw)
         written.append(Subset(str(file), count, *(len(others.get(name, ())) for name in held_out)))
     return written
 
 
 def _sizes(sizes: Iterable[str | int | float]) -> list[int | float]:
-    """Read "1000", "10%" and "0.1"; a share becomes a number below 1, and all of it 1.0."""
-    found: list[int | float] = []
-    for size in sizes:
-        text = str(size).strip()
-        try:
-            share = text.endswith("%") or "." in text
-            found.append(float(text.removesuffix("%")) / (100 if "%" in text else 1) if share else int(text))
-        except ValueError:
-            raise UsageError(
-                f"{text!r} is no size of a subset. Write a number of images, such as 1000, or a share, such as 10%"
-            ) from None
+    """Return the sizes that "1000", "10%" and "0.1" mean: numbers of images as int, shares as float."""
+    found = [_size(str(size).strip()) for size in sizes]
     if not found:
-        raise UsageError("subsets of which sizes? Give at least one: vitrail data split DATA FOLDER 1000 5000 10%")
+        raise UsageError("no size is given. Give at least one: vitrail data split DATA FOLDER 1000 5000 10%")
     return found
 
 
@@ -86,8 +85,14 @@ def show(result: list[Subset]) -> str:
     return "\n".join(lines)
 
 
-def as_json(result: list[Subset]) -> Any:
-    """Return the result as JSON values."""
-    from vitrail.config import plain
-
-    return [plain(one) for one in result]
+def _size(text: str) -> int | float:
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is not the size of a subset. Write a number of images, such as 1000, or a share, such as 10%"
+        ) from None
+    images = "%" not in text and number.is_integer() and (number != 1 or "." not in text)
+    size = int(number) if images else number
+    check(Count | Part, size, "sizes")
+    return size

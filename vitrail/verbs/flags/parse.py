@@ -1,9 +1,11 @@
 """A verb's signature as command line flags, so that a flag and a keyword of Python cannot differ.
 
 Positional parameters are the subjects of a command, keyword-only parameters become flags, and `**settings` becomes
-a flag for every field of `Run` (`--optim.lr`). tyro parses onto a `Run`; for --help this is the run that --recipe and
---config describe, so that help shows its values as defaults. The result holds only what stands on the command line,
-because everything else may still follow from the data.
+a flag for every field of `Run` (`--optim.lr`). If `--optim my.optimisers:Lion` names a class of the user's own, its
+fields become flags, too. The help of a flag is its text in the verb's docstring, or else the text of the field of
+`Compute` or `Cells` with its name. tyro parses onto a `Run`; for --help this is the run that --recipe and --config
+describe, so that help shows its values as defaults. The result holds only what stands on the command line, because
+everything else may still follow from the data.
 """
 
 from __future__ import annotations
@@ -11,15 +13,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from itertools import pairwise
+from dataclasses import is_dataclass
 from pathlib import Path
-from types import NoneType, SimpleNamespace
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
-from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction
 from tyro.constructors import (
     ConstructorRegistry,
     PrimitiveConstructorSpec,
@@ -29,29 +30,40 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from vitrail.config import Duration, arms, parse_duration, sections_of
-from vitrail.data.settings import Data
+from vitrail.config import CLASS, merge
+from vitrail.durations import Duration, parse_duration
 from vitrail.errors import UsageError, did_you_mean
+from vitrail.ranges import check, ranged_types
 from vitrail.training.run import Run
-from vitrail.verbs.flags.settings import starting_run
+from vitrail.verbs.flags.cells import Cells
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.fields import (
+    ALIASES,
+    documented,
+    field_texts,
+    flag_of,
+    flag_type,
+    named_classes,
+    null_word,
+    recorded_configs,
+    section_flags,
+    values_of,
+)
 
-ALIASES = {
-    "weights": ("--from",),
-    "class_name": ("--class",),
-    "mask_after_stem": ("--mask-after-stem",),
-    "show_list": ("--list",),
-    "verbose": ("-v",),
-    "quiet": ("-q",),
-}
-"""Second names of flags. `from` and `class` would be better names, but are reserved words of Python."""
-SUBJECT = (Data, "path")
-"""The one setting that is not a flag, because it is the subject."""
 
-
-def everywhere(*, json: bool = False, quiet: bool = False, verbose: bool = False, traceback: bool = False) -> None:
+def everywhere(
+    *,
+    json: bool = False,
+    quiet: bool = False,
+    verbose: bool = False,
+    traceback: bool = False,
+    modules: tuple[str, ...] = (),
+) -> None:
     """Flags of every verb.
 
     Args:
+        modules: Import a Python module of your own first, from the current folder or PYTHONPATH. Models and runs with
+            classes of your own need it. May be repeated.
         json: Print the result as JSON on stdout; everything else goes to stderr.
         quiet: Print only warnings and errors.
         verbose: Print more messages.
@@ -69,8 +81,8 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
     everything after "--" is a subject. For --help, tyro prints help and exits with 0; for a wrong value, it prints the
     error and exits with 2. Raises UsageError with the nearest flag for an unknown flag.
     """
-    parameters = inspect.signature(function).parameters.values()
-    many = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    parameters = inspect.signature(function).parameters
+    many = next((p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
     argv, after = list(argv), []
     if many is not None and "--" in argv:
         argv, after = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
@@ -84,11 +96,15 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
         registry=_registry(function, flags),
     )
     if unknown:
-        raise UsageError(_unknown(unknown, function, prog))
-    given = _given(flags, values, {_flag(word) for word in argv if word.startswith("-")})
+        raise UsageError(_unknown(unknown, flags, prog))
+    given = _given(flags, values, {flag_of(word) for word in argv if word.startswith("-")})
+    for name, hint in ranged_types(inspect.unwrap(function)).items():
+        if name in given:
+            subject = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
+            check(hint, given[name], name if subject else flag_of(name))
     if many is None:
         return [], given
-    first = [given.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    first = [given.pop(p.name) for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     return [*first, *given.pop(many, ()), *after], given
 
 
@@ -106,7 +122,7 @@ def _walk(flags: Iterable[StructFieldSpec], prefix: str = "") -> Iterator[tuple[
     """Yield each flag with its name, the flags of sections as "optim.lr"."""
     for flag in flags:
         if is_dataclass(flag.type):
-            yield from _walk(_settings(flag.default), f"{prefix}{flag.name}.")
+            yield from _walk(section_flags(flag.default), f"{prefix}{flag.name}.")
         else:
             yield prefix + flag.name, flag
 
@@ -119,7 +135,7 @@ def _given(
     for flag in flags:
         name, value = flag.name, values[flag.name]
         if is_dataclass(flag.type):
-            if inner := _given(_settings(flag.default), value, typed, f"{prefix}{name}."):
+            if inner := _given(section_flags(flag.default), value, typed, f"{prefix}{name}."):
                 given[name] = inner
         elif Positional in get_args(flag.type):
             if value is not flag.default:
@@ -131,15 +147,9 @@ def _given(
 
 def _spellings(prefix: str, name: str) -> set[str]:
     """Return the words that set a flag: its name, its aliases, and for a switch their opposites."""
-    aliases = ALIASES.get(name, ())
-    opposites = {_flag(f"{prefix}no_{name}"), *(f"--no-{alias.lstrip('-')}" for alias in aliases)}
-    return {_flag(prefix + name), *aliases, *opposites}
-
-
-def _flag(word: str) -> str:
-    """Return the flag that a word of the command line or a name of Python is: "--optim.lr=1" is "--optim.lr"."""
-    dashed = word.partition("=")[0].replace("_", "-")
-    return dashed if dashed.startswith("-") else f"--{dashed}"
+    aliases = (f"--{prefix[:-1]}",) if name == CLASS else ALIASES.get(name, ())
+    opposites = {flag_of(f"{prefix}no_{name}"), *(f"--no-{alias.lstrip('-')}" for alias in aliases)}
+    return {flag_of(prefix + name), *aliases, *opposites}
 
 
 def _spread(function: Callable[..., Any], argv: Sequence[str]) -> list[str]:
@@ -147,13 +157,13 @@ def _spread(function: Callable[..., Any], argv: Sequence[str]) -> list[str]:
 
     This is for lists of numbers and of known words. A list ends at the first other word, so that a subject may follow.
     """
-    lists = {_flag(name): hint for name, hint in _hints(function).items() if _is_list(hint)}
+    lists = {flag_of(name): hint for name, hint in _hints(function).items() if _is_list(hint)}
     words: list[str] = []
     flag = ""
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
-        if _flag(word) in lists and _all_of(lists[_flag(word)], following):
+        if flag_of(word) in lists and _all_of(lists[flag_of(word)], following):
             flag = word  # stands again in front of each of its values
-        elif flag and _all_of(lists[_flag(flag)], word):
+        elif flag and _all_of(lists[flag_of(flag)], word):
             words += [part for value in word.split(",") for part in (flag, value)]
         else:
             flag = ""
@@ -162,13 +172,13 @@ def _spread(function: Callable[..., Any], argv: Sequence[str]) -> list[str]:
 
 
 def _is_list(hint: Any) -> bool:
-    """Is this a list of numbers or of known words?"""
+    """Return whether this is a list of numbers or of known words."""
     each, *rest = get_args(hint) or (None,)
     return rest == [Ellipsis] and (each in (int, float) or get_origin(each) is Literal)
 
 
 def _all_of(hint: Any, word: str) -> bool:
-    """Is the word a value of such a list, or several with commas?"""
+    """Return whether the word is a value of such a list, or several values with commas."""
     each = get_args(hint)[0]
     return all(
         value in get_args(each) if get_origin(each) is Literal else _is_number(value) for value in word.split(",")
@@ -182,28 +192,18 @@ def _is_number(word: str) -> bool:
         return False
 
 
-def _unknown(words: list[str], function: Callable[..., Any], prog: str) -> str:
-    """Say which word is unknown, and which flag is near; "--weight-decay" is near "--optim.weight-decay"."""
-    names = flag_names(function)
-    flags = {_flag(name) for name in names} | {alias for name in names for alias in ALIASES.get(name, ())}
+def _unknown(words: list[str], known: Iterable[StructFieldSpec], prog: str) -> str:
+    """Return the error for an unknown word, with the nearest flag: "--optim.weight-decay" for "--weight-decay"."""
+    names = [name for name, flag in _walk(known) if Positional not in get_args(flag.type)]
+    flags = {flag_of(name) for name in names} | {alias for name in names for alias in ALIASES.get(name, ())}
     wrong = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     if wrong is None:
-        return f"{prog} does not know what to do with {' '.join(words)!r}: see {prog} --help"
-    last = {_flag(name.rpartition(".")[2]): _flag(name) for name in names}
+        return f"{prog} takes no more words, but got {' '.join(words)!r}: see {prog} --help"
+    last = {flag_of(name.rpartition(".")[2]): flag_of(name) for name in names}
     near = did_you_mean(wrong.replace("_", "-"), flags | last.keys())
     for short, flag in last.items():
         near = near.replace(f"'{short}'", f"'{flag}'") if short not in flags else near
-    return f"{prog} has no flag {wrong!r}.{near} All are in {prog} --help"
-
-
-@dataclass(frozen=True)
-class Objectives:
-    """The flags of all objectives. --objective.kind chooses the objective, and the other flags its settings."""
-
-    current: Any
-    kinds: tuple[Any, ...]
-    text: str
-    """Help of --objective.kind."""
+    return f"{prog} has no flag {wrong!r}.{near} {prog} --help lists all flags."
 
 
 def _flags(function: Callable[..., Any], argv: Sequence[str]) -> list[StructFieldSpec]:
@@ -212,40 +212,41 @@ def _flags(function: Callable[..., Any], argv: Sequence[str]) -> list[StructFiel
     flags = _parameters(function)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         own = {flag.name for flag in flags}
-        run = Run()
-        if {"-h", "--help"} & {*argv}:  # nothing else shows a default
-            run = starting_run(function.__name__, _values("--recipe", argv), _values("--config", argv))
-        flags += [flag for flag in _settings(run) if flag.name not in own]
+        run, files = Run(), [*values_of("--config", argv), *recorded_configs(argv)]
+        if not {"-h", "--help"} & {*argv}:  # no default is shown, but a file may name a class
+            files = [file for file in files if Path(file).is_file()]
+        if {"-h", "--help"} & {*argv} or files:
+            from vitrail.verbs.flags.settings import starting_run
+
+            run = starting_run(function.__name__, values_of("--recipe", argv), files)
+        run = merge(run, named_classes(run, argv), imports=True)
+        flags += [flag for flag in section_flags(run) if flag.name not in own]
     return flags + _parameters(everywhere)
-
-
-def _values(flag: str, argv: Sequence[str]) -> list[str]:
-    """Return the values of a flag, before anything is parsed."""
-    apart = [following for word, following in pairwise(argv) if word == flag]
-    return apart + [word.partition("=")[2] for word in argv if word.startswith(f"{flag}=")]
 
 
 def _parameters(function: Callable[..., Any]) -> list[StructFieldSpec]:
     """Return one flag or subject for each parameter of a function."""
-    hints = _hints(function)
-    texts = _texts(docstring_parser.parse(inspect.getdoc(function) or ""))
+    hints, ranges = _hints(function), ranged_types(inspect.unwrap(function))
+    said = documented(docstring_parser.parse(inspect.getdoc(function) or ""))
+    texts = {**field_texts(Compute), **field_texts(Cells), **said}
     flags = []
     for name, p in inspect.signature(function).parameters.items():
         text, hint = texts.get(name, ""), hints[name]
         if p.kind is p.VAR_POSITIONAL:
-            typed = _typed(tuple[hint, ...], (), Positional, metavar=f"[{name.upper()} ...]")  # type: ignore[valid-type]
+            many: Any = tuple[hint, ...]  # type: ignore[valid-type]
+            typed = flag_type(many, (), Positional, ranges=ranges.get(name), metavar=f"[{name.upper()} ...]")
             flags.append(StructFieldSpec(name, typed, tyro.MISSING, text))
         elif p.kind is p.POSITIONAL_OR_KEYWORD:
             required = p.default is p.empty
             default = tyro.MISSING if required else p.default
             metavar = name.upper() if required else f"[{name.upper()}]"
-            typed = _typed(hint, default, Positional, null=_null(), metavar=metavar)
+            typed = flag_type(hint, default, Positional, ranges=ranges.get(name), null=null_word(), metavar=metavar)
             flags.append(StructFieldSpec(name, typed, default, text))
         elif p.kind is p.KEYWORD_ONLY:
-            many = get_args(hint)[1:] == (...,)
-            marker = UseAppendAction if many else FlagCreatePairsOff
-            typed = _typed(hint, p.default, marker, aliases=ALIASES.get(name))
-            default = () if many else p.default  # tyro would append to the default of a list
+            listed = get_args(hint)[1:] == (...,)
+            marker = UseAppendAction if listed else FlagCreatePairsOff
+            typed = flag_type(hint, p.default, marker, ranges=ranges.get(name), aliases=ALIASES.get(name))
+            default = () if listed else p.default  # tyro would append to the default of a list
             flags.append(StructFieldSpec(name, typed, default, text))
     return flags
 
@@ -253,87 +254,7 @@ def _parameters(function: Callable[..., Any]) -> list[StructFieldSpec]:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the types of the parameters; the result's may be one that only a type checker imports."""
     parameters = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    return get_type_hints(SimpleNamespace(__annotations__=parameters), function.__globals__)
-
-
-def _settings(section: Any) -> list[StructFieldSpec]:
-    """Return one flag for each field of a dataclass of settings, with its values as defaults."""
-    if isinstance(section, Objectives):
-        return _settings_of_kinds(section)
-    hints, texts = get_type_hints(type(section)), _texts(docstring_parser.parse_from_object(type(section)))
-    flags = []
-    for field in fields(section):
-        name, value = field.name, getattr(section, field.name)
-        inner = sections_of(hints[name])
-        if len(inner) > 1:
-            flags.append(StructFieldSpec(name, Objectives, Objectives(value, tuple(inner), texts.get(name, ""))))
-        elif inner:
-            flags.append(StructFieldSpec(name, inner[0], inner[0]() if value is None else value))
-        elif (type(section), name) != SUBJECT:
-            typed = _typed(hints[name], value, aliases=ALIASES.get(name))
-            flags.append(StructFieldSpec(name, typed, value, texts.get(name, "")))
-    return flags
-
-
-def _settings_of_kinds(objectives: Objectives) -> list[StructFieldSpec]:
-    """Return `kind`, and a flag for every field of any kind of objective, which says to which kinds it belongs."""
-    owners: dict[str, list[Any]] = {}
-    for kind in objectives.kinds:
-        for field in fields(kind):
-            owners.setdefault(field.name, []).append(kind)
-    flags = []
-    for name, kinds in owners.items():
-        of = ", ".join(kind.kind for kind in kinds)
-        text = f"{_texts(docstring_parser.parse_from_object(kinds[0])).get(name, '')} Used by {of}."
-        hint: Any = Union[tuple(get_type_hints(kind)[name] for kind in kinds)]  # noqa: UP007
-        default = getattr(objectives.current if type(objectives.current) in kinds else kinds[0](), name)
-        typed = _typed(hint, default, aliases=ALIASES.get(name))
-        flags.append(StructFieldSpec(name, typed, default, objectives.text if name == "kind" else text))
-    return flags
-
-
-def _texts(docstring: docstring_parser.Docstring) -> dict[str, str]:
-    """Return what a docstring says of each parameter or field."""
-    return {p.arg_name: " ".join(p.description.split()) for p in docstring.params if p.description}
-
-
-def _typed(hint: Any, default: Any, *markers: Any, null: Any = None, **more: Any) -> Any:
-    """Return a type as tyro reads it from words, with help that ends in the default."""
-    if default is tyro.MISSING:
-        shown = "(required)"
-    elif default is None or default is False or default == ():
-        shown = ""
-    else:
-        shown = f"(default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
-    return Annotated[(_from_words(hint, null), arg(help_behavior_hint=shown, **more), *markers)]
-
-
-def _from_words(hint: Any, null: Any = None) -> Any:
-    """Return a type with what tyro reads from words: text for paths, "null" and "none" for None.
-
-    "none" is text if it is one of the setting's own words.
-    """
-    if get_args(hint)[1:] == (...,):
-        return tuple[_from_words(get_args(hint)[0]), ...]  # type: ignore[misc]
-    words = {word for arm in arms(hint) if get_origin(arm) is Literal for word in get_args(arm)}
-    text = [str if arm is Path else arm for arm in arms(hint) if arm in (str, Path) or get_origin(arm) is list]
-    options = [arm for arm in arms(hint) if arm not in (NoneType, Path, *text)]
-    if NoneType in arms(hint):
-        options.append(null or _null("null", "None", *({"none"} - words)))
-    return Union[tuple([*options, *text])]  # noqa: UP007  # text comes last, because it takes every word
-
-
-def _null(*words: str) -> Any:
-    """Return None as a type that tyro reads from one of `words`."""
-    spec = PrimitiveConstructorSpec[None](
-        nargs=1,
-        metavar="null",
-        instance_from_str=lambda _: None,
-        is_instance=lambda value: value is None,
-        str_from_instance=lambda _: ["null"],
-        choices=words,
-    )
-    return Annotated[None, spec]
+    return get_type_hints(SimpleNamespace(__annotations__=parameters), inspect.unwrap(function).__globals__)
 
 
 def _registry(function: Callable[..., Any], flags: list[StructFieldSpec]) -> ConstructorRegistry:
@@ -345,7 +266,7 @@ def _registry(function: Callable[..., Any], flags: list[StructFieldSpec]) -> Con
         if info.type is function:
             return StructConstructorSpec(dict, tuple(flags))
         if is_dataclass(info.type) and is_dataclass(info.default):
-            return StructConstructorSpec(dict, tuple(_settings(info.default)))
+            return StructConstructorSpec(dict, tuple(section_flags(info.default)))
         return None
 
     @registry.primitive_rule

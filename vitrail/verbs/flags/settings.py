@@ -8,13 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.config import Epochs, from_yaml, merge
+from vitrail.config import from_yaml, merge
+from vitrail.durations import Epochs
 from vitrail.errors import CheckpointError, UsageError
+from vitrail.import_path import is_own
 from vitrail.recipes.by_data import Facts, absolute, choose, facts_of, fitted
+from vitrail.recipes.by_network import warn_of_rate
 from vitrail.recipes.registry import find, recipe
 from vitrail.training.run import Run
 
 if TYPE_CHECKING:
+    from vitrail.data.item import DataSet
+    from vitrail.data.settings import Data
     from vitrail.data.sources.open import Splits
 
 LATEST = "latest"
@@ -27,46 +32,61 @@ RECIPE_OF = {"finetune": "finetune", "sweep": "finetune"}
 
 
 class OpenedData:
-    """The data of a command, which are opened only once."""
+    """The data of a command, which are opened only once, also if they are split in several ways."""
 
     def __init__(self) -> None:
-        self._key: object = None
-        self._splits: Splits | None = None
+        self._found: dict[object, DataSet] = {}
+        self._splits: dict[object, Splits] = {}
 
     def of(self, run: Run) -> Splits:
-        """Open and return the data of `run`. Raises DataError and UsageError."""
-        from vitrail.data.sources.open import open_data
+        """Return the data of `run`, opened. Raises DataError and UsageError."""
+        return self.splits(run.data, run.seed, run.supervised)
 
-        key = (run.data, run.seed, run.supervised)
-        if self._splits is None or key != self._key:
-            self._key, self._splits = key, open_data(run.data, seed=run.seed, labels=run.supervised)
-        return self._splits
+    def splits(self, data: Data, seed: int, labels: bool = True) -> Splits:
+        """Return what `open_data` returns for these arguments. Raises DataError and UsageError."""
+        from vitrail.data.item import DataSet
+        from vitrail.data.sources.open import find_data, split_found
+
+        place = data if is_own(type(data)) else (data.path, data.columns), labels
+        if place not in self._found:
+            self._found[place] = find_data(data, labels=labels)
+        if (data, seed, labels) not in self._splits:
+            found = self._found[place]
+            findings = replace(found.findings, warnings=[*found.findings.warnings])  # splitting adds warnings
+            self._splits[data, seed, labels] = split_found(DataSet(found.splits, findings), data, seed, labels=labels)
+        return self._splits[data, seed, labels]
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunArguments:
     """The arguments by which a user describes a run, in `train`, `finetune` and `sweep`."""
 
     path: str | Path | None = None
     recipe: str | None = None
-    config: tuple[str, ...] = ()
+    config: Sequence[str | Path] | str | Path = ()
+    """Configuration files, or a single one."""
     epochs: float | None = None
     lr: float | None = None
     weights: str | Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: OpenedData = field(default_factory=OpenedData)
 
+    @property
+    def files(self) -> list[str]:
+        """The configuration files."""
+        return [str(file) for file in ([self.config] if isinstance(self.config, str | Path) else self.config)]
+
     def facts(self, run: Run) -> Facts:
         """Return the facts about the training images of `run`. Raises DataError and UsageError."""
         return facts_of(self.data.of(run).train)
 
-    def over(self, base: Run) -> Run:
+    def applied_to(self, base: Run) -> Run:
         """Return `base` with the values of the configuration files and then of the flags. Raises UsageError."""
-        for file in self.config:
-            base = from_yaml(Path(file), base)
+        for file in self.files:
+            base = from_yaml(Path(file), base, imports=True)
         if self.epochs is not None and "duration" in self.settings:
             raise UsageError("epochs and duration both set the length of the run: give one of them")
-        run = merge(base, self.settings)
+        run = merge(base, self.settings, imports=True)
         if self.epochs is not None:
             run = replace(run, duration=Epochs(self.epochs))
         if self.lr is not None:
@@ -87,48 +107,78 @@ class Asked:
 def starting_run(verb: str, recipes: Sequence[str], config: Sequence[str]) -> Run:
     """Return the run whose values are the defaults of a verb's flags: a recipe, then configuration files."""
     name = recipes[-1] if recipes else RECIPE_OF.get(verb)
-    return Asked(config=tuple(config)).over(recipe(name) if name else Run())
+    return RunArguments(config=config).applied_to(recipe(name) if name else Run())
 
 
-def plan(asked: Asked) -> tuple[Run, str]:
+def training_run(given: RunArguments) -> tuple[Run, str]:
     """Return the run for training from scratch, and its origin in words.
 
     Without a recipe and a configuration file, the images decide on the recipe. Raises UsageError and DataError.
     """
-    asking_for_images(asked)
-    if asked.recipe is not None:
-        return from_recipe(asked)
-    run = asked.over(Run())
-    if asked.config:
-        return run, f"configuration {', '.join(asked.config)}"
-    name, why = choose(asked.facts(run))
-    return asked.over(recipe(name)), f"recipe {name}, because of {why}"
+    require_images(given)
+    if given.recipe is not None:
+        return from_recipe(given)
+    run = given.applied_to(Run())
+    if given.files:
+        return run, f"configuration {', '.join(given.files)}"
+    name, why = choose(given.facts(run))
+    return given.applied_to(recipe(name)), f"recipe {name}, because of {why}"
 
 
-def asking_for_images(asked: Asked) -> None:
+def finetuning_run(given: RunArguments) -> tuple[Run, str]:
+    """Return the run for fine-tuning, and its origin in words.
+
+    Without a recipe, its length follows the number of images. Raises UsageError and DataError.
+    """
+    require_weights(given)
+    if given.recipe is not None:
+        return from_recipe(given)
+    from vitrail.transfer.protocol import finetune_run  # which imports numpy: every --help would wait for it
+
+    base = recipe("finetune")
+    run = given.applied_to(base)
+    if run.weights is None:
+        raise UsageError(f"{', '.join(given.files)} names no weights to start from: add --from RUN")
+    images = given.facts(run).images
+    run = given.applied_to(finetune_run(base, run.weights, images))
+    return run, f"recipe finetune for {images:,} images: {run.duration}"
+
+
+def require_images(given: RunArguments) -> None:
     """Raise UsageError if the command does not name the images to train on."""
-    brings_data = asked.recipe is not None and find(asked.recipe).brings_data
-    if asked.path is None and not brings_data and not asked.config:
+    brings_data = given.recipe is not None and find(given.recipe).brings_data
+    data = {name: value for name, value in given.settings.items() if name == "data"}
+    own = bool(data) and is_own(type(merge(Run(), data, imports=True).data))
+    if given.path is None and not brings_data and not given.files and not own:
         raise UsageError(
             "no images to train on: name their folder, vitrail train DIR (or try vitrail demo, which needs none)"
         )
 
 
-def from_recipe(asked: Asked) -> tuple[Run, str]:
+def require_weights(given: RunArguments) -> None:
+    """Raise UsageError if the command does not name the weights to start from, or the images to train on."""
+    if given.weights is None and not given.files:
+        raise UsageError("no weights are given: vitrail finetune DIR --from RUN (vitrail train starts without weights)")
+    if given.path is None and not given.files:
+        raise UsageError("no images are given: vitrail finetune DIR --from RUN")
+
+
+def from_recipe(given: RunArguments) -> tuple[Run, str]:
     """Return the run of the named recipe, and its origin in words.
 
     The data are opened only if the recipe's warmup is in steps or epochs, or if its settings depend on the data
     (BiT-HyperRule). Raises UsageError and DataError.
     """
-    assert asked.recipe is not None
-    base, rule = recipe(asked.recipe), find(asked.recipe).by_data
-    run, why = asked.over(base), f"recipe {asked.recipe}"
+    assert given.recipe is not None
+    base, rule = recipe(given.recipe), find(given.recipe).by_data
+    run, why = given.applied_to(base), f"recipe {given.recipe}"
+    warn_of_rate(given.recipe, run)
     if rule is None and not absolute(run):
         return run, why
-    facts = asked.facts(run)
+    facts = given.facts(run)
     if rule is not None:
         base = replace(rule(facts.images, facts.side), name=base.name)
-        run = asked.over(base)
+        run = given.applied_to(base)
         why += f" for {facts.images:,} images of about {facts.side} pixels"
     if run.schedule.warmup != base.schedule.warmup:  # the user has set it
         return run, why
@@ -136,19 +186,19 @@ def from_recipe(asked: Asked) -> tuple[Run, str]:
     return run, f"{why}; {change}" if change else why
 
 
-def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path] | None:
+def resumed(given: RunArguments, where: str | Path) -> tuple[Run, Path] | None:
     """Return the recorded run to resume, changed by files and flags, and its folder.
 
     `where` is a run folder; or "latest", the run in --out with the newest valid checkpoint; or "auto", which is the
     same but returns None if no run has saved a checkpoint. A recipe may be named only with "auto", because the same
     command also starts the run. Raises CheckpointError if there is no checkpoint, or if all checkpoints are damaged.
     """
-    if asked.recipe is not None and where != AUTO:
+    if given.recipe is not None and where != AUTO:
         raise UsageError(
             "a resumed run continues with its own settings: remove --recipe, or start a new run without --resume"
         )
     if where in (LATEST, AUTO):
-        out = _out(asked)
+        out = _out(given)
         found = newest(out)
         if found is None and where == AUTO:
             return None
@@ -163,14 +213,18 @@ def resumed(asked: Asked, where: str | Path) -> tuple[Run, Path] | None:
     written = folder / "config.yaml"
     if not written.is_file():
         raise CheckpointError(f"{folder} is not a run folder: {written} does not exist")
-    return asked.over(from_yaml(written, Run())), folder
+    from vitrail.training.folder import RunFolder
+    from vitrail.training.given import Given
+
+    Given().check_resume(RunFolder.open(folder))
+    return given.applied_to(from_yaml(written, Run(), imports=True)), folder
 
 
-def _out(asked: Asked) -> Path:
+def _out(given: RunArguments) -> Path:
     """Return the folder of the runs. Other flags are not read, because they may need the settings of a recorded run."""
-    base = Run() if asked.recipe is None else recipe(asked.recipe)
-    alone = {name: value for name, value in asked.settings.items() if name == "out"}
-    return Path(replace(asked, settings=alone).over(base).out)
+    base = Run() if given.recipe is None else recipe(given.recipe)
+    alone = {name: value for name, value in given.settings.items() if name == "out"}
+    return Path(replace(given, settings=alone).applied_to(base).out)
 
 
 def newest(out: Path) -> Path | None:

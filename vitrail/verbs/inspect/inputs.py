@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitrail.config import from_yaml
 from vitrail.errors import UsageError
 from vitrail.training.run import Run
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.network.classifier import load_network
 from vitrail.words import distinct_labels
 
 if TYPE_CHECKING:
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from vitrail.inspection.data_pages import DataFeatures
     from vitrail.inspection.network import InspectedNetwork
     from vitrail.inspection.pictures import Pictures
-
-log = logging.getLogger("vitrail")
 
 
 def split_networks_and_images(words: Sequence[str | Path]) -> tuple[list[str | Path], list[str | Path]]:
@@ -57,17 +57,14 @@ def network_labels(networks: Sequence[str | Path]) -> list[str]:
     return labels
 
 
-def load_network(source: str | Path, label: str, image_size: int | None, device: Any) -> InspectedNetwork:
+def inspected_network(source: str | Path, label: str, compute: Compute) -> InspectedNetwork:
     """Load a network, with or without a classifier. Assumptions about a foreign file are logged."""
     from vitrail.data.images.ops import eval_transform
     from vitrail.inspection.network import InspectedNetwork
-    from vitrail.weights.load import load
 
-    model: Any = load(source, image_size=image_size)
-    report = model.load_report
-    log.log(logging.INFO if report.assumptions else logging.DEBUG, "%s", report)
+    model = load_network(source, compute.image_size)
     transform = eval_transform(model.card.preprocess)
-    return InspectedNetwork(label, model.to(device), transform, list(model.card.class_names))
+    return InspectedNetwork(label, model.to(compute.place()), transform, list(model.card.class_names))
 
 
 @dataclass
@@ -81,7 +78,7 @@ class InspectionInputs:
     """Images on the command line, if any."""
     data: str | Path | None
     split: str | None
-    batch_size: int
+    compute: Compute
     unreadable: dict[str, str] = field(default_factory=dict)
     """Images that were left out -> the reason."""
 
@@ -97,11 +94,11 @@ class InspectionInputs:
     @cached_property
     def source(self) -> Listed:
         """The given images, else the data set, else the validation images of the first network's run."""
+        from vitrail.data.sources.folder import Files
         from vitrail.evaluation.predict import find_images
-        from vitrail.inspection.pictures import Files
 
         if self.paths:
-            return Files(list(find_images(self.paths)))
+            return Files(find_images(self.paths))
         return self.data_set if self.data is not None else _validation_images(self.first)
 
     def pictures(self, most: int) -> list[Pictures]:
@@ -113,7 +110,8 @@ class InspectionInputs:
         if len(source) > most:
             source = View(source, evenly_spaced(len(source), most))
         # all readers share one record of unreadable images
-        return [Pictures(source, network.transform, self.batch_size, self.unreadable) for network in self.networks]
+        each, unreadable = self.compute.batch_size, self.unreadable
+        return [Pictures(source, network.transform, each, unreadable) for network in self.networks]
 
     @cached_property
     def all_features(self) -> DataFeatures:
@@ -136,24 +134,14 @@ class InspectionInputs:
     def features(self, source: Listed, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the first network's features of the images `rows` (default: all) of a source, and their numbers."""
         from vitrail.data.item import View
-        from vitrail.data.loading.loader import Loader
-        from vitrail.device import available_cores
         from vitrail.evaluation.features import extract
 
         network = self.networks[0]
-        loader = Loader(
-            source if rows is None else View(source, rows),
-            transform=network.transform,
-            image_size=network.model.card.preprocess.image_size,
-            batch_size=32,
-            shuffle=False,
-            drop_last=False,
-            workers=available_cores() // 2,
-        )
-        try:
+        chosen = source if rows is None else View(source, rows)
+        with closing(
+            self.compute.loader(chosen, network.transform, network.model.card.preprocess.image_size)
+        ) as loader:
             found = extract(network.model, loader, source.class_names, device=network.device, precision="float32")
-        finally:
-            loader.close()
         self.unreadable.update(found.bad)
         return found.features, found.index
 
@@ -164,7 +152,7 @@ def _validation_images(model: str | Path) -> Listed:
 
     written = Path(model) / "config.yaml"
     if not written.is_file():
-        raise UsageError(f"this needs images, and {model} is not a run: vitrail inspect {model} IMAGE ...")
+        raise UsageError(f"no images are given, and {model} is not a run: vitrail inspect {model} IMAGE ...")
     run = from_yaml(written, Run())
     splits = open_data(run.data, seed=run.seed, labels=run.supervised)
     found = splits.test if splits.validation is None else splits.validation

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from vitrail.errors import UsageError, did_you_mean
+from vitrail.files import check_writable
+from vitrail.ranges import Count, Range, Side, Whole, checked
+from vitrail.verbs.flags.compute import Compute
 
 if TYPE_CHECKING:
     from vitrail.inspection.figures.page import Folder, Page
@@ -41,22 +44,24 @@ class Inspection:
     """Images that were left out -> the reason."""
 
 
+@checked
 def inspect(
     model: str | Path,
     *images: str | Path,
     out: str | Path = "inspect",
     what: tuple[What, ...] = (),
-    layer: int | None = None,
-    head: int | None = None,
+    layer: Annotated[int, Range(-1000, 1000)] | None = None,
+    head: Whole | None = None,
     class_name: str | Literal["none"] | None = None,
     data: str | Path | None = None,
     split: str | None = None,
-    count: int = 128,
-    pictures: int = 48,
-    image_size: int | None = None,
+    count: Count = 128,
+    pictures: Count = 48,
+    image_size: Side | None = None,
     format: tuple[Format, ...] = (),
-    batch_size: int = 8,
+    batch_size: Count = 8,
     device: str | None = None,
+    raw: bool = False,
 ) -> Inspection:
     """Look inside a network: figures of what it has learned and where it looks, with the numbers behind them.
 
@@ -79,31 +84,40 @@ def inspect(
         split: Split of the data set to use (default: test, else validation, else all images).
         count: Maximum number of images over which attention distance is averaged.
         pictures: Maximum number of images to draw. If there are more, an evenly spaced selection is drawn.
-        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
-            own size).
         format: File formats of the figures (default: png).
         batch_size: Number of images per batch. Memory grows with it.
-        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
     """
     chosen, formats = _checked(what, What, "--what"), _checked(format, Format, "--format")
-    if min(count, pictures, batch_size) < 1:
-        raise UsageError("count, pictures and batch_size must be above 0")
-    from vitrail.device import choose_device, fast_float32
+    compute = Compute(image_size, batch_size, device=device, precision="float32")
+    from vitrail.data.cache import refuse_within
+
+    for place in (*images, *([] if data is None else [data])):
+        refuse_within(out, str(place))
+    check_writable(Path(out), UsageError, folder=True)
+    from vitrail.device import fast_float32
     from vitrail.inspection.figures.page import Folder
-    from vitrail.verbs.inspect.inputs import InspectionInputs, load_network, network_labels, split_networks_and_images
+    from vitrail.verbs.inspect.inputs import (
+        InspectionInputs,
+        inspected_network,
+        network_labels,
+        split_networks_and_images,
+    )
 
     models, paths = split_networks_and_images([model, *images])
     comparing = len(models) > 1
     if comparing and (wrong := [name for name in chosen if name not in COMPARED]):
         raise UsageError(f"--what {wrong[0]} takes one network. With several networks use {', '.join(COMPARED)}.")
-    place = choose_device(device)
     labels = network_labels(models)
-    networks = [load_network(*pair, image_size, place) for pair in zip(models, labels, strict=True)]
-    inputs = InspectionInputs(networks, model, paths, data, split, batch_size)
-    folder = Folder(Path(out), formats or ("png",))  # type: ignore[arg-type]
+    networks = [inspected_network(*pair, compute) for pair in zip(models, labels, strict=True)]
+    inputs = InspectionInputs(networks, model, paths, data, split, compute)
+    folder = Folder(Path(out), formats or ("png",), raw=raw)  # type: ignore[arg-type]
     result = Inspection(labels, Path(out), unreadable=inputs.unreadable)
     selection = _Selection(layer, head, class_name, count, pictures)
-    for name in chosen or _default(comparing, inputs):
+    names = chosen or _default(comparing, inputs)
+    if not set(names) <= set(OF_WEIGHTS):
+        for network in networks:
+            network.require_result()
+    for name in names:
         try:
             with fast_float32():
                 result.pages.append(_page(name, inputs, folder, selection))
@@ -184,7 +198,7 @@ def _class_number(network: InspectedNetwork, wanted: str | None) -> int | None:
 
 
 def _data_page(name: str, inputs: InspectionInputs, folder: Folder, most: int) -> Page:
-    from vitrail.inspection.data_pages import MOST_POINTS, map_page, neighbours_page, rows_of
+    from vitrail.inspection.data_pages import MOST_POINTS, map_page, neighbours_page
     from vitrail.inspection.pictures import Pictures, evenly_spaced
 
     network = inputs.networks[0]
@@ -196,9 +210,8 @@ def _data_page(name: str, inputs: InspectionInputs, folder: Folder, most: int) -
         (queries,) = inputs.pictures(most)
         features, index = inputs.features(queries.source)
         return neighbours_page(network.label, folder, among, queries, features, index, None)
-    index = among.index[evenly_spaced(len(among.index), SAMPLE)]
-    themselves = rows_of(index, among.index)
-    return neighbours_page(network.label, folder, among, data, among.features[themselves], index, themselves)
+    rows = evenly_spaced(len(among.index), SAMPLE)
+    return neighbours_page(network.label, folder, among, data, among.features[rows], among.index[rows], rows)
 
 
 def show(result: Inspection) -> str:
@@ -209,12 +222,3 @@ def show(result: Inspection) -> str:
     lines += [""] if result.skipped else []
     lines += [f"no {name}: {reason}" for name, reason in result.skipped.items()]
     return "\n".join(lines)
-
-
-def as_json(result: Inspection) -> Any:
-    """Return the result as JSON values."""
-    value = asdict(result)
-    value["folder"] = str(result.folder)
-    for page in value["pages"]:
-        page["files"] = [str(path) for path in page["files"]]
-    return value

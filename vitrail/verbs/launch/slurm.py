@@ -1,4 +1,4 @@
-"""The batch script that `vitrail launch slurm` prints. Torch-free.
+"""`vitrail launch slurm`: print a batch script. Torch-free.
 
 srun starts one process per GPU, without torchrun: torchrun turns every signal into exit status 1 and kills processes
 after 30 s, but the script must know whether the training has saved. Slurm signals the script (`B:`), which uses
@@ -7,68 +7,116 @@ after 30 s, but the script must know whether the training has saved. Slurm signa
 
 from __future__ import annotations
 
+import re
 import shlex
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from vitrail.errors import UsageError
+from vitrail.ranges import Devices, Nodes, Whole, checked
+from vitrail.verbs.launch.launch import WORD, Script, as_json, checked_run, script, show
+
+__all__ = ["as_json", "show", "slurm"]
 
 SAVED = 143
 """Exit code of a training that saved and ended after SIGTERM: 128 + 15."""
 
 
-@dataclass(frozen=True)
-class Slurm:
-    """The settings of a job."""
+@checked
+def slurm(
+    *command: str,
+    nodes: Nodes = 1,
+    gpus_per_node: Devices = 8,
+    cpus_per_task: Nodes = 8,
+    time: str = "24:00:00",
+    saving: Whole = 180,
+    name: str = "vitrail",
+    partition: str | None = None,
+    account: str | None = None,
+    option: tuple[str, ...] = (),
+    image: str | None = None,
+    mount: tuple[str, ...] = (),
+    setup: tuple[str, ...] = (),
+    python: str | None = None,
+    out: str = "runs",
+    restarts: Whole = 100,
+) -> Script:
+    """Print a batch script for Slurm that trains, saves before its time limit, and queues itself again.
 
-    nodes: int
-    tasks: int
-    """Number of processes per node."""
-    gpus: int
-    cpus: int
-    """Number of cores per process."""
-    time: str
-    saving: int
-    """Seconds before the time limit at which the training saves."""
-    name: str
-    options: Sequence[str]
-    image: str | None
-    mounts: Sequence[str]
-    """Folders that the container sees, in addition to the one that the job is submitted from."""
-    setup: Sequence[str]
-    python: str
-    out: str
-    restarts: int
+    srun starts one process per GPU. The run folder is OUT/slurm-JOB: a restart uses the same folder, a new submission
+    another one. After a time limit, a lost node or preemption, the job continues from its last checkpoint. A job that
+    is done, has failed or was cancelled is not queued again.
 
-
-def sbatch(job: Slurm, command: Sequence[str]) -> str:
-    """Return the script of `job`; `command` is a training verb with its flags."""
+    Args:
+        command: The command to launch, after `--`: train photos/ --recipe ....
+        nodes: Number of machines.
+        gpus_per_node: Number of GPUs and processes on each machine; 0 starts one process each, without a GPU.
+        cpus_per_task: Number of cores of each process. They decode images.
+        time: Time limit of the job, as Slurm writes it: 24:00:00, 2-12.
+        saving: Seconds before the time limit at which training saves a checkpoint.
+        name: Name of the job.
+        partition: Partition to queue in.
+        account: Account to charge.
+        option: Another option of sbatch, such as 'qos=high'. May be repeated.
+        image: A container image (needs Slurm's pyxis). The folder from which the job is submitted is mounted.
+        mount: A further folder that the container can see. May be repeated.
+        setup: A line of shell to run first, such as 'module load cuda'. May be repeated.
+        python: The Python with vitrail on the machines (default: this one, or `python` in an image).
+        out: Folder for the runs, which all machines must see.
+        restarts: Maximum number of times that the job queues itself again.
+    """
+    tasks = max(gpus_per_node, 1)
+    run, words = checked_run(command, nodes, tasks)
+    if not re.fullmatch(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}", time):
+        raise UsageError(f"--time is {time!r}, which Slurm cannot read. Write minutes, 24:00:00 or 2-12 (days-hours).")
+    for what, value in (("name", name), ("partition", partition), ("account", account)):
+        if value is not None and not WORD.fullmatch(value):
+            raise UsageError(f"--{what} is {value!r}. It may contain letters, digits and .,:@%+-_")
+    for text in option:
+        if not re.fullmatch(r"[a-z][a-z-]*(=[^\s'\"\\#]+)?", text):
+            raise UsageError(f"--option is {text!r}, which cannot be written as an option of sbatch; write qos=high")
+    if mount and image is None:
+        raise UsageError("--mount needs a container. Give its --image.")
     options = [
-        f"job-name={job.name}",
-        f"nodes={job.nodes}",
-        f"ntasks-per-node={job.tasks}",
-        f"cpus-per-task={job.cpus}",
-        *([f"gpus-per-node={job.gpus}"] if job.gpus else []),
-        f"time={job.time}",
+        f"job-name={name}",
+        f"nodes={nodes}",
+        f"ntasks-per-node={tasks}",
+        f"cpus-per-task={cpus_per_task}",
+        *([f"gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
+        f"time={time}",
         "output=%x-%j.log",
         "open-mode=append",
         "requeue",
-        f"signal=B:USR1@{job.saving}",
-        *job.options,
+        f"signal=B:USR1@{saving}",
+        *([] if partition is None else [f"partition={partition}"]),
+        *([] if account is None else [f"account={account}"]),
+        *option,
     ]
-    inside = []
-    if job.image is not None:
-        mounts = "".join(f",{shlex.quote(f'{folder}:{folder}')}" for folder in job.mounts)
-        inside = [f"--container-image={shlex.quote(job.image)}", f'--container-mounts="$PWD:$PWD"{mounts}']
-        inside += ['--container-workdir="$PWD"']
-    return TEMPLATE.format(
-        options="\n".join(f"#SBATCH --{option}" for option in options),
-        saving=job.saving,
-        out=shlex.quote(job.out),
-        setup="".join(f"{line}\n" for line in job.setup),
-        command=shlex.join([job.python, "-m", "vitrail", *command]),
-        srun=" ".join(["srun", '--cpus-per-task="$SLURM_CPUS_PER_TASK"', "--kill-on-bad-exit=1", *inside]),
-        restarts=job.restarts,
+    python = python or ("python" if image is not None else sys.executable)
+    srun = ["srun", '--cpus-per-task="$SLURM_CPUS_PER_TASK"', "--kill-on-bad-exit=1", *_inside(image, mount)]
+    text = TEMPLATE.format(
+        options="\n".join(f"#SBATCH --{line}" for line in options),
+        saving=saving,
+        out=shlex.quote(out),
+        setup="".join(f"{line}\n" for line in setup),
+        command=shlex.join([python, "-m", "vitrail", *words]),
+        srun=" ".join(srun),
+        restarts=restarts,
         saved=SAVED,
     )
+    return script(text, run, nodes * tasks)
+
+
+def _inside(image: str | None, folders: Sequence[str]) -> list[str]:
+    """Return the flags of srun for a container that sees these folders and the one that the job is submitted from."""
+    if image is None:
+        return []
+    mounts = "".join(f",{shlex.quote(f'{folder}:{folder}')}" for folder in folders)
+    return [
+        f"--container-image={shlex.quote(image)}",
+        f'--container-mounts="$PWD:$PWD"{mounts}',
+        '--container-workdir="$PWD"',
+    ]
 
 
 TEMPLATE = """\

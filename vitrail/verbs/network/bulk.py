@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import UsageError
+from vitrail.errors import DataError, UsageError
+from vitrail.files import check_writable
+from vitrail.verbs.terminal import ProgressLine, unreadable_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,22 +20,43 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitrail.data.item import Listed
-    from vitrail.evaluation.bulk import Answer, Bad, Job, State
+    from vitrail.data.loading.loader import Loader
+    from vitrail.evaluation.bulk import Bad, Columns, ComputeColumns, Job, State
     from vitrail.evaluation.classify import Predict
+    from vitrail.ranges import Layers
+    from vitrail.verbs.flags.compute import Compute
     from vitrail.verbs.network.features import Embedder
     from vitrail.weights.card import Card
+
+    Arrays = dict[str, np.ndarray]
 
 log = logging.getLogger("vitrail")
 
 
 @dataclass(frozen=True)
-class Answered:
-    """Progress of the results for a data set."""
+class BulkProgress:
+    """How much of a data set has results."""
 
     state: State
     merged: str | None = None
+    """The file into which all results were merged."""
     exit_code: int = 0
     """1 if `strict` is set and an image could not be read."""
+
+    @property
+    def out(self) -> str:
+        """The folder of the results."""
+        return str(self.state.folder)
+
+    @property
+    def unreadable(self) -> list[tuple[str, str]]:
+        """(image, reason) of each image that could not be read."""
+        return self.state.bad
+
+    @property
+    def summary(self) -> str:
+        """The progress as text for a terminal."""
+        return show(self)
 
 
 def is_bulk(out: str | Path | None) -> bool:
@@ -46,98 +69,145 @@ def open_job(verb: str, model: str | Path, paths: tuple[str | Path, ...], out: s
     if len(paths) != 1:
         raise UsageError(f"{out} is a folder, for the results of one data set. Give one data set, or a file as --out")
     from vitrail.data.cache import refuse_within
-    from vitrail.data.sources.open import find
+    from vitrail.data.sources.open import find_and_warn
     from vitrail.data.split import fingerprint
     from vitrail.evaluation.bulk import Job
     from vitrail.weights.load import weights_fingerprint
 
     folder = refuse_within(out, str(paths[0]))
-    splits = find(str(paths[0])).splits
+    splits = find_and_warn(str(paths[0])).splits
     about = {"verb": verb, "data": fingerprint(splits), "weights": weights_fingerprint(model), **settings}
     return Job(folder, splits, about)
 
 
-def run(job: Job, answer: Answer, merge: str | Path | None, *, strict: bool = False) -> Answered:
+def run(job: Job, compute: ComputeColumns, merge: str | Path | None, *, strict: bool = False) -> BulkProgress:
     """Compute this process's share of a job. The process that finds it complete writes `merge`. Raises DataError."""
     from vitrail import world
-    from vitrail.verbs.data.check import Line
 
-    if merge is not None and Path(merge).suffix != ".parquet":
-        raise UsageError(f"--merge {merge} is not valid: results are merged into a file that ends in .parquet")
+    if merge is not None:
+        if Path(merge).suffix != ".parquet":
+            raise UsageError(f"--merge {merge} is not valid: results are merged into a file that ends in .parquet")
+        check_writable(Path(merge), DataError)
     rank, size = world.share()
     log.info("process %d of %d: %d of %d parts", rank, size, len(job.parts[rank::size]), len(job.parts))
-    state = job.run(answer, rank, size, Line("answered"))
+    state = job.run(compute, rank, size, ProgressLine("computed"))
     code = int(strict and bool(state.bad))
     if merge is None or not state.complete:
-        return Answered(state, exit_code=code)
+        return BulkProgress(state, exit_code=code)
     job.merge(Path(merge))
-    return Answered(state, str(merge), code)
+    return BulkProgress(state, str(merge), code)
 
 
-def classes_of(card: Card, predict: Predict, top: int, loading: dict[str, Any]) -> Answer:
-    """Return a function that computes the `top` most likely classes, best first, and their probabilities."""
+def class_columns(card: Card, predict: Predict, top: int, compute: Compute) -> ComputeColumns:
+    """Return a function that computes the `top` most likely classes, best first, and their probabilities.
+
+    For a network that predicts several labels there is a column of those, too.
+    """
     import numpy as np
     import pyarrow as pa
 
     from vitrail.data.images.ops import eval_transform
+    from vitrail.evaluation.classify import refusing
+    from vitrail.evaluation.labels.ranked import ranked
 
     names = np.array(list(card.class_names) or [str(number) for number in range(card.config.classes)])
-    best = min(top, len(names))
-    preprocess = card.preprocess
-    loading = {**loading, "transform": eval_transform(preprocess), "image_size": preprocess.image_size}
+    best, predict = min(top, len(names)), refusing(predict, compute.precision)
+    transform, size = eval_transform(card.preprocess), card.preprocess.image_size
 
-    def ask(images: Tensor) -> np.ndarray:
-        values, classes = predict(images).float().softmax(dim=1).topk(best, dim=1)
-        return np.stack([values.cpu().numpy().astype(np.float64), classes.cpu().numpy()])
+    several = {"predicted": np.empty((0, len(names)), bool)} if card.several else {}
 
-    def answer(source: Listed) -> tuple[dict[str, pa.Array], Bad]:
-        columns, found, bad = _asked(source, ask, loading)
-        values, classes = np.concatenate([*found, np.empty((2, 0, best))], axis=1)
-        columns["classes"] = pa.FixedSizeListArray.from_arrays(pa.array(names[classes.astype(int)].ravel()), best)
-        columns["probabilities"] = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), pa.float32()), best)
-        return columns, bad
+    def ask(images: Tensor) -> Arrays:
+        found = ranked(predict(images), best, card.thresholds)
+        predicted = {} if found.predicted is None else {"predicted": np.stack(found.predicted)}
+        return {"classes": found.classes, "probabilities": found.probabilities, **predicted}
 
-    return answer
+    def columns(found: Arrays) -> dict[str, pa.Array]:
+        classes = names[found["classes"]]
+        shown = {"classes": _lists(classes[:, :best]), "probabilities": _lists(found["probabilities"][:, :best])}
+        if "predicted" in found:
+            rows = [row[yes].tolist() for row, yes in zip(classes, found["predicted"], strict=True)]
+            shown["labels"] = pa.array(rows, pa.list_(pa.string()))
+        return shown
+
+    width = len(names) if card.several else best
+    nothing: Arrays = {"classes": np.empty((0, width), np.int64), "probabilities": np.empty((0, width), np.float32)}
+    nothing |= several
+    return _computed(ask, columns, nothing, lambda source: compute.loader(source, transform, size))
 
 
-def features_of(embedder: Embedder) -> Answer:
+def feature_columns(embedder: Embedder) -> ComputeColumns:
     """Return a function that computes features, float32."""
     import numpy as np
+
+    def ask(images: Tensor) -> Arrays:
+        return {"features": embedder.embed(images).cpu().numpy()}
+
+    nothing = {"features": np.empty((0, embedder.width), np.float32)}
+    return _computed(ask, _all_lists, nothing, embedder.loader)
+
+
+def token_columns(embedder: Embedder, layers: Layers) -> ComputeColumns:
+    """Return a function that computes the tokens of layers: lists [rows][columns][width] and [prefix][width]."""
+    ask = embedder.tokens(layers)
+    nothing = {name: array[:0] for name, array in ask(embedder.blank()).items()}
+    return _computed(ask, _all_lists, nothing, embedder.loader)
+
+
+def _all_lists(found: Arrays) -> dict[str, pa.Array]:
+    return {name: _lists(array) for name, array in found.items()}
+
+
+def _lists(rows: np.ndarray) -> pa.Array:
+    """Return an array [n, a, b, ...] as a column of n lists of a lists of b values, all lists of fixed length."""
     import pyarrow as pa
 
-    def answer(source: Listed) -> tuple[dict[str, pa.Array], Bad]:
-        columns, found, bad = _asked(source, lambda images: embedder.embed(images).cpu().numpy(), embedder.loading)
-        features = np.concatenate([*found, np.empty((0, embedder.width), np.float32)])
-        values = pa.array(features.ravel(), pa.float32())
-        columns["features"] = pa.FixedSizeListArray.from_arrays(values, embedder.width)
-        return columns, bad
-
-    return answer
+    column = pa.array(rows.reshape(-1))
+    for length in reversed(rows.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, length)
+    return column
 
 
-def _asked(
-    source: Listed, ask: Callable[[Tensor], np.ndarray], loading: dict[str, Any]
-) -> tuple[dict[str, pa.Array], list[np.ndarray], Bad]:
-    """Return columns id and label, the result of `ask` for each batch, and the unreadable images."""
+def _computed(
+    ask: Callable[[Tensor], Arrays],
+    columns: Callable[[Arrays], dict[str, pa.Array]],
+    nothing: Arrays,
+    loader: Callable[[Listed], Loader],
+) -> ComputeColumns:
+    """Return a function that computes id, label and the columns of what `ask` returns, batch by batch.
+
+    nothing: What `ask` would return for no image.
+    """
     import numpy as np
     import pyarrow as pa
 
     from vitrail.data.item import ids
-    from vitrail.data.loading.loader import Loader
+    from vitrail.data.labels.sets import LabelSets, names_of_text, stored_texts
+    from vitrail.data.loading.lost import LostImages
 
-    found, index = [], [np.empty(0, np.int64)]
-    with closing(Loader(source, shuffle=False, drop_last=False, **loading)) as loader:
-        for batch in loader.epoch(0):
-            found.append(ask(batch.images))
-            index.append(batch.index.numpy())
-    numbers = np.concatenate(index)
-    names = [*source.class_names, None]  # an unknown label is -1
-    labels = [names[label] for label in source.labels[numbers].tolist()]
-    columns = {"id": pa.array(ids(source, numbers), pa.string()), "label": pa.array(labels, pa.string())}
-    return columns, found, loader.bad
+    def compute(source: Listed, receive: Callable[[Columns], None]) -> Bad:
+        several = isinstance(source.labels, LabelSets)
+        kind = pa.list_(pa.string()) if several else pa.string()
+
+        def send(index: np.ndarray, found: Arrays) -> None:
+            texts = map(names_of_text, stored_texts(source.labels[index], source.class_names))
+            labels = [None if text == "" else text for text in texts]
+            about = {"id": pa.array(ids(source, index), pa.string()), "label": pa.array(labels, kind)}
+            receive(about | columns(found))
+
+        send(np.empty(0, np.int64), nothing)
+        with closing(loader(source)) as images:
+            for batch in images.epoch(0):
+                send(batch.index.numpy(), ask(batch.images))
+        reasons = dict(zip(images.bad_index, (reason for _, reason in images.bad), strict=True))
+        lost = LostImages(len(source))
+        for number in range(len(source)):
+            lost.see(source.id(number), reasons.get(number))
+        return images.bad
+
+    return compute
 
 
-def show(result: Answered) -> str:
+def show(result: BulkProgress) -> str:
     """Return the progress as text for a terminal."""
     state = result.state
     if not state.complete:
@@ -150,15 +220,15 @@ def show(result: Answered) -> str:
     return f"complete: {state.images:,} images in {state.parts} parts{unread}: {state.folder}{merged}"
 
 
-def as_json(result: Answered) -> Any:
+def as_json(result: BulkProgress) -> Any:
     """Return the progress as JSON values."""
     state = result.state
     return {
-        "out": str(state.folder),
+        "out": result.out,
         "complete": state.complete,
         "parts": state.parts,
         "done": state.done,
         "images": state.images,
-        "unreadable": [{"image": id, "reason": reason} for id, reason in state.bad],
+        "unreadable": unreadable_json(result.unreadable),
         "merged": result.merged,
     }

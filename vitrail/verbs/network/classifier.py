@@ -53,7 +53,7 @@ def output_names(network: ViT | ResNet, images: Listed, source: str | Path) -> l
             f"be matched. Train a classifier for these images: vitrail finetune DIR --from {source}"
         )
     log.warning(
-        "%s does not name its outputs: they are taken to be the images' classes in order, from %r to %r",
+        "%s does not name its outputs: the classes of the images are used instead, in order, from %r to %r",
         source,
         names[0],
         names[-1],

@@ -2,58 +2,57 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.data.spreadsheet import SafeWriter
+from vitrail.disk import writing
 from vitrail.errors import UsageError
+from vitrail.files import check_writable, replacing_text
+from vitrail.verbs.network import label_results
 
 if TYPE_CHECKING:
     from vitrail.evaluation.classify import Classification
+    from vitrail.evaluation.labels.scores import LabelScores
 
 
-def make_room(out: Path) -> None:
-    """Create the folder for `write` before the evaluation starts. Raises UsageError if that is not possible."""
-    with _explained(out):
-        (out.parent if _is_file(out) else out).mkdir(parents=True, exist_ok=True)
+def check(out: Path) -> None:
+    """Raise UsageError if `write` cannot write to `out`, before the evaluation starts."""
+    check_writable(out, UsageError, folder=not _is_file(out))
 
 
-def write(found: Classification, numbers: Any, out: Path) -> None:
+def write(found: Classification | LabelScores, numbers: Any, out: Path, *, raw: bool = False) -> None:
     """Write outputs and numbers (JSON values) to the folder `out`, or only the outputs to a file named .npz.
 
-    Raises UsageError if `out` cannot be written.
+    `raw` is SafeWriter's. Raises UsageError if `out` cannot be written.
     """
     from vitrail.evaluation.calibration import calibration, write_bins
-    from vitrail.evaluation.classify import save_classification
+    from vitrail.evaluation.classify import Classification
+    from vitrail.evaluation.labels.store import save_results
     from vitrail.evaluation.reliability import draw
-    from vitrail.training.folder import plain
+    from vitrail.training.folder import json_value
 
-    with _explained(out):
+    with writing(out, UsageError):
         if _is_file(out):
-            save_classification(out, found)
+            save_results(out, found)
             return
-        text = json.dumps(plain(numbers), indent=1, ensure_ascii=False)
-        (out / "evaluation.json").write_text(text + "\n", encoding="utf-8")
-        save_classification(out / "answers.npz", found)
+        text = json.dumps(json_value(numbers), indent=1, ensure_ascii=False)
+        with replacing_text(out / "evaluation.json") as file:
+            file.write(text + "\n")
+        save_results(out / "answers.npz", found)
+        if not isinstance(found, Classification):
+            label_results.write(found, out, raw=raw)
+            return
         calibrated = calibration(found)
         write_bins(out / "calibration.csv", calibrated)
         draw(calibrated, out / "reliability.png")
-        with open(out / "classes.csv", "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("class", "images", "right"))
-            writer.writerows(zip(found.class_names, found.class_count, found.class_correct, strict=True))
+        with replacing_text(out / "classes.csv") as file:
+            writer = SafeWriter(file, raw=raw)
+            writer.writerow(("class", "images", "right", "f1"))
+            scores = ["" if f1 != f1 else f"{f1:.6f}" for f1 in found.class_f1.tolist()]
+            writer.writerows(zip(found.class_names, found.class_count, found.class_correct, scores, strict=True))
 
 
 def _is_file(out: Path) -> bool:
     return out.suffix.lower() == ".npz"
-
-
-@contextmanager
-def _explained(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error.strerror or error}") from None

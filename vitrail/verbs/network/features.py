@@ -5,25 +5,39 @@ from __future__ import annotations
 import logging
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vitrail.config import from_yaml
 from vitrail.data.settings import Data
-from vitrail.errors import UsageError
+from vitrail.errors import DataError, UsageError
+from vitrail.ranges import Layers, selected
 from vitrail.training.run import Run
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.flags.settings import OpenedData
 from vitrail.verbs.network.classifier import load_network
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from torch import Tensor
+
     from vitrail.data.item import Listed
+    from vitrail.data.loading.loader import Loader
+    from vitrail.evaluation.classify import Predict
     from vitrail.evaluation.features import Features
+
+    Tokens = Callable[[Tensor], dict[str, np.ndarray]]
 
 log = logging.getLogger("vitrail")
 Prepare = Literal["model", "protocol"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Splits:
+class TrainAndTestImages:
     """The training and the test images of a probe."""
 
     train: Listed
@@ -32,14 +46,16 @@ class Splits:
     """Description of the images, for the user."""
 
 
-def open_splits(model: str | Path, data: str | Path | None, split: str | None) -> Splits:
-    """Open training and test images of `data`; without `data`, those of the run `model`.
+def open_train_and_test(
+    model: str | Path, data: str | Path | None, split: str | None, opened: OpenedData | None = None
+) -> TrainAndTestImages:
+    """Return training and test images of `data`; without `data`, those of the run `model`.
 
     The test images are the test split if it has labels, else the validation split, else a tenth of the training images,
-    which is held out. Raises UsageError and DataError.
+    which is held out. `opened` are data of the command that may be open already. Raises UsageError and DataError.
     """
     from vitrail.data.item import View
-    from vitrail.data.sources.open import open_data
+    from vitrail.data.labels.sets import known
     from vitrail.data.split import hold_out
 
     if data is None:
@@ -47,67 +63,118 @@ def open_splits(model: str | Path, data: str | Path | None, split: str | None) -
         if not written.is_file():
             raise UsageError(f"no images are given, and {model} is not a run folder with images. Give DATA after it")
         run = from_yaml(written, Run())
-        asked, seed = run.data, run.seed
+        settings, seed = run.data, run.seed
     else:
-        asked, seed = Data(path=str(data), holdout=0.0), 0
-    opened = open_data(asked if split is None else replace(asked, test=split), seed=seed)
-    chosen = opened.test
-    if chosen is None or not (chosen.labels >= 0).any():
-        chosen = opened.validation
-    if chosen is not None:
-        return Splits(opened.train, chosen, asked.path)
+        settings, seed = Data(path=str(data), holdout=0.0), 0
+    splits = (opened or OpenedData()).splits(settings if split is None else replace(settings, test=split), seed)
+    train, test = splits.train, splits.test
+    if test is None or not known(test.labels).any():
+        test = splits.validation
+    if test is not None:
+        return TrainAndTestImages(train, test, settings.path)
     if data is None:
         raise UsageError(f"{model} was trained without test or validation images. Give DATA after it")
-    train, test = hold_out(opened.train, Data().holdout, seed)
-    return Splits(View(opened.train, train), View(opened.train, test), f"{asked.path}, a tenth held out")
+    remaining, held_out = hold_out(train, Data().holdout, seed)
+    return TrainAndTestImages(View(train, remaining), View(train, held_out), f"{settings.path}, a tenth held out")
 
 
 class Embedder:
     """Compute features with one network. Images are prepared as its card or as the few-shot protocol prescribes."""
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        prepare: Prepare = "model",
-        image_size: int | None = None,
-        batch_size: int = 64,
-        workers: int | None = None,
-        device: str | None = None,
-        precision: Literal["auto", "bf16", "float32"] = "auto",
-    ) -> None:
-        if precision not in ("auto", "bf16", "float32"):
-            raise UsageError(f"no precision is called {precision!r}: auto, bf16 or float32")
+    def __init__(self, model: str | Path, compute: Compute, prepare: Prepare = "model") -> None:
         if prepare not in ("model", "protocol"):
             raise UsageError(f"prepare is {prepare!r}. Valid: model, protocol")
-        import torch
-
         from vitrail.data.images.ops import eval_transform
-        from vitrail.device import available_cores, choose_device
-        from vitrail.evaluation.classify import predictor
         from vitrail.evaluation.fewshot_images import FewShotImages
 
-        network = load_network(model, image_size)
-        preprocess = network.card.preprocess
-        self.embed = predictor(network, choose_device(device), precision, features=True)
-        size = preprocess.image_size
-        self.width = int(self.embed(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape[1])
+        self.network = load_network(model, compute.image_size)
+        preprocess = self.network.card.preprocess
+        self._size = preprocess.image_size
+        self._transform = FewShotImages(self._size) if prepare == "protocol" else eval_transform(preprocess)
+        self._compute = compute
+
+    @cached_property
+    def embed(self) -> Predict:
+        """Function of images that returns their features, float32 [batch, width]."""
+        from vitrail.evaluation.classify import refusing
+
+        return refusing(self._compute.predictor(self.network, features=True), self._compute.precision)
+
+    @cached_property
+    def width(self) -> int:
         """Number of features of an image."""
-        transform = FewShotImages(size) if prepare == "protocol" else eval_transform(preprocess)
-        self.loading: dict[str, Any] = dict(
-            transform=transform,
-            image_size=size,
-            batch_size=batch_size,
-            workers=available_cores() // 2 if workers is None else workers,
-        )
+        return int(self.embed(self.blank()).shape[1])
+
+    def blank(self) -> Tensor:
+        """Return one image of the network's size, uint8 [1, 3, height, width]."""
+        import torch
+
+        return torch.zeros(1, 3, *self._size, dtype=torch.uint8)
+
+    def layers(self, chosen: Layers) -> list[int]:
+        """Return the numbers of chosen layers, in order. Raises UsageError for a layer that does not exist."""
+        return sorted(set(selected(chosen, self.network.layers, "layer")))
+
+    def tokens(self, layers: Layers) -> Tokens:
+        """Return the function of images that returns their tokens. Raises UsageError for a layer that does not exist.
+
+        The names of the arrays are tokens_LAYER, float32 [batch, rows, columns, width], and prefix_LAYER
+        [batch, prefix, width] if there are tokens in front of the grid's. All have gone through the final LayerNorm.
+        """
+        from vitrail.errors import finite
+        from vitrail.evaluation.classify import applied
+
+        numbers = self.layers(layers)
+
+        def call(network: Any, images: Tensor) -> dict[str, np.ndarray]:
+            found: dict[str, np.ndarray] = {}
+            for number, pair in zip(
+                numbers, network.intermediate(images, numbers, norm=True, prefix=True), strict=True
+            ):
+                for name, part in (("tokens", pair[0].movedim(1, -1)), ("prefix", pair[1])):
+                    finite(part, "output for an image", self._compute.precision)
+                    if part.numel():
+                        found[f"{name}_{number}"] = part.float().cpu().numpy()
+            return found
+
+        ask = applied(call, self.network, self._compute.place(), self._compute.precision)
+        ask(self.blank())
+        return ask
+
+    def loader(self, source: Listed) -> Loader:
+        """Return a loader of the prepared images. The caller closes it."""
+        return self._compute.loader(source, self._transform, self._size)
 
     def __call__(self, source: Listed) -> Features:
         """Return the features of all readable images. The others are logged. Raises DataError."""
-        from vitrail.data.loading.loader import Loader
         from vitrail.evaluation.features import collect
 
-        with closing(Loader(source, shuffle=False, drop_last=False, **self.loading)) as loader:
+        with closing(self.loader(source)) as loader:
             found = collect(self.embed, loader, source.class_names)
-        for id_, reason in found.bad:
-            log.warning("unreadable image, skipped: %s (%s)", id_, reason)
+        _log_unreadable(found.bad)
         return found
+
+    def each_batch(
+        self, source: Listed, compute: Callable[[Tensor], T], receive: Callable[[T], None]
+    ) -> tuple[np.ndarray, list[tuple[str, str]]]:
+        """Call `receive` with the result for each batch of images, in order.
+
+        Return the index of each readable image, and (id, reason) of the others, which are logged. Raises DataError if
+        no image can be read.
+        """
+        import numpy as np
+
+        index: list[np.ndarray] = []
+        with closing(self.loader(source)) as loader:
+            for batch in loader.epoch(0):
+                receive(compute(batch.images))
+                index.append(batch.index.numpy())
+        _log_unreadable(loader.bad)
+        if not index:
+            raise DataError(f"no tokens: no image could be read ({len(loader.bad)} failed)")
+        return np.concatenate(index), loader.bad
+
+
+def _log_unreadable(images: list[tuple[str, str]]) -> None:
+    for id_, reason in images:
+        log.warning("unreadable image, skipped: %s (%s)", id_, reason)

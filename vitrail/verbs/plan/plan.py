@@ -1,4 +1,4 @@
-"""`vitrail plan`: recommend a way of learning for these images on this machine, with time, memory and command."""
+"""`vitrail plan`: recommend a method of learning for these images on this machine, with time, memory and command."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import UsageError
-from vitrail.verbs.plan.ways import Question, enlarged, probed, trained
+from vitrail.data.settings import Data
+from vitrail.ranges import Seconds, Side, checked
+from vitrail.verbs.flags.settings import OpenedData
+from vitrail.verbs.plan.options import PlanRequest, probe_options, training_options
 
 if TYPE_CHECKING:
-    from vitrail.transfer.plan import Plan
+    from vitrail.transfer.recommend import Recommendation
 
 NOTES = 5
 """Largest number of notes about the data on a terminal. `vitrail data check` shows all."""
@@ -21,14 +23,15 @@ BUSY = 0.5
 """Load per core from which other programs disturb the timing."""
 
 
+@checked
 def plan(
     path: str | Path,
     *,
     weights: str | Path | None = None,
-    minutes: float | None = None,
-    image_size: int | None = None,
-    seconds: float = 10.0,
-) -> Plan:
+    minutes: Seconds | None = None,
+    image_size: Side | None = None,
+    seconds: Seconds = 10.0,
+) -> Recommendation:
     """Time each method of learning on these images for a few seconds, and recommend one.
 
     The methods are few-shot (closed form), a linear probe, tuning the attention alone, tuning everything, and training
@@ -43,35 +46,41 @@ def plan(
         seconds: Time for measuring all methods together, in seconds. A method whose single step takes longer adds
             to it.
     """
-    for name, value in (("minutes", minutes), ("seconds", seconds), ("image_size", image_size)):
-        if value is not None and not 0 < value < float("inf"):
-            raise UsageError(f"{name} is {value:g}; it must be a finite number above 0")
-    from vitrail.data.sources.open import open_data
-    from vitrail.transfer.plan import CHEAPER, Situation, recommend
+    from vitrail.transfer.recommend import CHEAPER, Situation, recommend
     from vitrail.weights.load import read_card
 
     card = None if weights is None else read_card(weights)
     began = time.perf_counter()
-    splits = open_data(str(path))
-    limit = None if minutes is None else 60 * minutes
-    start = None if weights is None else str(weights)
-    asked = Question(str(path), start, image_size, limit, seconds, splits, time.perf_counter() - began)
+    data = OpenedData()
+    splits = data.splits(Data(path=str(path)), seed=0)
+    request = PlanRequest(
+        path=str(path),
+        weights=None if weights is None else str(weights),
+        card=card,
+        image_size=image_size,
+        limit=None if minutes is None else 60 * minutes,
+        seconds=seconds,
+        data=data,
+        splits=splits,
+        opening=time.perf_counter() - began,
+    )
     machine = _machine()
-    options = [] if start is None else list(probed(asked, start))
-    options += trained(asked)
+    options = [] if card is None else list(probe_options(request))
+    options += training_options(request)
     order = (*reversed(CHEAPER), "from scratch")
     options.sort(key=lambda option: order.index(option.name))
-    larger = card is not None and enlarged(asked, card)
-    seen = Situation(len(splits.train), len(splits.class_names), card is not None, larger)
-    found = recommend(seen, options, seconds=limit, memory=machine["free_memory_bytes"])
-    return replace(found, data=_data(asked), machine=machine)
+    same_classes = card is not None and list(card.class_names) == splits.class_names
+    larger = card is not None and image_size is not None and image_size > max(card.config.image_size)
+    seen = Situation(len(splits.train), len(splits.class_names), card is not None, same_classes and larger)
+    found = recommend(seen, options, seconds=request.limit, memory=machine["free_memory_bytes"])
+    return replace(found, data=_data(request), machine=machine)
 
 
 def _machine() -> dict[str, Any]:
     """Return the facts about the machine that the times depend on."""
     import torch
 
-    from vitrail.device import available_cores, choose_device, fast_bf16, free_memory
+    from vitrail.device import available_cores, choose_device, compute_precision, free_memory
 
     device = choose_device(None)
     return {
@@ -80,19 +89,18 @@ def _machine() -> dict[str, Any]:
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "precision": "bf16" if fast_bf16(device) else "float32",
+        "precision": compute_precision(device),
         "free_memory_bytes": free_memory(device),
     }
 
 
-def _data(asked: Question) -> dict[str, Any]:
+def _data(request: PlanRequest) -> dict[str, Any]:
     """Return the facts about the images that the recommendation depends on."""
-    import numpy as np
-
+    from vitrail.data.labels.sets import class_counts
     from vitrail.training.resolve import image_sizes
 
-    splits = asked.splits
-    counts = np.bincount(splits.train.labels, minlength=len(splits.class_names))
+    splits = request.splits
+    counts = class_counts(splits.train.labels, len(splits.class_names))
     sizes = image_sizes(splits.train)
     median = [int(statistics.median(side)) for side in zip(*sizes, strict=True)] if sizes else [0, 0]
     fewest, most = int(counts.argmin()), int(counts.argmax())
@@ -100,7 +108,7 @@ def _data(asked: Question) -> dict[str, Any]:
         name: len(source) for name in ("train", "validation", "test") if (source := getattr(splits, name)) is not None
     }
     return {
-        "path": asked.path,
+        "path": request.path,
         "kind": splits.report.kind,
         "images": images,
         "classes": len(splits.class_names),
@@ -112,9 +120,10 @@ def _data(asked: Question) -> dict[str, Any]:
     }
 
 
-def show(result: Plan) -> str:
+def show(result: Recommendation) -> str:
     """Return the plan as text for a terminal; commands stay on lines of their own, to copy."""
-    from vitrail.transfer.plan import gib, span
+    from vitrail.transfer.recommend import span
+    from vitrail.words import binary_size
 
     data, machine = result.data, result.machine
     use = {"train": "train on", "validation": "choose by", "test": "test"}
@@ -124,12 +133,12 @@ def show(result: Plan) -> str:
     spread = f"{most:,} of each" if fewest == most else spread
     busy = f"load {machine['load']}"
     if (machine["load"] or 0) > BUSY * machine["cores"]:
-        busy += ": busy, and so are these times"
+        busy += ": other programs are running, so these times are too long"
     lines = [
         f"images    {data['path']} ({data['kind']}): {held}; {data['classes']:,} classes, {spread}; "
         f"{height} x {width} px (median)",
         f"machine   {machine['name']}, {machine['cores']} cores, {machine['precision']}, "
-        f"{gib(machine['free_memory_bytes'])} free, {busy}",
+        f"{binary_size(machine['free_memory_bytes'])} free, {busy}",
         *(f"note      {note}" for note in data["notes"][:NOTES]),
         "",
         f"  {'':18}{'time':>11}{'memory':>11}{'images/s':>11}",
@@ -137,14 +146,13 @@ def show(result: Plan) -> str:
     for option in result.options:
         mark = ">" if option.recommended else " "
         rate = f"{option.images_per_second:,.{0 if option.images_per_second >= 100 else 1}f}"
-        lines.append(
-            f"{mark} {option.name:18}{span(option.seconds):>11}{gib(option.memory_bytes):>11}{rate:>11}  {option.why}"
-        )
+        memory = binary_size(option.memory_bytes)
+        lines.append(f"{mark} {option.name:18}{span(option.seconds):>11}{memory:>11}{rate:>11}  {option.why}")
     width = max(len(option.name) for option in result.options)
     lines += ["", *(f"{option.name:{width}}  {option.command}" for option in result.options), ""]
     return "\n".join([*lines, f"recommended: {result.recommended.name}. {result.why}", f"({result.source})"])
 
 
-def as_json(result: Plan) -> Any:
+def as_json(result: Recommendation) -> Any:
     """Return the plan as JSON values."""
     return {"recommended": result.recommended.name, "command": result.recommended.command, **asdict(result)}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from vitrail.device import Precision
 from vitrail.errors import UsageError
-from vitrail.verbs.network.features import Embedder, Prepare, open_splits
+from vitrail.ranges import Count, Positive, Range, Seed, Side, Threads, checked
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.network.features import Embedder, Prepare, open_train_and_test
 from vitrail.verbs.probe.results import Probe, as_json, show
 
 if TYPE_CHECKING:
@@ -18,23 +22,23 @@ if TYPE_CHECKING:
 __all__ = ["as_json", "fewshot", "knn", "linear", "show"]
 
 log = logging.getLogger("vitrail")
-Precision = Literal["auto", "bf16", "float32"]
 
 
+@checked
 def fewshot(
     model: str | Path | None = None,
     data: str | Path | None = None,
     *,
     features: str | Path | None = None,
-    shots: tuple[int, ...] = (),
-    seeds: int | None = None,
-    l2: tuple[float, ...] = (),
+    shots: tuple[Count, ...] = (),
+    seeds: Annotated[int, Range(1, 1000)] | None = None,
+    l2: tuple[Positive, ...] = (),
     protocol: Literal["big_vision-2023", "paper-2020"] = "big_vision-2023",
     prepare: Prepare = "protocol",
     split: str | None = None,
-    image_size: int | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
+    image_size: Side | None = None,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
 ) -> Probe:
@@ -56,51 +60,46 @@ def fewshot(
         prepare: How images are prepared: 'protocol' squashes them to 256 pixels and crops the central 224, 'model'
             does as in evaluation.
         split: Split to measure on (default: test, else validation, else a tenth that is held out).
-        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
-            own size).
-        batch_size: Number of images per batch.
-        workers: Number of threads that decode images (default: from the machine).
-        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
-        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
+    compute = Compute(image_size, batch_size, workers, device, precision)
     _check("fewshot", model, features, split, image_size)
+    from vitrail.data.item import View
+    from vitrail.data.labels.sets import one_label
     from vitrail.evaluation.feature_file import load_features
-    from vitrail.evaluation.fewshot import SHOTS, Plan
+    from vitrail.evaluation.fewshot import SHOTS, ShotSelection
     from vitrail.evaluation.fewshot import fewshot as measure
 
+    select = partial(ShotSelection, protocol=protocol, shots=tuple(shots) or SHOTS, seeds=seeds, l2=tuple(l2))
     if features is not None:
         subject = str(features)
         train, test = load_features(features)
-        plan = Plan(train.labels, train.class_names, protocol, tuple(shots) or SHOTS, seeds, tuple(l2))
+        selected = select(train.labels, train.class_names)
     else:
-        from vitrail.data.item import View
-
-        splits = open_splits(str(model), data, split)
-        names = list(splits.train.class_names)
-        plan = Plan(splits.train.labels, names, protocol, tuple(shots) or SHOTS, seeds, tuple(l2))
-        how = dict(image_size=image_size, batch_size=batch_size, workers=workers, device=device, precision=precision)
-        embedder = Embedder(str(model), prepare=prepare, **how)  # type: ignore[arg-type]
-        train, test = embedder(View(splits.train, plan.rows)), embedder(splits.test)
-        train = replace(train, index=plan.rows[train.index])
-        subject = f"{model} on {splits.name}"
-    found = measure(plan, train, test)
+        images = open_train_and_test(str(model), data, split)
+        selected = select(one_label(images.train.labels, "probe fewshot"), list(images.train.class_names))
+        embedder = Embedder(str(model), compute, prepare)
+        train, test = embedder(View(images.train, selected.rows)), embedder(images.test)
+        train = replace(train, index=selected.rows[train.index])
+        subject = f"{model} on {images.name}"
+    found = measure(selected, train, test)
     for count, short in found.short.items():
         some = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
         log.warning("%d classes have fewer than %d training images, all of which are used: %s", len(short), count, some)
-    return _probe(subject, found, train, test, _best_l2(found))
+    return Probe.of(subject, found, train, test, _best_l2(found))
 
 
+@checked
 def knn(
     model: str | Path | None = None,
     data: str | Path | None = None,
     *,
     features: str | Path | None = None,
-    k: tuple[int, ...] = (),
-    temperature: float = 0.07,
+    k: tuple[Count, ...] = (),
+    temperature: Positive = 0.07,
     split: str | None = None,
-    image_size: int | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
+    image_size: Side | None = None,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
 ) -> Probe:
@@ -114,108 +113,85 @@ def knn(
         k: Numbers of nearest images that vote (default: 20).
         temperature: Temperature T of a vote's weight, exp(similarity / T).
         split: Split to measure on (default: test, else validation, else a tenth that is held out).
-        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
-            own size).
-        batch_size: Number of images per batch.
-        workers: Number of threads that decode images (default: from the machine).
-        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
-        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
+    compute = Compute(image_size, batch_size, workers, device, precision)
     _check("knn", model, features, split, image_size)
-    from vitrail.device import choose_device
     from vitrail.evaluation.knn import NEIGHBOURS
     from vitrail.evaluation.knn import knn as measure
 
-    how = dict(image_size=image_size, batch_size=batch_size, workers=workers, device=device, precision=precision)
-    subject, train, test = _train_and_test(model, data, features, split, how)
-    place = choose_device(device)
-    found = measure(train, test, k=tuple(k) or NEIGHBOURS, temperature=temperature, device=place)
-    return _probe(subject, found, train, test)
+    subject, train, test = _train_and_test(model, data, features, split, compute)
+    found = measure(train, test, k=tuple(k) or NEIGHBOURS, temperature=temperature, device=compute.place())
+    return Probe.of(subject, found, train, test)
 
 
+@checked
 def linear(
     model: str | Path | None = None,
     data: str | Path | None = None,
     *,
     features: str | Path | None = None,
-    lr: tuple[float, ...] = (),
-    weight_decay: tuple[float, ...] = (),
-    epochs: int = 100,
-    minibatch: int = 256,
-    seed: int = 0,
+    l2: tuple[Positive, ...] = (),
+    iterations: Count = 1000,
+    seed: Seed = 0,
     split: str | None = None,
-    image_size: int | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
+    image_size: Side | None = None,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
 ) -> Probe:
-    """Train a linear classifier on frozen features, with many learning rates in one pass, and measure the best.
+    """Fit a linear classifier to frozen features with several strengths of regularisation, and measure the best.
 
-    The best learning rate is chosen on a tenth of the training images that is held out, then trained again on all of
-    them; the test images are not used for the choice. Training is SGD with momentum 0.9 and cosine decay, on
-    standardised features.
+    The classifier is softmax regression on standardised features, solved to its optimum (scikit-learn's
+    LogisticRegression with C = 1 / (images * l2)). The best strength is chosen on a tenth of the training images that
+    is held out, then solved again on all of them; the test images are not used for the choice.
 
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
         data: The images, in any form that `vitrail train` takes (default: those of the run).
         features: An .npz file with train_features, train_labels, test_features and test_labels, such as `vitrail
             embed` writes, in place of model and data.
-        lr: Learning rates to try (default: eight from 0.0001 to 0.3).
-        weight_decay: Weight decays to try with each learning rate (default: 0).
-        epochs: Number of epochs over the features.
-        minibatch: Number of features per step.
-        seed: Seed of the order of the images and of the held-out tenth.
+        l2: Strengths of regularisation to try (default: seven from 10 to 0.00001).
+        iterations: Maximum number of iterations of the solver for each strength.
+        seed: Seed of the held-out tenth.
         split: Split to measure on (default: test, else validation, else a tenth that is held out).
-        image_size: Side of the square input in pixels. Position embeddings are resampled (default: the network's
-            own size).
         batch_size: Number of images per batch while features are computed.
-        workers: Number of threads that decode images (default: from the machine).
-        device: Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available).
-        precision: Number format of the computation. 'auto' chooses bf16 if the device is fast at it.
     """
+    compute = Compute(image_size, batch_size, workers, device, precision)
     _check("linear", model, features, split, image_size)
-    from vitrail.device import choose_device
-    from vitrail.transfer.linear_probe import LEARNING_RATES, linear_probe
+    from vitrail.transfer.linear_probe import STRENGTHS, linear_probe
 
-    how = dict(image_size=image_size, batch_size=batch_size, workers=workers, device=device, precision=precision)
-    subject, train, test = _train_and_test(model, data, features, split, how)
+    subject, train, test = _train_and_test(model, data, features, split, compute)
     found = linear_probe(
         train,
         test,
-        lr=tuple(lr) or LEARNING_RATES,
-        weight_decay=tuple(weight_decay) or (0.0,),
-        epochs=epochs,
-        minibatch=minibatch,
+        l2=tuple(l2) or STRENGTHS,
+        iterations=iterations,
         seed=seed,
-        device=choose_device(device),
+        device=compute.place(),
     )
-    return _probe(subject, found, train, test)
+    return Probe.of(subject, found, train, test)
 
 
 def _check(verb: str, model: Any, features: Any, *of_images: Any) -> None:
     """Raise UsageError if the features to measure are given twice or not at all."""
     if features is None and model is None:
-        raise UsageError(f"Probe which features? vitrail probe {verb} MODEL DATA, or a file, --features FILE.npz")
+        raise UsageError(f"no features are given: vitrail probe {verb} MODEL DATA, or a file, --features FILE.npz")
     if features is not None and (model is not None or any(given is not None for given in of_images)):
         raise UsageError("--features replaces model, data, --split and --image-size. Give either features or a model.")
 
 
 def _train_and_test(
-    model: str | Path | None,
-    data: str | Path | None,
-    features: str | Path | None,
-    split: str | None,
-    how: dict[str, Any],
+    model: str | Path | None, data: str | Path | None, features: str | Path | None, split: str | None, compute: Compute
 ) -> tuple[str, Features, Features]:
     """Return (subject, training features, test features)."""
     if features is not None:
         from vitrail.evaluation.feature_file import load_features
 
         return str(features), *load_features(features)
-    splits = open_splits(str(model), data, split)
-    embedder = Embedder(str(model), **how)
-    return f"{model} on {splits.name}", embedder(splits.train), embedder(splits.test)
+    images = open_train_and_test(str(model), data, split)
+    embedder = Embedder(str(model), compute)
+    return f"{model} on {images.name}", embedder(images.train), embedder(images.test)
 
 
 def _best_l2(found: FewShot) -> dict[int, float] | None:
@@ -226,14 +202,3 @@ def _best_l2(found: FewShot) -> dict[int, float] | None:
         return None
     cells = [(i, j) for i in range(len(found.shots)) for j in range(len(found.l2))]
     return best_l2([{(found.shots[i], found.l2[j]): float(found.mean[i, j]) for i, j in cells}])
-
-
-def _probe(
-    subject: str,
-    found: Any,
-    train: Features,
-    test: Features,
-    best_l2: dict[int, float] | None = None,
-) -> Probe:
-    bad = [*train.bad, *test.bad]
-    return Probe(subject, len(train.class_names), train.width, found, bad, best_l2)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from vitrail.verbs.terminal import page, table, unreadable_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from vitrail.evaluation.features import Features
     from vitrail.evaluation.fewshot import FewShot
     from vitrail.evaluation.knn import KNN
-    from vitrail.transfer.linear_probe import LinearProbe, Setting
+    from vitrail.transfer.linear_probe import LinearProbe
 
 MAX_COLUMNS = 8
 """Maximum number of regularisation strengths in the table on a terminal; --json has all of them."""
@@ -30,56 +35,68 @@ class Probe:
     best_l2: dict[int, float] | None = None
     """For few-shot with "paper-2020": shots -> the regularisation with the highest accuracy."""
 
+    @classmethod
+    def of(cls, subject: str, found: Any, train: Features, test: Features, best_l2: Any = None) -> Self:
+        """Return the result `found` for these training and test features."""
+        return cls(subject, len(train.class_names), train.width, found, [*train.bad, *test.bad], best_l2)
+
 
 def show(result: Probe) -> Any:
     """Return the result as text and a table for a terminal."""
-    from rich.console import Group
-    from rich.table import Table
-
     from vitrail.evaluation.fewshot import FewShot
     from vitrail.evaluation.knn import KNN
 
     found = result.found
     head = f"{result.subject}: {result.classes} classes, {result.width} features, {found.test_images:,} test images"
-    lines = []
     if isinstance(found, FewShot):
-        table = _fewshot_table(found, result.best_l2)
         seeds = found.top1.shape[2]
         lines = [f"top-1, protocol {found.protocol}" + (f", mean and deviation of {seeds} seeds" if seeds > 1 else "")]
         if result.best_l2 is not None:
             lines.append("best l2 is chosen on these test images, as the protocol does for a single data set")
-    elif isinstance(found, KNN):
-        table = Table("k", "top-1", "top-5")
-        for count, top1 in found.top1.items():
-            table.add_row(str(count), f"{top1:.2%}", f"{found.top5[count]:.2%}")
-    else:
-        table = Table("lr", "weight decay", "held-out top-1", "held-out loss", "")
-        for one in found.settings:
-            row = (f"{one.lr:g}", f"{one.weight_decay:g}", f"{one.top1:.2%}", _loss(one))
-            table.add_row(*row, "chosen" if one is found.chosen else "")
-        lines = [f"top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, loss {found.nll:.4f} on the test images"]
-    return Group(head, *lines, table)
+        return page(head, lines, _fewshot_table(found, result.best_l2))
+    if isinstance(found, KNN):
+        counts = [(count, f"{top1:.2%}", f"{found.top5[count]:.2%}") for count, top1 in found.top1.items()]
+        return page(head, table(("k", "top-1", "top-5"), counts))
+    measured = f"top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, loss {found.nll:.4f} on the test images"
+    return page(head, measured, _linear_warnings(found), _linear_table(found))
 
 
-def _loss(setting: Setting) -> str:
-    return f"{setting.nll:.4f}" if math.isfinite(setting.nll) else "diverged"
+def _linear_warnings(found: LinearProbe) -> list[str]:
+    """Return what makes the result of a linear probe worse than it could be, and what to do."""
+    l2, lines = found.chosen.l2, []
+    if found.grid_end is not None:
+        more = [l2 * 10, l2 * 100] if found.grid_end == "largest" else [l2 / 10, l2 / 100]
+        lines.append(
+            f"The chosen l2 {l2:g} is the {found.grid_end} that was tried. Try more: --l2 "
+            + " ".join(f"{strength:g}" for strength in [l2, *more])
+        )
+    if short := [f"{one.l2:g}" for one in found.settings if not one.converged]:
+        lines.append(f"The solver did not converge on the images that are not held out, with l2 {', '.join(short)}.")
+    if not found.converged:
+        lines.append(f"The solver did not converge on all training images with l2 {l2:g}.")
+    return [*lines, *(["Allow it more steps with --iterations."] if short or not found.converged else [])]
 
 
-def _fewshot_table(found: FewShot, best: dict[int, float] | None) -> Any:
-    from rich.table import Table
+def _linear_table(found: LinearProbe) -> Table:
+    rows = [
+        (f"{one.l2:g}", f"{one.top1:.2%}", f"{one.nll:.4f}", "chosen" * (one is found.chosen)) for one in found.settings
+    ]
+    return table(("l2", "held-out top-1", "held-out loss", ""), rows)
 
+
+def _fewshot_table(found: FewShot, best: dict[int, float] | None) -> Table:
     strengths = list(found.l2)
     if len(strengths) > MAX_COLUMNS:  # only the best of each row
         strengths = sorted({found.l2[int(row.argmax())] for row in found.mean} | set((best or {}).values()))
-    table = Table("shots", *(f"l2 {strength:g}" for strength in strengths), *(["best l2"] if best else []))
+    rows = []
     for i, shots in enumerate(found.shots):
-        cells = []
+        cells = [str(shots)]
         for strength in strengths:
             j = found.l2.index(strength)
             deviation = "" if math.isnan(found.std[i, j]) else f" ± {100 * found.std[i, j]:.2f}"
             cells.append(f"{100 * found.mean[i, j]:.2f} %{deviation}")
-        table.add_row(str(shots), *cells, *([f"{best[shots]:g}"] if best else []))
-    return table
+        rows.append([*cells, f"{best[shots]:g}"] if best else cells)
+    return table(("shots", *(f"l2 {strength:g}" for strength in strengths), *(["best l2"] if best else [])), rows)
 
 
 def as_json(result: Probe) -> Any:
@@ -90,7 +107,6 @@ def as_json(result: Probe) -> Any:
     found = result.found
     about = {"subject": result.subject, "classes": result.classes, "width": result.width}
     about |= {"train_images": found.train_images, "test_images": found.test_images}
-    unreadable = [{"image": id_, "reason": reason} for id_, reason in result.unreadable]
     if isinstance(found, FewShot):
         values = _fewshot_json(found, result.best_l2)
     elif isinstance(found, KNN):
@@ -98,7 +114,7 @@ def as_json(result: Probe) -> Any:
         values = {"temperature": found.temperature, "results": rows}
     else:
         values = _linear_json(found)
-    return {**about, **values, "unreadable": unreadable}
+    return {**about, **values, "unreadable": unreadable_json(result.unreadable)}
 
 
 def _fewshot_json(found: FewShot, best: dict[int, float] | None) -> dict[str, Any]:
@@ -119,16 +135,13 @@ def _fewshot_json(found: FewShot, best: dict[int, float] | None) -> dict[str, An
 
 
 def _linear_json(found: LinearProbe) -> dict[str, Any]:
-    def row(one: Setting) -> dict[str, float]:
-        return {"lr": one.lr, "weight_decay": one.weight_decay, "top1": one.top1, "nll": one.nll}
-
     return {
         "top1": found.top1,
         "top5": found.top5,
         "nll": found.nll,
-        "chosen": row(found.chosen),
-        "held_out": [row(one) for one in found.settings],
+        "converged": found.converged,
+        "chosen": asdict(found.chosen),
+        "grid_end": found.grid_end,
+        "held_out": [asdict(one) for one in found.settings],
         "held_out_images": found.held_out_images,
-        "epochs": found.epochs,
-        "minibatch": found.minibatch,
     }

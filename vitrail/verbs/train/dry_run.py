@@ -1,4 +1,4 @@
-"""`--dry-run`: try everything that can fail before the second step, without writing anything, and estimate the cost."""
+"""`--dry-run`: check everything that can fail before the second step, write nothing, and estimate the cost."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from vitrail.costs.estimate import Cost
     from vitrail.data.sources.open import Splits
     from vitrail.objective.base import Objective
-    from vitrail.training.plan import Plan
     from vitrail.training.resolve import Resolved
     from vitrail.training.setup import Setup
+    from vitrail.training.timetable import Timetable
 
 COPIES = 10
 """Size of a run folder as a multiple of the weights: checkpoints with optimiser state, best and last model."""
 SAMPLED = 1000
 """Number of steps at which the image size is computed."""
 FIRST = 8
-"""Number of images in the first step, which is slow: it allocates memory and chooses kernels."""
+"""Number of images in the first step. It is slow, because it allocates memory and chooses kernels."""
 SECONDS = 3.0
-"""Seconds that the second step may take, as the first step predicts it."""
+"""Maximum duration of the second step in seconds, as predicted from the first step."""
 
 
 @fast_float32()
@@ -43,7 +43,7 @@ def check(run: Run, splits: Splits | None = None) -> tuple[dict[str, str], Cost]
 
     splits = splits or open_data(run.data, seed=run.seed, labels=run.supervised)
     with set_up(run, splits, measure=run.tune != "all") as setup:
-        tuned, plan, names = setup.tuned, setup.plan, splits.class_names
+        tuned, plan, names = setup.tuned, setup.timetable, splits.class_names
         held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
         classes = f" of {len(names)} classes" if run.supervised else ""
         checked = {
@@ -95,8 +95,8 @@ def _disk(out: Path, need: int) -> str:
     return f"{free / 2**30:.1f} GiB free, the run folder takes about {need / 2**30:.2f} GiB{enough}"
 
 
-def _cost(run: Run, resolved: Resolved, plan: Plan, rate: float, objective: Objective) -> Cost:
-    """The cost of the whole run on this machine, going by the images/s of this process."""
+def _cost(run: Run, resolved: Resolved, plan: Timetable, rate: float, objective: Objective) -> Cost:
+    """Return the cost of the whole run on this machine. `rate` is the images/s of this process."""
     from vitrail import world
     from vitrail.costs.estimate import estimate
     from vitrail.objective.beit.objective import BEiTObjective
@@ -122,7 +122,7 @@ def _cost(run: Run, resolved: Resolved, plan: Plan, rate: float, objective: Obje
     )
 
 
-def _flops(run: Run, resolved: Resolved, plan: Plan, each: Callable[[tuple[int, int]], int]) -> float:
+def _flops(run: Run, resolved: Resolved, plan: Timetable, each: Callable[[tuple[int, int]], int]) -> float:
     """Return the FLOPs of the whole run; `each` returns those of an image of a size. Images may grow during the run."""
     from collections import Counter
 
@@ -141,5 +141,5 @@ def _this_device(resolved: Resolved, reached: float) -> Device:
     from vitrail.device import free_memory
 
     memory = free_memory(resolved.device)
-    why = "what the second step reached"
+    why = "the rate of the second step"
     return Device(str(resolved.device), "this machine", reached, memory, 1.0, why)

@@ -1,0 +1,83 @@
+"""The settings that verbs share when they run a network on images. Torch-free at import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from vitrail.device import Precision, available_cores, choose_device
+from vitrail.errors import UsageError
+from vitrail.exports.kinds import EngineName
+from vitrail.ranges import Count, Settings, Side, Threads
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitrail.data.images.ops import Op
+    from vitrail.data.item import Listed
+    from vitrail.data.loading.loader import Loader
+    from vitrail.evaluation.classify import Predict
+
+
+@dataclass(frozen=True)
+class Compute(Settings):
+    """How a verb runs a network on images. Each text below is the help of the flag with this name.
+
+    Raises UsageError for a value that is not valid, and for a device that this machine does not have.
+    """
+
+    image_size: Side | None = None
+    """Side of the square input in pixels. Position embeddings are resampled (default: the network's own size)."""
+    batch_size: Count = 64
+    """Number of images per batch."""
+    workers: Threads | None = None
+    """Number of threads that decode images (default: from the machine)."""
+    device: str | None = None
+    """Device to compute on: cpu, cuda, cuda:1 or mps (default: the best available)."""
+    precision: Precision = "auto"
+    """Number format of the computation. 'auto' chooses bf16 if the device is fast at it."""
+    engine: EngineName = "auto"
+    """What computes on a CPU: torch, or a program of OpenVINO or ONNX Runtime, which is written and checked once.
+    'auto' takes the fastest that `vitrail bench MODEL --engines` has measured on this machine (torch if none was)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.precision not in get_args(Precision):
+            raise UsageError(f"no precision is called {self.precision!r}. Valid: {', '.join(get_args(Precision))}")
+        if self.engine not in get_args(EngineName):
+            raise UsageError(f"no engine is called {self.engine!r}. Valid: {', '.join(get_args(EngineName))}")
+        if self.device is not None:
+            self.place()
+
+    def place(self) -> torch.device:
+        """Return the device. Raises UsageError if this machine does not have it."""
+        return choose_device(self.device)
+
+    def threads(self, *, alone: bool = False) -> int:
+        """Return the number of threads that decode images.
+
+        The default is half of the cores, or all of them if the threads run `alone`, without a network.
+        """
+        if self.workers is not None:
+            return self.workers
+        return available_cores() if alone else available_cores() // 2
+
+    def predictor(self, network: Any, *, features: bool = False) -> Predict:
+        """Return images -> float32 logits, or features, of a network, on the chosen device by the chosen engine."""
+        from vitrail.exports.engines import predictor
+
+        return predictor(network, self.place(), self.precision, engine=self.engine, features=features)
+
+    def loader(self, source: Listed, transform: Op, image_size: int | tuple[int, int]) -> Loader:
+        """Return a loader that reads each image of `source` once, in order. The caller closes it."""
+        from vitrail.data.loading.loader import Loader
+
+        return Loader(
+            source,
+            transform=transform,
+            image_size=image_size,
+            batch_size=self.batch_size,
+            workers=self.threads(),
+            shuffle=False,
+            drop_last=False,
+        )

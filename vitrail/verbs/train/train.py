@@ -1,0 +1,247 @@
+"""`vitrail train | finetune | demo`: from images to a trained network and a report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from vitrail.config import to_yaml
+from vitrail.errors import VitrailError
+from vitrail.evaluation.metric import TITLES, headline
+from vitrail.ranges import Count, Epochs, Positive, Seed, checked
+from vitrail.training.run import Run
+from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, resumed, training_run
+
+if TYPE_CHECKING:
+    from vitrail.costs.estimate import Cost
+    from vitrail.training.checkpoints.state import Result
+
+log = logging.getLogger("vitrail")
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The run that would be trained, for `print_config` and `dry_run`."""
+
+    run: Run
+    checked: dict[str, str] = field(default_factory=dict)
+    """`dry_run` only: check -> its result."""
+    cost: Cost | None = None
+    """`dry_run` only: the cost of the run on this machine."""
+
+
+@overload
+def train(
+    path: str | Path | None = None,
+    *,
+    recipe: str | None = None,
+    config: tuple[str | Path, ...] = (),
+    epochs: Epochs | None = None,
+    lr: Positive | None = None,
+    resume: str | Path | None = None,
+    nproc: Count | None = None,
+    print_config: Literal[False] = False,
+    dry_run: Literal[False] = False,
+    **settings: Any,
+) -> Result: ...
+@overload
+def train(path: str | Path | None = None, *, dry_run: Literal[True], **settings: Any) -> Preview: ...
+@overload
+def train(path: str | Path | None = None, *, print_config: Literal[True], **settings: Any) -> Preview: ...
+@overload
+def train(path: str | Path | None = None, *, dry_run: bool, **settings: Any) -> Result | Preview: ...
+@checked
+def train(
+    path: str | Path | None = None,
+    *,
+    recipe: str | None = None,
+    config: tuple[str | Path, ...] = (),
+    epochs: Epochs | None = None,
+    lr: Positive | None = None,
+    resume: str | Path | None = None,
+    nproc: Count | None = None,
+    print_config: bool = False,
+    dry_run: bool = False,
+    **settings: Any,
+) -> Result | Preview:
+    """Train a Vision Transformer on a folder of images.
+
+    Without --recipe and --config, a recipe is chosen by the number and the size of the images. Values of --config
+    replace those of the recipe, and flags replace both. Defaults shown below are those of the recipe and the files on
+    the same command line. The run folder OUT/NAME-N/ holds everything about the run; open its report.html.
+
+    Args:
+        path: A folder with one folder per class (with or without split folders), a CSV or Parquet file, tar shards,
+            an .npz file, a data set of the hub, or 'digits'.
+        recipe: Recipe to start from (`vitrail recipes` lists them).
+        config: A YAML file of settings, such as the config.yaml of a run. May be repeated. Modules of your own classes
+            that it names are imported, and so are those of a run to resume.
+        epochs: Length of the training in epochs: short for --duration 'N epochs'.
+        lr: Peak learning rate: short for --optim.lr.
+        resume: Resume this run from its newest valid checkpoint. Without a value or with 'latest', the newest run
+            in --out is resumed; with 'auto', a new run starts if there is none to resume.
+        nproc: Number of training processes on this machine, one per device. The total batch size does not change.
+            For several hosts, use torchrun ... -m vitrail train.
+        print_config: Print every resolved setting as YAML and exit.
+        dry_run: Check data, model, memory and one batch, estimate the cost, and exit.
+        settings: Any field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
+    """
+    given = RunArguments(path, recipe, config, epochs, lr, settings.pop("weights", None), settings)
+    run, folder = _decided(given, training_run, resume)
+    if print_config or dry_run:
+        return preview(run, given.data, dry_run)
+    from vitrail.training.loop import fit
+    from vitrail.training.processes.group import joined, launch
+
+    if nproc is not None:
+        return reported(launch(run, folder, nproc))
+    with joined(run.timeout):
+        return reported(fit(run, resume=folder, splits=given.data.of(run)))
+
+
+@checked
+def demo(*, out: str | Path = "runs", seed: Seed = 0) -> Result:
+    """Train a small Vision Transformer on the embedded handwritten digits, in about a minute.
+
+    The result is the accuracy on digits that the network has never seen, and the path of report.html.
+
+    Args:
+        out: Folder in which the run folder is created.
+        seed: Seed of the run.
+    """
+    return train(recipe="digits", name="demo", out=out, seed=seed)
+
+
+@overload
+def finetune(
+    path: str | Path | None = None,
+    *,
+    weights: str | Path | None = None,
+    recipe: str | None = None,
+    config: tuple[str | Path, ...] = (),
+    epochs: Epochs | None = None,
+    lr: Positive | None = None,
+    resume: str | Path | None = None,
+    nproc: Count | None = None,
+    print_config: Literal[False] = False,
+    dry_run: Literal[False] = False,
+    **settings: Any,
+) -> Result: ...
+@overload
+def finetune(path: str | Path | None = None, *, dry_run: Literal[True], **settings: Any) -> Preview: ...
+@overload
+def finetune(path: str | Path | None = None, *, print_config: Literal[True], **settings: Any) -> Preview: ...
+@overload
+def finetune(path: str | Path | None = None, *, dry_run: bool, **settings: Any) -> Result | Preview: ...
+@checked
+def finetune(
+    path: str | Path | None = None,
+    *,
+    weights: str | Path | None = None,
+    recipe: str | None = None,
+    config: tuple[str | Path, ...] = (),
+    epochs: Epochs | None = None,
+    lr: Positive | None = None,
+    resume: str | Path | None = None,
+    nproc: Count | None = None,
+    print_config: bool = False,
+    dry_run: bool = False,
+    **settings: Any,
+) -> Result | Preview:
+    """Fine-tune a pretrained network on a folder of images.
+
+    A zero linear layer replaces the classifier, and position embeddings are resampled to --image-size (paper, section
+    3.2). Length and warmup follow the paper's for a data set of this size; the recipe finetune gives the other
+    settings. With --tune attention, ffn or head, only this part of the network is trained (follow-up, section 4). This
+    takes less memory and time. The run then stores only the trained part and refers to --from, which must stay in its
+    place.
+
+    Args:
+        path: The images, in any form that `vitrail train` takes.
+        weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
+            hub.
+        recipe: Recipe to start from (default: finetune, with a length that depends on the number of images).
+        config: A YAML file of settings, such as the config.yaml of a run. May be repeated. Modules of your own classes
+            that it names are imported, and so are those of a run to resume.
+        epochs: Length of the training in epochs: short for --duration 'N epochs'.
+        lr: Peak learning rate: short for --optim.lr. The paper tries 0.003, 0.01, 0.03 and 0.06.
+        resume: Resume this run from its newest valid checkpoint. Without a value or with 'latest', the newest run
+            in --out is resumed; with 'auto', a new run starts if there is none to resume.
+        nproc: Number of training processes on this machine, one per device. The total batch size does not change.
+        print_config: Print every resolved setting as YAML and exit.
+        dry_run: Check data, model, memory and one batch, estimate the cost, and exit.
+        settings: Any field of `Run`; a section is a dict, such as `optim={"momentum": 0.8}`.
+    """
+    given = RunArguments(path, recipe, config, epochs, lr, weights, settings)
+    run, folder = _decided(given, finetuning_run, resume)
+    if print_config or dry_run:
+        return preview(run, given.data, dry_run)
+    from vitrail.training.loop import fit
+    from vitrail.training.processes.group import joined, launch
+
+    if nproc is not None:
+        return reported(launch(run, folder, nproc))
+    with joined(run.timeout):
+        return reported(fit(run, resume=folder, splits=given.data.of(run)))
+
+
+def _decided(
+    given: RunArguments, decide: Callable[[RunArguments], tuple[Run, str]], resume: str | Path | None
+) -> tuple[Run, Path | None]:
+    """Return the run to train, and its folder if it is resumed. Log which run it is."""
+    if resume is not None and (found := resumed(given, resume)):
+        log.info("resuming %s", found[1])
+        return found
+    run, why = decide(given)
+    log.info("%s", why)
+    return run, None
+
+
+def preview(run: Run, data: OpenedData, dry_run: bool) -> Preview:
+    """Return `run` as a preview; with `dry_run`, check it and estimate its cost."""
+    if not dry_run:
+        return Preview(run)
+    from vitrail.verbs.train.dry_run import check
+
+    return Preview(run, *check(run, data.of(run)))
+
+
+def reported(result: Result) -> Result:
+    """Write the report and return the result. All processes of a run call this; the main process writes."""
+    from vitrail import world
+    from vitrail.reports.page import write_report
+
+    with world.main_alone("writing the report"):
+        if world.is_main():
+            try:
+                write_report(result.folder)
+            except (VitrailError, OSError) as error:  # a page that cannot be written must not cost a trained network
+                log.warning("the report could not be written: %s", error)
+                return result.without({"report.html": str(error)})
+    return result
+
+
+def show(result: Result | Preview) -> str:
+    """Return the result as text for a terminal."""
+    if isinstance(result, Preview):
+        lines = [f"{name}: {what}" for name, what in result.checked.items()]
+        return "\n".join(lines) if lines else to_yaml(result.run).rstrip()
+    lines = [result.summary]
+    if result.test and (name := headline(result.test)):
+        unseen = f"{result.test['count']:,.0f} test images, which had no part in training or in choosing the model"
+        lines.append(f"{TITLES[name]} {result.test[name]:.2%} on {unseen}")
+    report = result.folder / "report.html"
+    return "\n".join([*lines, f"report: {report}"] if report.is_file() else lines)
+
+
+def as_json(result: Result | Preview) -> Any:
+    """Return the result as JSON values."""
+    from vitrail.config import plain
+
+    if isinstance(result, Preview):
+        cost = None if result.cost is None else result.cost.as_json()
+        return {"run": plain(result.run), "checked": result.checked, "cost": cost}
+    return {**plain(result), "report": str(result.folder / "report.html")}
