@@ -45,13 +45,14 @@ class Data(Open, section="data"):
     """Column of a table that holds the labels (default: the usual names are tried)."""
     label_columns: tuple[str, ...] | None = None
     """Columns of a table that are classes, with 1 for an image of the class and 0 for another (default: all columns of
-    zeros and ones, if there is no column of labels)."""
+    zeros and ones, if no column holds labels)."""
     label_separator: str | None = None
     """Text between the labels of an image in a cell of a table, such as '|' (default: '|' or ';' if the cells are sets
     of labels that occur in other cells, too)."""
     labels_per_image: PerImage = "auto"
     """Number of labels of an image. one: exactly one class; several: any number of classes, or none (multi-label);
-    auto: several, if the data have lists of labels and an image has not exactly one."""
+    auto: several, if the data have lists of labels and an image has not exactly one. With one, cells of text are names
+    of classes, whatever characters they contain, unless `label_separator` is set."""
     max_bad: Share = 0.05
     """Largest share of training images that may be unreadable. Training stops if there are more."""
     strict: bool = False

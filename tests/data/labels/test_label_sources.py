@@ -171,9 +171,25 @@ def test_exactly_one_label_each_is_one_label(kind: str, tmp_path: Path) -> None:
 
 
 def test_labels_per_image_one_is_checked(tmp_path: Path) -> None:
-    file = csv_with(tmp_path / "d", ["|".join(one) for one in SETS])
+    file = written("json cells", tmp_path / "d")
     with pytest.raises(DataError, match=r"image '1.png' has 2 labels, and data.labels_per_image is 'one'"):
         find(str(file), Columns(per_image="one"))
+
+
+def test_with_one_label_per_image_no_separator_is_looked_for(tmp_path: Path) -> None:
+    file = csv_with(tmp_path / "d", cells := ["cat", "dog", "cat|dog", "dog|cat", "cat", "dog"])
+    assert [len(one) for one in names_of(only(find(str(file))))] == [1, 1, 2, 2, 1, 1]
+    found = find(str(file), Columns(per_image="one"))
+    assert [only(found).class_names[label] for label in only(found).labels] == cells
+    with pytest.raises(DataError, match=r"image '2.png' has 2 labels"):
+        find(str(file), Columns(separator="|", per_image="one"))
+
+
+def test_cells_without_names_are_names(tmp_path: Path) -> None:
+    """A class may be called ';': a separator stands between names."""
+    file = csv_with(tmp_path / "d", cells := [";", ";;", "a", "a;", ";", "a"])
+    source = only(find(str(file)))
+    assert [source.class_names[label] for label in source.labels] == cells
 
 
 @pytest.mark.parametrize(
@@ -200,10 +216,10 @@ def test_ragged_rows_and_other_values_in_columns_of_classes(tmp_path: Path) -> N
     header = ("path", *CLASSES)
     rows = [(name, *marks) for name, marks in zip(NAMES, MARKS, strict=True)]
     file = table(tmp_path / "d" / "labels.csv", [header, *rows[:3], rows[3][:3], *rows[4:]])
-    with pytest.raises(DataError, match=r"row 5: 2 values for 3 classes"):
+    with pytest.raises(DataError, match=r"row 5: 3 cells, and the header has 4"):
         find(str(file))
     file = table(tmp_path / "d" / "labels.csv", [header, *rows[:3], (*rows[3], 1), *rows[4:]])
-    with pytest.raises(DataError, match=r"row 5: 0 values for 3 classes|row 5"):
+    with pytest.raises(DataError, match=r"row 5: 5 cells, and the header has 4"):
         find(str(file))
     file = table(tmp_path / "d" / "labels.csv", [header, *rows[:3], (NAMES[3], 1, 7, 0), *rows[4:]])
     with pytest.raises(DataError, match=r"row 5: '7' in the column of class 'dog'"):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from vitrail.data.labels.sets import SEPARATOR
+from vitrail.data.settings import Columns
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.words import listing, shown
 
@@ -21,19 +22,21 @@ Where = Callable[[int], str]
 """Number of a row, from 0 -> its place, for messages."""
 
 
-def read_cells(cells: Sequence[str], separator: str | None, where: Where) -> list[str | tuple[str, ...]]:
+def read_cells(cells: Sequence[str], columns: Columns, where: Where) -> list[str | tuple[str, ...]]:
     """Return the labels of each cell: a name, or several names if cells hold sets of labels.
 
-    Cells hold sets if a `separator` is given, if all are lists ("['cat', 'dog']"), or if one of `SEPARATORS` splits
+    Cells hold sets if `columns` name a separator, if all are lists ("['cat', 'dog']"), or if one of `SEPARATORS` splits
     them into fewer names than there are different cells. That is so for sets, because a label occurs in many cells,
-    but not for names that contain the character, such as a taxonomy "Animalia|Chordata". Raises DataError for a list
-    that cannot be read, with its row.
+    but not for names that contain the character, such as a taxonomy "Animalia|Chordata". A separator is not looked for
+    if each image has one label by `columns`. Raises DataError for a list that cannot be read, with its row.
     """
     distinct = {cell.strip() for cell in set(cells)} - {""}
     filled = {cell for cell in distinct if cell.lower() not in MISSING}
     if filled and all(cell.startswith("[") and cell.endswith("]") for cell in filled):
         return [_list(cell, row, where) for row, cell in enumerate(cells)]
-    separator = separator or next((one for one in SEPARATORS if _splits(filled, one)), None)
+    separator = columns.separator or None
+    if separator is None and columns.per_image != "one":
+        separator = next((one for one in SEPARATORS if _splits(filled, one)), None)
     if separator is None:
         return list(cells)
     parts = {cell: _parts(cell, separator) for cell in {*cells}}
@@ -49,7 +52,8 @@ def _splits(cells: set[str], separator: str) -> bool:
     """Return whether cells are sets of labels with this separator (see `read_cells`)."""
     if not any(separator in cell for cell in cells):
         return False
-    return len({name for cell in cells for name in _parts(cell, separator)}) < len(cells)
+    sets = [_parts(cell, separator) for cell in cells]
+    return all(sets) and len({name for names in sets for name in names}) < len(cells)
 
 
 def unsplit(cells: Iterable[str | tuple[str, ...]]) -> str | None:
@@ -102,9 +106,7 @@ def class_columns(
 
 
 def marked(cells: Sequence[str], names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the classes with a 1 in a row. Raises DataError for a cell that is neither 0 nor 1, or a ragged row."""
-    if len(cells) != len(names):
-        raise DataError(f"{where}: {len(cells)} values for {len(names)} classes. Each row needs one value per class")
+    """Return the classes with a 1 in a row. Raises DataError for a cell that is neither 0 nor 1."""
     for cell, name in zip(cells, names, strict=True):
         if cell.strip().lower() not in YES and cell.strip().lower() not in NO:
             raise DataError(

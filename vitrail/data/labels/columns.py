@@ -107,7 +107,7 @@ def _from_texts(splits: Sequence[LabelColumns], columns: Columns, findings: Find
     """Return sets of labels that are written as text; None if the texts are names of classes."""
     distinct = pc.unique(pa.chunked_array([c for split in splits for c in _only(split).chunks])).to_pylist()
     cells = [cell or "" for cell in distinct]
-    read = read_cells(cells, columns.separator, lambda index: _place(splits, distinct[index]))
+    read = read_cells(cells, columns, lambda index: _place(splits, distinct[index]))
     if all(isinstance(cell, str) for cell in read):
         if inside := unsplit(read):
             findings.warnings.append(

@@ -52,13 +52,17 @@ class IndexedSource:
 
     def __init__(self, name: str, items: Any) -> None:
         self._name, self._items = name, items
-        values = [_plain(value) for value in _labels(name, items)]
+        found = _labels(name, items)
+        width = _marked_classes(name, found)
+        values = [_plain(value) for value in found]
         names = getattr(items, "classes", None) or getattr(items, "class_names", None)
+        if names is None and width is not None:
+            names = range(width)
         if names is None:
             texts = [_texts(value) for value in values]
         else:
             names = [str(class_name) for class_name in names]
-            _check_numbers(name, values, len(names))
+            _check_numbers(name, values, len(names), width)
             texts = [_texts(value, names) for value in values]
         self.labels, self.class_names = named(texts, names)
         self.sizes = np.zeros(len(values), dtype=np.int64)
@@ -94,8 +98,33 @@ def _label(name: str, items: Any, item: Any) -> Any:
     raise DataError(f"the items of {name!r} are not pairs (image, label): one is {kind}.{splits}")
 
 
-def _check_numbers(name: str, values: Sequence[_Value], classes: int) -> None:
-    """Raise DataError for the number of a class that has no name."""
+def _marked_classes(name: str, values: Sequence[Any]) -> int | None:
+    """Return the length of labels that are arrays of zeros and ones; None if labels are something else.
+
+    Raises DataError for a label of another length or kind. None may stand for labels that are not known.
+    """
+    lengths = {index: len(value) for index, value in enumerate(values) if _is_array(value)}
+    if not lengths:
+        return None
+    first, width = next(iter(lengths.items()))
+    for index, value in enumerate(values):
+        if value is not None and lengths.get(index) != width:
+            raise DataError(
+                f"{name}[{index}] has the label {shown(value)}, and that of {name}[{first}] is an array of {width}. "
+                "Arrays of zeros and ones need one value for each class, for every image"
+            )
+    return width
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether a label is an array or a tensor of several values."""
+    return hasattr(value, "shape") and len(value.shape) == 1 and math.prod(value.shape) != 1
+
+
+def _check_numbers(name: str, values: Sequence[_Value], classes: int, width: int | None) -> None:
+    """Raise DataError for the number of a class that has no name, and for arrays of `width` and another length."""
+    if width is not None and width != classes:
+        raise DataError(f"{name}: labels are arrays of {width} zeros and ones, and there are {classes} class names")
     numbers = (one for value in values for one in (value if isinstance(value, list) else [value]))
     largest = max((one for one in numbers if isinstance(one, int)), default=UNKNOWN)
     if largest >= classes:
@@ -117,8 +146,7 @@ def _plain(value: Any) -> _Value:
     An array or a tensor of several zeros and ones marks the classes of an image."""
     if value is None:
         return UNKNOWN
-    shape = np.shape(value) if hasattr(value, "shape") else None
-    if shape is not None and len(shape) == 1 and math.prod(shape) != 1:
+    if _is_array(value):
         marks = np.asarray(value)
         if not np.isin(marks, (0, 1)).all():
             raise DataError(f"a label is {shown(value)}; an array marks the classes of an image by zeros and ones")

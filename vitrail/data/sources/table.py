@@ -106,7 +106,7 @@ def _labels(tables: list[_Table], columns: Columns, findings: Findings) -> Itera
     """Yield the labels of each table: those in cells are read alike in all tables of a data set."""
     cells = [label for table in tables for label in table.labels if isinstance(label, str)]
     places = [(table, row) for table in tables if not table.classes for row in table.rows]
-    read = read_cells(cells, columns.separator, lambda cell: f"{places[cell][0].file}, {places[cell][1]}")
+    read = read_cells(cells, columns, lambda cell: f"{places[cell][0].file}, {places[cell][1]}")
     if columns.separator is None and (inside := unsplit(read)):
         findings.warnings.append(
             f"names of classes contain {inside!r}. If it stands between the labels of an image, set "
@@ -136,8 +136,11 @@ def _read(file: Path, columns: Columns, findings: Findings) -> _Table:
         table.paths.append(text(_cell(row, image)))
         table.splits.append("" if split is None else _cell(row, split))
         if label is None:
-            cells = [row[place] for place in places if place < len(row) <= len(header)]
-            table.labels.append(marked(cells, classes, f"{file}, {where}"))
+            if len(row) != len(header):
+                raise DataError(
+                    f"{file}, {where}: {len(row)} cells, and the header has {len(header)}. Add or remove cells"
+                )
+            table.labels.append(marked([row[place] for place in places], classes, f"{file}, {where}"))
         else:
             table.labels.append(text(_cell(row, label)))
     if classes:

@@ -171,15 +171,16 @@ def _from_words(hint: Any, null: Any = None) -> Any:
         return tuple[_from_words(get_args(hint)[0]), ...]  # type: ignore[misc]
     words = {word for arm in arms(hint) if get_origin(arm) is Literal for word in get_args(arm)}
     doors = doors_of(hint)  # an import path is text
-    text = [
-        arm if get_origin(arm) is list else str
-        for arm in arms(hint)
-        if arm in (str, Path, *doors) or get_origin(arm) is list
-    ]
+    text = [arm if _any_number(arm) else str for arm in arms(hint) if arm in (str, Path, *doors) or _any_number(arm)]
     options = [arm for arm in arms(hint) if arm not in (NoneType, Path, *doors, *text)]
     if NoneType in arms(hint):
         options.append(null or null_word("null", "None", *({"none"} - words)))
     return Union[tuple([*options, *text])]  # noqa: UP007  # text comes last, because it takes every word
+
+
+def _any_number(hint: Any) -> bool:
+    """Return whether this is a list, or a tuple of any length."""
+    return get_origin(hint) is list or get_args(hint)[1:] == (...,)
 
 
 def null_word(*words: str) -> Any:
