@@ -126,13 +126,11 @@ def predict_files(
     """Yield a row for each file of `paths` (see `find_images`), in their order, batch by batch.
 
     `model` is a network with a card (from `vitrail.load`); `predict` replaces its computation by another engine, and
-    `precision` is then what that engine computes in. The
-    first `skip` files are skipped. Each row has the `top` best classes, or all if there are fewer. `workers` threads
-    decode; at most a few batches are in memory. Raises DataError if there is no file, or if reading one in a thread
-    takes longer than `prefetch.TIMEOUT`, WeightsError for a model without a card, and UsageError for an impossible
-    batch size or number of threads.
+    `precision` is then what that engine computes in. The first `skip` files are skipped. Each row has the `top` best
+    classes, or all if there are fewer. `workers` threads decode; at most a few batches are in memory. Raises DataError
+    if there is no file, or if reading one in a thread takes longer than `prefetch.TIMEOUT`, WeightsError for a model
+    without a card, and UsageError for an impossible batch size or number of threads.
     """
-    check_batch_size(batch_size)
     check_batch_size(batch_size)
     card = getattr(model, "card", None)
     if card is None:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from matplotlib.figure import Figure
 
-from vitrail.device import ComputePrecision
+from vitrail.device import ComputePrecision, memory_in_use
 from vitrail.errors import VitrailError
 from vitrail.evaluation.classify import Predict
 from vitrail.exports.engine import Engine
@@ -115,7 +114,7 @@ def _run(
         predict(images)
     while (seconds := pipe.recv()) is not None:
         rates = [_rate(predict, images, seconds) for images in batches]
-        pipe.send([*rates, psutil.Process().memory_info().rss])
+        pipe.send([*rates, memory_in_use(torch.device("cpu"))])
 
 
 def _rate(predict: Predict, images: torch.Tensor, seconds: float) -> float:
