@@ -31,8 +31,8 @@ SIDE, LARGER_SIDE = 32, 48
 """Side of the images in pixels, for pre-training and for fine-tuning."""
 DOWN = 0.2
 """Share of the classes that is transferred to."""
-HOLDOUT = 0.02
-"""Share of the images to pre-train on that is held out."""
+HOLDOUT, SMALL_HOLDOUT = 0.02, 0.1
+"""Share of the training images that is held out: of the images to pre-train on, and of smaller data sets (B.1.1)."""
 TEST = 1 / 6
 """Share of the images that is tested on if the data have no test split."""
 LABELS = {"up": "the classes of pre-training", "down": "other classes", "digits": "digits"}
@@ -80,7 +80,7 @@ def fine_tuning(start: Stage, on: str, lr: float = 1e-3, side: int = LARGER_SIDE
     """Return the fine-tuning of a pre-trained network on a data set at a higher resolution."""
     run = Run(
         image_size=side,
-        data=Data(path=on, holdout=HOLDOUT),
+        data=Data(path=on, holdout=HOLDOUT if on == "up" else SMALL_HOLDOUT),
         augment=Augment(crop="pad", flip=on != "digits"),  # a mirrored digit is another digit or none
         preprocess=Preprocess((side, side), resize="squash"),
         optim=Optim(name="adamw", lr=lr, weight_decay=0.05),

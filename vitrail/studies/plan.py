@@ -107,7 +107,8 @@ def plan(study: Study, scale: Scale, cells: Sequence[Cell], given: Given, seeds:
 
 def _planned(cell: Cell, stage: Stage, given: Given) -> PlannedStage:
     run = stage.run
-    images = run.data.subset or _images(run.data.path, given)
+    images, part = _images(run.data.path, given), run.data.subset
+    images = images * part if isinstance(part, float) else part or images
     batch = run.batch_size or 1
     steps = run.duration.steps(per_epoch=max(int(images // batch), 1), batch_size=batch)
     seen = float(images * run.duration.value if isinstance(run.duration, Epochs) else steps * batch)

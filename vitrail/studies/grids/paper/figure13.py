@@ -23,10 +23,13 @@ def _cells(runs: Mapping[tuple[str, str], Run]) -> list[Cell]:
 
 
 def laptop(given: Given) -> Sequence[Cell]:
-    """Return plain and axial networks with patches of 4 and 8 pixels, and both ResNets at half their width."""
+    """Return plain and axial networks with patches of 4 and 8 pixels, and both ResNets at half their width.
+
+    Axial networks have no class token, so all ViTs have average pooling, and differ in their attention only.
+    """
     runs = {}
     for at, network in (("patch 4", "ViT-64/4"), ("patch 8", "ViT-64/8")):
-        plain = pre_training(network, EPOCHS)
+        plain = pre_training(network, EPOCHS, pool="gap")
         runs[VIT, at] = plain
         runs[AXIAL, at] = replace(plain, model=f"axial-{plain.model}", vit=replace(plain.vit, pool=None))
     runs[RESNET, "R50x1/2"] = pre_training("R50x1/2", EPOCHS)

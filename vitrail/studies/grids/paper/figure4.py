@@ -73,7 +73,7 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("ResNets are better with few images to pre-train on, because ViTs overfit more.", _behind),
+        Claim("ResNets are better than ViTs with few images to pre-train on.", _behind),
         Claim("ViTs gain more than ResNets from more images to pre-train on.", _gap),
     ),
     log=True,

@@ -14,7 +14,7 @@ from vitrail.studies.laptop import SIDE, pre_training
 from vitrail.studies.study import Cell, Claim, Given, Scores, Stage, Study
 from vitrail.training.run import Run
 
-EPOCHS = 2
+EPOCHS = 3
 DEPTH, WIDTH, MLP, PATCH, ALL = "depth", "width", "MLP width", "patch size", "all"
 BASE = {"depth": 3, "width": 128, "heads": 4, "mlp_dim": 256, "patch": 8}
 LAPTOP: dict[str, list[dict[str, Any]]] = {
@@ -24,8 +24,8 @@ LAPTOP: dict[str, list[dict[str, Any]]] = {
     PATCH: [{"patch": 16}, {"patch": 4}],
     ALL: [
         {"depth": 1, "width": 64, "heads": 2, "mlp_dim": 128, "patch": 16},
-        {"depth": 6, "width": 192, "heads": 6, "mlp_dim": 512, "patch": 8},
-        {"depth": 6, "width": 192, "heads": 6, "mlp_dim": 512, "patch": 4},
+        {"depth": 4, "width": 160, "heads": 5, "mlp_dim": 320, "patch": 8},
+        {"depth": 4, "width": 160, "heads": 5, "mlp_dim": 320, "patch": 4},
     ],
 }
 PAPER_BASE = {"depth": 8, "width": 1024, "heads": 16, "mlp_dim": 2048, "patch": 32}

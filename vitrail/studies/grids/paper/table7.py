@@ -15,9 +15,9 @@ from vitrail.training.run import Optim
 EPOCHS = 3
 ADAM, SGD = "Adam", "SGD"
 NETWORKS = ("R50x1/4", "R50x1/2")
-OPTIMISERS: dict[str, tuple[Literal["adamw", "sgd"], float, tuple[float, float]]] = {
+OPTIMISERS: dict[str, tuple[Literal["adamw", "sgd"], float, tuple[float, ...]]] = {
     ADAM: ("adamw", 0.05, (1e-3, 3e-3)),
-    SGD: ("sgd", 1e-4, (0.03, 0.1)),
+    SGD: ("sgd", 1e-4, (0.03, 0.1, 0.3)),
 }
 """Column -> optimiser, weight decay, rates to try."""
 PAPER = {
@@ -27,7 +27,7 @@ PAPER = {
 
 
 def laptop(given: Given) -> Sequence[Cell]:
-    """Return two ResNets with both optimisers, each at the better of two rates, fine-tuned on each data set."""
+    """Return two ResNets with both optimisers, each at the best of several rates, fine-tuned on each data set."""
     cells = []
     for network in NETWORKS:
         for title, (name, decay, rates) in OPTIMISERS.items():

@@ -73,8 +73,8 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("A network without positions is worse than one with any kind of them.", _needed),
-        Claim("The kinds of positions differ much less from each other than from none.", _alike),
+        Claim("A network without positions is worse than those with positions, on average.", _needed),
+        Claim("The kinds of positions differ less from each other than from none.", _alike),
     ),
     published=printed(),
 )

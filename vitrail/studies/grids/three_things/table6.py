@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vitrail.studies.grids.three_things.tuning import ALL, PARTS, SIZES, part, published_part
 from vitrail.studies.laptop import LABELS, LARGER_SIDE, SIDE
 from vitrail.studies.study import Cell, Claim, Given, Scores, Study, mean_of, minus
 
 PAPER = ("inaturalist2018", "inaturalist2019", "cars", "cifar100", "cifar10", "flowers102")
+FEW = 0.1
+"""Share of the images of the other classes that makes a small data set."""
+LARGE, SMALL = LABELS["down"], f"a tenth of {LABELS['down']}"
+SIDES = (SIDE, LARGER_SIDE)
 
 
 def _at(on: str, side: int) -> str:
-    return f"{LABELS.get(on, on)}, {side} px"
+    return f"{on}, {side} px"
 
 
 def laptop(given: Given) -> Sequence[Cell]:
-    """Return a network tuned on each data set that it has not seen, at two resolutions."""
-    return [
-        part(name, _at(on, side), on, side, keep_head=False)
-        for side in (SIDE, LARGER_SIDE)
-        for on in given.sets
-        if on != "up"
-        for name in PARTS
-    ]
+    """Return a network tuned on each data set that it has not seen, and on a tenth of one, at two resolutions."""
+    cells = []
+    for side in SIDES:
+        sets = [(LARGE, "down", None), (SMALL, "down", FEW)]
+        sets += [(LABELS.get(on, on), on, None) for on in given.sets if on not in ("up", "down")]
+        cells += [part(name, _at(at, side), on, side, share=share) for at, on, share in sets for name in PARTS]
+    return cells
 
 
 def paper() -> Sequence[Cell]:
@@ -31,16 +34,18 @@ def paper() -> Sequence[Cell]:
     return [published_part(f"{size}, {name}", size, name, on, on) for size in SIZES for on in PAPER for name in PARTS]
 
 
-def _columns(scores: Scores) -> list[float | str]:
-    return list(dict.fromkeys(at for _, at in scores))
+def _columns(scores: Scores, large: bool) -> list[float | str]:
+    of_large = [_at(LARGE, side) for side in SIDES]
+    return [at for at in dict.fromkeys(at for _, at in scores) if (at in of_large) == large]
 
 
-def _over_ffn(scores: Scores) -> list[float]:
-    return mean_of([minus(scores, ("attention", at), ("FFN", at)) for at in _columns(scores)])
+def _lead(one: str, other: str, large: bool) -> Callable[[Scores], list[float]]:
+    """Return the mean lead of tuning one part over another, on the large data set or on the small ones."""
 
+    def difference(scores: Scores) -> list[float]:
+        return mean_of([minus(scores, (one, at), (other, at)) for at in _columns(scores, large)])
 
-def _over_all(scores: Scores) -> list[float]:
-    return mean_of([minus(scores, ("attention", at), (ALL, at)) for at in _columns(scores)])
+    return difference
 
 
 STUDY = Study(
@@ -51,7 +56,8 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("Tuning attention is better than tuning the FFNs, on average over the data sets.", _over_ffn),
-        Claim("Tuning attention is better than tuning everything on these small sets.", _over_all),
+        Claim("On small data sets, tuning attention is better than tuning the FFNs.", _lead("attention", "FFN", False)),
+        Claim("On small data sets, tuning attention is better than tuning everything.", _lead("attention", ALL, False)),
+        Claim("On a large data set, tuning everything is better than attention.", _lead(ALL, "attention", True)),
     ),
 )

@@ -11,8 +11,8 @@ from vitrail.studies.laptop import fine_tuning, pre_training
 from vitrail.studies.study import Cell, Stage
 from vitrail.training.run import Tune
 
-EPOCHS, STEPS = 5, 200
-RATES = (5e-4, 2e-3)
+EPOCHS, STEPS = 15, 200
+RATES = (1e-3, 4e-3)
 ALL = "everything"
 PARTS: dict[str, Tune] = {
     ALL: "all",
@@ -25,16 +25,19 @@ SIZES = ("ti16", "s16", "b16", "l16")
 
 
 def start() -> Stage:
-    """Return a network trained with labels."""
-    return Stage(pre_training("ViT-64/4", EPOCHS, tested=True))
+    """Return a network trained with labels, a small one so that little is left to learn, as in the follow-up."""
+    return Stage(pre_training("ViT-64/8", EPOCHS, tested=True))
 
 
-def part(name: str, at: float | str, on: str, side: int, keep_head: bool) -> Cell:
-    """Return the accuracy of a part of it tuned on a data set, at the better of two rates."""
+def part(
+    name: str, at: float | str, on: str, side: int, *, keep_head: bool = False, share: float | None = None
+) -> Cell:
+    """Return the accuracy of a part of it tuned on a data set, or on a share of it, at the better of two rates."""
     stages = []
     for rate in RATES:
         tuned = fine_tuning(start(), on, rate, side)
-        run = replace(tuned.run, tune=PARTS[name], duration=Steps(STEPS), keep_head=keep_head)
+        data = replace(tuned.run.data, subset=share)
+        run = replace(tuned.run, data=data, tune=PARTS[name], duration=Steps(STEPS), keep_head=keep_head)
         stages.append(Stage(run, tuned.start))
     first, *others = stages
     return Cell(name, at, first, others, metric="top-1")
