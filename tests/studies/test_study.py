@@ -137,6 +137,21 @@ def test_the_numbers_of_table_8_are_the_published_ones() -> None:
     assert {(row, at) for _, row, at in study.published} == {(cell.row, cell.at) for cell in study.paper()}
 
 
+def test_resnets_are_fine_tuned_by_bits_hyperrule_too() -> None:
+    """Appendix B.1.1: 0.06 on ImageNet for ResNets and hybrids, and the setup of Kolesnikov et al. for ResNets."""
+    cells = [cell for cell in study_named("table6").paper() if cell.metric == "top-1"]
+    assert len(cells) == 18 * 5
+    for cell in cells:
+        assert cell.stage.start is not None
+        model, on = cell.stage.start.run.model, cell.stage.run.data.path
+        rates = [stage.run.optim.lr for stage in cell.tried if stage.run.schedule.shape == "cosine"]
+        assert (0.06 in rates) == (on == "imagenet" and "R" in model)
+        rules = [stage.run for stage in cell.tried if stage.run.schedule.shape == "step"]
+        sides = {"cifar10": 128, "cifar100": 128}
+        expected = [(sides.get(on, 480), 0.003, on)] * (model.startswith("R") and "+" not in model)
+        assert [(run.image_size, run.optim.lr, run.data.path) for run in rules] == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_list_says_what_the_grid_costs_and_whether_its_data_are_public(name: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab import TASKS
 from vitrail.data.benchmarks.vtab_source import HUB
+from vitrail.recipes.bit import hyperrule
 from vitrail.recipes.paper_finetune import CONVOLUTIONAL_RATE, TABLE_4
 from vitrail.recipes.registry import recipe
 from vitrail.studies.study import UNITS, Cell, Stage
@@ -23,6 +25,8 @@ TITLES = {
     "flowers102": "Oxford Flowers-102",
 }
 """Data set that networks are fine-tuned on -> its name in the tables."""
+SIDES, PHOTOGRAPH = {"cifar10": 32, "cifar100": 32}, 224
+"""Data set of small images -> their side in pixels, and the side that stands for all photographs."""
 RECIPES = dict(zip(("imagenet", "cifar100", "cifar10", "pets", "flowers102"), TABLE_4, strict=False))
 """Data set -> its row of Table 4."""
 
@@ -36,14 +40,18 @@ def pre_trained(name: str, data: str, **changes: object) -> Stage:
 def fine_tuned(start: Stage, on: str, name: str | None = None) -> tuple[Stage, ...]:
     """Return the fine-tuning of a network on a data set at each rate of Table 4; `name` is another recipe for it.
 
-    The rate of 0.06 is for ResNets and hybrids only (appendix B.1.1).
+    The rate of 0.06 is for ResNets and hybrids only; ResNets are tuned by BiT's HyperRule, too (appendix B.1.1).
     """
     row = RECIPES[on]
     run = recipe(name or row.recipe)
     run = replace(run, data=replace(run.data, path=on))
     convolutional = "R" in start.run.model
     rates = [rate for rate in row.grid if convolutional or rate != CONVOLUTIONAL_RATE]
-    return tuple(Stage(replace(run, optim=replace(run.optim, lr=rate)), start) for rate in rates)
+    tried = [replace(run, optim=replace(run.optim, lr=rate)) for rate in rates]
+    if convolutional and "+" not in start.run.model:
+        rule = hyperrule(CATALOG[on].splits["train"], SIDES.get(on, PHOTOGRAPH))
+        tried.append(replace(rule, data=run.data))
+    return tuple(Stage(each, start) for each in tried)
 
 
 def by_set(row: str, at: float | str, start: Stage, titles: Mapping[str, str] = TITLES) -> list[Cell]:
