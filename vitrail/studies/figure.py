@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ SHORT = 4
 """Number of characters up to which a tick's label stays level."""
 NARROW = 4
 """A range whose end is at most this factor above its start needs no logarithmic axis."""
+MOST_BESIDE, MARK, LETTER = 5, 0.6, 0.075
+"""Entries of the legend in a line at most; inches of a mark with its margins, and of a letter."""
+ROW = 0.42
+"""Inches for a row of points with one row for each network."""
 
 
 def draw(found: Tables, path: Path) -> None:
@@ -37,12 +42,17 @@ def draw(found: Tables, path: Path) -> None:
         panels = [(shown[0], tables[UNITS[metric]]) for metric in study.over]
     wide = 2 if len(panels) == 4 else min(len(panels), PANELS)
     high = math.ceil(len(panels) / wide)
-    size = (6.4, 4.2) if len(panels) == 1 else (4.2 * wide, 3.6 * high + 0.4)
+    tall = 3.6
+    if study.scatter is None and not study.over and any(isinstance(at, str) for at in shown[0].columns):
+        tall = min(max(ROW * len(shown[0].rows) + 0.9, 1.6), 6.0)
+    size = (6.4, tall + 0.8) if len(panels) == 1 else (4.2 * wide, tall * high + 0.8)
     figure = Figure(figsize=size, layout="constrained")
     every = list(figure.subplots(high, wide, squeeze=False).flat)
     for axes, (table, against) in zip(every, panels, strict=False):
         if against is not None:
             _points(axes, table, against)
+        elif study.scatter is not None:
+            _scatter(axes, table, *study.scatter)
         elif any(isinstance(at, str) for at in table.columns):
             _dots(axes, table)
         else:
@@ -51,11 +61,25 @@ def draw(found: Tables, path: Path) -> None:
     for axes in every[len(panels) :]:
         axes.set_visible(False)
     handles, labels = every[0].get_legend_handles_labels()
-    if len(handles) > 1:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), fontsize="small",
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=_columns(labels, size[0]), fontsize="small",
                       frameon=False)  # fmt: skip
-    figure.suptitle(f"{study.where}: {study.title}", fontsize="medium")
+    seeds = len({result.seed for result in found.results})
+    bars = f"\nbars: standard deviation over {seeds} seeds" * (seeds > 1)
+    figure.suptitle(f"{study.where}: {study.title}{bars}", fontsize="medium")
     _save(figure, path)
+
+
+def _columns(labels: Sequence[str], inches: float) -> int:
+    """Return the number of legend entries that stand beside each other in a figure of this width."""
+    return max(1, min(len(labels), MOST_BESIDE, int(inches / (MARK + LETTER * max(map(len, labels))))))
+
+
+def label(name: str) -> str:
+    """Return the name of a table with its unit; that of a fine-tuning has none."""
+    if name == MEAN:
+        return "mean of the data sets, top-1 in %"
+    return name if name in UNITS.values() else f"{name}, top-1 in %"
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -82,7 +106,7 @@ def _lines(axes: Axes, table: Table, study: Study) -> None:
         turn = 30 if max(map(len, labels)) > SHORT else 0
         axes.set_xticks([float(at) for at in table.columns], labels, rotation=turn, fontsize="small")
     axes.set_xlabel(study.axis)
-    axes.set_ylabel(table.name)
+    axes.set_ylabel(label(table.name), fontsize="small")
 
 
 def _dots(axes: Axes, table: Table) -> None:
@@ -95,7 +119,7 @@ def _dots(axes: Axes, table: Table) -> None:
             axes.errorbar(x, y, xerr=_bars(deviation), label=str(at), linestyle="none", **_style(number))
     axes.set_yticks(range(len(rows)), rows, fontsize="small")
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(table.name if len(table.columns) > 1 else f"{table.name}; {table.columns[0]}", fontsize="small")
+    axes.set_xlabel(label(table.name), fontsize="small")
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -117,9 +141,20 @@ def _points(axes: Axes, table: Table, against: Table) -> None:
             axes.errorbar(x, y, yerr=_bars(deviation), label=row, **_style(number))
             for at, value, name in zip(x, y, names, strict=True):
                 axes.annotate(name, (at, value), (4, 4), textcoords="offset points", fontsize="x-small")
+    axes.margins(x=0.12)  # room for the names
     _logarithmic(axes)
     axes.set_xlabel(against.name, fontsize="small")
-    axes.set_ylabel(table.name)
+    axes.set_ylabel(label(table.name), fontsize="small")
+
+
+def _scatter(axes: Axes, table: Table, across: str, up: str) -> None:
+    """Draw a point for each row, one column over another."""
+    means = table.means
+    for number, row in enumerate(row for row in table.rows if {(row, across), (row, up)} <= means.keys()):
+        (x, right), (y, above) = means[row, across], means[row, up]
+        axes.errorbar([x], [y], _bars([above]), _bars([right]), label=row, linestyle="none", **_style(number))
+    axes.set_xlabel(f"{across}: {table.name}", fontsize="small")
+    axes.set_ylabel(f"{up}: {table.name}", fontsize="small")
 
 
 def draw_tiles(found: Tables, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import UsageError
 from vitrail.files import replacing_text
+from vitrail.studies.catalog import NAMES, study_named
 from vitrail.studies.figure import draw, draw_tiles
-from vitrail.studies.study import Study
-from vitrail.studies.table import Table, Tables, axes, column
+from vitrail.studies.study import Given, Study
+from vitrail.studies.table import Result, Table, Tables, axes, column
 from vitrail.transfer.trial import write_table
 
 
@@ -31,6 +33,39 @@ def write(found: Tables, about: Mapping[str, Any], folder: Path) -> list[Path]:
     for path in files[3:]:
         (draw_tiles if found.study.tiles else draw)(found, path)
     return files
+
+
+def read(path: Path) -> Tables:
+    """Return the numbers of the .json file of a study, in the cells of today's grid.
+
+    Raises OSError, ValueError or TypeError if this is no such file, KeyError if the grid has no such cell any more.
+    """
+    found = json.loads(path.read_text(encoding="utf-8"))
+    study = study_named(found["study"])
+    paper = found["scale"] == "paper"
+    grid = study.paper() if paper else study.laptop(Given(found["images"], found["sets"]))
+    cells = {(cell.table, cell.row, cell.at): cell for cell in grid}
+    results = [
+        Result(cells[one["table"], one["row"], one["at"]], one["seed"], one["score"], one["reason"], one["run"])
+        for one in found["cells"]
+    ]
+    return Tables(study, results)
+
+
+def redraw(folder: Path) -> None:
+    """Draw the figures of the finished studies in `folder` anew from their numbers; Figure 10 would need the networks.
+
+    Raises UsageError if a figure cannot be written.
+    """
+    for name in NAMES:
+        try:
+            found = read(folder / f"{name}.json")
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # the page leaves it out, or shows the figure as it is
+        if not found.study.tiles:
+            for path in (folder / f"{name}.{suffix}" for suffix in ("png", "pdf")):
+                if path.exists():
+                    draw(found, path)
 
 
 def _rows(found: Tables) -> list[list[str]]:

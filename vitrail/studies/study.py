@@ -166,6 +166,8 @@ class Study:
     """Whether there is a table of the means over all tables."""
     over: Sequence[Counted] = ()
     """What a network costs, in place of the columns, as the axes of the figure."""
+    scatter: tuple[str, str] | None = None
+    """Two columns, the second of which is drawn over the first, with a point for each row."""
     tiles: bool = False
     """Whether the position embeddings of all networks are drawn (Figure 10)."""
 

@@ -60,8 +60,8 @@ def study(
     after any end.
 
     Without a name, the studies are listed: what they show, about how long they take on two cores, the compute of the
-    published grid, and whether the paper's data are public. The name 'report' joins all finished studies in --out into
-    one page.
+    published grid, and whether the paper's data are public. The name 'report' draws the figures of all finished studies
+    in --out anew from their numbers and joins them into one page.
 
     Args:
         name: Name of the study, or 'report'.
@@ -90,7 +90,9 @@ def study(
     folder = Path(out)
     if name == REPORT:
         from vitrail.studies.page import write_page
+        from vitrail.studies.results import redraw
 
+        redraw(folder)
         return write_page(folder)
     chosen = study_named(name)
     from vitrail.studies.run import Asked, planned, run_study

@@ -20,7 +20,7 @@ EPOCHS = (1, 3)
 LAPTOP: dict[str, Mapping[str, dict[str, Any]]] = {
     VIT: {"ViT-64/8": {}, "ViT-128/8": {}, "ViT-64/4": {}},
     RESNET: {"R50x1/4": {}, "R50x1/2": {}},
-    HYBRID: {"ViT-128/8": {"stem": "early"}, "ViT-64/4": {"stem": "early"}},
+    HYBRID: {"ViT-64/8": {"stem": "early"}, "ViT-64/4": {"stem": "early"}},
 }
 """Family -> network -> its changes; the hybrids have a convolutional stem."""
 PAPER = {

@@ -43,7 +43,7 @@ def _levels(scores: Scores) -> list[float]:
 STUDY = Study(
     name="three-table2",
     where="Follow-up, Table 2",
-    title="LayerScale in deep sequential and parallel networks",
+    title="LayerScale in deep networks, in sequence (24x1) and in two branches (12x2)",
     axis="LayerScale",
     laptop=laptop,
     paper=paper,

@@ -44,7 +44,7 @@ def _deeper(at: str) -> Callable[[Scores], list[float]]:
 STUDY = Study(
     name="three-table3",
     where="Follow-up, Table 3",
-    title="more blocks against more width",
+    title="more blocks (24x1, 12x2) against more width (6x1)",
     axis="length of training",
     laptop=laptop,
     paper=paper,

@@ -113,6 +113,7 @@ STUDY = Study(
     axis="training",
     laptop=laptop,
     paper=paper,
+    scatter=(LABELS, MASKED),
     claims=(
         Claim("With labels, hMLP is better than the linear stem.", _over_linear(HMLP, LABELS), UNITS["top-1"]),
         Claim("After masked pre-training, hMLP is better than the linear stem.", _over_linear(HMLP, MASKED),
