@@ -81,7 +81,7 @@ LONGEST = 1e12
 """The largest number of a duration. Training at 10,000 steps a second would take three years."""
 Length = Annotated[Duration, Range(0, LONGEST, above=True)]
 """A duration that is not zero."""
-Moment = Annotated[Duration, Range(0, LONGEST)]
+AnyLength = Annotated[Duration, Range(0, LONGEST)]
 """A duration that may be zero."""
 
 UNIT_NAMES: dict[type[Duration], str] = {Steps: "steps", Epochs: "epochs", Examples: "examples", Percent: "%"}

@@ -111,7 +111,7 @@ Devices = Annotated[int, Range(0, 100_000)]
 Amount = Annotated[float, Range(0, 1e30)]
 """What an estimate multiplies: images, epochs, dollars."""
 Seconds = Annotated[float, Range(0, LARGE, above=True)]
-Epochs = Annotated[float, Range(0, 1e12, above=True)]
+EpochCount = Annotated[float, Range(0, 1e12, above=True)]
 Layers = int | Sequence[int] | None
 """A selection of a network's layers: the last n, or these; None: all."""
 

@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from vitrail.costs.published import Entry, published
+from vitrail.costs.published import PublishedTable, published
 
 
-@pytest.mark.parametrize("entry", get_args(Entry))
-def test_every_entry_names_its_source(entry: Entry) -> None:
+@pytest.mark.parametrize("entry", get_args(PublishedTable))
+def test_every_entry_names_its_source(entry: PublishedTable) -> None:
     assert published(entry)["source"]
 
 

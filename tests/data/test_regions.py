@@ -7,28 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.data.benchmarks.catalog import CATALOG
-from vitrail.data.benchmarks.vtab import TASKS, Range, ranges
+from vitrail.data.benchmarks.vtab_tasks import TASKS, ImageRange, ranges
 from vitrail.errors import DataError, UsageError
 
 
 @pytest.mark.parametrize(
     ("region", "expected"),
     [
-        ("train", [Range("train", 0, 1000)]),
-        ("train[:800]", [Range("train", 0, 800)]),
-        ("train[90%:]", [Range("train", 900, 1000)]),
-        ("train[-10%:]", [Range("train", 900, 1000)]),
-        ("train[10:-5]", [Range("train", 10, 995)]),
-        ("train[20:10]", [Range("train", 20, 20)]),
-        ("train[90%:][:20]", [Range("train", 900, 920)]),
-        ("train[50%:][50%:]", [Range("train", 750, 1000)]),
-        ("train[:800] + test[:2]", [Range("train", 0, 800), Range("test", 0, 2)]),
+        ("train", [ImageRange("train", 0, 1000)]),
+        ("train[:800]", [ImageRange("train", 0, 800)]),
+        ("train[90%:]", [ImageRange("train", 900, 1000)]),
+        ("train[-10%:]", [ImageRange("train", 900, 1000)]),
+        ("train[10:-5]", [ImageRange("train", 10, 995)]),
+        ("train[20:10]", [ImageRange("train", 20, 20)]),
+        ("train[90%:][:20]", [ImageRange("train", 900, 920)]),
+        ("train[50%:][50%:]", [ImageRange("train", 750, 1000)]),
+        ("train[:800] + test[:2]", [ImageRange("train", 0, 800), ImageRange("test", 0, 2)]),
         # ties go to the even number, as Python's round, which the library uses: 5 % and 15 % of 10 are 0.5 and 1.5
-        ("ten[5%:15%]", [Range("ten", 0, 2)]),
-        ("three[33%:]", [Range("three", 1, 3)]),
+        ("ten[5%:15%]", [ImageRange("ten", 0, 2)]),
+        ("three[33%:]", [ImageRange("three", 1, 3)]),
     ],
 )
-def test_regions_by_hand(region: str, expected: list[Range]) -> None:
+def test_regions_by_hand(region: str, expected: list[ImageRange]) -> None:
     assert ranges(region, {"train": 1000, "test": 30, "ten": 10, "three": 3}) == expected
 
 
@@ -93,8 +93,8 @@ def test_regions_of_a_task(name: str) -> None:
     task, (validation, test) = TASKS[name], EXPECTED[name]
     counts = CATALOG[task.dataset].splits
     found = {split: ranges(region, counts)[0] for split, region in task.regions.items()}
-    assert found["train800"] == Range("train", 0, 800)
-    assert found["val200"] == Range(validation[0], validation[1], validation[1] + 200)
+    assert found["train800"] == ImageRange("train", 0, 800)
+    assert found["val200"] == ImageRange(validation[0], validation[1], validation[1] + 200)
     assert (found["test"].split, found["test"].start, len(found["test"])) == (*test, task.test_images)
     assert found["test"].stop == counts[test[0]]
     images = [(r.split, i) for r in found.values() for i in (r.start, r.stop - 1)]

@@ -10,7 +10,7 @@ import pytest
 
 from vitrail.studies.catalog import NAMES
 from vitrail.studies.results import read, redraw
-from vitrail.studies.study import COUNTED, Given
+from vitrail.studies.study import COUNTED, LaptopData
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks" / "results" / "studies"
@@ -28,7 +28,7 @@ def test_a_result_is_complete_and_its_verdicts_follow_from_its_numbers(path: Pat
     found, ours = contents(path), read(path)
     assert path.stem == found["study"] and path.with_suffix(".png").is_file() and path.with_suffix(".md").is_file()
     assert not ours.missing and len(found["seeds"]) >= (2 if ours.study.claims else 1)
-    grid = ours.study.laptop(Given(found["images"], found["sets"]))
+    grid = ours.study.laptop(LaptopData(found["images"], found["sets"]))
     own = {(cell.table, cell.row, cell.at) for cell in grid}
     assert {(result.cell.table, result.cell.row, result.cell.at) for result in ours.results} >= own
     assert [(answer.claim.text, answer.verdict) for answer in ours.answers()] == [

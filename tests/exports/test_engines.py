@@ -19,7 +19,7 @@ from vitrail import cli
 from vitrail.errors import ExportError, UsageError
 from vitrail.exports import engines as module
 from vitrail.exports.engine import Engine
-from vitrail.exports.engines import Engines, TimedEngine, predictor
+from vitrail.exports.engines import Engines, TimedEngine, engine_predictor
 from vitrail.server.served_model import ServedModel
 from vitrail.weights.save import save
 
@@ -50,8 +50,8 @@ def test_every_engine_computes_the_network(engine: Any, name: str) -> None:
     model = made(name)
     images = some_images(model)
     with torch.no_grad():
-        assert close(predictor(model, CPU, "float32", engine=engine)(images), model(images))
-        features = predictor(model, CPU, "float32", engine=engine, features=True)(images)
+        assert close(engine_predictor(model, CPU, "float32", engine=engine)(images), model(images))
+        features = engine_predictor(model, CPU, "float32", engine=engine, features=True)(images)
         assert close(features, model.features(images))
 
 
@@ -75,7 +75,7 @@ def test_auto_takes_the_fastest_that_was_measured(caplog: pytest.LogCaptureFixtu
     model = made()
     found = Engines(model, "float32")
     assert found.fastest() == "torch" and not (found.folder.parent).exists()  # nothing is written by looking
-    assert not isinstance(predictor(model, CPU, "float32"), Engine)
+    assert not isinstance(engine_predictor(model, CPU, "float32"), Engine)
     found.program("openvino")
     for speed, chosen in ((102.0, "torch"), (110.0, "openvino"), (90.0, "torch")):
         found.remember([row("torch", 100.0), row("openvino", speed)])
@@ -84,7 +84,7 @@ def test_auto_takes_the_fastest_that_was_measured(caplog: pytest.LogCaptureFixtu
             assert found.fastest() == chosen
         assert f"engine {chosen}: " in caplog.text and "torch" in caplog.text
     found.remember([row("torch", 100.0), row("openvino", 200.0)])
-    assert isinstance(predictor(model, CPU, "float32"), Engine)
+    assert isinstance(engine_predictor(model, CPU, "float32"), Engine)
     other = made()
     with torch.no_grad():
         other.head.bias += 1
@@ -109,15 +109,15 @@ def test_a_damaged_program_is_an_error() -> None:
     file = found.program("onnx").path
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ExportError):
-        predictor(made(), CPU, "float32", engine="onnx")
+        engine_predictor(made(), CPU, "float32", engine="onnx")
 
 
 def test_what_an_engine_cannot_do() -> None:
     model = made()
     with pytest.raises(UsageError, match="onnx does not compute in bf16: add --precision float32"):
-        predictor(model, CPU, "bf16", engine="onnx")
+        engine_predictor(model, CPU, "bf16", engine="onnx")
     with pytest.raises(UsageError, match="openvino computes on a CPU"):
-        predictor(model, torch.device("meta"), "float32", engine="openvino")
+        engine_predictor(model, torch.device("meta"), "float32", engine="openvino")
     with pytest.raises(UsageError, match="no engine is called 'tensorrt'"):
         vitrail.predict("m", "x.jpg", engine="tensorrt")  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="computes no tokens"):

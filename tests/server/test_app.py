@@ -28,9 +28,9 @@ from vitrail.inspection.maps import head_maps, patch_attention
 from vitrail.inspection.positions import position_tiles
 from vitrail.inspection.rollout import rollout
 from vitrail.server.app import create_app
-from vitrail.server.engine import Engine
 from vitrail.server.limits import Limits
 from vitrail.server.served_model import ServedModel
+from vitrail.server.service import Service
 
 PNG = {"content-type": "image/png"}
 
@@ -49,23 +49,23 @@ def models(folder: Path) -> list[ServedModel]:
 
 
 @asynccontextmanager
-async def running(engine: Engine) -> AsyncIterator[Any]:
-    """The application of an engine, between start and end."""
-    app = create_app(engine)
+async def running(service: Service) -> AsyncIterator[Any]:
+    """The application of a service, between start and end."""
+    app = create_app(service)
     async with app.app.router.lifespan_context(app.app):
         yield app
 
 
 def ask(models: list[ServedModel], scenario: Callable[[Any, Any], Coroutine[Any, Any, Any]], **limits: Any) -> Any:
-    """Run `scenario(app, engine)` on a fresh application."""
+    """Run `scenario(app, service)` on a fresh application."""
 
     async def run() -> Any:
-        engine = Engine(models, Limits(**limits))
-        async with running(engine) as app:
-            while not (engine.ready or engine.failure):
+        service = Service(models, Limits(**limits))
+        async with running(service) as app:
+            while not (service.ready or service.failure):
                 await asyncio.sleep(0)
-            found = await scenario(app, engine)
-            assert engine.gate.inside == 0  # every place was given back
+            found = await scenario(app, service)
+            assert service.gate.inside == 0  # every place was given back
             return found
 
     return asyncio.run(run())
@@ -73,7 +73,7 @@ def ask(models: list[ServedModel], scenario: Callable[[Any, Any], Coroutine[Any,
 
 def one(models: list[ServedModel], *args: Any, limits: dict[str, Any] | None = None, **keywords: Any) -> Answer:
     """The answer to a single request."""
-    return ask(models, lambda app, engine: call(app, *args, **keywords), **(limits or {}))
+    return ask(models, lambda app, service: call(app, *args, **keywords), **(limits or {}))
 
 
 @pytest.fixture
@@ -259,10 +259,10 @@ def test_an_image_that_breaks_the_network_fails_alone(
 def test_a_full_queue_says_when_to_come_back(models: list[ServedModel], stuck: Any) -> None:
     begun, go = stuck
 
-    async def scenario(app: Any, engine: Any) -> tuple[list[Answer], list[Answer], Answer]:
+    async def scenario(app: Any, service: Any) -> tuple[list[Answer], list[Answer], Answer]:
         first = [asyncio.ensure_future(call(app, "POST", "/v1/predict", png(), headers=PNG)) for _ in range(4)]
         await asyncio.to_thread(begun.wait, 20)
-        while engine.gate.inside < 4:
+        while service.gate.inside < 4:
             await asyncio.sleep(0)
         refused = await asyncio.gather(*(call(app, "POST", "/v1/predict", png(), headers=PNG) for _ in range(200)))
         live = await call(app, "GET", "/livez")
@@ -279,7 +279,7 @@ def test_a_full_queue_says_when_to_come_back(models: list[ServedModel], stuck: A
 def test_the_deadline_and_a_client_that_leaves(models: list[ServedModel], stuck: Any) -> None:
     begun, go = stuck
 
-    async def scenario(app: Any, engine: Any) -> list[Answer]:
+    async def scenario(app: Any, service: Any) -> list[Answer]:
         leaves = asyncio.Event()
         gone = asyncio.ensure_future(call(app, "POST", "/v1/predict", png(), headers=PNG, leaves=leaves))
         await asyncio.to_thread(begun.wait, 20)
@@ -356,7 +356,7 @@ def test_there_are_no_other_files(models: list[ServedModel], path: str) -> None:
 
 
 def test_the_page_may_load_nothing_from_elsewhere(models: list[ServedModel]) -> None:
-    async def scenario(app: Any, engine: Any) -> list[Answer]:
+    async def scenario(app: Any, service: Any) -> list[Answer]:
         return [await call(app, "GET", path) for path in ("/", "/page.css", "/page.js")]
 
     pages = ask(models, scenario)
@@ -368,11 +368,11 @@ def test_the_page_may_load_nothing_from_elsewhere(models: list[ServedModel]) -> 
 
 
 def test_ready_live_and_counted(models: list[ServedModel]) -> None:
-    async def scenario(app: Any, engine: Any) -> dict[str, Answer]:
+    async def scenario(app: Any, service: Any) -> dict[str, Answer]:
         await call(app, "POST", "/v1/predict", png(), headers=PNG)
         await call(app, "POST", "/v1/predict", b"words", headers=PNG)
         found = {path: await call(app, "GET", path) for path in ("/livez", "/readyz", "/metrics", "/v1/models")}
-        engine.draining = True
+        service.draining = True
         found["draining"] = await call(app, "GET", "/readyz")
         found["late"] = await call(app, "POST", "/v1/predict", png(), headers=PNG)
         return found
@@ -401,10 +401,10 @@ def test_not_ready_before_it_is_warm_or_if_it_never_is(
     monkeypatch.setattr(models[1], "warm", fails)
 
     async def scenario() -> list[Answer]:
-        engine = Engine(models, Limits())
-        async with running(engine) as app:
+        service = Service(models, Limits())
+        async with running(service) as app:
             early = await call(app, "GET", "/readyz")
-            while not engine.failure:
+            while not service.failure:
                 await asyncio.sleep(0)
             return [early, await call(app, "GET", "/readyz"), await call(app, "POST", "/v1/predict", png())]
 

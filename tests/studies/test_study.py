@@ -25,21 +25,21 @@ from vitrail import cli
 from vitrail.costs.count import macs
 from vitrail.costs.published import published
 from vitrail.data.benchmarks.catalog import CATALOG
-from vitrail.data.benchmarks.vtab import TASKS
+from vitrail.data.benchmarks.vtab_tasks import TASKS
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Percent, Steps
 from vitrail.errors import DataError, UsageError
 from vitrail.objective.settings import Tokenizer
 from vitrail.studies.catalog import NAMES, study_named
+from vitrail.studies.costs import Planned
 from vitrail.studies.laptop import NETWORKS, divide, fine_tuning, pre_training
 from vitrail.studies.measure import Probes, config_of
 from vitrail.studies.page import write_page
-from vitrail.studies.plan import Planned
 from vitrail.studies.results import write
 from vitrail.studies.run import Asked, planned, run_study
 from vitrail.studies.sets import Sets, published_sets
-from vitrail.studies.study import COUNTED, Cell, Claim, Given, Stage, Study, minus
-from vitrail.studies.table import Result, Tables
+from vitrail.studies.study import COUNTED, Cell, Claim, LaptopData, Stage, Study, minus
+from vitrail.studies.table import CellResult, Tables
 from vitrail.training.run import Model, Run
 from vitrail.transfer.trial import Outcome, Trial, here
 from vitrail.weights.assemble import skeleton
@@ -53,7 +53,7 @@ from vitrail.weights.assemble import skeleton
 def test_every_cell_builds(name: str, scale: str) -> None:
     study = study_named(name)
     assert study.name == name
-    cells = study.paper() if scale == "paper" else study.laptop(Given())
+    cells = study.paper() if scale == "paper" else study.laptop(LaptopData())
     assert cells and len({(cell.table, cell.row, cell.at) for cell in cells}) == len(cells)
     known = {"up", "down", "all", "digits"} if scale == "laptop" else {*CATALOG, *(f"vtab/{task}" for task in TASKS)}
     for metric, stage in {(cell.metric, stage) for cell in cells for tried in cell.tried for stage in tried.chain()}:
@@ -69,9 +69,9 @@ def test_every_cell_builds(name: str, scale: str) -> None:
 def test_claims_need_only_cells_of_the_laptop(name: str) -> None:
     """With any numbers in all cells, every claim can be decided; with one number less, it is not finished."""
     study = study_named(name)
-    cells = study.laptop(Given())
+    cells = study.laptop(LaptopData())
     results = [
-        Result(cell, seed, 10.0 + number + seed * (1 + number % 2))
+        CellResult(cell, seed, 10.0 + number + seed * (1 + number % 2))
         for seed in (0, 1)
         for number, cell in enumerate(cells)
     ]
@@ -233,7 +233,7 @@ def short(run: Run) -> Run:
 def tiny(broken: bool = False) -> Study:
     """Two networks of a few thousand parameters; with `broken` a third that cannot be trained."""
 
-    def cells(given: Given) -> Sequence[Cell]:
+    def cells(given: LaptopData) -> Sequence[Cell]:
         found = []
         for row, depth in (("shallow", 1), ("deep", 2)):
             run = short(pre_training("ViT-64/8", width=16, heads=2, mlp_dim=16, depth=depth))
@@ -394,7 +394,7 @@ def test_a_study_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
         assert {path: now[path] for path in outcomes} == outcomes
         outcomes = now
     trained = {
-        (cell.row, cell.at) for cell in study_named("three-table3").laptop(Given()) if cell.metric not in COUNTED
+        (cell.row, cell.at) for cell in study_named("three-table3").laptop(LaptopData()) if cell.metric not in COUNTED
     }
     assert process.returncode == 0 and len(outcomes) == len(trained)
     assert json.loads((tmp_path / "s" / "three-table3.json").read_text())["cells"]

@@ -23,7 +23,7 @@ from torch import nn
 
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.training.checkpoints import checkpoint
-from vitrail.training.checkpoints.checkpoint import DiskFullError, Rejected, latest_valid, load, problem, save
+from vitrail.training.checkpoints.checkpoint import DiskFullError, RejectedCheckpoint, latest_valid, load, problem, save
 from vitrail.training.checkpoints.flatten import DTYPES
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.run import Optim
@@ -200,7 +200,7 @@ def test_one_flipped_bit_anywhere_is_refused(tmp_path_factory, name, position, b
     good = save(folder, 1, state_of(1))
     bad = save(folder, 2, state_of(2))
     flip(bad / name, position, bit)
-    rejected: list[Rejected] = []
+    rejected: list[RejectedCheckpoint] = []
     assert latest_valid(folder, rejected.append) == good
     assert [reject.path for reject in rejected] == [bad]
     with pytest.raises(CheckpointError):
@@ -224,7 +224,7 @@ def test_damage_falls_back_and_says_which_and_why(tmp_path, name, how):
         file.unlink()
         if how == "folder":
             file.mkdir()
-    rejected: list[Rejected] = []
+    rejected: list[RejectedCheckpoint] = []
     assert latest_valid(tmp_path, rejected.append) == good
     assert len(rejected) == 1 and rejected[0].path == bad and name in rejected[0].reason
     assert same(load(good), state_of(1))

@@ -21,7 +21,7 @@ from prepared import prepare
 
 import vitrail
 from vitrail.costs.published import published
-from vitrail.data.benchmarks.vtab import GROUPS, TASKS
+from vitrail.data.benchmarks.vtab_tasks import GROUPS, TASKS
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Percent, Steps
 from vitrail.errors import DataError, TrainingError, UsageError
@@ -31,8 +31,8 @@ from vitrail.training.run import Run
 from vitrail.transfer import trial
 from vitrail.transfer import vtab as module
 from vitrail.transfer.trial import Outcome
-from vitrail.transfer.vtab import departures, run_of, vtab
 from vitrail.transfer.vtab_means import MEAN, PUBLISHED, QUOTED, QUOTED_MEANS, draw, means
+from vitrail.transfer.vtab_runs import departures, run_of, vtab
 
 PAPER = recipe("paper/finetune-vtab")
 TABLE_9 = published("table9_vtab")

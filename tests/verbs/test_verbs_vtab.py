@@ -10,12 +10,12 @@ import pytest
 
 from vitrail import cli
 from vitrail.data.benchmarks.catalog import CATALOG
-from vitrail.data.benchmarks.vtab import TASKS
+from vitrail.data.benchmarks.vtab_tasks import TASKS
 from vitrail.durations import Percent, Steps
 from vitrail.training.run import Run
 from vitrail.transfer import vtab as over
-from vitrail.transfer.vtab import TaskScore, VtabTable
 from vitrail.transfer.vtab_means import PUBLISHED
+from vitrail.transfer.vtab_runs import TaskScore, VtabTable
 
 
 def test_the_tasks_are_listed_with_where_they_come_from(capsys: pytest.CaptureFixture[str]) -> None:

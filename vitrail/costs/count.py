@@ -35,7 +35,7 @@ from vitrail.model.vit import ViT
 
 Config = ViTConfig | ResNetConfig
 Size = int | tuple[int, int]
-Place = Literal["accelerator", "cpu"]
+DeviceKind = Literal["accelerator", "cpu"]
 Module = TypeVar("Module", bound=nn.Module)
 ACCELERATOR = "cuda"
 """The device of fake tensors that stand for any accelerator."""
@@ -59,7 +59,10 @@ def training_flops(config: Config, image_size: Size | None = None) -> int:
 
 
 def activation_bytes(
-    config: Config, image_size: Size | None = None, precision: ComputePrecision = "bf16", place: Place = "accelerator"
+    config: Config,
+    image_size: Size | None = None,
+    precision: ComputePrecision = "bf16",
+    place: DeviceKind = "accelerator",
 ) -> int:
     """Return the bytes per image that the forward pass of training keeps for the backward pass.
 
@@ -90,7 +93,7 @@ def _macs(config: Config) -> int:
 
 
 @cache
-def _activation_bytes(config: Config, precision: ComputePrecision, place: Place) -> int:
+def _activation_bytes(config: Config, precision: ComputePrecision, place: DeviceKind) -> int:
     device = "cpu" if place == "cpu" else ACCELERATOR
     with (
         fake(lambda: build(config), device) as model,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitrail.costs.bill import Bill, Power
-from vitrail.costs.count import Config, Place, activation_bytes, macs, parameters, training_flops
+from vitrail.costs.count import Config, DeviceKind, activation_bytes, macs, parameters, training_flops
 from vitrail.costs.devices import DEVICES, GIB, Device, checked, device_days
 from vitrail.costs.memory import largest_batch, state_bytes
 from vitrail.device import ComputePrecision
@@ -147,7 +147,7 @@ def estimate(
     devices: int = 1,
     power: Power | None = None,
     precision: ComputePrecision = "bf16",
-    place: Place = "accelerator",
+    place: DeviceKind = "accelerator",
 ) -> Cost:
     """Return the cost of training `config`, called `name`, on `images` images at the config's image size.
 

@@ -11,7 +11,7 @@ import json
 from importlib.resources import files
 from typing import Any, Literal
 
-Entry = Literal[
+PublishedTable = Literal[
     "table1_variants",
     "table2_state_of_the_art",
     "table3_pretraining",
@@ -31,6 +31,6 @@ Entry = Literal[
 """The tables are those of the Vision Transformer paper; `three_things` is the follow-up paper."""
 
 
-def published(entry: Entry) -> dict[str, Any]:
+def published(entry: PublishedTable) -> dict[str, Any]:
     """Return one entry of `published.json`. Its `source` says where the numbers are from."""
     return json.loads(files("vitrail.costs").joinpath("published.json").read_text(encoding="utf-8"))[entry]

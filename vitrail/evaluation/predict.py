@@ -33,7 +33,7 @@ from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.files import replacing_text
 
-Kind = Literal["csv", "jsonl"]
+FileKind = Literal["csv", "jsonl"]
 
 
 class Prediction(NamedTuple):
@@ -222,7 +222,7 @@ class Summary:
         return f"{text}; {len(self.unreadable)} files could not be read ({reasons}){listed}"
 
 
-def write_predictions(rows: Iterable[Row], out: Path | TextIO, *, kind: Kind = "csv", raw: bool = False) -> Summary:
+def write_predictions(rows: Iterable[Row], out: Path | TextIO, *, kind: FileKind = "csv", raw: bool = False) -> Summary:
     """Write predictions one by one and return their counts.
 
     kind "csv": columns path, class, probability, class_2, probability_2, ...; for several labels path, labels and
@@ -249,7 +249,7 @@ def errors_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.errors.csv")
 
 
-def _write(rows: Iterable[Row], file: TextIO, kind: Kind, raw: bool) -> Summary:
+def _write(rows: Iterable[Row], file: TextIO, kind: FileKind, raw: bool) -> Summary:
     """Write the predictions as they arrive and count all rows."""
     summary = Summary()
     table = SafeWriter(file, raw=raw)

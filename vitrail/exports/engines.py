@@ -22,8 +22,7 @@ import torch
 from vitrail.data.cache import cache_folder
 from vitrail.device import ComputePrecision, Precision, available_cores, compute_precision, processor
 from vitrail.errors import UsageError
-from vitrail.evaluation.classify import Predict
-from vitrail.evaluation.classify import predictor as torch_predictor
+from vitrail.evaluation.classify import Predict, predictor
 from vitrail.exports.engine import Engine
 from vitrail.exports.kinds import KINDS, EngineName, Installed, RuntimeName
 from vitrail.files import read_json_object, replacing_text
@@ -120,7 +119,7 @@ class Engines:
         return best.engine
 
 
-def predictor(
+def engine_predictor(
     network: ViT | ResNet,
     device: torch.device,
     precision: Precision = "auto",
@@ -136,11 +135,11 @@ def predictor(
     if device.type != "cpu" and engine not in ("auto", "torch"):
         raise UsageError(f"the engine {engine} computes on a CPU, and the device is {device}: add --device cpu")
     if device.type != "cpu" or engine == "torch":
-        return torch_predictor(network, device, precision, features=features)
+        return predictor(network, device, precision, features=features)
     engines = Engines(network, precision)
     chosen = engines.fastest() if engine == "auto" else engine
     if chosen == "torch":
-        return torch_predictor(network, device, precision, features=features)
+        return predictor(network, device, precision, features=features)
     if engines.precision not in KINDS[chosen].precisions:
         raise UsageError(f"the engine {chosen} does not compute in {engines.precision}: add --precision float32")
     return engines.program(chosen, features=features)

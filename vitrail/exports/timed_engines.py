@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 
 from vitrail.device import ComputePrecision, memory_in_use
 from vitrail.errors import VitrailError
-from vitrail.evaluation.classify import Predict
+from vitrail.evaluation.classify import Predict, predictor
 from vitrail.exports.engine import Engine
-from vitrail.exports.engines import BATCHES, Engines, TimedEngine, log, torch_predictor
+from vitrail.exports.engines import BATCHES, Engines, TimedEngine, log
 from vitrail.exports.kinds import CARD, Installed
 from vitrail.exports.parity import compare, images_to_compare
 from vitrail.files import replacing
@@ -67,7 +67,7 @@ def _difference(engines: Engines, name: Installed) -> float:
         return float(card["parity"]["relative"])
     network = engines.network
     images, _ = images_to_compare((), card_of(network))
-    predict = torch_predictor(network, "cpu", engines.precision)
+    predict = predictor(network, "cpu", engines.precision)
 
     def run(batch: np.ndarray) -> np.ndarray:
         return predict(torch.from_numpy(batch)).numpy()
@@ -105,7 +105,7 @@ def _run(
     predict: Predict
     if file is None:
         network: Any = load(source, image_size=image_size)
-        predict = torch_predictor(network, "cpu", precision)
+        predict = predictor(network, "cpu", precision)
         del network
     else:
         predict = Engine(file)

@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.errors import UsageError
 from vitrail.inspection.patches import positive_largest
 
-Method = Literal["tsne", "pca"]
+MapMethod = Literal["tsne", "pca"]
 FEWEST_FOR_TSNE = 10
 """Minimum number of images for t-SNE. With fewer, PCA draws the map."""
 TSNE_COMPONENTS = 50
@@ -23,10 +23,10 @@ class EmbeddingMap:
 
     points: np.ndarray
     """float64 [N, 2]."""
-    method: Method
+    method: MapMethod
 
 
-def embedding_map(features: np.ndarray, method: Method | None = None, *, seed: int = 0) -> EmbeddingMap:
+def embedding_map(features: np.ndarray, method: MapMethod | None = None, *, seed: int = 0) -> EmbeddingMap:
     """Return a map of features [N, width] on a plane. The same features give the same map.
 
     t-SNE (van der Maaten and Hinton, 2008) keeps neighbours together; its distances between groups mean nothing. PCA

@@ -25,7 +25,7 @@ from vitrail.ranges import DEEPEST, Depth, DropPath, Heads, Hidden, Registers, S
 from vitrail.words import shown
 
 Stem = Literal["linear", "linear+norm", "linear+gelu", "linear+norm+gelu", "levit", "early", "hmlp", "resnet"]
-Positions = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"]
+PositionKind = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"]
 Place = Literal["input", "every", "shared"]
 Pool = Literal["cls", "gap", "map", "cls+gap"]
 ResizeMode = Literal["official", "timm", "hf", "deit", "torchvision"]
@@ -94,7 +94,7 @@ class ViTConfig:
     mlp: Literal["gelu", "swiglu"] = "gelu"
     """swiglu: silu(gate) * value (DINOv2's giant), where mlp_dim is the number of features after the product."""
     attention: OwnPart | None = None  # of the user's own; None: multi-head self-attention
-    positions: Positions | OwnPart = "1d"
+    positions: PositionKind | OwnPart = "1d"
     place: Place = "input"
     resize_mode: ResizeMode = "official"
     """How positions are resampled to another grid (`vitrail.model.resize`). It depends on the weights' source."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from vitrail.durations import Epochs, Moment
+from vitrail.durations import AnyLength, Epochs
 from vitrail.errors import UsageError
 from vitrail.import_path import Open, find
 from vitrail.ranges import (
@@ -193,7 +193,7 @@ class DINO(ObjectiveSettings):
     norm_last_layer: bool = True
     """Keep the rows of the projection head's last layer at length 1. Without it small networks learn more but may
     become unstable."""
-    freeze_last_layer: Moment = Epochs(1)
+    freeze_last_layer: AnyLength = Epochs(1)
     """How long the last layer of the projection head stays frozen at the start."""
     view: Annotated[float, Range(1, 100)] = 1.0
     """Side of the image from which crops are cut, as a multiple of the network's input. Use more than 1 for photographs
@@ -217,7 +217,7 @@ class DINO(ObjectiveSettings):
     """Softmax temperature of the student."""
     teacher_temperature: tuple[Positive, Positive] = (0.04, 0.07)
     """Softmax temperature of the teacher at the start, and after `temperature_warmup`."""
-    temperature_warmup: Moment = Epochs(30)
+    temperature_warmup: AnyLength = Epochs(30)
     """How long the teacher's temperature rises from its first value to its second."""
     teacher_momentum: Share = 0.996
     """Momentum of the teacher, a moving average of the student, at the start. It grows to 1 along half a cosine."""

@@ -19,7 +19,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from vitrail.server.engine import Engine, Outcome, seconds_since
 from vitrail.server.guard import Guard, Hosts, as_response
 from vitrail.server.limits import Refused
 from vitrail.server.metrics import MEDIA_TYPE
@@ -34,6 +33,7 @@ from vitrail.server.responses import (
     Problem,
 )
 from vitrail.server.served_model import TOP, AttentionQuery
+from vitrail.server.service import FileResult, Service, seconds_since
 from vitrail.version import __version__
 
 SCRIPTS = ("page.js", "column.js", "draw.js", "ask.js")
@@ -47,35 +47,35 @@ Top = Annotated[int, Query(ge=1, le=TOP, description="Number of classes to retur
 Crop = Annotated[bool, Query(description="Whether to return the part of each image that the network saw")]
 
 
-def create_app(engine: Engine, hosts: Hosts | None = None) -> Guard:
-    """Return the ASGI application that passes requests to `engine`; it starts and stops the engine.
+def create_app(service: Service, hosts: Hosts | None = None) -> Guard:
+    """Return the ASGI application that passes requests to `service`; it starts and stops the service.
 
     `hosts` are the host names that requests may use; by default only those of this machine.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine.start()
+        service.start()
         yield
-        await engine.stop()
+        await service.stop()
 
     about = "Classes of images, their features, and where a Vision Transformer looks."
     app = FastAPI(
         title="vitrail", version=__version__, description=about, lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    _add_posts(app, engine)
-    _add_gets(app, engine)
+    _add_posts(app, service)
+    _add_gets(app, service)
     _add_page(app)
-    _add_problems(app, engine)
-    return Guard(app, engine.limits, hosts or Hosts("127.0.0.1"), engine.metrics, PATHS)
+    _add_problems(app, service)
+    return Guard(app, service.limits, hosts or Hosts("127.0.0.1"), service.metrics, PATHS)
 
 
-def _add_posts(app: FastAPI, engine: Engine) -> None:
+def _add_posts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/predict", response_model=Prediction, **POST)
     async def predict(request: Request, model: Model = None, top: Top = 5, crop: Crop = False) -> Any:
         """Predict the classes of one or more images."""
-        began, served = time.perf_counter(), engine.model(model)
-        outcomes = await engine.process(request, served, served.rank)
+        began, served = time.perf_counter(), service.model(model)
+        outcomes = await service.process(request, served, served.rank)
         crops = await asyncio.to_thread(_crops, outcomes) if crop else [None] * len(outcomes)
         images = [
             ImagePrediction(one.name, [], _problem(one), image)
@@ -88,8 +88,8 @@ def _add_posts(app: FastAPI, engine: Engine) -> None:
     @app.post("/v1/embed", response_model=Embedding, **POST)
     async def embed(request: Request, model: Model = None) -> Any:
         """Return the features of one or more images: the input of the classifier."""
-        began, served = time.perf_counter(), engine.model(model)
-        outcomes = await engine.process(request, served, served.features)
+        began, served = time.perf_counter(), service.model(model)
+        outcomes = await service.process(request, served, served.features)
         images = [ImageFeatures(one.name, [] if one.refused else one.value.tolist(), _problem(one)) for one in outcomes]
         width = max(len(one.features) for one in images)
         return _if_all_refused(outcomes) or Embedding(served.name, width, images, seconds_since(began))
@@ -108,33 +108,33 @@ def _add_posts(app: FastAPI, engine: Engine) -> None:
         column: Annotated[int | None, Query(ge=0, description="Column of a patch, from 0; needs row")] = None,
     ) -> Any:
         """Return where the network looks in one image."""
-        began, served = time.perf_counter(), engine.model(model)
+        began, served = time.perf_counter(), service.model(model)
         if (row is None) != (column is None):
             raise Refused(422, "query", "a patch needs a row and a column: give both or neither")
         what = AttentionQuery(layer, head, None if row is None or column is None else (row, column))
-        outcomes = await engine.process(request, served, served.look, what)
+        outcomes = await service.process(request, served, served.look, what)
         return _if_all_refused(outcomes) or Attention(
             model=served.name, seconds=seconds_since(began), **outcomes[0].value
         )
 
 
-def _crops(outcomes: list[Outcome]) -> list[str | None]:
+def _crops(outcomes: list[FileResult]) -> list[str | None]:
     return [None if one.prepared is None else one.prepared.crop() for one in outcomes]
 
 
-def _problem(outcome: Outcome) -> Problem | None:
+def _problem(outcome: FileResult) -> Problem | None:
     return Problem(**outcome.refused.as_json()) if outcome.refused else None
 
 
-def _if_all_refused(outcomes: list[Outcome]) -> JSONResponse | None:
+def _if_all_refused(outcomes: list[FileResult]) -> JSONResponse | None:
     """Return the refusal of the first image if all were refused, else None."""
     refusals = [one.refused for one in outcomes if one.refused is not None]
     return as_response(refusals[0]) if len(refusals) == len(outcomes) else None
 
 
-def _add_gets(app: FastAPI, engine: Engine) -> None:
-    described = [served.describe() for served in engine.models.values()]
-    limits = {"body": engine.limits.body, "pixels": engine.limits.pixels, "images": engine.limits.images}
+def _add_gets(app: FastAPI, service: Service) -> None:
+    described = [served.describe() for served in service.models.values()]
+    limits = {"body": service.limits.body, "pixels": service.limits.pixels, "images": service.limits.images}
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -149,15 +149,15 @@ def _add_gets(app: FastAPI, engine: Engine) -> None:
     @app.get("/readyz", response_class=PlainTextResponse)
     async def readyz(response: Response) -> str:
         """Respond with 200 while the server accepts images, else with 503."""
-        if engine.ready:
+        if service.ready:
             return "ready\n"
         response.status_code = 503
-        return f"{'draining' if engine.draining else engine.failure or 'warming up'}\n"
+        return f"{'draining' if service.draining else service.failure or 'warming up'}\n"
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return counts and times in the text format of Prometheus."""
-        return Response(engine.metrics.text(), media_type=MEDIA_TYPE)
+        return Response(service.metrics.text(), media_type=MEDIA_TYPE)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -167,10 +167,10 @@ def _add_page(app: FastAPI) -> None:
         app.router.routes.append(Route(path, Response(content, media_type=kind), methods=["GET"]))
 
 
-def _add_problems(app: FastAPI, engine: Engine) -> None:
+def _add_problems(app: FastAPI, service: Service) -> None:
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
-        engine.metrics.refused.labels(error.reason).inc()
+        service.metrics.refused.labels(error.reason).inc()
         return as_response(error)
 
     @app.exception_handler(RequestValidationError)

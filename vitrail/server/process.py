@@ -15,7 +15,7 @@ from vitrail.server.connection import Connection
 from vitrail.server.guard import App
 
 if TYPE_CHECKING:
-    from vitrail.server.engine import Engine
+    from vitrail.server.service import Service
 
 IDLE_SECONDS = 5
 """Seconds until an idle connection is closed."""
@@ -39,19 +39,19 @@ def take_port(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """The server of uvicorn. At a signal it tells the engine to become not ready, then finishes open requests."""
+    """The server of uvicorn. At a signal it tells the service to become not ready, then finishes open requests."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
-        self.engine = engine
+        self.service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal: accept no new requests."""
-        self.engine.draining = True
+        self.service.draining = True
         super().handle_exit(sig, frame)
 
 
-def run(app: App, engine: Engine, listening: socket.socket) -> None:
+def run(app: App, service: Service, listening: socket.socket) -> None:
     """Serve until a signal comes, then finish open requests within `limits.drain` seconds.
 
     uvicorn raises the signal again at the end: after SIGTERM the process ends with exit code 143. After Ctrl-C this
@@ -67,7 +67,7 @@ def run(app: App, engine: Engine, listening: socket.socket) -> None:
         ws="none",
         lifespan="on",
         timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=engine.limits.drain,
+        timeout_graceful_shutdown=service.limits.drain,
     )
     with suppress(KeyboardInterrupt):
-        Server(config, engine).run(sockets=[listening])
+        Server(config, service).run(sockets=[listening])

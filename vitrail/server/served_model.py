@@ -25,7 +25,7 @@ from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
 from vitrail.evaluation.classify import NOT_FINITE, Predict
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.evaluation.predict import as_text
-from vitrail.exports.engines import predictor
+from vitrail.exports.engines import engine_predictor
 from vitrail.exports.kinds import EngineName
 from vitrail.inspection.maps import HeadMaps, head_maps, patch_attention
 from vitrail.inspection.overlay import Box, visible_box
@@ -97,12 +97,12 @@ class ServedModel:
         self.transform = eval_transform(self.card.preprocess)
         config = self.card.config
         self.class_names = [as_text(text) for text in self.card.class_names] or list(map(str, range(config.classes)))
-        self.predict: Predict = predictor(network, self.device, precision, engine=engine)
+        self.predict: Predict = engine_predictor(network, self.device, precision, engine=engine)
 
     @cached_property
     def embed(self) -> Predict:
         """The network without its classifier. It is made at first use, because on a CPU it is another copy."""
-        return predictor(self.network, self.device, self.precision, engine=self.engine, features=True)
+        return engine_predictor(self.network, self.device, self.precision, engine=self.engine, features=True)
 
     @cached_property
     def positions(self) -> PositionTiles | str:

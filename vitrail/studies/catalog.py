@@ -9,7 +9,7 @@ from vitrail.import_path import find as imported
 from vitrail.studies.study import Study
 
 
-class Entry(NamedTuple):
+class StudySummary(NamedTuple):
     """A study in short."""
 
     shows: str
@@ -29,50 +29,56 @@ StudyName = Literal[
     "three-table7", "three-table8", "three-figure1", "three-figure2", "three-figure3", "figure3", "figure5",
     "three-figure6", "report",
 ]  # fmt: skip
-NAMES: dict[StudyName, Entry] = {
-    "table2": Entry(
+NAMES: dict[StudyName, StudySummary] = {
+    "table2": StudySummary(
         "pre-training on more and less data, and BiT, transferred to several data sets (Table 2)", 25, 20690, "partly"
     ),
-    "table5": Entry(
+    "table5": StudySummary(
         "accuracy after fine-tuning by network and pre-training set (Table 5, Figure 3)", 35, 10777, "partly"
     ),
-    "figure4": Entry("few-shot accuracy by the number of images to pre-train on (Figure 4)", 30, 2402, "no"),
-    "table6": Entry(
+    "figure4": StudySummary("few-shot accuracy by the number of images to pre-train on (Figure 4)", 30, 2402, "no"),
+    "table6": StudySummary(
         "accuracy after fine-tuning by the compute of pre-training, three families (Table 6, Figure 5)",
         40,
         17103,
         "no",
     ),
-    "table7": Entry("ResNets pre-trained with Adam and with SGD (Table 7)", 25, 1449, "no"),
-    "table8": Entry("kinds of position embeddings, and where they are added (Table 8)", 25, 1797, "no"),
-    "figure8": Entry("depth, width, MLP width and patch size scaled one at a time (Figure 8)", 25, 2927, "no"),
-    "figure9": Entry("class token against pooling, at several learning rates (Figure 9)", 18, 668, "no"),
-    "figure10": Entry(
+    "table7": StudySummary("ResNets pre-trained with Adam and with SGD (Table 7)", 25, 1449, "no"),
+    "table8": StudySummary("kinds of position embeddings, and where they are added (Table 8)", 25, 1797, "no"),
+    "figure8": StudySummary("depth, width, MLP width and patch size scaled one at a time (Figure 8)", 25, 2927, "no"),
+    "figure9": StudySummary("class token against pooling, at several learning rates (Figure 9)", 18, 668, "no"),
+    "figure10": StudySummary(
         "similarity of position embeddings that were learned with different settings (Figure 10)", 16, 3133, "no"
     ),
-    "figure13": Entry(
+    "figure13": StudySummary(
         "axial attention against ViT and ResNet, by compute and by measured speed (Figure 13)", 30, 917, "no"
     ),
-    "self-supervision": Entry(
+    "self-supervision": StudySummary(
         "masked patches, MAE, BEiT and DINO beside labels and random weights (section 4.6, B.1.2)", 50, 2298, "partly"
     ),
-    "three-table1": Entry(
+    "three-table1": StudySummary(
         "baselines of several widths, with and without LayerScale (follow-up, Table 1)", 20, 457, "yes"
     ),
-    "three-table2": Entry("LayerScale in deep sequential and parallel networks (follow-up, Table 2)", 25, 610, "yes"),
-    "three-table3": Entry("more blocks against more width, at equal parameters (follow-up, Table 3)", 15, 508, "yes"),
-    "three-table4": Entry("speed of parallel and sequential blocks (follow-up, Table 4)", 3, 0, "yes"),
-    "three-table5": Entry(
+    "three-table2": StudySummary(
+        "LayerScale in deep sequential and parallel networks (follow-up, Table 2)", 25, 610, "yes"
+    ),
+    "three-table3": StudySummary(
+        "more blocks against more width, at equal parameters (follow-up, Table 3)", 15, 508, "yes"
+    ),
+    "three-table4": StudySummary("speed of parallel and sequential blocks (follow-up, Table 4)", 3, 0, "yes"),
+    "three-table5": StudySummary(
         "fine-tuning a part of the network at a higher resolution (follow-up, Table 5)", 15, 425, "yes"
     ),
-    "three-table6": Entry("fine-tuning a part of the network on other data sets (follow-up, Table 6)", 20, 365, "yes"),
-    "three-table7": Entry(
+    "three-table6": StudySummary(
+        "fine-tuning a part of the network on other data sets (follow-up, Table 6)", 20, 365, "yes"
+    ),
+    "three-table7": StudySummary(
         "stems with labels and after masked pre-training (follow-up, Table 7, Figure 6)", 35, 1505, "yes"
     ),
-    "three-table8": Entry("training procedures compared (follow-up, Table 8)", 30, 867, "yes"),
-    "three-figure1": Entry("accuracy by number of branches (follow-up, Figure 1)", 25, 284, "yes"),
-    "three-figure2": Entry("parallel against sequential blocks, by width (follow-up, Figure 2)", 40, 499, "yes"),
-    "three-figure3": Entry(
+    "three-table8": StudySummary("training procedures compared (follow-up, Table 8)", 30, 867, "yes"),
+    "three-figure1": StudySummary("accuracy by number of branches (follow-up, Figure 1)", 25, 284, "yes"),
+    "three-figure2": StudySummary("parallel against sequential blocks, by width (follow-up, Figure 2)", 40, 499, "yes"),
+    "three-figure3": StudySummary(
         "parallel against sequential blocks, by number of blocks (follow-up, Figure 3)", 45, 698, "yes"
     ),
 }

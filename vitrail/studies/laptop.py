@@ -24,7 +24,7 @@ from vitrail.durations import Epochs, Percent, Steps
 from vitrail.errors import DataError, UsageError
 from vitrail.objective.settings import Supervised
 from vitrail.studies.sets import Sets
-from vitrail.studies.study import Cell, Given, Stage
+from vitrail.studies.study import Cell, LaptopData, Stage
 from vitrail.training.run import Model, Optim, Run, Schedule
 
 SIDE, LARGER_SIDE = 32, 48
@@ -93,7 +93,9 @@ def fine_tuning(start: Stage, on: str, lr: float = 1e-3, side: int = LARGER_SIDE
     return Stage(run, start)
 
 
-def transferred(row: str, at: float | str, start: Stage, given: Given, rates: Sequence[float] = (1e-3,)) -> list[Cell]:
+def transferred(
+    row: str, at: float | str, start: Stage, given: LaptopData, rates: Sequence[float] = (1e-3,)
+) -> list[Cell]:
     """Return a cell for the fine-tuning of a network on each data set, at the rate best on held-out images."""
     cells = []
     for on in given.sets:

@@ -30,7 +30,7 @@ from vitrail.evaluation.imagenet import choosing, output_order, view
 from vitrail.evaluation.knn import knn
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.studies.sets import IMAGENET, Sets
-from vitrail.studies.study import Counted, Metric, Stage
+from vitrail.studies.study import Counted, MetricName, Stage
 from vitrail.training.folder import RunFolder
 from vitrail.training.optim.tune import freeze_rest
 from vitrail.transfer.linear_probe import linear_probe
@@ -55,7 +55,7 @@ class Probes:
         self._features: tuple[Path, Features, Features] | None = None
         """The features of the network that was measured last, for the next metric."""
 
-    def number(self, metric: Metric, outcome: Outcome, best: bool) -> float:
+    def number(self, metric: MetricName, outcome: Outcome, best: bool) -> float:
         """Return a number of a trained network, in the unit of `vitrail.studies.study.UNITS`.
 
         With `best`, of its best weights on the validation images. Numbers from features are kept beside the run. Raises
@@ -92,7 +92,7 @@ class Probes:
             found = classify(choosing(predict, order.outputs[opened.columns]), loader, opened.class_names, opened.key)
         return found.top1
 
-    def _probe(self, metric: Metric, model: Path) -> float:
+    def _probe(self, metric: MetricName, model: Path) -> float:
         train, test = self.sets.probe
         if metric == "5-shot":
             chosen = ShotSelection(one_label(train.labels, metric), train.class_names, shots=(SHOTS,), seeds=DRAWS)

@@ -13,8 +13,8 @@ from vitrail.errors import UsageError
 from vitrail.files import replacing_text
 from vitrail.studies.catalog import NAMES, study_named
 from vitrail.studies.figure import draw, draw_tiles
-from vitrail.studies.study import Given, Study
-from vitrail.studies.table import Result, Table, Tables, axes, column
+from vitrail.studies.study import LaptopData, Study
+from vitrail.studies.table import CellResult, Table, Tables, axes, column
 from vitrail.transfer.trial import write_table
 
 
@@ -43,10 +43,10 @@ def read(path: Path) -> Tables:
     found = json.loads(path.read_text(encoding="utf-8"))
     study = study_named(found["study"])
     paper = found["scale"] == "paper"
-    grid = study.paper() if paper else study.laptop(Given(found["images"], found["sets"]))
+    grid = study.paper() if paper else study.laptop(LaptopData(found["images"], found["sets"]))
     cells = {(cell.table, cell.row, cell.at): cell for cell in grid}
     results = [
-        Result(cells[one["table"], one["row"], one["at"]], one["seed"], one["score"], one["reason"], one["run"])
+        CellResult(cells[one["table"], one["row"], one["at"]], one["seed"], one["score"], one["reason"], one["run"])
         for one in found["cells"]
     ]
     return Tables(study, results)

@@ -11,12 +11,12 @@ from typing import Any
 
 from vitrail.durations import Percent, Steps
 from vitrail.errors import UsageError, VitrailError
+from vitrail.studies.costs import Planned, plan
 from vitrail.studies.laptop import divide
 from vitrail.studies.measure import DRAWS, SHOTS, Probes, counted
-from vitrail.studies.plan import Planned, plan
 from vitrail.studies.sets import Sets, published_sets
-from vitrail.studies.study import COUNTED, Cell, Given, Scale, Stage, Study
-from vitrail.studies.table import Result, Tables
+from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
+from vitrail.studies.table import CellResult, Tables
 from vitrail.studies.training import Training, chosen
 from vitrail.transfer.sweep import Executor
 
@@ -49,7 +49,7 @@ def run_study(study: Study, asked: Asked, folder: Path, execute: Executor) -> tu
     Raises DataError and UsageError before anything is trained; Interrupted after a signal: the same call continues.
     """
     sets = place(asked, folder)
-    given = Given(sets.images, ("up", "down", *_names(sets)))
+    given = LaptopData(sets.images, ("up", "down", *_names(sets)))
     cells = grid(study, asked, given)
     until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
     training = Training(sets, folder, execute, until)
@@ -67,11 +67,11 @@ def run_study(study: Study, asked: Asked, folder: Path, execute: Executor) -> tu
 
 def planned(study: Study, asked: Asked) -> Planned:
     """Return the cost of a study. Raises the errors of opening the data, which may be None."""
-    given = Given()
+    given = LaptopData()
     if asked.data is not None and asked.scale == "laptop":
         with tempfile.TemporaryDirectory() as scratch:
             sets = place(asked, Path(scratch))
-            given = Given(sets.images, ("up", "down", *_names(sets)))
+            given = LaptopData(sets.images, ("up", "down", *_names(sets)))
     seeds = 1 if asked.scale == "paper" else len(asked.seeds)
     return plan(study, asked.scale, grid(study, asked, given), given, seeds)
 
@@ -88,7 +88,7 @@ def _names(sets: Sets) -> list[str]:
     return [name for name in sets.paths if name not in ("up", "down", "all")]
 
 
-def grid(study: Study, asked: Asked, given: Given) -> list[Cell]:
+def grid(study: Study, asked: Asked, given: LaptopData) -> list[Cell]:
     """Return the cells to run. Raises UsageError for rows that the study does not have."""
     cells = study.paper() if asked.scale == "paper" else study.laptop(given)
     known = dict.fromkeys(cell.row for cell in cells)
@@ -118,7 +118,7 @@ def limited(stage: Stage, asked: Asked) -> Stage:
     return Stage(run, start, tokenizer)
 
 
-def measured(cells: Sequence[Cell], seeds: Sequence[int], training: Training) -> list[Result]:
+def measured(cells: Sequence[Cell], seeds: Sequence[int], training: Training) -> list[CellResult]:
     """Train what is not finished, and return the results, all cells of the first seed before the next."""
     learned = [cell for cell in cells if cell.metric not in COUNTED]
     training.train((cell, stage, seeds[0]) for cell in learned for stage in cell.tried)
@@ -128,15 +128,15 @@ def measured(cells: Sequence[Cell], seeds: Sequence[int], training: Training) ->
     return [_result(cell, counts[id(cell)], seed, training, probes) for seed in seeds for cell in cells]
 
 
-def _result(cell: Cell, stage: Stage, seed: int, training: Training, probes: Probes) -> Result:
+def _result(cell: Cell, stage: Stage, seed: int, training: Training, probes: Probes) -> CellResult:
     if cell.metric in COUNTED:
-        return Result(cell, seed, counted(cell.metric, stage))
+        return CellResult(cell, seed, counted(cell.metric, stage))
     rate = stage.run.optim.lr if cell.others else None
     if (reason := training.problem((stage, seed))) is not None:
-        return Result(cell, seed, None, reason, rate=rate)
+        return CellResult(cell, seed, None, reason, rate=rate)
     outcome = training.outcomes[stage, seed]
     place = Path(outcome.run).resolve().relative_to(training.folder.resolve())  # so that the folder can be moved
-    base = Result(cell, seed, None, "", str(place), rate, outcome.seconds)
+    base = CellResult(cell, seed, None, "", str(place), rate, outcome.seconds)
     try:
         return replace(base, score=probes.number(cell.metric, outcome, cell.best))
     except VitrailError as error:

@@ -18,8 +18,8 @@ Scale = Literal["laptop", "paper"]
 Verdict = Literal["holds", "does not hold", "too noisy to tell"]
 Trained = Literal["top-1", "ReaL", "5-shot", "20-NN", "linear", "stored"]
 Counted = Literal["parameters", "MACs", "images/s", "latency", "memory", "step"]
-Metric = Trained | Counted
-UNITS: dict[Metric, str] = {
+MetricName = Trained | Counted
+UNITS: dict[MetricName, str] = {
     "top-1": "top-1 on the test images, %",
     "ReaL": "top-1 by the labels of ImageNet ReaL, %",
     "5-shot": "5-shot top-1, %",
@@ -38,7 +38,7 @@ COUNTED: tuple[Counted, ...] = ("parameters", "MACs", "images/s", "latency", "me
 
 
 @dataclass(frozen=True)
-class Given:
+class LaptopData:
     """What the grids at laptop scale depend on."""
 
     images: int = 39_200
@@ -89,7 +89,7 @@ class Cell:
     others: Sequence[Stage] = ()
     """Trainings that are tried too. The one that is best on the images held out of training counts; the first seed
     chooses it for all seeds."""
-    metric: Metric = "5-shot"
+    metric: MetricName = "5-shot"
     what: str = ""
     """The table that it belongs to, such as the data set that it is measured on (default: the metric)."""
     best: bool = False
@@ -151,7 +151,7 @@ class Study:
     """What it shows, in one line."""
     axis: str
     """What the columns are, with their unit."""
-    laptop: Callable[[Given], Sequence[Cell]]
+    laptop: Callable[[LaptopData], Sequence[Cell]]
     """What the grid depends on -> the cells at laptop scale, the most important first."""
     paper: Callable[[], Sequence[Cell]]
     """The cells of the published grid."""

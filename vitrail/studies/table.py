@@ -12,7 +12,7 @@ from vitrail.studies.study import MEAN, Cell, Claim, Place, Scores, Study
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """One cell with one seed."""
 
     cell: Cell
@@ -81,7 +81,7 @@ class Tables:
     """Everything that a study has measured."""
 
     study: Study
-    results: Sequence[Result]
+    results: Sequence[CellResult]
 
     @property
     def tables(self) -> list[Table]:
@@ -95,7 +95,7 @@ class Tables:
         return Table(name, scores(results), *axes([(result.cell.row, result.cell.at) for result in results]))
 
     @property
-    def missing(self) -> list[Result]:
+    def missing(self) -> list[CellResult]:
         """The results without a number."""
         return [result for result in self.results if result.score is None]
 
@@ -121,7 +121,7 @@ def axes(places: Sequence[Place]) -> tuple[list[str], list[float | str]]:
     return rows, columns if any(isinstance(at, str) for at in columns) else sorted(columns)
 
 
-def scores(results: Sequence[Result]) -> Scores:
+def scores(results: Sequence[CellResult]) -> Scores:
     """Return the scores of the places whose every seed is measured."""
     found: dict[Place, list[float]] = {}
     incomplete = {(result.cell.row, result.cell.at) for result in results if result.score is None}

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitrail.data.settings import Augment, Data, Preprocess
 from vitrail.device import Precision
-from vitrail.durations import Epochs, Length, Moment, Percent
+from vitrail.durations import AnyLength, Epochs, Length, Percent
 from vitrail.errors import UsageError
 from vitrail.evaluation.metric import Metric
 from vitrail.import_path import Open
 from vitrail.model.own_part import OwnPart
-from vitrail.model.variants import Place, Pool, Positions, Stem
+from vitrail.model.variants import Place, Pool, PositionKind, Stem
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, ObjectiveSettings, Supervised, Tokenizer
 from vitrail.ranges import (
     LARGE,
@@ -45,7 +45,7 @@ from vitrail.ranges import (
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.objective.base import Moment as Progress
+    from vitrail.objective.base import Moment
 
 Tune = Literal["all", "attention", "attention+positions", "ffn", "head"]
 """The whole network; the attention layers and the classifier, also with the positions; the MLPs and the classifier; the
@@ -73,7 +73,7 @@ class Model(Settings, section="vit"):
     """Normalisation inside the stem (default: the architecture's)."""
     attention: OwnPart | None = None
     """Import path of an attention of your own (default: multi-head self-attention)."""
-    positions: Positions | OwnPart | None = None
+    positions: PositionKind | OwnPart | None = None
     """Kind of position embedding, or the import path of one of your own (default: the architecture's)."""
     place: Place | None = None
     """Where the position embedding is added (default: the architecture's)."""
@@ -158,7 +158,7 @@ class Schedule(Open, section="schedule"):
 
     shape: Literal["cosine", "linear", "rsqrt", "step", "constant"] = "cosine"
     """How the learning rate decays after the warmup."""
-    warmup: Moment = Percent(5)
+    warmup: AnyLength = Percent(5)
     """Length of the linear warmup."""
     end: NotNegative = 0.0
     """Learning rate at the end of the run, as an absolute value."""
@@ -167,7 +167,7 @@ class Schedule(Open, section="schedule"):
     drops: tuple[Annotated[float, Range(0, 100)], ...] = (30.0, 60.0, 90.0)
     """For shape step: points of the run, in percent, at which the learning rate is divided by ten (BiT)."""
 
-    def rate(self, now: Progress, peak: float) -> float:
+    def rate(self, now: Moment, peak: float) -> float:
         """Return the learning rate of the step that follows `now`; `peak` is `optim.lr`.
 
         `now.step` and `now.total` count optimiser steps, `now.done` is the share of the run that is over, and
@@ -196,7 +196,7 @@ class Average(Settings, section="average"):
     steps from `start`."""
     decay: Decay = 0.9999
     """For ema: share of the average that each step keeps."""
-    start: Moment = Percent(75)
+    start: AnyLength = Percent(75)
     """For polyak: when averaging starts."""
 
 
@@ -206,7 +206,7 @@ class Progressive(Settings, section="progressive"):
 
     start: Part = 1.0
     """Side of the first images as a share of the full side; 1 switches progressive resizing off."""
-    until: Moment = Percent(80)
+    until: AnyLength = Percent(80)
     """When images reach the full side."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vitrail.costs.published import published
-from vitrail.data.benchmarks.vtab import GROUPS, TASKS, Group
+from vitrail.data.benchmarks.vtab_tasks import GROUPS, TASKS, Group
 from vitrail.files import replacing
 
 MEAN = "mean"

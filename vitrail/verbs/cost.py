@@ -25,7 +25,7 @@ with AVX512-BF16: Ti/16 0.59, S/16 0.75, B/16 0.79."""
 
 
 @dataclass(frozen=True)
-class Report:
+class CostReport:
     """The cost of a network, and with `--count` its activation memory per image in float32 on an accelerator."""
 
     cost: Cost | Bill
@@ -51,7 +51,7 @@ def cost(
     overhead: Annotated[float, Range(1, 10)] | None = None,
     intensity: Amount | None = None,
     count: bool = False,
-) -> Report | tuple[Row, ...]:
+) -> CostReport | tuple[Row, ...]:
     """Estimate what a network costs to train: parameters, MACs, exaFLOPs, days of a device, money, memory.
 
     FLOPs are 2 x MACs x 3 x images, as in the paper's Table 6. They are counted on a network without values: no number
@@ -90,7 +90,7 @@ def cost(
         if model is not None or images is not None:
             raise UsageError("--core-days are the days of a whole run: give them without a model and --images")
         price = target.usd_per_hour if usd_per_hour is None else usd_per_hour
-        return Report(Bill(core_days, target, devices, price, power))
+        return CostReport(Bill(core_days, target, devices, price, power))
     if model is None:
         raise UsageError("no network is given: vitrail cost B/16, or vitrail cost --core-days 680")
     config = _config(model, image_size, classes)
@@ -107,9 +107,9 @@ def cost(
         place="cpu" if device == MEASURED else "accelerator",
     )
     if not count:
-        return Report(found)
+        return CostReport(found)
     kept = activation_bytes(config, precision="float32")
-    return Report(found, {"params": found.params, "macs": found.macs, "activation_bytes_float32": kept})
+    return CostReport(found, {"params": found.params, "macs": found.macs, "activation_bytes_float32": kept})
 
 
 def _power(
@@ -175,7 +175,7 @@ def _measured() -> tuple[Device, ComputePrecision]:
     return Device(MEASURED, description, peak, free_memory(place), CPU_UTILISATION, because), precision
 
 
-def show(result: Report | tuple[Row, ...]) -> Any:
+def show(result: CostReport | tuple[Row, ...]) -> Any:
     """Return the result as lines, or the table, for a terminal."""
     if isinstance(result, tuple):
         return _shown_table(result)
@@ -200,7 +200,7 @@ def _shown_table(rows: tuple[Row, ...]) -> Any:
     return page(table(columns, cells), f"{CONVENTION}; 224 px, 303 million images of JFT, no classifier")
 
 
-def as_json(result: Report | tuple[Row, ...]) -> Any:
+def as_json(result: CostReport | tuple[Row, ...]) -> Any:
     """Return the result as JSON values."""
     if isinstance(result, tuple):
         from vitrail.costs.estimate import CONVENTION

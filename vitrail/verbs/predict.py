@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vitrail.evaluation.classify import Predict
-    from vitrail.evaluation.predict import Kind, Prediction, Row, Summary, Unreadable
+    from vitrail.evaluation.predict import FileKind, Prediction, Row, Summary, Unreadable
 
 log = logging.getLogger("vitrail")
-KINDS: dict[str, Kind] = {".csv": "csv", ".json": "jsonl", ".jsonl": "jsonl"}
+KINDS: dict[str, FileKind] = {".csv": "csv", ".json": "jsonl", ".jsonl": "jsonl"}
 
 
 @dataclass

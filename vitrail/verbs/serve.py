@@ -71,8 +71,8 @@ def serve(
     compute = Compute(image_size, batch_size, device=device, precision=precision, engine=engine)
     try:
         from vitrail.server.app import create_app
-        from vitrail.server.engine import Engine
         from vitrail.server.process import run, take_port
+        from vitrail.server.service import Service
     except ImportError as error:
         raise UsageError(
             f"the server needs {error.name}, which is not installed: pip install 'vitrail[serve]'"
@@ -85,7 +85,7 @@ def serve(
     pixels = MAX_PIXELS if max_megapixels is None else int(max_megapixels * 1e6)
     limits = Limits(int(max_mb * 1e6), pixels=pixels, queue=queue, batch=batch_size, deadline=deadline, drain=drain)
     with take_port(host, port) as listening:
-        serving = Engine(load_served(models, compute), limits)
+        serving = Service(load_served(models, compute), limits)
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         log.info("%s at %s/ (Ctrl-C ends it)", ", ".join(serving.models), url)
         with fast_float32():

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from vitrail.errors import UsageError
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Positive, Range, Seed, checked
-from vitrail.studies.catalog import NAMES, REPORT, Entry, StudyName, study_named
+from vitrail.studies.catalog import NAMES, REPORT, StudyName, StudySummary, study_named
 from vitrail.verbs.terminal import page, table
 
 if TYPE_CHECKING:
-    from vitrail.studies.plan import Planned
+    from vitrail.studies.costs import Planned
     from vitrail.studies.table import Tables
 
 
@@ -51,7 +51,7 @@ def study(
     limit_steps: Count | None = None,
     dry_run: bool = False,
     out: str | Path = "runs/studies",
-) -> dict[StudyName, Entry] | Planned | Studied | Path:
+) -> dict[StudyName, StudySummary] | Planned | Studied | Path:
     """Train the networks of a table or a figure of the papers, measure them, and say which claims hold.
 
     At laptop scale a fifth of the classes is left out of pre-training; each network is measured on them by the
@@ -116,7 +116,7 @@ def study(
     return Studied(found, [*files, write_page(folder)], about)
 
 
-def show(result: dict[StudyName, Entry] | Planned | Studied | Path) -> Any:
+def show(result: dict[StudyName, StudySummary] | Planned | Studied | Path) -> Any:
     """Return the result as text or a table for a terminal."""
     if isinstance(result, dict):
         return _listing(result)
@@ -137,7 +137,7 @@ def show(result: dict[StudyName, Entry] | Planned | Studied | Path) -> Any:
     )
 
 
-def _listing(studies: Mapping[StudyName, Entry]) -> str:
+def _listing(studies: Mapping[StudyName, StudySummary]) -> str:
     lines = [f"{'study':16}  {'minutes':>7}  {'exaFLOPs':>8}  {'public':6}  shows"]
     lines += [
         f"{name:16}  {one.minutes:>7}  {one.exaflops:>8,}  {one.public:6}  {one.shows}" for name, one in studies.items()
@@ -146,7 +146,7 @@ def _listing(studies: Mapping[StudyName, Entry]) -> str:
     return "\n".join([*lines, "", notes])
 
 
-def as_json(result: dict[StudyName, Entry] | Planned | Studied | Path) -> Any:
+def as_json(result: dict[StudyName, StudySummary] | Planned | Studied | Path) -> Any:
     """Return the result as JSON values."""
     if isinstance(result, dict):
         return {name: one._asdict() for name, one in result.items()}

@@ -15,7 +15,7 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.metric import TITLES, headline
 from vitrail.files import check_writable
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
-from vitrail.ranges import Epochs, Fraction, Positive, Range, checked
+from vitrail.ranges import EpochCount, Fraction, Positive, Range, checked
 from vitrail.recipes.paper import REGULARISATION_GRID, REGULARISED
 from vitrail.recipes.paper_finetune import CONVOLUTIONAL_RATE, FINETUNE, GRID, GRID_IMAGENET, ROW_OF, VTAB
 from vitrail.recipes.registry import recipe as named
@@ -38,7 +38,7 @@ IMAGENET = 500_000
 
 
 @dataclass(frozen=True)
-class Preview:
+class SweepPreview:
     """The trials of a sweep before they are trained, as `dry_run` shows them."""
 
     trials: Trials
@@ -72,7 +72,7 @@ def sweep(
     vary: tuple[str, ...] = (),
     seeds: Annotated[int, Range(1, 1000)] = 3,
     dev: Fraction | None = None,
-    epochs: Epochs | None = None,
+    epochs: EpochCount | None = None,
     out: str | Path = "runs/sweep",
     parallel: Annotated[int, Range(0, 1024, note="0: train in this process")] | None = None,
     devices: list[str] | None = None,
@@ -81,9 +81,9 @@ def sweep(
     **settings: Any,
 ) -> SweepResult: ...
 @overload
-def sweep(path: str | Path | None = None, *, dry_run: Literal[True], **settings: Any) -> Preview: ...
+def sweep(path: str | Path | None = None, *, dry_run: Literal[True], **settings: Any) -> SweepPreview: ...
 @overload
-def sweep(path: str | Path | None = None, *, dry_run: bool, **settings: Any) -> SweepResult | Preview: ...
+def sweep(path: str | Path | None = None, *, dry_run: bool, **settings: Any) -> SweepResult | SweepPreview: ...
 @checked
 def sweep(
     path: str | Path | None = None,
@@ -95,14 +95,14 @@ def sweep(
     vary: tuple[str, ...] = (),
     seeds: Annotated[int, Range(1, 1000)] = 3,
     dev: Fraction | None = None,
-    epochs: Epochs | None = None,
+    epochs: EpochCount | None = None,
     out: str | Path = "runs/sweep",
     parallel: Annotated[int, Range(0, 1024, note="0: train in this process")] | None = None,
     devices: list[str] | None = None,
     ray: str | None = None,
     dry_run: bool = False,
     **settings: Any,
-) -> SweepResult | Preview:
+) -> SweepResult | SweepPreview:
     """Find the learning rate on a part of the training images, then retrain on all of them with several seeds.
 
     The procedure is the paper's (appendix B.1.1). Each learning rate of the grid is trained without a small part of the
@@ -263,18 +263,18 @@ def values_of(text: str, base: Run) -> tuple[str, tuple[Any, ...]]:
     return name, tuple(values)
 
 
-def _preview(trials: Trials) -> Preview:
+def _preview(trials: Trials) -> SweepPreview:
     from vitrail.transfer.trial import finished
     from vitrail.verbs.train.dry_run import check
 
     search = {trial.key: trial for trial in trials.search}.values()
     done = sum(finished(trial.folder) is not None for trial in search) if len(trials.search) > 1 else 0
-    return Preview(trials, done, *check(replace(trials.search[0].run, out=str(trials.folder))))
+    return SweepPreview(trials, done, *check(replace(trials.search[0].run, out=str(trials.folder))))
 
 
-def show(result: SweepResult | Preview) -> Any:
+def show(result: SweepResult | SweepPreview) -> Any:
     """Return the table, or the list of trials that would be trained, for a terminal."""
-    return _shown_preview(result) if isinstance(result, Preview) else _shown(result)
+    return _shown_preview(result) if isinstance(result, SweepPreview) else _shown(result)
 
 
 def _shown(result: SweepResult) -> Any:
@@ -315,7 +315,7 @@ def _measured(result: SweepResult) -> str:
     return f"test {TITLES[result.metric]} {100 * mean:.2f} %{spread} over {count} seed{'s' * (count > 1)}{failed}"
 
 
-def _shown_preview(result: Preview) -> str:
+def _shown_preview(result: SweepPreview) -> str:
     trials, split = result.trials, result.trials.split
     lines = [str(trial) for trial in trials.search] if len(trials.search) > 1 else []
     lines += [f"the best values, seed {seed}, on all training images" for seed in trials.sweep.seeds]
@@ -329,9 +329,9 @@ def _shown_preview(result: Preview) -> str:
     return "\n".join(lines)
 
 
-def as_json(result: SweepResult | Preview) -> Any:
+def as_json(result: SweepResult | SweepPreview) -> Any:
     """Return the result as JSON values."""
-    if not isinstance(result, Preview):
+    if not isinstance(result, SweepPreview):
         return result.as_json()
     split = result.trials.split
     return {

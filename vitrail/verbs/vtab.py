@@ -20,8 +20,8 @@ from vitrail.verbs.flags.settings import RunArguments
 from vitrail.verbs.terminal import page, table
 
 if TYPE_CHECKING:
-    from vitrail.data.benchmarks.vtab import Task
-    from vitrail.transfer.vtab import TaskScore, VtabTable
+    from vitrail.data.benchmarks.vtab_tasks import VtabTask
+    from vitrail.transfer.vtab_runs import TaskScore, VtabTable
 
 log = logging.getLogger("vitrail")
 
@@ -30,7 +30,7 @@ log = logging.getLogger("vitrail")
 class Listing:
     """The tasks, with the folders or the sources of their data."""
 
-    tasks: list[Task]
+    tasks: list[VtabTask]
     folders: dict[str, str]
     """Task -> its folder, for the tasks whose data were found."""
     searched: bool
@@ -77,7 +77,7 @@ def vtab(
         out: Folder of the runs, of the table vtab.json and of the figure vtab.png.
         show_list: List the tasks and exit.
     """
-    from vitrail.data.benchmarks.vtab import TASKS, task_named
+    from vitrail.data.benchmarks.vtab_tasks import TASKS, task_named
 
     chosen = [task_named(name) for name in dict.fromkeys(tasks or TASKS)]
     if show_list or weights is None:
@@ -93,7 +93,7 @@ def vtab(
     given = RunArguments(config=config, lr=lr, weights=weights, settings=chosen_settings)
     run = _of_length(given.applied_to(paper), steps)
     check_writable(Path(out), UsageError, folder=True)
-    from vitrail.transfer.vtab import vtab as run_tasks
+    from vitrail.transfer.vtab_runs import vtab as run_tasks
 
     return run_tasks(run, paper, chosen, str(data), [run.seed + i for i in range(seeds)], Path(out))
 
@@ -106,7 +106,7 @@ def _of_length(run: Run, steps: int | None) -> Run:
     return replace(run, duration=Steps(steps), schedule=replace(run.schedule, warmup=warmup))
 
 
-def _listing(tasks: Sequence[Task], data: str | Path | None) -> Listing:
+def _listing(tasks: Sequence[VtabTask], data: str | Path | None) -> Listing:
     from vitrail.data.benchmarks.vtab_source import locate
 
     folders: dict[str, str] = {}

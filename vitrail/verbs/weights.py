@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitrail.weights.save import Saved
     from vitrail.weights.verify import Verification
 
-Format = Literal["vitrail", "google", "big_vision", "bit", "timm", "hf", "torchvision", "deit"]
+FormatName = Literal["vitrail", "google", "big_vision", "bit", "timm", "hf", "torchvision", "deit"]
 SHOWN = 10
 """Maximum number of class names shown on a terminal; --json has all of them."""
 
@@ -67,7 +67,7 @@ def convert(
     source: str | Path,
     target: str | Path,
     *,
-    format: Format = "vitrail",
+    format: FormatName = "vitrail",
     branches: Count | None = None,
     overwrite: bool = False,
 ) -> Converted:

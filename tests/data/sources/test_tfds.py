@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from prepared import Features, prepare
 
-from vitrail.data.benchmarks.vtab import TASKS, Label, count_objects, nearest_object, nearest_vehicle
 from vitrail.data.benchmarks.vtab_source import locate, read_task
+from vitrail.data.benchmarks.vtab_tasks import TASKS, TaskLabel, count_objects, nearest_object, nearest_vehicle
 from vitrail.data.images.decode import decode
 from vitrail.data.settings import Columns
 from vitrail.data.sources.index_lists import index_lists
@@ -222,7 +222,7 @@ def test_a_label_that_cannot_be_computed_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"record 0 .*no label can be made of its objects/pixel_coords"):
         read_tfds(folder, Columns("image"), label=TASKS["clevr-distance"].label)
     with pytest.raises(DataError, match="it has no feature 'other'"):
-        read_tfds(folder, Columns("image"), label=Label(("other",)))
+        read_tfds(folder, Columns("image"), label=TaskLabel(("other",)))
 
 
 # a task of VTAB-1k

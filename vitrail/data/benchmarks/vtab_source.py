@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from vitrail.data.benchmarks.vtab import TRAIN, VALIDATION, Task, ranges, task_named
+from vitrail.data.benchmarks.vtab_tasks import TRAIN, VALIDATION, VtabTask, ranges, task_named
 from vitrail.data.images.decode import decode
 from vitrail.data.item import ROLES, DataSet, Findings, Item, Listed, View
 from vitrail.data.settings import Columns
@@ -64,7 +64,7 @@ def read_task(path: str, open_any: Open) -> DataSet:
     return found
 
 
-def locate(task: Task, root: str | Path) -> TaskLocation | None:
+def locate(task: VtabTask, root: str | Path) -> TaskLocation | None:
     """Return where the data of a task are below `root`; None if they are not there.
 
     Raises DataError if they are there in a version that is not the benchmark's.
@@ -93,13 +93,13 @@ def locate(task: Task, root: str | Path) -> TaskLocation | None:
     return None
 
 
-def _folders(task: Task) -> list[str]:
+def _folders(task: VtabTask) -> list[str]:
     """Return the possible names of a task's folder. The data set's name counts only if the data set has one label."""
     own = [task.dataset] if task.label.keys == ("label",) else []
     return list(dict.fromkeys((*task.folders, task.name, *own)))
 
 
-def _prepared(task: Task, folder: Path) -> DataSet:
+def _prepared(task: VtabTask, folder: Path) -> DataSet:
     """Return the regions of the task from a folder that TensorFlow Datasets prepared."""
     found = read_tfds(folder, Columns("image"), label=task.label)
     counts = {name: len(source) for name, source in found.splits.items()}
@@ -135,7 +135,7 @@ class Scaled:
         return self._source.id(index)
 
 
-def _drawn(task: Task, found: DataSet, path: str) -> DataSet:
+def _drawn(task: VtabTask, found: DataSet, path: str) -> DataSet:
     """Return 800 + 200 images drawn from a copy that does not say which images are VTAB-1k's, and its own test set."""
     if all(name in found.splits for name in (*PARTS, "test")):
         return DataSet({name: found.splits[name] for name in (*PARTS, "test")}, found.findings)
@@ -160,7 +160,7 @@ def _drawn(task: Task, found: DataSet, path: str) -> DataSet:
     return DataSet(splits, Findings(found.findings.kind, dict(found.findings.ignored), [], [warning]))
 
 
-def _differences(task: Task, found: DataSet) -> list[str]:
+def _differences(task: VtabTask, found: DataSet) -> list[str]:
     """Return the differences between the data and the benchmark as sentences."""
     trained = sum(len(source) for name, source in found.splits.items() if name in (*PARTS, WHOLE))
     classes = len(next(iter(found.splits.values())).class_names)

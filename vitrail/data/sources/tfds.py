@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vitrail.data.benchmarks.vtab import Label
+from vitrail.data.benchmarks.vtab_tasks import TaskLabel
 from vitrail.data.cache import cached_table
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed
 from vitrail.data.labels.sets import order_classes
@@ -65,7 +65,7 @@ def _has_shards(path: Path) -> bool:
     return path.is_dir() and any(_SHARD.fullmatch(file.name) for file in path.glob("*.tfrecord-*-of-*"))
 
 
-def read_tfds(path: Path, columns: Columns = Columns(), label: Label | None = None) -> DataSet:
+def read_tfds(path: Path, columns: Columns = Columns(), label: TaskLabel | None = None) -> DataSet:
     """Open a folder that TensorFlow Datasets prepared. The columns are names of features; `label` computes one.
 
     Raises DataError (several versions, missing or damaged files, another format, no labels) and UsageError.
@@ -77,7 +77,7 @@ def read_tfds(path: Path, columns: Columns = Columns(), label: Label | None = No
     with _understood(versions[0]):
         prepared = _describe(versions[0])
         image, default = _keys(prepared, columns, computed=label is not None)
-        wanted = label or Label((default,))
+        wanted = label or TaskLabel((default,))
         names = list(wanted.names) or _class_names(prepared, wanted.keys[0])
         counts = {split: _stated_count(prepared, split) for split in prepared.splits}
     tables = {split: _index(files, image, wanted, names) for split, files in prepared.splits.items()}
@@ -219,7 +219,7 @@ def _stated_count(prepared: Prepared, split: str) -> int | None:
     return None if count is None else int(count)
 
 
-def _index(files: list[Path], image: str, label: Label, names: list[str]) -> pa.Table:
+def _index(files: list[Path], image: str, label: TaskLabel, names: list[str]) -> pa.Table:
     maker = _Index(files, image, label, names)
     settings: dict[str, object] = {"format": "tfds 2", "image": image, "label": maker.settings}
     return cached_table(files, settings, SCHEMA, maker.write)
@@ -231,7 +231,7 @@ class _Index:
 
     files: list[Path]
     image: str
-    label: Label
+    label: TaskLabel
     names: list[str]
 
     @property

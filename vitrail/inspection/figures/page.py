@@ -25,8 +25,8 @@ from vitrail.data.spreadsheet import SafeWriter
 from vitrail.files import replacing
 
 P = ParamSpec("P")
-Format = Literal["png", "svg", "pdf"]
-FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
+FigureFormat = Literal["png", "svg", "pdf"]
+FORMATS: tuple[FigureFormat, ...] = ("png", "svg", "pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 """Colours and markers together distinguish 49 classes."""
@@ -75,13 +75,13 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 class Folder:
     """The folder for figures and numbers; `raw` is SafeWriter's. Writing raises WriteError if it fails."""
 
-    def __init__(self, path: Path, formats: Sequence[Format] = ("png",), *, raw: bool = False) -> None:
+    def __init__(self, path: Path, formats: Sequence[FigureFormat] = ("png",), *, raw: bool = False) -> None:
         self.path, self.formats, self._raw = path, formats, raw
 
     def figure(self, name: str, figure: Figure) -> list[Path]:
         """Write a figure in every format."""
 
-        def save(format: Format, file: Path) -> None:
+        def save(format: FigureFormat, file: Path) -> None:
             with matplotlib.rc_context(STYLE), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name with characters that the font lacks
                 figure.savefig(file, format=format, metadata=_NO_DATE[format])

@@ -60,7 +60,7 @@ class DiskFullError(CheckpointError):
         return CheckpointError, (str(self),)
 
 
-class Rejected(NamedTuple):
+class RejectedCheckpoint(NamedTuple):
     """A checkpoint that is damaged or incomplete, and the reason."""
 
     path: Path
@@ -140,7 +140,7 @@ class _Draft:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
-def latest_valid(folder: Path, on_reject: Callable[[Rejected], None] | None = None) -> Path | None:
+def latest_valid(folder: Path, on_reject: Callable[[RejectedCheckpoint], None] | None = None) -> Path | None:
     """Return the newest intact checkpoint in `folder`; None if nothing was ever saved there.
 
     `on_reject` receives each newer checkpoint that is damaged or incomplete. Raises CheckpointError with all reasons if
@@ -151,7 +151,7 @@ def latest_valid(folder: Path, on_reject: Callable[[Rejected], None] | None = No
         reason = problem(path)
         if reason is None:
             return path
-        rejected.append(Rejected(path, reason))
+        rejected.append(RejectedCheckpoint(path, reason))
         if on_reject:
             on_reject(rejected[-1])
     if rejected:

@@ -64,9 +64,9 @@ class Compute(Settings):
 
     def predictor(self, network: Any, *, features: bool = False) -> Predict:
         """Return images -> float32 logits, or features, of a network, on the chosen device by the chosen engine."""
-        from vitrail.exports.engines import predictor
+        from vitrail.exports.engines import engine_predictor
 
-        return predictor(network, self.place(), self.precision, engine=self.engine, features=features)
+        return engine_predictor(network, self.place(), self.precision, engine=self.engine, features=features)
 
     def loader(self, source: Listed, transform: Op, image_size: int | tuple[int, int]) -> Loader:
         """Return a loader that reads each image of `source` once, in order. The caller closes it."""

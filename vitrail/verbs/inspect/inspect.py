@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vitrail")
 
 What = Literal["filters", "positions", "distance", "rollout", "relevance", "maps", "patches", "neighbours", "map"]
-Format = Literal["png", "svg", "pdf"]
+FigureFormat = Literal["png", "svg", "pdf"]
 
 OF_WEIGHTS = ("filters", "positions")
 OF_PICTURES = ("distance", "rollout", "relevance", "maps", "patches")
@@ -58,7 +58,7 @@ def inspect(
     count: Count = 128,
     pictures: Count = 48,
     image_size: Side | None = None,
-    format: tuple[Format, ...] = (),
+    format: tuple[FigureFormat, ...] = (),
     batch_size: Count = 8,
     device: str | None = None,
     raw: bool = False,
@@ -87,7 +87,7 @@ def inspect(
         format: File formats of the figures (default: png).
         batch_size: Number of images per batch. Memory grows with it.
     """
-    chosen, formats = _checked(what, What, "--what"), _checked(format, Format, "--format")
+    chosen, formats = _checked(what, What, "--what"), _checked(format, FigureFormat, "--format")
     compute = Compute(image_size, batch_size, device=device, precision="float32")
     from vitrail.data.cache import refuse_within
 

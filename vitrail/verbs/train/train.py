@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from vitrail.config import to_yaml
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metric import TITLES, headline
-from vitrail.ranges import Count, Epochs, Positive, Seed, checked
+from vitrail.ranges import Count, EpochCount, Positive, Seed, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, resumed, training_run
 
@@ -39,7 +39,7 @@ def train(
     *,
     recipe: str | None = None,
     config: tuple[str | Path, ...] = (),
-    epochs: Epochs | None = None,
+    epochs: EpochCount | None = None,
     lr: Positive | None = None,
     resume: str | Path | None = None,
     nproc: Count | None = None,
@@ -59,7 +59,7 @@ def train(
     *,
     recipe: str | None = None,
     config: tuple[str | Path, ...] = (),
-    epochs: Epochs | None = None,
+    epochs: EpochCount | None = None,
     lr: Positive | None = None,
     resume: str | Path | None = None,
     nproc: Count | None = None,
@@ -122,7 +122,7 @@ def finetune(
     weights: str | Path | None = None,
     recipe: str | None = None,
     config: tuple[str | Path, ...] = (),
-    epochs: Epochs | None = None,
+    epochs: EpochCount | None = None,
     lr: Positive | None = None,
     resume: str | Path | None = None,
     nproc: Count | None = None,
@@ -143,7 +143,7 @@ def finetune(
     weights: str | Path | None = None,
     recipe: str | None = None,
     config: tuple[str | Path, ...] = (),
-    epochs: Epochs | None = None,
+    epochs: EpochCount | None = None,
     lr: Positive | None = None,
     resume: str | Path | None = None,
     nproc: Count | None = None,

@@ -24,7 +24,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
 from vitrail.weights.hf.beit import Beit
-from vitrail.weights.hf.config import class_names, infer, thresholds, to_json
+from vitrail.weights.hf.config_json import class_names, infer, thresholds, to_json
 from vitrail.weights.hf.dinov2 import DinoV2, DinoV2WithRegisters
 from vitrail.weights.hf.encoder import STEM, Encoder, refusal_of_all
 from vitrail.weights.hf.processor import Processing, read_processor, write_processor

@@ -8,7 +8,7 @@ from dataclasses import replace
 from vitrail.durations import Epochs
 from vitrail.studies.grids.paper.published_runs import JFT, pre_trained
 from vitrail.studies.laptop import pre_training
-from vitrail.studies.study import Cell, Given, Stage, Study
+from vitrail.studies.study import Cell, LaptopData, Stage, Study
 from vitrail.training.run import Run
 
 SETTINGS = ((1, 0.5, 0.1), (1, 1.0, 1.0), (2, 1.0, 1.0))
@@ -26,7 +26,7 @@ def _cells(row: str, base: Run, epochs: float, rate: float, decay: float) -> lis
     return cells
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return a network with three settings."""
     return _cells("ViT-64/4", pre_training("ViT-64/4"), EPOCHS, RATE, DECAY)
 

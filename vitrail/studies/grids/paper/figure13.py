@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vitrail.studies.grids.paper.published_runs import JFT, pre_trained
 from vitrail.studies.laptop import pre_training
-from vitrail.studies.study import UNITS, Cell, Claim, Given, Scores, Stage, Study, mean_of, minus
+from vitrail.studies.study import UNITS, Cell, Claim, LaptopData, Scores, Stage, Study, mean_of, minus
 from vitrail.training.run import Run
 
 EPOCHS = 3
@@ -22,7 +22,7 @@ def _cells(runs: Mapping[tuple[str, str], Run]) -> list[Cell]:
     ]
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return plain and axial networks with patches of 4 and 8 pixels, and both ResNets at half their width.
 
     Axial networks have no class token, so all ViTs have average pooling, and differ in their attention only.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from vitrail.durations import Percent, Steps
 from vitrail.recipes.registry import recipe
 from vitrail.studies.laptop import pre_training
-from vitrail.studies.study import Cell, Claim, Given, Scores, Stage, Study, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Stage, Study, minus
 
 SHARES = (1 / 32, 1 / 8, 1 / 2, 1.0)
 STEPS = 900
@@ -30,7 +30,7 @@ PAPER = {
 """Network in the figure -> its recipe and its name. The rate of b/32 is not printed; it is that of B/32."""
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return three networks on four subsets, with as many steps for each."""
     cells = []
     for share in reversed(SHARES):

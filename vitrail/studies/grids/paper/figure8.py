@@ -11,7 +11,7 @@ from vitrail.costs.count import macs
 from vitrail.model.variants import variant
 from vitrail.recipes.registry import recipe
 from vitrail.studies.laptop import SIDE, pre_training
-from vitrail.studies.study import Cell, Claim, Given, Scores, Stage, Study
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Stage, Study
 from vitrail.training.run import Run
 
 EPOCHS = 3
@@ -56,7 +56,7 @@ def _grid(base: Run, values: Mapping[str, Any], scaled: Mapping[str, list[dict[s
     return cells
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return 15 networks around one of 3 blocks of width 128."""
     return _grid(pre_training("ViT-128/8", EPOCHS), BASE, LAPTOP, SIDE)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from vitrail.model.variants import Pool
 from vitrail.recipes.registry import recipe
 from vitrail.studies.laptop import pre_training
-from vitrail.studies.study import Cell, Claim, Given, Scores, Stage, Study, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Stage, Study, minus
 
 EPOCHS = 6
 RATES = (3e-4, 1e-3, 3e-3)
@@ -16,7 +16,7 @@ TOKEN, MEAN, ATTENTION = "class token", "average pooling", "attention pooling"
 POOLS: dict[str, Pool] = {TOKEN: "cls", MEAN: "gap", ATTENTION: "map"}
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return a network with each way of pooling, at each rate."""
     cells = []
     for rate in RATES:

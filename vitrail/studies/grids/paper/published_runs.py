@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vitrail.data.benchmarks.catalog import CATALOG
-from vitrail.data.benchmarks.vtab import TASKS
+from vitrail.data.benchmarks.vtab_tasks import TASKS
 from vitrail.data.benchmarks.vtab_source import HUB
 from vitrail.recipes.bit import hyperrule
 from vitrail.recipes.paper_finetune import CONVOLUTIONAL_RATE, TABLE_4
 from vitrail.recipes.registry import recipe
 from vitrail.studies.study import UNITS, Cell, Stage
-from vitrail.transfer.vtab import run_of
+from vitrail.transfer.vtab_runs import run_of
 
 JFT, IMAGENET_21K, IMAGENET = "jft300m", "imagenet21k", "imagenet"
 REAL = "ImageNet ReaL"

@@ -16,7 +16,7 @@ from vitrail.objective.settings import MaskedPatch
 from vitrail.recipes.registry import recipe
 from vitrail.studies.grids.paper.published_runs import IMAGENET, JFT, fine_tuned, pre_trained
 from vitrail.studies.laptop import LABELS, SIDE, fine_tuning, pre_training
-from vitrail.studies.study import UNITS, Cell, Claim, Given, Scores, Stage, Study, Trained, minus
+from vitrail.studies.study import UNITS, Cell, Claim, LaptopData, Scores, Stage, Study, Trained, minus
 from vitrail.training.run import Model, Run
 from vitrail.transfer.grid import changed
 
@@ -54,7 +54,7 @@ def _ways() -> dict[str, Stage]:
     }
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return nine ways to pre-train, each measured by its features and after fine-tuning with labels."""
     at = f"{EPOCHS} epochs"
     cells = []

@@ -12,7 +12,7 @@ from vitrail.costs.published import published
 from vitrail.durations import Examples
 from vitrail.studies.grids.paper.published_runs import IMAGENET_21K, JFT, in_a_row, pre_trained, vtab
 from vitrail.studies.laptop import LABELS, fine_tuning, pre_training
-from vitrail.studies.study import UNITS, Cell, Claim, Given, Scores, Stage, Study, mean_of, minus
+from vitrail.studies.study import UNITS, Cell, Claim, LaptopData, Scores, Stage, Study, mean_of, minus
 
 SEEN = 160_000
 RATES = (1e-3, 3e-3)
@@ -28,7 +28,7 @@ PAPER = {
 """Row -> its recipe, its data set, and the recipe that fine-tunes it on ImageNet."""
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return four networks, each fine-tuned on each data set at the better of two rates."""
     cells = []
     for row, (network, share) in NETWORKS.items():

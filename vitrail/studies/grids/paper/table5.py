@@ -15,7 +15,7 @@ from vitrail.durations import Examples
 from vitrail.studies.grids.paper.published_runs import IMAGENET, IMAGENET_21K, JFT, by_set, pre_trained
 from vitrail.studies.grids.paper.table2 import SEEN
 from vitrail.studies.laptop import LABELS, pre_training, transferred
-from vitrail.studies.study import Cell, Claim, Given, Scores, Stage, Study, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Stage, Study, minus
 
 SHARES = (1.0, 3 / 8, 1 / 10)
 SMALL, LARGE, RESNET = "ViT-64/8", "ViT-128/8", "R50x1/2"
@@ -35,7 +35,7 @@ PAPER = {
 DATA = {"ImageNet": IMAGENET, "ImageNet-21k": IMAGENET_21K, "JFT-300M": JFT}
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return four networks pre-trained on three shares of the images, and fine-tuned on each data set."""
     cells = []
     for share in SHARES:

@@ -13,7 +13,7 @@ from vitrail.costs.published import published
 from vitrail.studies.grids.paper.published_runs import JFT, TITLES, by_set, pre_trained
 from vitrail.studies.laptop import pre_training, transferred
 from vitrail.studies.measure import config_of
-from vitrail.studies.study import MEAN, Cell, Claim, Given, Scores, Stage, Study
+from vitrail.studies.study import MEAN, Cell, Claim, LaptopData, Scores, Stage, Study
 
 VIT, RESNET, HYBRID = "ViT", "ResNet (BiT)", "hybrid"
 EPOCHS = (1, 3)
@@ -31,7 +31,7 @@ PAPER = {
 """Family -> its recipes, the rows of Table 6 in its order."""
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return 14 networks of three families by the teraFLOPs of their pre-training, fine-tuned on each data set."""
     cells = []
     for family, networks in LAPTOP.items():

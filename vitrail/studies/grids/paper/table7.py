@@ -9,7 +9,7 @@ from typing import Literal
 from vitrail.costs.published import published
 from vitrail.studies.grids.paper.published_runs import JFT, by_set, pre_trained
 from vitrail.studies.laptop import LABELS, fine_tuning, pre_training
-from vitrail.studies.study import MEAN, Cell, Claim, Given, Scores, Stage, Study, mean_of, minus
+from vitrail.studies.study import MEAN, Cell, Claim, LaptopData, Scores, Stage, Study, mean_of, minus
 from vitrail.training.run import Optim
 
 EPOCHS = 3
@@ -26,7 +26,7 @@ PAPER = {
 }
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return two ResNets with both optimisers, each at the best of several rates, fine-tuned on each data set."""
     cells = []
     for network in NETWORKS:

@@ -9,7 +9,7 @@ from typing import Any
 from vitrail.costs.published import published
 from vitrail.recipes.registry import recipe
 from vitrail.studies.laptop import pre_training
-from vitrail.studies.study import UNITS, Cell, Claim, Given, Scores, Stage, Study, mean_of, minus
+from vitrail.studies.study import UNITS, Cell, Claim, LaptopData, Scores, Stage, Study, mean_of, minus
 
 EPOCHS = 4
 NONE, PLAIN = "no positions", "at the input"
@@ -27,7 +27,7 @@ def _grid() -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return a network with each kind in each place."""
     return [Cell(kind, place, Stage(pre_training("ViT-64/4", EPOCHS, **vit))) for kind, place, vit in _grid()]
 

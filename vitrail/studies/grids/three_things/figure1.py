@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitrail.studies.grids.three_things.depth import deep, published, tested
-from vitrail.studies.study import Cell, Claim, Given, Scores, Study, mean_of, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Study, mean_of, minus
 
 LAPTOP = ("24x1", "12x2", "8x3", "6x4")
 PAPER = {"36 blocks": ("S36x1", "S18x2", "S12x3", "S9x4"), "60 blocks": ("S60x1", "S30x2", "S20x3")}
 ROW = "24 blocks"
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return 24 blocks of width 64 in one to four branches."""
     return [cell for shape in LAPTOP for cell in tested(ROW, float(shape[-1]), deep(shape))]
 

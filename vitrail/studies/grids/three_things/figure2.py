@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitrail.studies.grids.three_things.depth import deep, published, tested
-from vitrail.studies.study import Cell, Claim, Given, Scores, Study, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Study, minus
 
 SEQUENTIAL, PARALLEL = "24x1", "12x2"
 WIDTHS = (32, 64, 96)
@@ -16,7 +16,7 @@ SIZES = ("Ti", "S", "B", "L")
 WIDEST = "L"
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return three widths in both shapes."""
     shapes = (SEQUENTIAL, PARALLEL)
     return [cell for width in WIDTHS for shape in shapes for cell in tested(shape, float(width), deep(shape, width))]

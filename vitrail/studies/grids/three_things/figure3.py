@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitrail.studies.grids.three_things.depth import deep, published, tested
-from vitrail.studies.study import Cell, Claim, Given, Scores, Study, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Study, minus
 
 BLOCKS = (6, 12, 24, 36)
 SEQUENTIAL, PARALLEL = "sequential", "two branches"
 PAPER = {"S": (24, 36, 48, 60), "B": (24, 36)}
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return four numbers of blocks of width 64 in both shapes."""
     cells = []
     for blocks in reversed(BLOCKS):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vitrail.recipes.three_things import TABLE_1
 from vitrail.studies.grids.three_things.depth import baseline, tested
 from vitrail.studies.laptop import pre_training
-from vitrail.studies.study import UNITS, Cell, Claim, Counted, Given, Scores, Stage, Study, mean_of, minus
+from vitrail.studies.study import UNITS, Cell, Claim, Counted, LaptopData, Scores, Stage, Study, mean_of, minus
 
 WIDTHS = (32, 64, 128)
 PLAIN, SCALED = (6, None), (8, 1e-4)
@@ -19,7 +19,7 @@ def _at(epochs: int, layer_scale: float | None) -> str:
     return f"{epochs} epochs" + (" with LayerScale" if layer_scale else "")
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return three widths, trained for 6 epochs, or for 8 with LayerScale."""
     cells = []
     for epochs, layer_scale in (PLAIN, SCALED):

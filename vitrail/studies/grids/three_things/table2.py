@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitrail.studies.grids.three_things.depth import deep, published, tested
-from vitrail.studies.study import Cell, Claim, Given, Scores, Study, mean_of, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Study, mean_of, minus
 
 WITHOUT, WITH = "without LayerScale", "with LayerScale"
 SHAPES = ("24x1", "12x2")
 PAPER = ("S36x1", "S18x2", "B36x1", "B18x2")
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return 24 blocks of width 64 in one and two branches, without and with LayerScale."""
     cells = []
     for at, layer_scale in ((WITHOUT, False), (WITH, True)):

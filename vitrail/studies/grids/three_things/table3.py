@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from vitrail.studies.grids.three_things.depth import COUNTS, EPOCHS, WIDTH, baseline, deep, published, tested
-from vitrail.studies.study import Cell, Claim, Given, Scores, Study, mean_of, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Study, mean_of, minus
 
 AT = f"{EPOCHS} epochs"
 SCALED = f"{AT} with LayerScale"
@@ -13,7 +13,7 @@ NARROW, NARROW_PARALLEL, WIDE = "width 64, 24x1", "width 64, 12x2", "width 128, 
 PAPER = ("S48x1", "S24x2", "B12x1", "B36x1", "B18x2", "L24x1")
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return 24 blocks of width 64 in both shapes, and 6 of width 128, which have as many parameters.
 
     In so short a training, deep networks need LayerScale to compete, so there are both.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitrail.studies.grids.three_things.depth import published
-from vitrail.studies.study import UNITS, Cell, Claim, Given, Scores, Study, mean_of
+from vitrail.studies.study import UNITS, Cell, Claim, LaptopData, Scores, Study, mean_of
 
 SIZES = ("Ti", "S", "B")
 SEQUENTIAL, PARALLEL = "24x1", "12x2"
@@ -17,7 +17,7 @@ LITTLE = 5.0
 """Percent of the throughput that count as no gain: the follow-up reports none of note for large batches."""
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return the time of an image and the throughput of 24 blocks of Ti, S and B at 224 pixels in both shapes."""
     cells = []
     for metric in ("latency", "images/s"):
@@ -29,7 +29,7 @@ def laptop(given: Given) -> Sequence[Cell]:
 
 def paper() -> Sequence[Cell]:
     """Return the same networks: the table has no data and no training."""
-    return laptop(Given())
+    return laptop(LaptopData())
 
 
 def _faster(scores: Scores) -> list[float]:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from vitrail.studies.grids.three_things.tuning import ALL, PARTS, SIZES, part, published_part
 from vitrail.studies.laptop import LARGER_SIDE, SIDE
-from vitrail.studies.study import UNITS, Cell, Claim, Given, Metric, Scores, Study, minus
+from vitrail.studies.study import UNITS, Cell, Claim, LaptopData, MetricName, Scores, Study, minus
 
-METRICS: tuple[Metric, ...] = ("top-1", "stored", "memory", "step")
+METRICS: tuple[MetricName, ...] = ("top-1", "stored", "memory", "step")
 AT = f"{SIDE} to {LARGER_SIDE} pixels"
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return a network tuned at 48 pixels, after 32, on the classes it knows, with its classifier kept."""
     cells = [part(name, AT, "up", LARGER_SIDE, keep_head=True) for name in PARTS]
     return [replace(cell, metric=metric) for cell in cells for metric in METRICS]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from vitrail.studies.grids.three_things.tuning import ALL, PARTS, SIZES, part, published_part
 from vitrail.studies.laptop import LABELS, LARGER_SIDE, SIDE
-from vitrail.studies.study import Cell, Claim, Given, Scores, Study, mean_of, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Study, mean_of, minus
 
 PAPER = ("inaturalist2018", "inaturalist2019", "cars", "cifar100", "cifar10", "flowers102")
 FEW = 0.1
@@ -19,7 +19,7 @@ def _at(on: str, side: int) -> str:
     return f"{on}, {side} px"
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return a network tuned on each data set that it has not seen, and on a tenth of one, at two resolutions."""
     cells = []
     for side in SIDES:

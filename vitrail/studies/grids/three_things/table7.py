@@ -15,7 +15,7 @@ from vitrail.objective.settings import BEiT, MaskedPatch
 from vitrail.recipes.registry import recipe
 from vitrail.studies.grids.three_things.depth import baseline
 from vitrail.studies.laptop import SIDE, pre_training
-from vitrail.studies.study import UNITS, Cell, Claim, Given, Scores, Stage, Study, minus
+from vitrail.studies.study import UNITS, Cell, Claim, LaptopData, Scores, Stage, Study, minus
 from vitrail.training.run import Run
 
 EPOCHS, MASKED_EPOCHS, TUNED_EPOCHS = 4, 4, 2
@@ -47,7 +47,7 @@ def _maskable(run: Run, row: str) -> Run:
     return replace(run, objective=replace(run.objective, mask_after_stem=after))
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return a network with nine stems in both columns, its parameters and its compute."""
     cells = []
     for row in STEMS:

@@ -10,7 +10,7 @@ from vitrail.durations import Epochs, Percent
 from vitrail.recipes.registry import recipe
 from vitrail.studies.grids.three_things.depth import tested
 from vitrail.studies.laptop import HOLDOUT, NETWORKS, SIDE
-from vitrail.studies.study import Cell, Claim, Given, Scores, Stage, Study, mean_of, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Stage, Study, mean_of, minus
 
 EPOCHS = 8
 AT = f"{EPOCHS} epochs"
@@ -56,7 +56,7 @@ def _small(name: str) -> list[Stage]:
     return [Stage(replace(small, optim=replace(run.optim, lr=rate))) for rate in RATES[run.optim.name]]
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return ViT-64/8 trained by five procedures, each at the better of two rates."""
     cells = []
     for row, name in PROCEDURES.items():

@@ -1,6 +1,6 @@
 """From uploads to results: decode on a few threads, compute in batches, stop at the deadline.
 
-The engine also knows whether the server is ready: from the time that every network has processed one image, until the
+The service also knows whether the server is ready: from the time that every network has processed one image, until the
 server receives a signal to end.
 """
 
@@ -31,7 +31,7 @@ DECODERS = 4
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FileResult:
     """The result of one file: the network's `value`, or why there is none."""
 
     name: str
@@ -41,7 +41,7 @@ class Outcome:
     """The image as the network saw it, if there is a value."""
 
 
-class Engine:
+class Service:
     """The networks and their queue. It runs on one event loop, between `start` and `stop`."""
 
     def __init__(self, models: list[ServedModel], limits: Limits) -> None:
@@ -97,7 +97,7 @@ class Engine:
 
     async def process(
         self, request: Request, model: ServedModel, compute: Callable[[list[Any]], list[Any]], *query: Any
-    ) -> list[Outcome]:
+    ) -> list[FileResult]:
         """Return the result of `compute`, a method of `model`, for each file of a request; a bad file fails alone.
 
         `compute` receives prepared images. With a `query` it receives pairs of an image and the query, and the request
@@ -115,7 +115,7 @@ class Engine:
                 message = f"attention needs exactly one image per request, and this one has {len(uploads)}"
                 raise Refused(413, "too-many-images", message)
             reserve(len(uploads) - 1)
-            outcomes: list[Outcome] = await self.within_deadline(
+            outcomes: list[FileResult] = await self.within_deadline(
                 request, asyncio.gather(*(self._one(model, upload, compute, *query) for upload in uploads))
             )
         self.metrics.images.labels(model.name).inc(sum(one.refused is None for one in outcomes))
@@ -142,21 +142,21 @@ class Engine:
 
     async def _one(
         self, model: ServedModel, upload: Upload, compute: Callable[[list[Any]], list[Any]], *query: Any
-    ) -> Outcome:
+    ) -> FileResult:
         loop = asyncio.get_running_loop()
         try:
             if upload.refused is not None:
                 raise upload.refused
             prepared = await loop.run_in_executor(self._decoders, model.prepare, upload.data, self.limits.pixels)
             value = await self.batcher.submit(compute, (prepared, *query) if query else prepared)
-            return Outcome(upload.name, value, prepared=prepared)
+            return FileResult(upload.name, value, prepared=prepared)
         except Refused as refused:
-            return Outcome(upload.name, refused=refused)
+            return FileResult(upload.name, refused=refused)
         except UsageError as error:  # the network has no such layer, head or patch
-            return Outcome(upload.name, refused=Refused(422, "not-there", str(error)))
+            return FileResult(upload.name, refused=Refused(422, "not-there", str(error)))
         except Exception as error:
             log.error("failed on an image: %s: %s", type(error).__name__, error)
-            return Outcome(upload.name, refused=Refused(500, "failed", "the network failed on this image"))
+            return FileResult(upload.name, refused=Refused(500, "failed", "the network failed on this image"))
 
 
 def _warm(models: list[ServedModel]) -> list[None]:

@@ -2,7 +2,7 @@
 
 Zhai et al., "A Large-scale Study of Representation Learning with the Visual Task Adaptation Benchmark"
 (arXiv 1910.04867) and google-research/task_adaptation: 800 training images, 200 validation images, both together for
-the final run, and the whole test set. `vtab.toml` holds one table per task, with the fields of `Task`.
+the final run, and the whole test set. `vtab.toml` holds one table per task, with the fields of `VtabTask`.
 
 Parts of splits are written as in TensorFlow Datasets (`train[:800]+validation[:200]`), and a part of a part is possible
 (`train[90%:][:200]`). The numbers are places in the files that TensorFlow Datasets writes, in the version that the
@@ -26,7 +26,7 @@ _SLICE = re.compile(r"\[(-?\d+%?)?:(-?\d+%?)?\]")
 
 
 @dataclass(frozen=True)
-class Range:
+class ImageRange:
     """The images with numbers `start` to `stop` - 1 of a split."""
 
     split: str
@@ -37,7 +37,7 @@ class Range:
         return self.stop - self.start
 
 
-def ranges(region: str, counts: Mapping[str, int]) -> list[Range]:
+def ranges(region: str, counts: Mapping[str, int]) -> list[ImageRange]:
     """Return the images of a region. `counts` maps each existing split to its number of images.
 
     A percentage is rounded to the nearest image, ties to even, as in `tfds.core.ReadInstruction` by default.
@@ -47,7 +47,7 @@ def ranges(region: str, counts: Mapping[str, int]) -> list[Range]:
     return [_range(part.strip(), counts, region) for part in region.split("+")]
 
 
-def _range(part: str, counts: Mapping[str, int], region: str) -> Range:
+def _range(part: str, counts: Mapping[str, int], region: str) -> ImageRange:
     match = _PART.fullmatch(part)
     if not match or len(_SLICE.findall(match["slices"])) != match["slices"].count("["):
         raise UsageError(f"{part!r} in {region!r} is not a part of a split. Write train, train[:800] or train[90%:]")
@@ -62,7 +62,7 @@ def _range(part: str, counts: Mapping[str, int], region: str) -> Range:
         if not (0 <= first <= count and 0 <= last <= count):
             raise DataError(f"{region!r} needs more images than split {split!r} has: [{begin}:{end}] of {count:,}")
         start, stop = start + first, start + max(first, last)
-    return Range(split, start, stop)
+    return ImageRange(split, start, stop)
 
 
 def _bound(text: str, count: int, default: int) -> int:
@@ -76,16 +76,16 @@ Group = Literal["natural", "specialized", "structured"]
 GROUPS: tuple[Group, ...] = ("natural", "specialized", "structured")
 TRAIN, VALIDATION = 800, 200
 
-Compute = Callable[[Mapping[str, np.ndarray]], int]
+LabelFunction = Callable[[Mapping[str, np.ndarray]], int]
 
 
 @dataclass(frozen=True)
-class Label:
+class TaskLabel:
     """How the label of a task is computed from the features stored with an image."""
 
     keys: tuple[str, ...] = ("label",)
     """Names of the features in the files."""
-    compute: Compute | None = None
+    compute: LabelFunction | None = None
     """Function: name of a feature -> its values, to the class; None: the first value of the first feature."""
     names: tuple[str, ...] = ()
     """Names of the classes; () for those of the data set."""
@@ -113,14 +113,14 @@ def _class_of(distance: float, thresholds: tuple[float, ...]) -> int:
     return int(np.flatnonzero(np.array(thresholds) < distance)[-1])
 
 
-def binned(key: str, values: int, bins: int) -> Label:
+def binned(key: str, values: int, bins: int) -> TaskLabel:
     """Return a label that joins neighbours among `values` classes into `bins` classes: value // (values / bins)."""
     width = values / bins
-    return Label((key,), lambda features: int(features[key][0] // width), tuple(map(str, range(bins))))
+    return TaskLabel((key,), lambda features: int(features[key][0] // width), tuple(map(str, range(bins))))
 
 
 @dataclass(frozen=True)
-class Task:
+class VtabTask:
     """One of the 19 tasks."""
 
     name: str
@@ -135,7 +135,7 @@ class Task:
     """Number of test images."""
     folders: list[str]
     """Names of the folder in copies with index lists."""
-    label: Label
+    label: TaskLabel
     validation: str = "validation[:200]"
     """Region of the 200 validation images."""
     test: str = "test"
@@ -159,32 +159,32 @@ class Task:
 
 
 LABELS = {
-    "clevr-count": Label(("objects/size",), count_objects, tuple(map(str, range(3, 11)))),
-    "clevr-distance": Label(
+    "clevr-count": TaskLabel(("objects/size",), count_objects, tuple(map(str, range(3, 11)))),
+    "clevr-distance": TaskLabel(
         ("objects/pixel_coords",),
         nearest_object,
         ("up to 8", "8 to 8.5", "8.5 to 9", "9 to 9.5", "9.5 to 10", "above 10"),
     ),
     "dsprites-location": binned("label_x_position", 32, 16),
     "dsprites-orientation": binned("label_orientation", 40, 16),
-    "kitti-distance": Label(
+    "kitti-distance": TaskLabel(
         ("objects/type", "objects/location"),
         nearest_vehicle,
         ("up to 8 m", "8 to 20 m", "above 20 m", "no vehicle"),
     ),
-    "smallnorb-azimuth": Label(("label_azimuth",)),
-    "smallnorb-elevation": Label(("label_elevation",)),
+    "smallnorb-azimuth": TaskLabel(("label_azimuth",)),
+    "smallnorb-elevation": TaskLabel(("label_elevation",)),
 }
 """Task -> its label, for the tasks whose data set has several labels."""
 
 TASKS = {
-    name: Task(name=name, label=LABELS.get(name, Label()), **fields)
+    name: VtabTask(name=name, label=LABELS.get(name, TaskLabel()), **fields)
     for name, fields in packaged_tables("vtab.toml").items()
 }
 """Name -> task, in the order of Table 9."""
 
 
-def task_named(name: str) -> Task:
+def task_named(name: str) -> VtabTask:
     """Return a task by its name. Raises UsageError, which names the nearest valid name."""
     if name not in TASKS:
         raise UsageError(f"VTAB-1k has no task {name!r}.{did_you_mean(name, TASKS)} Its tasks: {', '.join(TASKS)}")

@@ -11,7 +11,7 @@ from vitrail.costs.devices import DEVICES, device_days, dollars
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.durations import Epochs
 from vitrail.studies.measure import config_of
-from vitrail.studies.study import COUNTED, Cell, Given, Scale, Stage, Study
+from vitrail.studies.study import COUNTED, Cell, LaptopData, Scale, Stage, Study
 from vitrail.studies.table import column
 from vitrail.words import digits
 
@@ -94,7 +94,7 @@ class Planned:
         }
 
 
-def plan(study: Study, scale: Scale, cells: Sequence[Cell], given: Given, seeds: int) -> Planned:
+def plan(study: Study, scale: Scale, cells: Sequence[Cell], given: LaptopData, seeds: int) -> Planned:
     """Return the cost of these cells of a study."""
     first: dict[Stage, Cell] = {}
     for cell in cells:
@@ -105,7 +105,7 @@ def plan(study: Study, scale: Scale, cells: Sequence[Cell], given: Given, seeds:
     return Planned(study, scale, seeds, cells, [_planned(cell, stage, given) for stage, cell in ordered])
 
 
-def _planned(cell: Cell, stage: Stage, given: Given) -> PlannedStage:
+def _planned(cell: Cell, stage: Stage, given: LaptopData) -> PlannedStage:
     run = stage.run
     images, part = _images(run.data.path, given), run.data.subset
     images = images * part if isinstance(part, float) else part or images
@@ -115,7 +115,7 @@ def _planned(cell: Cell, stage: Stage, given: Given) -> PlannedStage:
     return PlannedStage(cell, stage, run.data.path, seen, training_flops(config_of(stage)) * seen)
 
 
-def _images(name: str, given: Given) -> float:
+def _images(name: str, given: LaptopData) -> float:
     if name in CATALOG:
         return CATALOG[name].splits["train"]
     return {"up": given.images, **IMAGES}.get(name, OTHER)

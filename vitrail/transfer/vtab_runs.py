@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config import dotted, plain
-from vitrail.data.benchmarks.vtab import Task
 from vitrail.data.benchmarks.vtab_source import HUB, PREFIX, locate
+from vitrail.data.benchmarks.vtab_tasks import VtabTask
 from vitrail.data.roles import NONE
 from vitrail.data.settings import Data
 from vitrail.data.sources.index_lists import PARTS, WHOLE
@@ -41,7 +41,7 @@ SETTING = ("image_size", "augment", "preprocess", "optim", "schedule", "duration
 class TaskScore:
     """The result of one task."""
 
-    task: Task
+    task: VtabTask
     top1: list[float]
     """Accuracy on the test set, a fraction, of each seed whose training ended."""
     images: int
@@ -113,11 +113,11 @@ def departures(run: Run, paper: Run) -> list[str]:
     return [f"{name} {now.get(name)}, not {value}" for name, value in was.items() if now.get(name) != value]
 
 
-def run_of(task: Task, base: Run, root: str, seed: int) -> Run:
+def run_of(task: VtabTask, base: Run, root: str, seed: int) -> Run:
     """Return the run of a task: `base` trained on its 1,000 images and measured on its test set.
 
     Random crops and mirror images are not used for tasks whose label they would change, as in BiT. Which tasks these
-    are is not published; the table of tasks decides it (`vitrail.data.benchmarks.vtab`).
+    are is not published; the table of tasks decides it (`vitrail.data.benchmarks.vtab_tasks`).
     """
     where = root if root == HUB else str(Path(root).expanduser().absolute())
     path = f"{PREFIX}{task.name}:{where}"
@@ -128,7 +128,7 @@ def run_of(task: Task, base: Run, root: str, seed: int) -> Run:
     return replace(base, data=data, augment=augment, evaluate_every=Percent(100), seed=seed)
 
 
-def vtab(base: Run, paper: Run, tasks: Sequence[Task], root: str, seeds: Sequence[int], folder: Path) -> VtabTable:
+def vtab(base: Run, paper: Run, tasks: Sequence[VtabTask], root: str, seeds: Sequence[int], folder: Path) -> VtabTable:
     """Fine-tune `base.weights` on each task whose data are in `root`, once per seed, and measure the result.
 
     `paper` is the paper's setting; the table lists how `base` differs from it. The table is also in vtab.json in the
@@ -173,7 +173,7 @@ def _require_results(table: VtabTable, root: str) -> None:
         raise TrainingError(f"no task could be trained:\n  {reasons}")
 
 
-def _score(task: Task, base: Run, root: str, seeds: Sequence[int], folder: Path, mark: str) -> TaskScore:
+def _score(task: VtabTask, base: Run, root: str, seeds: Sequence[int], folder: Path, mark: str) -> TaskScore:
     """Train a task with every seed that is not finished. Raises DataError if its data cannot be used."""
     run = run_of(task, base, root, seeds[0])
     found = find(run.data.path)
