@@ -1,4 +1,4 @@
-"""The private names of torch that vitrail calls, all in this file (tests/test_torch_private.py).
+"""The private names of torch that vitrail calls, all in this file (tests/source/test_torch_private.py).
 
 torch may rename or remove them in any version. Each has a reason to be used although it is private: the public way
 does not exist or is slower. Private names elsewhere are listed, with their reasons, in the test.

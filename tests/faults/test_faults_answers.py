@@ -12,11 +12,11 @@ import commands
 import numpy as np
 import pytest
 import torch
+from changes import QUIETLY
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from scenes import draw
-from test_faults_fuzz import QUIETLY
 
 from vitrail import load
 from vitrail.data.settings import Preprocess

@@ -42,11 +42,11 @@ def digits() -> Any:
 
 
 def attended(model: Any, source: Any) -> str:
-    return render("attention_distance.html", distances=distance_figure(model, source))
+    return render("report/attention_distance.html", distances=distance_figure(model, source))
 
 
 def positioned(model: Any) -> str:
-    return render("positions.html", positions=position_figure(model))
+    return render("report/positions.html", positions=position_figure(model))
 
 
 def label(html: str) -> str:

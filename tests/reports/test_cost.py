@@ -33,7 +33,7 @@ def by_hand(tokens: int) -> int:
 
 
 def section(record: RunRecord, config: ViTConfig) -> str:
-    return render("cost.html", cost=cost_of(record, config))
+    return render("report/cost.html", cost=cost_of(record, config))
 
 
 def contents(folder: Path, run: Run = RUN) -> RunRecord:
@@ -117,5 +117,5 @@ def test_a_part_that_learned_has_an_upper_bound(tmp_path: Path) -> None:
 
 def test_costs_beside_each_other(tmp_path: Path) -> None:
     found = [cost_of(contents(tmp_path / name), config) for name, config in (("a", CONFIG), ("b", None))]
-    page = Page(render("costs.html", labels=["a", "b"], costs=found))
+    page = Page(render("comparison/costs.html", labels=["a", "b"], costs=found))
     assert page.tags["tr"] == 3 and "960" in page.text and page.text.count("unknown") == 4  # 2 energies, FLOPs, rate

@@ -12,7 +12,7 @@ from torch import nn
 
 from vitrail.device import has_onednn
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HOME = "vitrail/torch_private.py"
 EXCEPTIONS = {
     # importable without torch, so that the command line starts at once: it asks for the machine only when needed

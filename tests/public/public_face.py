@@ -1,6 +1,6 @@
 """The public face as text: each name of `vitrail` with its parameters, their defaults and what it returns.
 
-`python tests/public_face.py` prints it. The expected text is in `public_face.txt`.
+`python tests/public/public_face.py` prints it. The expected text is in `public_face.txt`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from PIL import Image
 
 import vitrail
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_loop_of_ones_own_learns_saves_loads_and_predicts(tmp_path: Path) -> None:

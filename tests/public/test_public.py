@@ -17,7 +17,7 @@ import vitrail
 from vitrail import cli
 from vitrail.verbs.flags.parse import flag_names
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 NAMES = """
 BEiT DINO MAE Tokenizer
@@ -121,8 +121,8 @@ def test_all_is_what_was_promised() -> None:
 
 @pytest.mark.slow
 def test_parameters_defaults_and_results_are_what_was_promised() -> None:
-    """If you change the public face on purpose: `python tests/public_face.py > tests/public_face.txt`."""
-    promised = set(re.sub(r"\n +", " ", (ROOT / "tests" / "public_face.txt").read_text()).splitlines())
+    """If you change the public face on purpose: `python tests/public/public_face.py > tests/public/public_face.txt`."""
+    promised = set(re.sub(r"\n +", " ", (ROOT / "tests" / "public" / "public_face.txt").read_text()).splitlines())
     found = set(public_face.face())
     assert {"gone": promised - found, "new": found - promised} == {"gone": set(), "new": set()}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changes import changed, changes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_folders import answers, run_folder
-from test_faults_fuzz import changed, changes
 
 from vitrail.data.settings import Data
 from vitrail.reports.cost import cost_of

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from changes import QUIETLY, changed, changes
+from hypothesis import example, given
 from hypothesis import strategies as st
 from real_images import SHARED
 from safetensors.torch import save
@@ -20,9 +20,6 @@ from vitrail.data.sources.open import find
 from vitrail.errors import DecodeError, UsageError, VitrailError
 from vitrail.training.run import Run
 from vitrail.weights.archive import open_archive
-
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "120"))
-QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def weight_files() -> dict[str, bytes]:
@@ -53,36 +50,6 @@ def data_files() -> dict[str, bytes]:
 
 
 WEIGHTS, DATA = weight_files(), data_files()
-
-changes = st.lists(
-    st.tuples(
-        st.floats(0, 1, exclude_max=True),
-        st.sampled_from(["flip", "set", "cut", "insert", "repeat"]),
-        st.integers(0, 255),
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
-def changed(data: bytes, how: list[tuple[float, str, int]]) -> bytes:
-    """Return `data` with bits flipped, bytes set, cut out, put in, or repeated."""
-    content = bytearray(data)
-    for share, kind, value in how:
-        place = int(share * len(content))
-        if not content:
-            break
-        if kind == "flip":
-            content[place] ^= 1 << value % 8
-        elif kind == "set":
-            content[place] = value
-        elif kind == "cut":
-            del content[place : place + value]
-        elif kind == "insert":
-            content[place:place] = bytes([value]) * (value % 9)
-        else:
-            content[place:place] = content[place : place + value]
-    return bytes(content)
 
 
 @QUIETLY
