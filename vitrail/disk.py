@@ -1,4 +1,4 @@
-"""What the disk or its permissions prevent, in words: the one error of everything that writes a file."""
+"""The error of everything that writes a file: what the disk or its permissions prevented, in words."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Percent(Duration):
 
 
 LONGEST = 1e12
-"""The largest number of a duration. Training at 10,000 steps a second would take three years."""
+"""Maximum number of a duration. At 10,000 steps a second it would take three years."""
 Length = Annotated[Duration, Range(0, LONGEST, above=True)]
 """A duration that is not zero."""
 AnyLength = Annotated[Duration, Range(0, LONGEST)]

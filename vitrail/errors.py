@@ -114,6 +114,6 @@ def not_finite(what: str, precision: str | None = None) -> str:
     """
     advice = "use other weights" if precision in (None, "float32") else "try --precision float32, or other weights"
     return (
-        f"The network's {what} contains NaN or infinity, so it is no result. Its weights are damaged or too large: "
+        f"The network's {what} contains NaN or infinity, so there is no result. Its weights are damaged or too large: "
         f"{advice}"
     )

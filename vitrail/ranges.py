@@ -21,7 +21,7 @@ from vitrail.words import shown
 P = ParamSpec("P")
 R = TypeVar("R")
 LARGE = 10**9
-"""The largest number of anything that is counted. Larger numbers are mistakes, and do not fit into 32 bits."""
+"""Maximum of everything that is counted. Larger numbers are mistakes, and do not fit into 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Range:
     below: bool = False
     """Whether `most` itself is not valid."""
     extra: float | None = None
-    """One more valid number, such as 0 for "off"."""
+    """Another valid number, such as 0 for "off"."""
     note: str = ""
 
     def holds(self, value: Any) -> bool:
@@ -46,7 +46,7 @@ class Range:
         return (-math.inf < number < math.inf and high_enough and low_enough) or number == self.extra
 
     def words(self, value: Any = 0) -> str:
-        """Return the valid numbers in words. A limit that nobody reaches is named only for a value beyond it."""
+        """Return the valid numbers in words. An upper limit of `LARGE` or more is named only if `value` exceeds it."""
         least, most = _number(self.least), _number(self.most)
         ends = []
         if self.least > -math.inf:
@@ -83,9 +83,9 @@ LARGEST_SIDE = 4096
 """Maximum height and width of a network's input in pixels."""
 Side = Annotated[int, Range(1, LARGEST_SIDE)]
 Width = Annotated[int, Range(1, 2**16)]
-"""Values of a token, units of a layer. The largest published network has 12,288."""
+"""Number of values of a token or of units of a layer. The largest published network has 12,288."""
 Hidden = Annotated[int, Range(1, 2**20)]
-"""Units of a hidden layer between layers of `Width`."""
+"""Number of units of a hidden layer between layers of `Width`."""
 Heads = Annotated[int, Range(1, 4096)]
 Registers = Annotated[int, Range(0, 4096)]
 DropPath = Annotated[float, Range(0.0, 0.999)]
@@ -93,27 +93,27 @@ DropPath = Annotated[float, Range(0.0, 0.999)]
 DEEPEST = 1000
 """Maximum number of layers, because building a network takes time and memory for each."""
 Depth = Annotated[int, Range(1, DEEPEST)]
-"""Blocks of a network."""
+"""Number of blocks of a network."""
 Finite = Annotated[float, Range()]
 Positive = Annotated[float, Range(0, above=True)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 Part = Annotated[float, Range(0, 1, above=True)]
-"""A share that is not nothing."""
+"""A share above 0."""
 Fraction = Annotated[float, Range(0, 1, above=True, below=True)]
-"""A share that is neither nothing nor everything."""
+"""A share above 0 and below 1."""
 Decay = Annotated[float, Range(0, 1, below=True)]
-"""What a moving average keeps in each step, or a probability that must leave something."""
+"""Share of its value that a moving average keeps in each step, or a probability below 1."""
 Nodes = Annotated[int, Range(1, 100_000)]
-"""Machines that a cluster can give, or cores of one."""
+"""Number of machines of a cluster, or of cores of a machine."""
 Devices = Annotated[int, Range(0, 100_000)]
-"""Devices of a machine; 0 trains on its CPUs."""
+"""Number of devices of a machine; 0 trains on its CPUs."""
 Amount = Annotated[float, Range(0, 1e30)]
-"""What an estimate multiplies: images, epochs, dollars."""
+"""A number that an estimate multiplies: images, epochs, dollars."""
 Seconds = Annotated[float, Range(0, LARGE, above=True)]
 EpochCount = Annotated[float, Range(0, 1e12, above=True)]
 Layers = int | Sequence[int] | None
-"""A selection of a network's layers: the last n, or these; None: all."""
+"""A selection of a network's layers: the last n, or a list of numbers; None: all."""
 
 
 class Settings:

@@ -1,4 +1,4 @@
-"""What a run has written about itself. Only what fits is read, and what was dropped is said.
+"""Read what a run has written about itself: only values of the types that a run writes, and a count of the others.
 
 metrics.jsonl and run.json are logs: nothing in them, and nothing in their place, may stop a run or a report.
 """
@@ -13,7 +13,7 @@ from typing import IO, Any
 from vitrail.files import parse_json
 
 LONGEST_LINE = 16 << 20
-"""Bytes of one line at most. The longest are the names of all images of a batch."""
+"""Maximum number of bytes of a line. The longest lines name all images of a batch."""
 LARGEST = 2**53
 """Numbers beyond it have no exact float; no run counts so far."""
 TEXTS = ("kind", "image", "reason", "error")

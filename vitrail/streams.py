@@ -1,4 +1,4 @@
-"""Standard output, of which nothing is lost unnoticed, and standard error, which never ends the work."""
+"""Standard output that reports every failed write, and standard error that raises nothing."""
 
 from __future__ import annotations
 

@@ -521,7 +521,7 @@ def tuned(folder: Path, **reference: Any) -> Path:
 @pytest.mark.parametrize("name", ["path", "relative", "source"])
 @pytest.mark.parametrize("value", ["a\0b", "x" * 256, "é" * 128, "x/" * 3000, "\ud800" * 100])
 def test_60_a_base_is_a_path(tmp_path: Path, name: str, value: str) -> None:
-    with pytest.raises(WeightsError, match=f"base model by {name} .* which is no path") as error:
+    with pytest.raises(WeightsError, match=f"base model by {name} .* which is not a path") as error:
         load(tuned(tmp_path, **{name: value}))
     assert len(str(error.value)) < 1000
 

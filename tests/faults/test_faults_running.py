@@ -394,7 +394,7 @@ def test_38_nan_once_is_skipped_and_for_ever_ends_the_run(divided: Path, tmp_pat
     assert "warning: skipped an update that is not finite: step 4" in command.err and ".png" in command.err
     command = train(divided, tmp_path, *flags, steps=20, before=poisoned, given=(4, 99))
     assert command.process.exitcode == 1
-    assert "3 steps in a row were not finite" in command.err and "Traceback" not in command.err
+    assert "3 consecutive steps were not finite" in command.err and "Traceback" not in command.err
     from vitrail.weights.load import load
 
     for name in ("best", "last"):

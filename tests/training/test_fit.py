@@ -418,7 +418,7 @@ def test_the_progress_line_says_how_many_updates_were_skipped() -> None:
 @pytest.mark.slow
 def test_training_gives_up_after_a_few_and_keeps_no_poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, set(range(6, 100)))
-    with pytest.raises(TrainingError, match="3 steps in a row"):
+    with pytest.raises(TrainingError, match="3 consecutive steps"):
         loop.fit(tiny(tmp_path))
     folder = tmp_path / "train-1"
     newest = checkpoint.latest_valid(folder / "checkpoints")

@@ -106,7 +106,7 @@ def test_steps_that_are_not_finite_count_in_a_row(loss: float, norm: float) -> N
             assert "cat/1.jpg" in guard.skip(step, loss, norm, ["cat/1.jpg"])
     guard.skip(9, loss, norm, [])
     guard.skip(10, loss, norm, [])
-    with pytest.raises(TrainingError, match="3 steps in a row") as error:
+    with pytest.raises(TrainingError, match="3 consecutive steps") as error:
         guard.skip(11, loss, norm, [f"dog/{i}.jpg" for i in range(20)])
     assert "dog/7.jpg and 12 more" in str(error.value)
 

@@ -173,13 +173,7 @@ def classify(
             raise DataError(f"the model has {logits.shape[1]} outputs, but the data have {outputs} classes")
         check_labels(int(batch.labels.max()), labels)
         rows.append((batch.index, batch.labels, *_image_rows(logits, _right(batch.labels, outputs, key), best)))
-    mine = [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
-    processes = world.gather((mine, loader.bad))
-    columns = [part for part, _ in processes if part]
-    bad = unreadable(part for _, part in processes)
-    if not columns:
-        raise DataError(f"no image could be evaluated: {len(bad)} could not be read")
-    index, label, top, hit, probability, loss, brier = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    (index, label, top, hit, probability, loss, brier), bad = gather_rows(rows, loader)
     if key is not None:
         label, top = key.as_classes(label, top, hit)
     index, first = np.unique(index, return_index=True)
@@ -187,6 +181,20 @@ def classify(
         raise DataError(f"none of the {len(index)} images has a known class. Evaluation needs labelled images")
     label, top, probability, loss, brier = (column[first] for column in (label, top, probability, loss, brier))
     return Classification(list(class_names), index, label, top, probability, loss, brier, bad)
+
+
+def gather_rows(rows: list[tuple[Tensor, ...]], loader: Batches) -> tuple[list[np.ndarray], list[tuple[str, str]]]:
+    """Return the rows of all batches and processes, column by column, and (id, reason) of the unreadable images.
+
+    Raises DataError if no image could be read.
+    """
+    mine = [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
+    processes = world.gather((mine, loader.bad))
+    columns = [part for part, _ in processes if part]
+    bad = unreadable(part for _, part in processes)
+    if not columns:
+        raise DataError(f"no image could be evaluated: {len(bad)} could not be read")
+    return [np.concatenate(parts) for parts in zip(*columns, strict=True)], bad
 
 
 def check_labels(largest: int, classes: int) -> None:

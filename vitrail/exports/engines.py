@@ -2,7 +2,7 @@
 
 Programs are written at first use into the cache folder, under a name that stands for the network, the processor and the
 versions of the runtimes. Each of them has passed its parity check on this machine. `auto` takes the fastest that
-`vitrail bench MODEL --engines` has measured here, and torch where nothing was measured.
+`vitrail bench MODEL --engines` has measured on this machine, and torch if none was measured.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class TimedEngine:
     engine: Installed
     precision: ComputePrecision
     images_per_second: float
-    """At batch 8."""
+    """Speed with batches of 8 images."""
     latency_ms: float
-    """Of one image."""
+    """Time for a single image."""
     memory_bytes: int
-    """Memory of a process that does nothing else, with its libraries, while it computes."""
+    """Memory of a process that only computes this network, with its libraries."""
     difference: float
     """Largest difference from the network in float32, relative to its largest output."""
 
@@ -65,7 +65,7 @@ class Engines:
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the programs and of what was measured."""
+        """The folder of the programs and the measurements."""
         about = {
             "weights": checksum(self.network.state_dict()),
             "card": card_of(self.network).to_dict(),
@@ -94,19 +94,19 @@ class Engines:
         return ["torch", *(name for name in able if all(_version(package) for package in KINDS[name].packages))]
 
     def measured(self) -> list[TimedEngine]:
-        """Return what was measured here, the fastest first; empty if nothing was."""
+        """Return the engines measured on this machine, the fastest first; an empty list if none was."""
         if not _all_engines().is_dir() or not (file := self.folder / MEASURED).is_file():
             return []
         found = [TimedEngine(**row) for row in read_json_object(file, UsageError)["engines"]]
         return sorted(found, key=lambda row: -row.images_per_second)
 
     def remember(self, rows: Sequence[TimedEngine]) -> None:
-        """Keep what was measured, for `auto`."""
+        """Store the measurements, by which `auto` chooses."""
         with replacing_text(self.folder / MEASURED) as file:
             file.write(json.dumps({"engines": [asdict(row) for row in rows]}, indent=1) + "\n")
 
     def fastest(self) -> Installed:
-        """Return the fastest engine that was measured, and log why; torch if nothing was."""
+        """Return the fastest measured engine, and log the reason; torch if none was measured."""
         rows = {row.engine: row for row in self.measured() if row.engine in self.names()}
         if not rows or "torch" not in rows:
             log.debug("engine: torch, because no other was measured here (vitrail bench MODEL --engines)")

@@ -54,12 +54,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Quantised:
-    """What quantisation did to a program."""
+    """The effect of quantisation on a program."""
 
     calibrated: int
-    """Number of training images that it was calibrated on."""
+    """Number of training images for calibration."""
     held_out: int
-    """Number of held-out images that the following was measured on."""
+    """Number of held-out images on which the following values were measured."""
     top1: float
     top5: float
     """Accuracy of the int8 program."""
@@ -69,7 +69,7 @@ class Quantised:
     agreement: float
     """Share of the held-out images for which both predict the same class."""
     layers: int
-    """Number of products with weights."""
+    """Number of matrix products and convolutions with weights."""
     int8_layers: int
     """Number of them that are computed in int8."""
 
@@ -88,7 +88,7 @@ class Quantised:
 
 @runtime_checkable
 class Quantisable(Protocol):
-    """What the module of a runtime does with a network in its own form."""
+    """Functions of a runtime's module that quantisation needs. A network is in the runtime's own form."""
 
     def read_network(self, path: Path) -> Any:
         """Return the network of a program."""
@@ -123,8 +123,8 @@ def samples(data: str | Path, card: Card) -> Samples:
     """Return training images of `data` to calibrate on, and held-out ones to measure on, drawn with seed 0.
 
     Held-out images are of the validation or the test split, or else the share of the training images that
-    `vitrail train` holds out. Raises DataError if
-    the data cannot be read, are unlabelled, or have classes that the network does not know.
+    `vitrail train` holds out. Raises DataError if the data cannot be read, are unlabelled, or have classes that the
+    network does not know.
     """
     splits = open_data(data)
     one_label(splits.train.labels, "export --precision int8, which measures top-1 accuracy,")
@@ -192,7 +192,7 @@ def quantise(module: Quantisable, path: Path, about: dict[str, Any], given: Samp
 
 
 def _in_int8(module: Quantisable, network: Any, given: Samples, kept: list[str]) -> Any:
-    """Return a network in int8, but for the products `kept`."""
+    """Return a network in int8, except the products `kept`."""
     with _nncf() as nncf:
         return nncf.quantize(
             network,
@@ -255,7 +255,7 @@ def _nncf() -> Iterator[Any]:
     before = os.environ.get(silent)
     os.environ[silent] = "1"
     try:
-        with errors_only("torch.utils.cpp_extension"):  # it misses CUDA
+        with errors_only("torch.utils.cpp_extension"):  # its warning that CUDA is missing does not matter here
             import nncf
     except ImportError as error:
         raise UsageError(f"int8 programs need {error.name or 'nncf'}: pip install 'vitrail[export]'") from error

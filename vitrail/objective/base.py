@@ -91,7 +91,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Task:
-    """What the settings of an objective know of the run when they build it."""
+    """The facts about a run that the settings of an objective need to build it."""
 
     seed: int = 0
     classes: int = 0

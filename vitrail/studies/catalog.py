@@ -14,7 +14,7 @@ class StudySummary(NamedTuple):
 
     shows: str
     minutes: int
-    """About the minutes that two seeds take at laptop scale, on two cores of 2024 with bfloat16, with --parallel 2."""
+    """Approximate minutes for two seeds at laptop scale, with --parallel 2 on two cores of 2024 with bfloat16."""
     exaflops: int
     """Compute of the published grid, with one seed."""
     public: Literal["yes", "partly", "no"]

@@ -1,4 +1,4 @@
-"""What a study would cost, training by training, without training anything and without its data."""
+"""Estimate the cost of a study, training by training. Nothing is trained, and no data are needed."""
 
 from __future__ import annotations
 

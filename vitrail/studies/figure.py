@@ -19,7 +19,7 @@ from vitrail.studies.table import Table, Tables, column
 MARKERS = "osDv^P"
 """Markers of the rows, after each round through the colours."""
 PANELS = 3
-"""Panels in a row of the figure."""
+"""Number of panels side by side."""
 MOST_TICKS = 6
 """Number of columns up to which each has a tick of its own."""
 SHORT = 4
@@ -158,7 +158,7 @@ def _scatter(axes: Axes, table: Table, across: str, up: str) -> None:
 
 
 def draw_tiles(found: Tables, path: Path) -> None:
-    """Draw the similarity of the position embeddings of all networks of the first seed, side by side (Figure 10).
+    """Draw the similarity of the position embeddings of all networks of the first seed (Figure 10).
 
     Their run folders are below the folder of `path`.
     """

@@ -30,11 +30,11 @@ from vitrail.training.run import Model, Optim, Run, Schedule
 SIDE, LARGER_SIDE = 32, 48
 """Side of the images in pixels, for pre-training and for fine-tuning."""
 DOWN = 0.2
-"""Share of the classes that is transferred to."""
+"""Share of the classes that pre-training does not see."""
 HOLDOUT, SMALL_HOLDOUT = 0.02, 0.1
 """Share of the training images that is held out: of the images to pre-train on, and of smaller data sets (B.1.1)."""
 TEST = 1 / 6
-"""Share of the images that is tested on if the data have no test split."""
+"""Share of the images that become test images if the data have no test split."""
 LABELS = {"up": "the classes of pre-training", "down": "other classes", "digits": "digits"}
 """Name of a data set -> what a table calls it."""
 

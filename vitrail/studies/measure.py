@@ -1,4 +1,4 @@
-"""The number of a cell: what a trained network reaches, or what a network costs on this machine."""
+"""Measure the number of a cell: the accuracy of a trained network, or the cost of a network on this machine."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _known(path: Path) -> dict[str, float]:
     try:
         return {str(key): float(value) for key, value in json.loads(path.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, TypeError, AttributeError):
-        return {}  # nothing is measured yet
+        return {}  # no measurement is stored yet
 
 
 def _embedder(model: Path) -> Callable[[Listed], Features]:

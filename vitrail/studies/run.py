@@ -1,4 +1,4 @@
-"""A whole study: place its data, train, measure."""
+"""Run a whole study: divide its data, train, measure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from vitrail.transfer.sweep import Executor
 
 @dataclass(frozen=True)
 class Asked:
-    """What of a study to run, and on what."""
+    """Which part of a study to run, on which data, and for how long."""
 
     data: str | None
-    """At laptop scale the images, at the paper's the folder of its data sets; None only to plan."""
+    """The images at laptop scale, the folder of the data sets at the paper's; None if nothing is trained."""
     scale: Scale = "laptop"
     transfer: Sequence[str] = ("digits",)
     """More data sets to fine-tune on, at laptop scale."""
@@ -39,8 +39,9 @@ class Asked:
     rows: Sequence[str] = ()
     """The rows to run; empty: all."""
     limit_images: int | None = None
+    """To try a grid quickly: maximum number of images of each data set, and of each step."""
     limit_steps: int | None = None
-    """To try a grid: at most so many images of each data set and in each step, and so many steps."""
+    """To try a grid quickly: maximum number of steps."""
 
 
 def run_study(study: Study, asked: Asked, folder: Path, execute: Executor) -> tuple[Tables, dict[str, Any]]:

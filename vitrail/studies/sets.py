@@ -25,7 +25,7 @@ class Sets:
     images: int
     """Number of images to pre-train on at laptop scale, without those that are held out; 0 at the paper's scale."""
     open_probe: Callable[[], tuple[Listed, Listed]]
-    """Opens the images of which some are shots, and the test images."""
+    """Function that opens the training images, from which shots are drawn, and the test images."""
 
     def path(self, name: str) -> str:
         """Return the data of a name. Raises DataError if they are absent, which says where they come from."""
@@ -36,7 +36,7 @@ class Sets:
 
     @cached_property
     def probe(self) -> tuple[Listed, Listed]:
-        """The images of which some are shots, and the test images. Raises the errors of opening them."""
+        """The training images, from which shots are drawn, and the test images. Raises the errors of opening them."""
         return self.open_probe()
 
 

@@ -165,7 +165,7 @@ class Study:
     mean: bool = False
     """Whether there is a table of the means over all tables."""
     over: Sequence[Counted] = ()
-    """What a network costs, in place of the columns, as the axes of the figure."""
+    """Costs of a network that are the axes of the figure, in place of the columns."""
     scatter: tuple[str, str] | None = None
     """Two columns, the second of which is drawn over the first, with a point for each row."""
     tiles: bool = False

@@ -1,4 +1,4 @@
-"""The numbers of a study as tables, and what they say of its claims."""
+"""The numbers of a study as tables, and the verdicts on its claims."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Answer:
-    """A claim of the paper, and what the numbers of this study say of it."""
+    """A claim of the paper, and its verdict by the numbers of this study."""
 
     claim: Claim
     verdict: str
@@ -100,7 +100,7 @@ class Tables:
         return [result for result in self.results if result.score is None]
 
     def answers(self) -> list[Answer]:
-        """Return what the numbers say of each claim. None is decided by a table with numbers missing."""
+        """Return the verdict on each claim; "not finished" if numbers of its table are missing."""
         found = {table.name: table.scores for table in self.tables}
         incomplete = {result.cell.table for result in self.missing}
         first = next(iter(found), MEAN)

@@ -1,4 +1,4 @@
-"""Train the stages of a study, each once with each seed. What is finished is never repeated; what fails is said."""
+"""Train the stages of a study, once with each seed. Finished stages are not repeated; failed ones are reported."""
 
 from __future__ import annotations
 

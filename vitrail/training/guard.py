@@ -193,8 +193,8 @@ class FiniteGuard:
         if self._consecutive < self.limit:
             return f"warning: skipped an update that is not finite: {what}"
         raise Diverged(
-            f"{self._consecutive} steps in a row were not finite and changed nothing; the last checkpoint is good. The "
-            f"last one: {what}. Resuming repeats them. Start a new run {REMEDIES}."
+            f"{self._consecutive} consecutive steps were not finite and changed nothing; the last checkpoint is good. "
+            f"The last step: {what}. Resuming repeats them. Start a new run {REMEDIES}."
         )
 
 

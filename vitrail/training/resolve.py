@@ -1,4 +1,4 @@
-"""Deciding every setting that a run leaves open, from the data, the weights and the machine.
+"""Decide every setting that a run leaves open, from the data, the weights and the machine.
 
 Each decision is a value in the returned `Run` and a phrase with the reason. So no setting is guessed silently, and
 `config.yaml` repeats the run.
@@ -22,7 +22,7 @@ from vitrail.data.item import Listed
 from vitrail.data.labels.sets import Labels, LabelSets, summary
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Preprocess
-from vitrail.device import available_cores, choose_device, compute_precision, free_memory
+from vitrail.device import ComputePrecision, available_cores, choose_device, compute_precision, free_memory
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.labels.thresholds import UNCHOSEN
 from vitrail.evaluation.metric import ONE_LABEL, SEVERAL_LABELS, Metric
@@ -41,11 +41,12 @@ from vitrail.weights.load import load, read_card
 SNIFFED = 64
 """Largest number of training images whose size is read."""
 USUAL_SIDE = 224
+"""Side of the input in pixels for images that are not smaller."""
 LARGEST_CACHED = 256
-"""Pixels of the longer side up to which an image counts as small."""
+"""Longer side in pixels up to which images are cached."""
 COMBINABLE = ("dropout", "drop_path", "drop_path_shape", "patch", "head")
-"""Fields of `Run.vit` that can be combined with existing weights: they change no tensor; the patch resamples some, and
-a classifier of the user's own is new."""
+"""Fields of `Run.vit` that can be combined with existing weights. They change no tensors, except that another patch
+resamples some, and that a classifier of the user's own is new."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def resolve(
     sizes = image_sizes(train)
     if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
         decisions["odd sizes"] = (
-            f"{odd} of {len(sizes)} images have a side below {SMALL} px, or are {LONG} times longer than wide"
+            f"{odd} of {len(sizes)} images have a side below {SMALL} px, or are more than {LONG} times longer than wide"
         )
     device = choose_device(run.device)
     if run.keep_head:
@@ -112,35 +113,16 @@ def resolve(
         )
     if run.device is None:
         decisions["device"] = f"{device}: the best available"
-    precision = run.precision
-    if precision == "auto":
-        precision = compute_precision(device)
-        having = "has" if precision == "bf16" else "lacks"
-        decisions["precision"] = f"{precision}: this {device.type} {having} fast bfloat16"
-    batch = _batch_size(run, len(train), decisions)
-    if run.accumulate is not None and run.accumulate > batch // world.size():
-        raise UsageError(
-            f"accumulate is {run.accumulate}, but a process has {batch // world.size()} images per optimiser step. "
-            "Use at most as many micro-batches, or a larger batch_size."
-        )
     if run.shard and world.size() == 1:
         decisions["shard"] = "no: there is one process (--nproc N, or torchrun, starts several)"
-    workers = run.workers
-    if workers is None:
-        cores = available_cores()
-        workers = min(16, cores) if device.type == "cuda" else max(1, cores // 4)
-        decisions["workers"] = f"{workers}: of {cores} cores"
-    cache = run.cache
-    if cache == "auto":
-        cache = _cache(train, sizes, decisions)
     run = replace(
         run,
         image_size=config.image_size[0] if len(set(config.image_size)) == 1 else run.image_size,
         preprocess=preprocess,
-        precision=precision,
-        batch_size=batch,
-        workers=workers,
-        cache=cache,
+        precision=_precision(device, decisions) if run.precision == "auto" else run.precision,
+        batch_size=_batch_size(run, len(train), decisions),
+        workers=_workers(device, decisions) if run.workers is None else run.workers,
+        cache=_cache(train, sizes, decisions) if run.cache == "auto" else run.cache,
     )
     several = run.supervised and isinstance(train.labels, LabelSets)
     return Resolved(run, config, preprocess, device, decisions, start, several)
@@ -165,10 +147,10 @@ def for_labels(run: Run, labels: Labels, decisions: dict[str, str]) -> Run:
         if asked not in ("uniform", "none", 0):
             raise UsageError(
                 f"{name} is {asked}, which counts images by their one class, and these images have several labels. "
-                "Leave it out; objective.loss asymmetric gives labels that are there more weight"
+                "Leave it out; objective.loss asymmetric gives more weight to the labels that an image has"
             )
     if isinstance(objective, Supervised) and objective.loss == "softmax":
-        decisions["objective.loss"] = "sigmoid: an image may have several labels or none, which softmax cannot say"
+        decisions["objective.loss"] = "sigmoid: an image may have several labels or none, which softmax cannot express"
         run = replace(run, objective=replace(objective, loss="sigmoid"))
     if metric.name in ONE_LABEL and not own:
         decisions["metric.name"] = f"map, mean average precision: {metric.name} needs one label for each image"
@@ -365,7 +347,27 @@ def _batch_size(run: Run, images: int, decisions: dict[str, str]) -> int:
     if batch > images:
         batch = images // world_size * world_size
         decisions["batch_size"] = f"{batch}, not {run.batch_size}: there are only {images} training images"
+    if run.accumulate is not None and run.accumulate > batch // world_size:
+        raise UsageError(
+            f"accumulate is {run.accumulate}, but a process has {batch // world_size} images per optimiser step. "
+            "Use at most as many micro-batches, or a larger batch_size."
+        )
     return batch
+
+
+def _precision(device: torch.device, decisions: dict[str, str]) -> ComputePrecision:
+    precision = compute_precision(device)
+    having = "has" if precision == "bf16" else "lacks"
+    decisions["precision"] = f"{precision}: this {device.type} {having} fast bfloat16"
+    return precision
+
+
+def _workers(device: torch.device, decisions: dict[str, str]) -> int:
+    """Return the number of threads that decode. Training on a CPU needs most of the cores itself."""
+    cores = available_cores()
+    workers = min(16, cores) if device.type == "cuda" else max(1, cores // 4)
+    decisions["workers"] = f"{workers}: of {cores} cores"
+    return workers
 
 
 def _cache(train: Listed, sizes: list[tuple[int, int]], decisions: dict[str, str]) -> Literal["yes", "no"]:

@@ -27,7 +27,7 @@ from vitrail.training.run import Run
 
 LOSS, COUNT, NORM = "loss", "count", "norm"
 OWN = "own "
-"""Prefix of the numbers that are no metric, but what each process adds to the reduction for itself."""
+"""Prefix of the numbers that each process adds to the reduction for itself; the others are metrics."""
 
 
 @dataclass

@@ -23,12 +23,12 @@ _QUOTED = published("figure2_quoted")
 QUOTED: dict[str, dict[str, float]] = {
     f"{name}, quoted": dict(zip(TASKS, values, strict=True)) for name, values in _QUOTED["rows"].items()
 }
-"""Networks of others that Figure 2 shows, whose results for every task are public. As `PUBLISHED`."""
+"""Networks of other authors in Figure 2 whose results for every task are public, in the form of `PUBLISHED`."""
 QUOTED_MEANS: dict[str, float] = {
     "BiT-L, quoted": float(published("table2_state_of_the_art")["rows"]["VTAB (19 tasks)"][3].split("±")[0]),
     **{f"{name}, quoted": mean for name, mean in _QUOTED["means"].items()},
 }
-"""Networks of others of which only the mean over all tasks is public."""
+"""Networks of other authors for which only the mean over all tasks is public."""
 
 
 def means(scores: Mapping[str, float]) -> dict[Group | str, tuple[float, int]]:

@@ -60,7 +60,7 @@ class BaseWeights:
         for name in ("source", "path", "relative"):
             if not _is_path(values[name]):
                 raise WeightsError(
-                    f"{where} refers to its base model by {name} {shown(values[name])}, which is no path"
+                    f"{where} refers to its base model by {name} {shown(values[name])}, which is not a path"
                 )
         return cls(**values)
 

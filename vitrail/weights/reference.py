@@ -64,8 +64,8 @@ def outputs(model: nn.Module, images: Tensor | None = None) -> dict[str, Tensor]
 def reference(model: nn.Module) -> dict[str, Any]:
     """Return the reference vector for a card: name and size of the fixed image, and the outputs for it.
 
-    Of an output longer than `STORED`, evenly spaced values are stored, with the norm of the whole. Outputs that are not
-    finite are no reference: the result is empty.
+    Of an output longer than `STORED`, evenly spaced values are stored, with the norm of the whole. The result is
+    empty if outputs are not finite.
     """
     config: Any = model.config
     found = outputs(model)

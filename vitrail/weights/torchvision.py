@@ -64,8 +64,10 @@ class Torchvision:
         return ForeignModel(card, conversions(config, OLD if old else NEW), assumptions=[*notes, note])
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
-        """Write a state dict with `torch.save`, or a safetensors file if `path` ends in .safetensors. Raises "
-        "WeightsError."""
+        """Write a state dict with `torch.save`, or a safetensors file if `path` ends in .safetensors.
+
+        Raises WeightsError.
+        """
         config = model.config
         if reason := _refusal(config):
             raise WeightsError(f"format 'torchvision' has no place for this model: {reason}")

@@ -131,7 +131,7 @@ def test_an_image_size_that_is_no_whole_number_of_patches(tmp_path: Path) -> Non
     theirs = peer("attention pooling", img_size=35)  # timm leaves the last 3 pixels out
     ours = load(hub(theirs, tmp_path))
     assert ours.config.image_size == (32, 32)
-    assert any("35 x 35 is no whole number of patches" in note for note in ours.load_report.assumptions)
+    assert any("35 x 35 is not a whole number of patches" in note for note in ours.load_report.assumptions)
     batch = images(ours, (35, 35))
     with torch.no_grad():
         torch.testing.assert_close(ours(batch[:, :, :32, :32]), theirs(batch), rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Whether the data of a PNG are whole: Pillow leaves rows black that a stream which ends early, but cleanly, lacks."""
+"""Whether the data of a PNG are complete. If a stream ends early but cleanly, Pillow leaves the missing rows black."""
 
 from __future__ import annotations
 

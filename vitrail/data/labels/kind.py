@@ -63,5 +63,5 @@ def _relabelled(source: Listed, labels: Labels) -> Listed:
 
 
 def without_labels(labels: Labels, classes: int) -> bool:
-    """Return whether no image of a set of labels has any: then nothing can be learned from it or measured on it."""
+    """Return whether no image has a label, so that nothing can be learned from these labels or measured on them."""
     return isinstance(labels, LabelSets) and bool(labels.known.any()) and not class_counts(labels, classes).any()

@@ -9,8 +9,8 @@ import numpy as np
 from vitrail.data.labels.sets import LabelSets
 
 FEWEST = 0.01
-"""Share of the images that must lie in several class folders, so that images are taken to have several labels. Programs
-that replace copies by links make some, where a data set has the same image in two classes by mistake."""
+"""Share of the images that must lie in several class folders, so that images are taken to have several labels. A few
+links exist without that: programs that replace copies by links make them if an image is in two classes by mistake."""
 
 
 class Links(NamedTuple):

@@ -11,7 +11,7 @@ MOST = 100
 class LostImages:
     """Counts consecutive images that cannot be read from the disk, so that no result records them as damaged.
 
-    Images that are read but cannot be decoded are no sign of this.
+    Images that are read but cannot be decoded do not count.
     """
 
     def __init__(self, count: int) -> None:

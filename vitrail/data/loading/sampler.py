@@ -38,8 +38,8 @@ def places_per_class(labels: np.ndarray, classes: int, sampling: Sampling) -> np
 class ClassSampler:
     """Draws the images of an epoch by their classes. Images without a known class are not drawn.
 
-    Within a class every image is shown equally often, up to one time. An epoch is a function of the random generator
-    alone. labels: int64 [images]. Raises UsageError if no image has a label.
+    Within a class the numbers of times that images are shown differ by at most one. An epoch is a function of the
+    random generator alone. labels: int64 [images]. Raises UsageError if no image has a label.
     """
 
     def __init__(self, labels: np.ndarray, sampling: Sampling) -> None:

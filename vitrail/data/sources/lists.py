@@ -2,7 +2,7 @@ r"""A list of images: a CSV that assigns images of a data set to splits without 
 
 | column | what |
 |---|---|
-| path | where the image lies, empty where it is no file of its own: for people and other programs |
+| path | where the image lies, empty if the image is not a file of its own; for people and other programs |
 | label | its class, or its classes with '\|' between them; empty where it is not known |
 | split | the split it is in by this list |
 | id, from | its id, and the data set's own split in which that id is unique |

@@ -1,4 +1,4 @@
-"""Calibration of the probability of each label: of all labels predicted with 80 %, 80 % should be there.
+"""Calibration of the probabilities of labels: of all labels with a probability of 80 %, 80 % should be there.
 
 Each label is a yes-or-no question, and its probability is compared with how often the images have the label.
 """

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitrail import world
 from vitrail.errors import DataError
-from vitrail.evaluation.classify import Batches, Predict, unreadable
+from vitrail.evaluation.classify import Batches, Predict, gather_rows
 from vitrail.evaluation.labels.thresholds import best_thresholds
 
 
@@ -186,13 +185,7 @@ def score_labels(
         labels = batch.labels.to(logits.device)
         losses = F.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none").sum(1)
         rows.append((batch.index, batch.labels, logits.sigmoid(), losses.masked_fill(labels[:, 0] < 0, torch.nan)))
-    mine = [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
-    processes = world.gather((mine, loader.bad))
-    columns = [part for part, _ in processes if part]
-    bad = unreadable(part for _, part in processes)
-    if not columns:
-        raise DataError(f"no image could be evaluated: {len(bad)} could not be read")
-    index, target, probability, loss = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    (index, target, probability, loss), bad = gather_rows(rows, loader)
     index, first = np.unique(index, return_index=True)
     target, probability = target[first], probability[first]
     if not (target == 1).any():

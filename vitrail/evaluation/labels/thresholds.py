@@ -18,8 +18,8 @@ def best_thresholds(target: np.ndarray, probability: np.ndarray) -> np.ndarray:
     """Return the threshold of each class with the best F1 on these images, float64 [classes].
 
     target: bool [N, classes]; probability: [N, classes]. Labels that fewer than `FEWEST` images have share the
-    threshold with the best F1 of all labels together: one of their own would fit these few images only. Thresholds
-    are 0.5 if a probability is not finite.
+    threshold with the best F1 of all labels together, because one of their own would fit only these few images.
+    Thresholds are 0.5 if a probability is not finite.
     """
     if not np.isfinite(probability).all() or not target.any():
         return np.full(target.shape[1], UNCHOSEN)

@@ -25,7 +25,7 @@ def is_kernel(module: nn.Module, name: str) -> bool:
     """Return whether weight decay acts on the parameter `name` that `module` itself owns.
 
     A kernel is the matrix or convolution with which a layer multiplies its input. The original code calls it `kernel`,
-    torch calls it `weight` (`in_proj_weight` and others in nn.MultiheadAttention). These are no kernels: biases, the
+    torch calls it `weight` (`in_proj_weight` and others in nn.MultiheadAttention). These are not kernels: biases, the
     scales of norms and LayerScale, class and register tokens, the query of a MAP head, tables of positions.
     """
     if isinstance(module, _TABLES):

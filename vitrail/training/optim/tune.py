@@ -15,7 +15,7 @@ stored. The parts are, in each kind of network:
 
 Everything else is frozen, as the paper says:
 
-* the norms before the branches and LayerScale, which are no MHSA weights (the authors' code freezes them too);
+* the norms before the branches and LayerScale, which are not MHSA weights (the authors' code freezes them too);
 * class token, distillation token and registers;
 * the positions added to the tokens, except with attention+positions. With them, autograd keeps the activations of the
   whole trunk;
@@ -145,7 +145,7 @@ class FrozenBatchNorm(nn.BatchNorm2d):
 def _base(model: Any, source: str) -> BaseWeights:
     """Return the reference to the frozen tensors of `model` in the weights `source`.
 
-    Tensors that were resampled to another resolution are different there, and so are no part of it.
+    Tensors that were resampled to another resolution differ there, so they are not part of it.
     """
     report = model.load_report
     apart = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -119,7 +119,7 @@ def measured(
 
 
 def numbers_of(found: Classification | LabelScores, metric: Metric) -> dict[str, float]:
-    """Return the numbers to log, with that of the metric. Raises UsageError if one of the user's own is no number."""
+    """Return the numbers to log, with that of the metric. Raises UsageError if a user's metric returns no number."""
     value = metric.value(found)
     if not isinstance(value, Real):
         raise UsageError(f"{import_path(type(metric))}.value returned {shown(value)}; it must return a number")

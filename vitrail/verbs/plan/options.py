@@ -57,7 +57,7 @@ class PlanRequest:
     data: OpenedData
     splits: Splits
     opening: float
-    """Seconds that opening the data took."""
+    """Seconds spent on opening the data."""
 
     def share(self, name: Method) -> float:
         """Return the seconds for timing one method."""
@@ -122,7 +122,9 @@ def _training_option(
         training_seconds,
         run,
         setup.resolved.config,
-        speeds=replace(speeds, start=speeds.start + 2 * request.opening),  # the recipe is chosen, then the run opens
+        speeds=replace(
+            speeds, start=speeds.start + 2 * request.opening
+        ),  # data are opened to choose the recipe, then by the run
         validation=0 if splits.validation is None else len(splits.validation),
         test=0 if splits.test is None or chosen_by == "test" else len(splits.test),
     )

@@ -118,7 +118,7 @@ def _refuse_bombs(path: Path) -> None:
 def _pickled(text: Any) -> int:
     """Return the bytes of the pickles in front of a mapped old file's tensors; if there are too many, a larger number.
 
-    What is no pickle ends the count: torch says what is wrong with it.
+    Anything but a pickle ends the count: torch says what is wrong with it.
     """
     with contextlib.suppress(ValueError, IndexError, UnicodeDecodeError):
         for _ in range(PICKLES):

@@ -144,8 +144,8 @@ def preprocessing(file: TimmFile, image_size: tuple[int, int]) -> Preprocess:
     given = file.image_size()
     if given and given != image_size:
         note(
-            f"images of {image_size[0]} x {image_size[1]} pixels, because {given[0]} x {given[1]} is no whole number "
-            "of patches"
+            f"images of {image_size[0]} x {image_size[1]} pixels, because {given[0]} x {given[1]} is not a whole "
+            "number of patches"
         )
     return Preprocess(image_size, crop=float(crop), interpolation=interpolation)
 

@@ -68,7 +68,7 @@ def paper() -> Sequence[Cell]:
 
 
 def _slope(scores: Scores, name: str) -> list[float]:
-    """Return the points gained for each doubling of the compute, between the cheapest and the dearest network."""
+    """Return the points gained per doubling of the compute, from the cheapest to the most expensive network."""
     places = sorted(float(at) for row, at in scores if row == name)
     few, many = scores[name, places[0]], scores[name, places[-1]]
     return [(b - a) / log2(places[-1] / places[0]) for a, b in zip(few, many, strict=True)]

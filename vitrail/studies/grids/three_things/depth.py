@@ -1,6 +1,6 @@
 """The deep networks of the follow-up's section 3 at laptop scale, shared by its figures and tables, and their recipes.
 
-"24x1" is 24 blocks in a row, "12x2" the same number of blocks in 12 layers of two branches.
+"24x1" is 24 sequential blocks, "12x2" the same number of blocks in 12 layers of two branches.
 """
 
 from __future__ import annotations
