@@ -82,7 +82,7 @@ ASKING = {
     *("os.cpu_count", "os.sched_getaffinity", "psutil.virtual_memory", "psutil.Process", "getrlimit"),
     *("torch.cuda.is_available", "torch.cuda.mem_get_info", "torch.cuda.get_device_capability"),
     *("torch.backends.mkldnn.is_available", "torch.backends.mps.is_available", "torch.backends.mkldnn.matmul"),
-    *("torch.cpu._is_amx_tile_supported", "torch.cpu._is_avx512_bf16_supported"),
+    *("has_amx_tiles", "has_avx512_bf16"),  # private names of torch: see torch_private.py
 }
 
 

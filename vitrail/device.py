@@ -147,7 +147,9 @@ def fast_bf16(device: torch.device) -> bool:
 
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+    from vitrail.torch_private import has_avx512_bf16
+
+    return device.type == "cpu" and has_avx512_bf16()
 
 
 def compute_precision(device: torch.device, precision: Precision = "auto") -> ComputePrecision:
@@ -168,9 +170,9 @@ def has_onednn() -> bool:
 @cache
 def has_amx() -> bool:
     """Return whether the processor has AMX, whose tiles multiply bfloat16 matrices."""
-    import torch
+    from vitrail.torch_private import has_amx_tiles
 
-    return torch.cpu._is_amx_tile_supported()
+    return has_amx_tiles()
 
 
 @contextmanager

@@ -1,17 +1,23 @@
 """The private names of torch that vitrail calls, all in this file (tests/source/test_torch_private.py).
 
 torch may rename or remove them in any version. Each has a reason to be used although it is private: the public way
-does not exist or is slower. Private names elsewhere are listed, with their reasons, in the test.
+does not exist or is slower.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.modules import module as modules
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+
+# `FakeTensorMode`, `TorchDispatchMode` and `tree_leaves` are imported by their users from here: torch's documentation
+# uses them, but no public module has them.
 
 # Operations on lists of tensors. `torch.optim` is built on them; public code has only a Python loop over the tensors.
 foreach_add_ = torch._foreach_add_
@@ -38,6 +44,28 @@ softmax_backward = torch._softmax_backward_data
 def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the optimiser's kernels change nothing in a step in which its `found_inf` is 1."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def has_avx512_bf16() -> bool:
+    """Return whether the processor multiplies bfloat16 matrices (AVX512-BF16)."""
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def has_amx_tiles() -> bool:
+    """Return whether the processor has AMX."""
+    return torch.cpu._is_amx_tile_supported()
+
+
+def storage_number(storage: torch.UntypedStorage) -> int:
+    """Return a number that identifies memory while it is alive. Fake tensors have memory without an address."""
+    return storage._cdata
+
+
+def flash_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Return attention by the operation of a CPU, which never holds an attention map and takes fake tensors."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output: Tensor = attend(query, key, value, attn_mask=mask, scale=scale)[0]
+    return output
 
 
 def onednn_pack(weight: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -14,18 +14,9 @@ from vitrail.device import has_onednn
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = "vitrail/torch_private.py"
-EXCEPTIONS = {
-    # importable without torch, so that the command line starts at once: it asks for the machine only when needed
-    ("vitrail/device.py", "torch.cpu._is_avx512_bf16_supported"),
-    ("vitrail/device.py", "torch.cpu._is_amx_tile_supported"),
-    # counts operations on fake tensors, as torch's own documentation imports them; slow to import for anybody else
-    ("vitrail/costs/count.py", "torch._subclasses.fake_tensor"),
-    ("vitrail/costs/count.py", "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"),
-    ("vitrail/costs/memory.py", "torch.utils._python_dispatch"),
-    ("vitrail/costs/memory.py", "torch.utils._pytree"),
-}
 HOOKS = {name for name in vars(nn.Module()) if "_hooks" in name}
 """Private attributes of every module that hold its hooks, such as `_forward_hooks`."""
+ATTRIBUTES = HOOKS | {"_cdata"}  # the latter of memory
 
 
 def is_private(name: str) -> bool:
@@ -44,7 +35,7 @@ def private_names(source: str) -> set[str]:
         elif isinstance(node, ast.Attribute):
             full = ast.unparse(node)
             head = full.split(".")[0]
-            if node.attr in HOOKS:
+            if node.attr in ATTRIBUTES:
                 found.add(node.attr)
             elif head in ("torch", "nn") and node.attr.startswith("_"):
                 found.add(full if head == "torch" else f"torch.{full}")
@@ -63,7 +54,7 @@ def test_private_names_are_found() -> None:
 def test_private_names_of_torch_are_in_one_file() -> None:
     files = [(path.relative_to(ROOT).as_posix(), path) for path in sorted((ROOT / "vitrail").rglob("*.py"))]
     found = {(name, used) for name, path in files if name != HOME for used in private_names(path.read_text())}
-    assert found == EXCEPTIONS
+    assert found == set()
 
 
 @pytest.mark.parametrize("name", sorted(private_names((ROOT / HOME).read_text())))
@@ -71,9 +62,10 @@ def test_this_torch_has_the_private_name(name: str) -> None:
     if ".mkldnn." in name and not has_onednn():
         pytest.skip("this torch was built without oneDNN")
     if not name.startswith("torch."):
-        assert hasattr(nn.Linear(1, 1), name), f"nn.Module of torch {torch.__version__} has no {name}: see {HOME}"
+        owner = torch.empty(0).untyped_storage() if name == "_cdata" else nn.Linear(1, 1)
+        assert hasattr(owner, name), f"{type(owner)} of torch {torch.__version__} has no {name}: see {HOME}"
         return
     try:
-        attrgetter(name.removeprefix("torch."))(torch)
+        resolve_name(name)
     except AttributeError:
         pytest.fail(f"torch {torch.__version__} has no {name}: replace it in {HOME}")

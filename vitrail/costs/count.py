@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode  # documented, though no public module exports it
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,6 +31,7 @@ from vitrail.model.build import build
 from vitrail.model.layers import computed
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
+from vitrail.torch_private import FakeTensorMode, flash_attention
 
 Config = ViTConfig | ResNetConfig
 Size = int | tuple[int, int]
@@ -172,5 +172,4 @@ class _FusedAttention(TorchFunctionMode):
 
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **rest: Any) -> Tensor:
     mask = None if attn_mask is None else attn_mask.detach()
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return attend(query, key, value, attn_mask=mask, scale=rest.get("scale"))[0]
+    return flash_attention(query, key, value, mask, rest.get("scale"))

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from vitrail.model.layers import computed
+from vitrail.torch_private import TorchDispatchMode, storage_number, tree_leaves
 
 STATE_BYTES = 16
 """Bytes per trainable parameter: float32 weight, gradient and Adam's two moments."""
@@ -53,7 +52,7 @@ class LiveTensors(TorchDispatchMode):
 
     def _follow(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        address, size = storage._cdata, storage.nbytes()
+        address, size = storage_number(storage), storage.nbytes()
         if address in self._known:
             return
         self.alive += size
@@ -78,7 +77,7 @@ def kept_bytes(forward: Callable[[int], object], images: int = 2) -> float:
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            storages[storage._cdata] = storage  # the reference prevents another storage at this address
+            storages[storage_number(storage)] = storage  # the reference prevents another storage at this address
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -67,7 +67,7 @@ def _difference(engines: Engines, name: Installed) -> float:
         return float(card["parity"]["relative"])
     network = engines.network
     images, _ = images_to_compare((), card_of(network))
-    predict = predictor(network, "cpu", engines.precision)
+    predict = predictor(network, CPU, engines.precision)
 
     def run(batch: np.ndarray) -> np.ndarray:
         return predict(torch.from_numpy(batch)).numpy()
@@ -105,7 +105,7 @@ def _run(
     predict: Predict
     if file is None:
         network: Any = load(source, image_size=image_size)
-        predict = predictor(network, "cpu", precision)
+        predict = predictor(network, CPU, precision)
         del network
     else:
         predict = Engine(file)
