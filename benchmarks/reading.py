@@ -30,7 +30,7 @@ SHARDS, CLASSES, BYTES = 1000, 1000, 40_000
 
 def write_index(folder: Path, images: int) -> None:
     """Write what `pack` would write for `images` images of `BYTES` bytes, with empty files as shards."""
-    from vitrail.data.cache import write_table
+    from vitrail.data.cache import write_arrow
     from vitrail.data.sources.shards import INDEX, SCHEMA
     from vitrail.data.split import row_digest
 
@@ -56,7 +56,7 @@ def write_index(folder: Path, images: int) -> None:
             ]
             writer.write_table(pa.Table.from_arrays([pa.array(column) for column in columns], schema=SCHEMA))
 
-    write_table(folder / INDEX, SCHEMA.with_metadata({"vitrail": json.dumps(manifest)}), rows)
+    write_arrow(folder / INDEX, SCHEMA.with_metadata({"vitrail": json.dumps(manifest)}), rows)
 
 
 OPEN = """
@@ -127,12 +127,12 @@ def images(folder: Path, count: int) -> None:
 
 def behind(folder: Path, seconds: float, *, ahead: bool, together: int) -> dict[str, float]:
     """Return the images/s of an epoch in a loop without computation, and the number of requests."""
-    from vitrail.data.cache import read_table
+    from vitrail.data.cache import read_arrow
     from vitrail.data.loading.loader import Loader
     from vitrail.data.sources.shard_files import RemoteFiles
     from vitrail.data.sources.shards import INDEX, ShardSource, packed_manifest
 
-    index = read_table(folder / INDEX)
+    index = read_arrow(folder / INDEX)
     manifest = packed_manifest(index)
     system = Slow(seconds)
     source = ShardSource(

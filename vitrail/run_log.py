@@ -54,7 +54,7 @@ def log_lines(file: IO[bytes], dropped: Dropped) -> Iterator[tuple[bytes, dict[s
         if not text.strip():
             continue
         try:
-            line = checked(parse_json(text.decode("utf-8-sig")))
+            line = check_line(parse_json(text.decode("utf-8-sig")))
         except UnicodeDecodeError as error:
             reason = f"it is not UTF-8 text: {error.reason} at byte {error.start}"
         except ValueError as error:
@@ -66,7 +66,7 @@ def log_lines(file: IO[bytes], dropped: Dropped) -> Iterator[tuple[bytes, dict[s
             dropped.add(number, reason)
 
 
-def checked(line: Any) -> dict[str, Any]:
+def check_line(line: Any) -> dict[str, Any]:
     """Return a line of metrics.jsonl if its values have the types that a run writes. Raises ValueError."""
     if not isinstance(line, dict):
         raise ValueError("it is not a JSON object")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from vitrail.costs.count import training_flops
-from vitrail.costs.devices import DEVICES, Device, checked, device, device_days, dollars, implied_utilisation
+from vitrail.costs.devices import DEVICES, Device, check_utilisation, device, device_days, dollars, implied_utilisation
 from vitrail.costs.estimate import amount, estimate
 from vitrail.costs.published import published
 from vitrail.errors import UsageError
@@ -119,7 +119,7 @@ def test_unknown_devices_and_utilisations() -> None:
         device("tpuv3")
     for share in (0, -0.1, 1.1, float("nan")):
         with pytest.raises(UsageError, match="share of the peak"):
-            checked(share)
+            check_utilisation(share)
 
 
 def test_amounts_and_durations_are_short() -> None:

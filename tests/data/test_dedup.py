@@ -19,8 +19,8 @@ from vitrail.data.copies.dedup import (
     remaining,
     shared,
     split_apart,
+    splits_to_clean,
     staying,
-    training_splits,
     write_pairs,
 )
 from vitrail.data.copies.hashes import SIDE, bands, hash_thumbnails, hashes_of, near_pairs, thumbnail
@@ -364,8 +364,8 @@ def test_which_splits_are_trained_on_and_which_are_kept_apart() -> None:
     def found(*names: str) -> DataSet:
         return DataSet({name: source_of(picture(0)) for name in names}, Findings("arrays"))
 
-    assert training_splits(found("train", "extra", "val", "test")) == ["train", "extra"]
-    assert training_splits(found("")) == [""] and training_splits(found("test")) == ["test"]
+    assert splits_to_clean(found("train", "extra", "val", "test")) == ["train", "extra"]
+    assert splits_to_clean(found("")) == [""] and splits_to_clean(found("test")) == ["test"]
     assert split_apart(found("train", "dev", "testing")) == "testing"
     assert split_apart(found("train", "dev")) == "dev" and split_apart(found("")) == ""
 

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 import vitrail
 from vitrail import cli
-from vitrail.verbs.flags.parse import flag_names
+from vitrail.verbs.flags.parse import flag_texts
 
 PAGE = ROOT / "docs" / "own-code.md"
 ROWS = [
@@ -69,7 +69,7 @@ def test_the_command_of_an_example_runs(path: Path, tmp_path: Path, monkeypatch:
 def test_the_page_names_the_flag_and_the_method_of_each_example() -> None:
     own = [path for path in EXAMPLES.glob("*.py") if "@dataclass(frozen=True)" in path.read_text()]
     assert len(FILES) == 10 and sorted(own) == FILES
-    flags = flag_names(cli.VERBS["train"].load()[1])
+    flags = flag_texts(cli.VERBS["train"].load()[1])
     for _, flag, kind, method, _ in ROWS:
         name = flag.strip("`").removeprefix("--")
         assert name in flags or f"{name}.class" in flags, flag

@@ -22,7 +22,7 @@ from vitrail import load
 from vitrail.data.settings import Preprocess
 from vitrail.data.sources.lists import read_list, refers_to, write_list
 from vitrail.data.sources.open import find
-from vitrail.data.spreadsheet import SafeWriter, plain, shown
+from vitrail.data.spreadsheet import SafeWriter, escape_formula, unescape_formula
 from vitrail.errors import WeightsError
 from vitrail.evaluation.classify import refusing
 from vitrail.evaluation.groups import read_groups
@@ -56,12 +56,12 @@ def test_66_no_cell_is_a_formula(tmp_path: Path, name: str) -> None:
         with open(file, newline="", encoding="utf-8") as stream:
             _, row = csv.reader(stream)
         assert not any(cell[:1] in "=+-@\t\r" for cell in row if cell)
-        assert plain(row[0]) == name and plain(row[1 if file == out else 2]) == name
+        assert unescape_formula(row[0]) == name and unescape_formula(row[1 if file == out else 2]) == name
 
 
 @pytest.mark.parametrize("name", HARMLESS[:-3])
 def test_66_other_text_is_written_as_it_is(name: str) -> None:
-    assert shown(name) == name == plain(name)
+    assert escape_formula(name) == name == unescape_formula(name)
 
 
 @QUIETLY
@@ -70,7 +70,7 @@ def test_66_every_name_comes_back(text: str) -> None:
     stream = io.StringIO(newline="")
     SafeWriter(stream).writerow([text, 5, -0.5])
     ((name, *numbers),) = csv.reader(io.StringIO(stream.getvalue(), newline=""))
-    assert plain(name) == text and numbers == ["5", "-0.5"]
+    assert unescape_formula(name) == text and numbers == ["5", "-0.5"]
     assert name[:1] not in tuple("=@\t\r") and (name[:1] not in ("+", "-") or float(name) is not None)
 
 

@@ -24,7 +24,7 @@ from vitrail.config import from_yaml, merge
 from vitrail.errors import UsageError
 from vitrail.ranges import Range
 from vitrail.training.run import Run
-from vitrail.verbs.flags.parse import flag_names, parse
+from vitrail.verbs.flags.parse import flag_texts, parse
 
 EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "60"))
 QUIETLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
@@ -89,7 +89,7 @@ def nested(flag: Flag, value: Any) -> dict[str, Any]:
 def test_the_grammar_has_the_flags_of_the_parser() -> None:
     for verb in cli.VERBS:
         named = {
-            name for name in flag_names(function_of(verb)) if not name.endswith(".class")
+            name for name in flag_texts(function_of(verb)) if not name.endswith(".class")
         }  # of the user's own code
         assert {flag.name for flag in flags_of(verb)} == named
 

@@ -15,7 +15,7 @@ import pytest
 
 import vitrail
 from vitrail import cli
-from vitrail.verbs.flags.parse import flag_names
+from vitrail.verbs.flags.parse import flag_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -193,7 +193,7 @@ def test_the_verbs() -> None:
 def test_the_flags_of_a_verb(verb: str) -> None:
     _, function = cli.VERBS[verb].load()
     everywhere = "json quiet verbose traceback modules"
-    assert flag_names(function) == sorted({*FLAGS[verb].split(), *everywhere.split()})
+    assert sorted(flag_texts(function)) == sorted({*FLAGS[verb].split(), *everywhere.split()})
 
 
 @pytest.mark.slow
@@ -223,5 +223,5 @@ def test_keywords_are_the_flags(verb: str) -> None:
     public = getattr(vitrail, verb)
     assert inspect.signature(public) == inspect.signature(function)
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    own = {name for name in flag_names(function) if "." not in name}
+    own = {name for name in flag_texts(function) if "." not in name}
     assert {p.name for p in parameters} <= own

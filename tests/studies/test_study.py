@@ -34,7 +34,7 @@ from vitrail.studies.catalog import NAMES, study_named
 from vitrail.studies.costs import Planned
 from vitrail.studies.laptop import NETWORKS, divide, fine_tuning, pre_training
 from vitrail.studies.measure import Probes, config_of
-from vitrail.studies.page import write_page
+from vitrail.studies.page import write_gallery
 from vitrail.studies.results import write
 from vitrail.studies.run import Asked, planned, run_study
 from vitrail.studies.sets import Sets, published_sets
@@ -296,7 +296,7 @@ def test_a_small_study_end_to_end_and_again(
             assert row["deviation"] == pytest.approx(np.std(values, ddof=1))
     assert written["claims"][0]["claim"] == "Deep is better."
     assert "| shallow |" in files[2].read_text() and files[3].read_bytes().startswith(b"\x89PNG")
-    page = write_page(tmp_path).read_text()
+    page = write_gallery(tmp_path).read_text()
     assert "Deep is better." in page and "data:image/png;base64" in page and page.count("<table>") == 3
 
 

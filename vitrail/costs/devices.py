@@ -72,7 +72,7 @@ def device(name: str) -> Device:
     return DEVICES[name]
 
 
-def checked(utilisation: float) -> float:
+def check_utilisation(utilisation: float) -> float:
     """Return a utilisation unchanged. Raises UsageError unless it is a share of the peak."""
     if not 0 < utilisation <= 1:
         raise UsageError(f"utilisation is {utilisation:g}; valid: a share of the peak, above 0 and at most 1")
@@ -85,7 +85,7 @@ def device_days(flops: float, device: Device, utilisation: float | None = None) 
     `utilisation` is the share of the peak that training reaches; None: the device's. Raises UsageError for a value that
     is not a share.
     """
-    share = checked(device.utilisation if utilisation is None else utilisation)
+    share = check_utilisation(device.utilisation if utilisation is None else utilisation)
     return flops / (device.peak * share) / DAY
 
 

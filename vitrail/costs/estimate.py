@@ -7,7 +7,7 @@ from typing import Any
 
 from vitrail.costs.bill import Bill, Power
 from vitrail.costs.count import Config, DeviceKind, activation_bytes, macs, parameters, training_flops
-from vitrail.costs.devices import DEVICES, GIB, Device, checked, device_days
+from vitrail.costs.devices import DEVICES, GIB, Device, check_utilisation, device_days
 from vitrail.costs.memory import largest_batch, state_bytes
 from vitrail.device import ComputePrecision
 from vitrail.words import digits, duration
@@ -172,7 +172,7 @@ def estimate(
         images=images,
         flops=flops,
         device=device,
-        utilisation=checked(device.utilisation if utilisation is None else utilisation),
+        utilisation=check_utilisation(device.utilisation if utilisation is None else utilisation),
         usd_per_hour=device.usd_per_hour if usd_per_hour is None else usd_per_hour,
         precision=precision,
         activation_bytes=activation_bytes(config, precision=precision, place=place),

@@ -68,8 +68,8 @@ def stored_table(
     advice = f"Set VITRAIL_CACHE to a folder that can be written and has {room}"
     with writing(target, DataError, task=task, advice=advice):
         if not target.exists():
-            write_table(target, schema, batches)
-        return read_table(target)
+            write_arrow(target, schema, batches)
+        return read_arrow(target)
 
 
 def refuse_within(target: str | Path, data: str) -> Path:
@@ -81,13 +81,13 @@ def refuse_within(target: str | Path, data: str) -> Path:
     return target
 
 
-def write_table(target: Path, schema: pa.Schema, batches: Callable[[pa.RecordBatchWriter], None]) -> None:
+def write_arrow(target: Path, schema: pa.Schema, batches: Callable[[pa.RecordBatchWriter], None]) -> None:
     """Write an Arrow file atomically: other processes see either the whole file or none."""
     with replacing(target) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
         batches(writer)
 
 
-def read_table(path: Path) -> pa.Table:
+def read_arrow(path: Path) -> pa.Table:
     """Open an Arrow file through a memory map. Raises OSError if it is not a regular file."""
     open_regular(path).close()  # a pipe would not end
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

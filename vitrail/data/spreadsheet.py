@@ -2,7 +2,7 @@
 
 Spreadsheets run a cell that begins with =, +, - or @, or with a tab or a carriage return before these. The names of
 files and classes come from elsewhere, so such text gets an apostrophe in front, which spreadsheets do not show. Text
-that begins with an apostrophe gets another, so that `plain` gives every name back exactly.
+that begins with an apostrophe gets another, so that `unescape_formula` gives every name back exactly.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ RISKY = ("=", "+", "-", "@", "\t", "\r", "'")
 """Beginnings of text that get an apostrophe in front."""
 
 
-def shown(cell: Any) -> Any:
+def escape_formula(cell: Any) -> Any:
     """Return a cell as it is written: text that a spreadsheet would run begins with an apostrophe."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(RISKY) and not _is_number(cell) else cell
 
 
-def plain(cell: str) -> str:
-    """Return the text that `shown` was given; other text as it is."""
+def unescape_formula(cell: str) -> str:
+    """Return the text that `escape_formula` was given; other text as it is."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(RISKY) else cell
 
 
 def _escaped(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and plain(cell) != cell else cell
+    return f"'{cell}" if isinstance(cell, str) and unescape_formula(cell) != cell else cell
 
 
 def _unchanged(cell: Any) -> Any:
@@ -56,14 +56,14 @@ class _Rows:
 class SafeWriter:
     """A writer of CSV rows, as a spreadsheet may open them, or as they are if `raw`.
 
-    With `read_back`, `plain` gives every name back exactly, also if `raw`: of a name that it would change, so that the
-    name begins with an apostrophe, even a raw file doubles the apostrophe.
+    With `read_back`, `unescape_formula` gives every name back exactly. Even a `raw` file then doubles the apostrophe at
+    the beginning of a name that `unescape_formula` would change.
     """
 
     def __init__(self, file: TextIO, *, raw: bool = False, read_back: bool = False, end: str = "\n") -> None:
         # csv quotes a carriage return or line feed within a cell only if both are in its line end
         self._writer = csv.writer(_Rows(file, end), lineterminator="\r\n")
-        self._cell = shown if not raw else _escaped if read_back else _unchanged
+        self._cell = escape_formula if not raw else _escaped if read_back else _unchanged
 
     def writerow(self, row: Iterable[Any]) -> None:
         """Write one row."""

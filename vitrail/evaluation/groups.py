@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.spreadsheet import plain
+from vitrail.data.spreadsheet import unescape_formula
 from vitrail.errors import DataError, did_you_mean
 from vitrail.evaluation.classify import Classification
 
@@ -46,7 +46,8 @@ def read_groups(path: Path) -> dict[str, str]:
             if not {"class", "group"} <= columns.keys():
                 raise DataError(f"{path} has the columns {', '.join(columns) or 'none'}. {FORMAT}")
             for row in reader:
-                name, group = (plain((row[columns[column]] or "").strip(" ")).strip() for column in ("class", "group"))
+                cells = (row[columns[column]] or "" for column in ("class", "group"))
+                name, group = (unescape_formula(cell.strip(" ")).strip() for cell in cells)
                 if name and group and groups.setdefault(name, group) != group:
                     both = f"{groups[name]!r} and {group!r}"
                     raise DataError(f"{path} puts class {name!r} into two groups: {both}. Give it one group.")

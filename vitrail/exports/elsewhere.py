@@ -19,7 +19,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.reference import fixed_pixels, relative_error
 
 OUTPUTS = 1_000
-"""Number of outputs that are compared at most."""
+"""Maximum number of outputs that are compared."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Origin:
     """Its first outputs for `vitrail.weights.reference.fixed_pixels`."""
 
 
-def origin(run: Run, to: str, card: Card) -> Origin:
-    """Return what a program computes here."""
+def origin_here(run: Run, to: str, card: Card) -> Origin:
+    """Return this machine and what a program computes on it."""
     return Origin(processor(), _runtime(to), _outputs(run, card).tolist())
 
 

@@ -14,7 +14,7 @@ import torch
 from vitrail.disk import writing
 from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe
-from vitrail.exports.elsewhere import origin
+from vitrail.exports.elsewhere import origin_here
 from vitrail.exports.int8 import Quantisable, Quantised, quantise, samples
 from vitrail.exports.kinds import CARD, KINDS, Output, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, trace
@@ -113,7 +113,7 @@ def export_model(
             found = quantise(module, temporary / kind.file, about, given, max_drop)
             about["quantised"] = asdict(found)
         final = opened if found is None else module.read(temporary / kind.file)
-        about["origin"] = asdict(origin(final.run, to, card))
+        about["origin"] = asdict(origin_here(final.run, to, card))
         files = _finish(temporary, kind.file, about, parity)
         take_place(temporary, folder)
     return Exported(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Objective, Prepared, Task
 from vitrail.objective.settings import MAE, BEiT, MaskedPatch
-from vitrail.objective.stems import at, encoded, need_maskable, pixels_of
+from vitrail.objective.stems import at, encoded, need_maskable, pixel_mask
 
 
 class SelfSupervised(Objective):
@@ -61,7 +61,7 @@ class MaskedObjective(SelfSupervised):
         `mask` is a picture of the mask. By default all hidden patches are hatched.
         """
         patch = self.model.config.patch
-        inside = pixels_of(hidden, images, patch)
+        inside = pixel_mask(hidden, images, patch)
         return {
             "input": images,
             "mask": hatched(images, hidden, patch) if mask is None else mask,
@@ -74,7 +74,7 @@ def hatched(images: Tensor, hidden: Tensor, patch: int) -> Tensor:
     """Return uint8 `images` with a hatch over the patches `hidden`, bool [batch, patches]."""
     rows, columns = (torch.arange(side, device=images.device) for side in images.shape[-2:])
     hatch = torch.where((rows[:, None] + columns) % 4 == 0, 216, 104).to(torch.uint8)
-    return torch.where(pixels_of(hidden, images, patch), hatch, images)
+    return torch.where(pixel_mask(hidden, images, patch), hatch, images)
 
 
 def to_pixels(values: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def join_patches(patches: Tensor, grid: Grid, patch: int) -> Tensor:
     return rearrange(patches, "b (h w) (p q c) -> b c (h p) (w q)", h=grid[0], p=patch, q=patch)
 
 
-def pixels_of(patches: Tensor, images: Tensor, patch: int) -> Tensor:
+def pixel_mask(patches: Tensor, images: Tensor, patch: int) -> Tensor:
     """bool [batch, patches] -> bool [batch, 1, height, width]: True at the pixels of these patches of `images`."""
     batch, _, height, width = images.shape
     grid = patches.view(batch, 1, height // patch, width // patch)
@@ -57,7 +57,7 @@ def pixels_of(patches: Tensor, images: Tensor, patch: int) -> Tensor:
 
 def erase(images: Tensor, masked: Tensor, patch: int) -> Tensor:
     """Return images [batch, channels, height, width] in which the patches `masked` [batch, patches] are grey."""
-    return images.masked_fill(pixels_of(masked, images, patch), ERASED if images.dtype == torch.uint8 else 0)
+    return images.masked_fill(pixel_mask(masked, images, patch), ERASED if images.dtype == torch.uint8 else 0)
 
 
 def into_stem(model: ViT, images: Tensor, masked: Tensor, *, after_stem: bool) -> Tensor:

@@ -56,7 +56,7 @@ def choose(facts: Facts) -> tuple[str, str]:
     return "scratch-photos", f"{seen}: the images are resized to 96; {better}"
 
 
-def absolute(run: Run) -> bool:
+def has_absolute_warmup(run: Run) -> bool:
     """Return whether the warmup is in steps, epochs or examples. Such a warmup may be too long for a small data set."""
     return not isinstance(run.schedule.warmup, Percent)
 
@@ -67,7 +67,7 @@ def fitted(run: Run, facts: Facts) -> tuple[Run, str]:
     A warmup longer than a fifth of the run becomes a tenth of it. Published warmups suit large data: 10,000 steps are a
     tenth of 300 epochs on ImageNet, but more than all steps of 300 epochs on 10,000 images.
     """
-    if not absolute(run):
+    if not has_absolute_warmup(run):
         return run, ""
     images = max(facts.images, 1)
     batch = min(run.batch_size or LARGEST_BATCH, images)

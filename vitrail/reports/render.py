@@ -23,7 +23,7 @@ from vitrail.reports.significance import wilson
 from vitrail.words import time_span
 
 
-def printable(value: Any) -> Any:
+def without_controls(value: Any) -> Any:
     """Replace characters that cannot be printed, such as those that reverse the direction of text."""
     if isinstance(value, Markup):
         return value
@@ -32,7 +32,7 @@ def printable(value: Any) -> Any:
 
 def short(value: Any, longest: int = 120) -> str:
     """Return a value as printable text of at most `longest` characters; HTML stays as it is."""
-    text: str = printable(value)
+    text: str = without_controls(value)
     return text if isinstance(text, Markup) or len(text) <= longest else text[: longest - 1] + "…"
 
 
@@ -54,7 +54,7 @@ def environment() -> Environment:
         loader=PackageLoader("vitrail.reports"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=printable,
+        finalize=without_controls,
         trim_blocks=True,
         lstrip_blocks=True,
     )

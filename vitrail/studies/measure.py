@@ -34,7 +34,7 @@ from vitrail.studies.study import Counted, MetricName, Stage
 from vitrail.training.folder import RunFolder
 from vitrail.training.optim.tune import freeze_rest
 from vitrail.transfer.linear_probe import linear_probe
-from vitrail.transfer.trial import Outcome, write_table
+from vitrail.transfer.trial import Outcome, write_json
 from vitrail.weights.load import load
 
 SHOTS, DRAWS, NEIGHBOURS = 5, 10, 20
@@ -74,7 +74,7 @@ class Probes:
         if key not in known:
             model = folder.best if best else folder.last
             known[key] = 100 * (self.real(model) if metric == "ReaL" else self._probe(metric, model))
-            write_table(kept, known)
+            write_json(kept, known)
         return known[key]
 
     @cached_property

@@ -21,7 +21,7 @@ from vitrail.studies.table import axes, column, number
 PAGE = "index.html"
 
 
-def write_page(folder: Path) -> Path:
+def write_gallery(folder: Path) -> Path:
     """Write index.html about all studies whose results are in `folder`, and return it.
 
     Raises UsageError if there are none, or if the page cannot be written.

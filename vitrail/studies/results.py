@@ -15,7 +15,7 @@ from vitrail.studies.catalog import NAMES, study_named
 from vitrail.studies.figure import draw, draw_tiles
 from vitrail.studies.study import LaptopData, Study
 from vitrail.studies.table import CellResult, Table, Tables, axes, column
-from vitrail.transfer.trial import write_table
+from vitrail.transfer.trial import write_json
 
 
 def write(found: Tables, about: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -25,7 +25,7 @@ def write(found: Tables, about: Mapping[str, Any], folder: Path) -> list[Path]:
     """
     name = found.study.name
     files = [folder / f"{name}.{suffix}" for suffix in ("json", "csv", "md", "png", "pdf")]
-    write_table(files[0], as_json(found, about))
+    write_json(files[0], as_json(found, about))
     with replacing_text(files[1], UsageError) as stream:
         SafeWriter(stream).writerows(_rows(found))
     with replacing_text(files[2], UsageError) as stream:

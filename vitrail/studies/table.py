@@ -67,7 +67,7 @@ class Table:
     @property
     def means(self) -> Mapping[Place, tuple[float, float]]:
         """Place -> mean and deviation over seeds (n - 1; NaN for one seed)."""
-        return {place: spread(values) for place, values in self.scores.items()}
+        return {place: mean_and_deviation(values) for place, values in self.scores.items()}
 
     def lines(self) -> list[list[str]]:
         """Return the table as text: a header, then a line for each row."""
@@ -142,7 +142,7 @@ def mean_table(tables: Sequence[Table]) -> Table:
     return Table(MEAN, means, *axes(places))
 
 
-def spread(values: Sequence[float]) -> tuple[float, float]:
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     """Return mean and deviation over seeds (n - 1; NaN for one seed)."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 

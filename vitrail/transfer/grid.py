@@ -126,7 +126,7 @@ class Trials:
         return replace(self.sweep.base, evaluate_every=Percent(100))
 
     def _open(self, data: Data) -> tuple[Run, Splits]:
-        run = replace(self._base, data=replace(data, path=absolute(data.path)))
+        run = replace(self._base, data=replace(data, path=absolute_path(data.path)))
         return run, open_data(run.data, seed=run.seed)
 
     @cached_property
@@ -136,13 +136,13 @@ class Trials:
 
     def _trial(self, run: Run, values: Mapping[str, Any], splits: Splits, *, final: bool) -> Trial:
         run = self.sweep.run(run, values)
-        weights = None if run.weights is None else absolute(run.weights)
+        weights = None if run.weights is None else absolute_path(run.weights)
         run = replace(run, weights=weights)
         key = trial_key(run, splits, "" if weights is None else self._fingerprint(weights))
         return Trial.of(run, key, self.folder, dict(values), final=final)
 
 
-def absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     """Return the absolute path of an existing file or folder, because trials run elsewhere; return a name unchanged."""
     place = Path(path).expanduser()
     return str(place.absolute()) if path not in ("", "digits") and place.exists() else path

@@ -20,7 +20,7 @@ from vitrail.errors import TrainingError
 from vitrail.evaluation.metric import TITLES, headline
 from vitrail.transfer.grid import Trials
 from vitrail.transfer.protocol import DevSplit
-from vitrail.transfer.trial import Outcome, Trial, finished, write_table
+from vitrail.transfer.trial import Outcome, Trial, finished, write_json
 
 log = logging.getLogger("vitrail")
 TABLE = "sweep.json"
@@ -185,5 +185,5 @@ def _reasons(rows: Iterable[TrialResult]) -> str:
 
 def _written(table: SweepResult) -> SweepResult:
     if table.folder.is_dir():
-        write_table(table.folder / TABLE, table.as_json())
+        write_json(table.folder / TABLE, table.as_json())
     return table

@@ -84,7 +84,7 @@ class Trial:
         return cls(key, run, sweep / name, values, final)
 
     def __str__(self) -> str:
-        values = [f"{name.removeprefix('optim.')} {shown(value)}" for name, value in self.values.items()]
+        values = [f"{name.removeprefix('optim.')} {setting_text(value)}" for name, value in self.values.items()]
         return ", ".join([*values, *([f"final, seed {self.run.seed}"] if self.final else [])])
 
     def prepare(self) -> None:
@@ -96,7 +96,7 @@ class Trial:
                 file.write(to_yaml(self.run))
 
 
-def shown(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """Return the value of a setting as text."""
     return f"{value:g}" if isinstance(value, float) else str(plain(value))
 
@@ -118,7 +118,7 @@ def trial_key(run: Run, splits: Splits, weights: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
 
-def write_table(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Replace the JSON file `path`. Raises UsageError if it cannot be written: without it the work is not recorded."""
     with replacing_text(path, UsageError) as file:
         file.write(json.dumps(json_value(value), indent=2, ensure_ascii=False) + "\n")
@@ -156,7 +156,7 @@ def run_trial(folder: Path, *, device: str | None = None, cores: int | None = No
         if (outcome := finished(folder)) is not None:
             return outcome
         outcome = _attempt(run, folder)
-        write_table(folder / OUTCOME, asdict(outcome))
+        write_json(folder / OUTCOME, asdict(outcome))
         if outcome.status == "done":  # only needed to resume, and most of the disk space
             shutil.rmtree(Path(outcome.run) / "checkpoints", ignore_errors=True)
     return outcome

@@ -24,9 +24,9 @@ from vitrail.data.sources.open import find, split_found
 from vitrail.durations import Percent
 from vitrail.errors import DataError, TrainingError, UsageError
 from vitrail.training.run import Run
-from vitrail.transfer.grid import absolute
+from vitrail.transfer.grid import absolute_path
 from vitrail.transfer.sweep import train_all
-from vitrail.transfer.trial import Trial, here, trial_key, write_table
+from vitrail.transfer.trial import Trial, here, trial_key, write_json
 from vitrail.transfer.vtab_means import PUBLISHED, QUOTED, draw, means
 from vitrail.weights.load import weights_fingerprint
 
@@ -141,7 +141,7 @@ def vtab(base: Run, paper: Run, tasks: Sequence[VtabTask], root: str, seeds: Seq
         raise UsageError("Fine-tune which network? Name it with --from: vitrail vtab --from RUN --data DIR")
     if not seeds or base.early_stop is not None or base.fewshot is not None:
         raise UsageError("VTAB needs a seed, and early_stop and fewshot cannot be used: it has no images to choose by")
-    weights = absolute(base.weights)
+    weights = absolute_path(base.weights)
     base = replace(base, weights=weights)
     mark = weights_fingerprint(weights)
     table = VtabTable(folder, weights, departures(base, paper), [])
@@ -157,7 +157,7 @@ def vtab(base: Run, paper: Run, tasks: Sequence[VtabTask], root: str, seeds: Seq
             continue
         log.info("%s: %s", task.name, "failed" if score.mean is None else f"top-1 {score.mean:.2%}")
         table.scores.append(score)
-        write_table(folder / TABLE, table.as_json())
+        write_json(folder / TABLE, table.as_json())
     _require_results(table, root)
     draw({Path(weights).name: table.percent, **PUBLISHED, **QUOTED}, folder / FIGURE)
     return table

@@ -89,11 +89,11 @@ def study(
         return dict(NAMES)
     folder = Path(out)
     if name == REPORT:
-        from vitrail.studies.page import write_page
+        from vitrail.studies.page import write_gallery
         from vitrail.studies.results import redraw
 
         redraw(folder)
-        return write_page(folder)
+        return write_gallery(folder)
     chosen = study_named(name)
     from vitrail.studies.run import Asked, planned, run_study
 
@@ -107,13 +107,13 @@ def study(
         what = "no images are given" if scale == "laptop" else "no folder of data sets is given"
         raise UsageError(f"{what}: vitrail study {name} --data DIR, or --dry-run to see what it would train")
     check_writable(folder, UsageError, folder=True)
-    from vitrail.studies.page import write_page
+    from vitrail.studies.page import write_gallery
     from vitrail.studies.results import write
     from vitrail.verbs.sweep import executor
 
     found, about = run_study(chosen, asked, folder, executor(parallel, devices or [], ray))
     files = write(found, about, folder)
-    return Studied(found, [*files, write_page(folder)], about)
+    return Studied(found, [*files, write_gallery(folder)], about)
 
 
 def show(result: dict[StudyName, StudySummary] | Planned | Studied | Path) -> Any:

@@ -202,7 +202,7 @@ def _tried(
     given: RunArguments, run: Run, lr: Sequence[float], vary: Sequence[str], images: int
 ) -> tuple[Mapping[str, Sequence[Any]], dict[str, Run]]:
     """Return the settings to try as a grid, and complete runs to try as well. Without flags they are the paper's."""
-    grid: dict[str, Sequence[Any]] = dict(values_of(text, run) for text in vary)
+    grid: dict[str, Sequence[Any]] = dict(values_to_try(text, run) for text in vary)
     if lr and LR in grid:
         raise UsageError(f"--lr and --vary {LR} both set the learning rates to try; give one of them")
     if lr or grid:
@@ -242,7 +242,7 @@ def _published(recipe: str | None, images: int, network: ViTConfig | ResNetConfi
     return {LR: tuple(rate for rate in rates if rate != CONVOLUTIONAL_RATE or convolutions)}
 
 
-def values_of(text: str, base: Run) -> tuple[str, tuple[Any, ...]]:
+def values_to_try(text: str, base: Run) -> tuple[str, tuple[Any, ...]]:
     """Return the field of `Run` and the values in text such as "optim.momentum=0.8,0.9". Raises UsageError."""
     name, equals, listed = (part.strip() for part in text.partition("="))
     try:

@@ -16,7 +16,7 @@ from forked import server
 from PIL import Image
 from web import Web, serving
 
-from vitrail.data.cache import read_table, write_table
+from vitrail.data.cache import read_arrow, write_arrow
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.item import Item, View
 from vitrail.data.loading.loader import Loader
@@ -391,7 +391,7 @@ def test_an_index_without_digests_has_the_same_fingerprint(packed: Path, tmp_pat
     import shutil
 
     shutil.copytree(packed / "val", tmp_path / "old")
-    table = read_table(packed / "val" / INDEX).drop_columns(["digest"])
-    write_table(tmp_path / "old" / INDEX, table.schema, lambda writer: writer.write_table(table))
+    table = read_arrow(packed / "val" / INDEX).drop_columns(["digest"])
+    write_arrow(tmp_path / "old" / INDEX, table.schema, lambda writer: writer.write_table(table))
     assert pa.ipc.open_file(pa.memory_map(str(tmp_path / "old" / INDEX))).schema.names[-1] == "id"
     assert fingerprint(find(str(tmp_path / "old")).splits) == fingerprint(find(str(packed / "val")).splits)

@@ -68,7 +68,7 @@ def hashed(
     return sorted(parts, key=lambda part: not part.held_out)
 
 
-def training_splits(found: DataSet) -> list[str]:
+def splits_to_clean(found: DataSet) -> list[str]:
     """Return the training splits: all except test and validation, or all if there are no others."""
     return [name for name in found.splits if role_of(name) not in HELD_OUT] or list(found.splits)
 

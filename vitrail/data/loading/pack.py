@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import simplejpeg
 
-from vitrail.data.cache import read_table, refuse_within, write_table
+from vitrail.data.cache import read_arrow, refuse_within, write_arrow
 from vitrail.data.check import Progress
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import resize
@@ -188,7 +188,7 @@ def _write_shard(
             length = file.tell()
         record = {"name": name, "bytes": length, "next": index + 1, "bad": bad, "settings": settings}
         table = index_table(rows).replace_schema_metadata({"vitrail": json.dumps(record)})
-        write_table(_part(folder, number), table.schema, lambda writer: writer.write_table(table))
+        write_arrow(_part(folder, number), table.schema, lambda writer: writer.write_table(table))
     return record
 
 
@@ -217,7 +217,7 @@ def _check_place(folder: Path) -> None:
     finished = folder / INDEX
     if finished.is_file():
         with understood(str(finished)):
-            parts |= {Path(shard["name"]).stem for shard in packed_manifest(read_table(finished))["shards"]}
+            parts |= {Path(shard["name"]).stem for shard in packed_manifest(read_arrow(finished))["shards"]}
     names = {INDEX, *(f"{stem}{suffix}" for stem in parts for suffix in (".part", ".tar"))}
     refuse_other_files(folder, lambda name: name in names or _UNFINISHED.match(name) is not None, DataError)
 
@@ -226,7 +226,7 @@ def _resume(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the records of the complete shards. Remove what an interrupted call left in the folder."""
     records: list[dict[str, Any]] = []
     while (part := _part(folder, len(records))).is_file():
-        record = json.loads(read_table(part).schema.metadata[b"vitrail"])
+        record = json.loads(read_arrow(part).schema.metadata[b"vitrail"])
         _same(folder, record["settings"], settings)
         shard = folder / record["name"]
         if not shard.is_file() or shard.stat().st_size != record["bytes"]:
@@ -259,14 +259,14 @@ def _write_index(folder: Path, records: list[dict[str, Any]], source: Listed, se
 
     def copy(writer: pa.RecordBatchWriter) -> None:
         for number in range(len(records)):
-            writer.write_table(read_table(_part(folder, number)))
+            writer.write_table(read_arrow(_part(folder, number)))
 
-    write_table(folder / INDEX, SCHEMA.with_metadata({"vitrail": json.dumps(manifest)}), copy)
+    write_arrow(folder / INDEX, SCHEMA.with_metadata({"vitrail": json.dumps(manifest)}), copy)
 
 
 def _finished(folder: Path, settings: dict[str, Any]) -> PackResult:
     """Return the description of a complete pack. Raises DataError if its data or its choices are not these."""
-    table = read_table(folder / INDEX)
+    table = read_arrow(folder / INDEX)
     manifest = json.loads(table.schema.metadata[b"vitrail"])
     _same(folder, manifest["settings"], settings)
     for part in folder.glob("shard-*.part"):

@@ -25,7 +25,7 @@ import numpy as np
 from vitrail.data.item import DataSet, Findings, Joined, Listed, View
 from vitrail.data.labels.sets import label_text
 from vitrail.data.sources.folder import file_of
-from vitrail.data.spreadsheet import SafeWriter, plain
+from vitrail.data.spreadsheet import SafeWriter, unescape_formula
 from vitrail.errors import DataError, UsageError
 from vitrail.files import regular_descriptor, replacing_text
 
@@ -63,9 +63,9 @@ def refers_to(file: Path) -> str | None:
         return None
     if first is None or len(first) != len(COLUMNS):
         return None
-    if plain(first[-1]) == str(file.resolve()):
+    if unescape_formula(first[-1]) == str(file.resolve()):
         raise DataError(f"{file} is a list of images that refers to itself. Name the data set in its column 'data'")
-    return plain(first[-1])
+    return unescape_formula(first[-1])
 
 
 @dataclass
@@ -102,7 +102,7 @@ def _read(file: Path) -> dict[str, _Wanted]:
         rows = csv.reader(stream)
         next(rows)
         for number, row in enumerate(rows, start=2):
-            row = [plain(cell) for cell in row]
+            row = [unescape_formula(cell) for cell in row]
             if len(row) != len(COLUMNS) or row[-1] != data:
                 raise DataError(f"{file}, row {number}: not {', '.join(COLUMNS)} of {data}")
             _, label, split, name, origin, _ = row

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from vitrail import world
-from vitrail.data.cache import cached_file, read_table, stored_table
+from vitrail.data.cache import cached_file, read_arrow, stored_table
 from vitrail.data.item import DataSet, Findings
 from vitrail.data.loading.prefetch import ordered, threads
 from vitrail.data.sources.address import address_of, expand, explained, locate, look
@@ -101,7 +101,7 @@ def _read_packed(system: Any, folders: dict[str, str]) -> DataSet:
     found = DataSet({}, Findings("packed"))
     for split, folder in folders.items():
         with understood(address_of(system, f"{folder}/{INDEX}")):
-            index = read_table(_copied(system, f"{folder}/{INDEX}"))
+            index = read_arrow(_copied(system, f"{folder}/{INDEX}"))
             manifest = packed_manifest(index)
             paths = [f"{folder}/{shard['name']}" for shard in manifest["shards"]]
             check_lengths(manifest, _lengths(system, folder, paths), address_of(system, folder))

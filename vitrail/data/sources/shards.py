@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitrail.data.cache import cached_table, read_table
+from vitrail.data.cache import cached_table, read_arrow
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item
 from vitrail.data.labels.cells import names_in
 from vitrail.data.labels.sets import Labels, label_at, named, names_of_text, order_classes, set_text
@@ -277,7 +277,7 @@ def read_packed(folders: Mapping[str, Path]) -> DataSet:
     found = DataSet({}, Findings("packed"))
     for name, folder in folders.items():
         with understood(str(folder / INDEX)):
-            table = read_table(folder / INDEX)
+            table = read_arrow(folder / INDEX)
             manifest = packed_manifest(table)
             files = [folder / shard["name"] for shard in manifest["shards"]]
             check_lengths(manifest, [file.stat().st_size if file.is_file() else None for file in files], str(folder))

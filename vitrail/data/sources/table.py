@@ -20,7 +20,7 @@ from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, r
 from vitrail.data.labels.sets import order_classes
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import FileSource, named_file_source
-from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, plain
+from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, unescape_formula
 from vitrail.errors import DataError, UsageError, did_you_mean
 from vitrail.files import regular_descriptor
 from vitrail.words import listing
@@ -127,7 +127,7 @@ def _read(file: Path, columns: Columns, findings: Findings) -> _Table:
     image = header.index(find_column(header, columns.image, IMAGE_COLUMNS, "image", str(file)))
     split = lowered.index("split") if "split" in lowered else None
     label, classes = _label_columns(file, header, rows, columns, {image, split})
-    text = plain if _is_predictions(header) else str
+    text = unescape_formula if _is_predictions(header) else str
     table = _Table(file, [], [], [], [], classes)
     places = [header.index(name) for name in classes]
     for number, row in rows:

@@ -131,13 +131,13 @@ def _hashed(
     path: str, found: DataSet, against: Sequence[str | Path], workers: int
 ) -> tuple[HashedImages, HashedImages | None]:
     """Return the images to clean, and the images to compare them with (None: with each other)."""
-    from vitrail.data.copies.dedup import HashedImages, hashed, split_apart, training_splits
+    from vitrail.data.copies.dedup import HashedImages, hashed, split_apart, splits_to_clean
     from vitrail.data.sources.open import find_and_warn
 
     choices: dict[str, Any] = dict(workers=workers, progress=ProgressLine("hashed"))
     if not against:
         return HashedImages(hashed(path, found, found.splits, **choices)), None
-    left = HashedImages(hashed(path, found, training_splits(found), **choices))
+    left = HashedImages(hashed(path, found, splits_to_clean(found), **choices))
     parts = []
     for data in map(str, against):
         other = find_and_warn(data)

@@ -108,13 +108,8 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
     return [*first, *given.pop(many, ()), *after], given
 
 
-def flag_names(function: Callable[..., Any]) -> list[str]:
-    """Return every flag and subject of a verb, sorted, by the names of Python ("optim.lr")."""
-    return sorted(flag_texts(function))
-
-
 def flag_texts(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the help of every flag and subject of a verb, by the names of Python."""
+    """Return the help of every flag and subject of a verb, by the names of Python ("optim.lr")."""
     return {name: str(flag.helptext) for name, flag in _walk(_flags(function, ()))}
 
 

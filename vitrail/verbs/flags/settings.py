@@ -12,7 +12,7 @@ from vitrail.config import from_yaml, merge
 from vitrail.durations import Epochs
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.import_path import is_own
-from vitrail.recipes.by_data import Facts, absolute, choose, facts_of, fitted
+from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup
 from vitrail.recipes.by_network import warn_of_rate
 from vitrail.recipes.registry import find, recipe
 from vitrail.training.run import Run
@@ -173,7 +173,7 @@ def from_recipe(given: RunArguments) -> tuple[Run, str]:
     base, rule = recipe(given.recipe), find(given.recipe).by_data
     run, why = given.applied_to(base), f"recipe {given.recipe}"
     warn_of_rate(given.recipe, run)
-    if rule is None and not absolute(run):
+    if rule is None and not has_absolute_warmup(run):
         return run, why
     facts = given.facts(run)
     if rule is not None:

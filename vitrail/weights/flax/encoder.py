@@ -188,7 +188,7 @@ def build_config(archive: Archive, **values: Any) -> ViTConfig:
         raise WeightsError(f"{archive.path} does not describe a model: {error}") from error
 
 
-def outside(archive: Archive, prefix: str) -> dict[str, str]:
+def unused_tensors(archive: Archive, prefix: str) -> dict[str, str]:
     """Return name -> reason for the tensors that do not belong to the image network."""
     reasons = {}
     for name in sorted(archive.names):
