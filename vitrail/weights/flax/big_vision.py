@@ -64,7 +64,7 @@ class BigVision:
         layout = flax.find_layout(archive, prefix)
         positions = OLD_POSITIONS if f"{prefix}{OLD_POSITIONS}" in archive else POSITIONS
         config, said = _config(archive, layout, positions)
-        unused = flax.outside(archive, prefix)
+        unused = flax.unused_tensors(archive, prefix)
         origin = {"format": self.name, "file": archive.path.name, **asdict(layout), "positions": positions}
         card = Card(
             config,

@@ -53,7 +53,7 @@ class Google:
         config = _config(archive, layout)
         wide = hybrid.wide_norms(archive, prefix)
         conversions = _conversions(config, layout, wide)
-        unused = flax.outside(archive, prefix)
+        unused = flax.unused_tensors(archive, prefix)
         origin = {"format": self.name, "file": archive.path.name, **asdict(layout), "wide_norms": wide}
         card = Card(
             config,
