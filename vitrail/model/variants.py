@@ -51,10 +51,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "channels": (1, 1024),
     "classes": (0, 16_777_216),
     "units": (0, DEEPEST),
-    "dropout": (
-        0.0,
-        1.0,
-    ),  # 1 and the negative values below occur in files of other libraries, but are not valid as settings
+    "dropout": (0.0, 1.0),  # 1 and the negative values below occur in other libraries' files, but are not settings
     "layer_scale": (-1e6, 1e6),
     "norm_eps": (0.0, 1.0),
     "group_norm_eps": (0.0, 1.0),

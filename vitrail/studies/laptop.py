@@ -1,6 +1,6 @@
 """The laptop protocol: pre-train on most classes of a data set, then measure on the others, or fine-tune.
 
-A fifth of the classes, drawn by a seed, is kept away from pre-training (DOWN), as the paper's transfer data sets are.
+A fifth of the classes, drawn by a seed, is left out of pre-training (DOWN), like the paper's transfer data sets.
 All networks see small images. The metric is the paper's few-shot accuracy (section 4.1), the mean of ten draws.
 """
 

@@ -39,7 +39,7 @@ COUNTED: tuple[Counted, ...] = ("parameters", "MACs", "images/s", "latency", "me
 
 @dataclass(frozen=True)
 class LaptopData:
-    """What the grids at laptop scale depend on."""
+    """The data on which the grids at laptop scale depend."""
 
     images: int = 39_200
     """Number of images to pre-train on, without those that are held out; that of 80 classes of CIFAR-100."""
@@ -120,7 +120,7 @@ class Claim:
 
     text: str
     difference: Callable[[Scores], Sequence[float]]
-    """Returns the difference for each seed, in the unit of its table, from all cells at laptop scale."""
+    """Function: the scores of its table -> the difference for each seed, in the unit of the table."""
     table: str | None = None
     """The table whose numbers decide it (default: the first)."""
 
@@ -146,15 +146,15 @@ class Study:
 
     name: str
     where: str
-    """What it reproduces: "Figure 4"."""
+    """The table or figure that it reproduces: "Figure 4"."""
     title: str
     """What it shows, in one line."""
     axis: str
     """What the columns are, with their unit."""
     laptop: Callable[[LaptopData], Sequence[Cell]]
-    """What the grid depends on -> the cells at laptop scale, the most important first."""
+    """Function: the data -> the cells at laptop scale, the most important first."""
     paper: Callable[[], Sequence[Cell]]
-    """The cells of the published grid."""
+    """Function that returns the cells of the published grid."""
     claims: Sequence[Claim] = ()
     published: Mapping[tuple[str, str, float | str], float] = field(default_factory=dict)
     """(table, row, column) -> the number that the paper prints."""

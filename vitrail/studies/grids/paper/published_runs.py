@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vitrail.data.benchmarks.catalog import CATALOG
-from vitrail.data.benchmarks.vtab_tasks import TASKS
 from vitrail.data.benchmarks.vtab_source import HUB
+from vitrail.data.benchmarks.vtab_tasks import TASKS
 from vitrail.recipes.bit import hyperrule
 from vitrail.recipes.paper_finetune import CONVOLUTIONAL_RATE, TABLE_4
 from vitrail.recipes.registry import recipe
