@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.costs.count import activation_bytes
+from vitrail.costs.count import _activation_bytes, activation_bytes
 from vitrail.costs.memory import kept_bytes, largest_batch
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
@@ -117,10 +117,12 @@ CPU = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("amx", [False, True], ids=["no AMX", "AMX"])  # which decides how attention is computed
 @pytest.mark.parametrize("config", CPU, ids=lambda config: "")
-def test_on_a_cpu(config: ViTConfig | ResNetConfig, precision: Any) -> None:
-    with attention_path("explicit"):
-        seen = on_this_cpu(config, precision)
+def test_on_a_cpu(config: ViTConfig | ResNetConfig, amx: bool, precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.model.attention._HAS_AMX", amx)
+    monkeypatch.setattr("vitrail.costs.count._activation_bytes", _activation_bytes.__wrapped__)  # without its cache
+    seen = on_this_cpu(config, precision)
     # torch says that LayerNorm keeps the statistics of bfloat16 in bfloat16, and its kernel for the CPU keeps float32
     exactly = 0.0 if precision == "float32" else 2e-3
     assert activation_bytes(config, precision=precision, place="cpu") == pytest.approx(round(seen), rel=exactly)

@@ -674,10 +674,13 @@ def test_gradients_of_each_image(ours: ViT, theirs: nn.Module, images: Tensor) -
 
 
 def test_gradients_are_those_of_differences(ours: ViT, images: Tensor) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     model = ours.double()
     batch = images[:1, :, :16, :16].double().requires_grad_()
     assert torch.autograd.gradcheck(model, (batch,), fast_mode=True)
-    assert torch.autograd.gradgradcheck(model, (batch,), fast_mode=True)
+    with sdpa_kernel(SDPBackend.MATH):  # torch's fused attention, the choice on AMX processors, has first derivatives only
+        assert torch.autograd.gradgradcheck(model, (batch,), fast_mode=True)
 
 
 def test_saved_tensors_go_to_the_cpu(ours: ViT, theirs: nn.Module, images: Tensor) -> None:

@@ -335,7 +335,8 @@ def test_a_fine_tuned_score_is_that_of_evaluate(
         "test",
         "--json",
     ]
-    assert result.score == pytest.approx(100 * shown(argv)["top1"], abs=0.01)
+    one_image = 100 / 72  # a near tie may fall to the other class, because evaluate's batches round differently in bf16
+    assert result.score == pytest.approx(100 * shown(argv)["top1"], abs=1.01 * one_image)
 
 
 @pytest.mark.slow
