@@ -27,6 +27,8 @@ from vitrail.files import replacing
 from vitrail.weights.load import load
 from vitrail.weights.rebuild import card_of
 
+CPU = torch.device("cpu")
+
 ROUNDS = 3
 """Number of times that each engine is measured; the median counts."""
 
@@ -114,7 +116,7 @@ def _run(
         predict(images)
     while (seconds := pipe.recv()) is not None:
         rates = [_rate(predict, images, seconds) for images in batches]
-        pipe.send([*rates, memory_in_use(torch.device("cpu"))])
+        pipe.send([*rates, memory_in_use(CPU)])
 
 
 def _rate(predict: Predict, images: torch.Tensor, seconds: float) -> float:
