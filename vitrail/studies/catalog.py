@@ -25,9 +25,9 @@ REPORT = "report"
 """The name that stands for the page of all studies."""
 StudyName = Literal[
     "table2", "table5", "figure4", "table6", "table7", "table8", "figure8", "figure9", "figure10", "figure13",
-    "self-supervision", "three-table1", "three-table2", "three-table3", "three-table4", "three-table5", "three-table6",
-    "three-table7", "three-table8", "three-figure1", "three-figure2", "three-figure3", "figure3", "figure5",
-    "three-figure6", "report",
+    "self-supervision", "protocols", "three-table1", "three-table2", "three-table3", "three-table4", "three-table5",
+    "three-table6", "three-table7", "three-table8", "three-figure1", "three-figure2", "three-figure3", "figure3",
+    "figure5", "three-figure6", "report",
 ]  # fmt: skip
 NAMES: dict[StudyName, StudySummary] = {
     "table2": StudySummary(
@@ -56,6 +56,7 @@ NAMES: dict[StudyName, StudySummary] = {
     "self-supervision": StudySummary(
         "masked patches, MAE, BEiT and DINO beside labels and random weights (section 4.6, B.1.2)", 50, 2298, "partly"
     ),
+    "protocols": StudySummary("one network measured from 5-shot accuracy to fine-tuning (section 4.1)", 15, 155, "yes"),
     "three-table1": StudySummary(
         "baselines of several widths, with and without LayerScale (follow-up, Table 1)", 20, 457, "yes"
     ),

@@ -79,7 +79,7 @@ def label(name: str) -> str:
     """Return the name of a table with its unit; that of a fine-tuning has none."""
     if name == MEAN:
         return "mean of the data sets, top-1 in %"
-    return name if name in UNITS.values() else f"{name}, top-1 in %"
+    return name if name in UNITS.values() or "%" in name else f"{name}, top-1 in %"
 
 
 def _style(number: int) -> dict[str, Any]:
