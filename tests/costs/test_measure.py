@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,18 @@ def test_training_learns_and_inference_does_not() -> None:
         same = all(torch.equal(a, b) for a, b in zip(before, timed.model.parameters(), strict=True))
         assert same != changes
         assert all(parameter.grad is None for parameter in timed.model.parameters())
+
+
+@pytest.mark.slow
+def test_the_memory_of_an_image_is_constant_in_depth_and_grows_with_the_width() -> None:
+    """The follow-up's section 3.1 says of inference: constant in depth, quadratic in width. Activations are linear."""
+
+    def per_image(**changes: int) -> float:
+        timed = TimedNetwork(replace(TINY, **changes), "inference", CPU, "float32")  # type: ignore[arg-type]
+        return (peak_bytes(timed, 48) - peak_bytes(timed, 32)) / 16
+
+    assert per_image(depth=2) == per_image(depth=4)  # the last block reads the class token alone
+    assert 1.5 < per_image(depth=2, width=128, heads=4, mlp_dim=512) / per_image(depth=2) <= 2
 
 
 @pytest.mark.slow
