@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import vitrail
 from vitrail import cli
@@ -29,6 +30,8 @@ from vitrail.data.benchmarks.vtab_tasks import TASKS
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Percent, Steps
 from vitrail.errors import DataError, UsageError
+from vitrail.model.attention import attention_path
+from vitrail.model.vit import ViT
 from vitrail.objective.settings import Tokenizer
 from vitrail.studies.catalog import NAMES, study_named
 from vitrail.studies.costs import Planned
@@ -150,6 +153,33 @@ def test_resnets_are_fine_tuned_by_bits_hyperrule_too() -> None:
         sides = {"cifar10": 128, "cifar100": 128}
         expected = [(sides.get(on, 480), 0.003, on)] * (model.startswith("R") and "+" not in model)
         assert [(run.image_size, run.optim.lr, run.data.path) for run in rules] == expected
+
+
+@pytest.mark.slow
+def test_stems_cost_what_the_follow_up_says() -> None:
+    """Section 5: 17.73 GFLOPs for B/16 with hMLP, under 1 % more than with the linear stem."""
+    costs = {cell.row: gflops(cell.stage) for cell in study_named("three-table7").paper() if cell.metric == "MACs"}
+    assert round(costs["hMLP, BN"], 2) == 17.73
+    assert round(costs["linear"], 2) == 17.58
+    assert all(0 < costs[name] / costs["linear"] - 1 < 0.01 for name in ("hMLP, BN", "hMLP, LN"))
+    block = (197 * 12 * 768**2 + 2 * 197**2 * 768 + 2 * 5 * 197 * 768) / 1e9
+    assert costs["linear, a block more"] - costs["linear"] == pytest.approx(block, rel=1e-9)
+
+
+def gflops(stage: Stage) -> float:
+    """The follow-up's count: multiply-adds, and 5 for each value of a LayerNorm, 2 of a BatchNorm, as in fvcore."""
+    each, counted, config = {nn.LayerNorm: 5, nn.BatchNorm2d: 2}, [], config_of(stage)
+
+    def count(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        counted.append(output.numel() * next(number for kind, number in each.items() if isinstance(module, kind)))
+
+    with torch.no_grad(), attention_path("explicit"), torch.device("meta"):
+        model = ViT(config).eval()  # type: ignore[arg-type]
+        for module in model.modules():
+            if isinstance(module, tuple(each)):
+                module.register_forward_hook(count)
+        model.encode(model.embed(torch.empty(1, 3, *config.image_size)))
+    return (macs(config) + sum(counted)) / 1e9
 
 
 @pytest.mark.slow
