@@ -8,7 +8,7 @@ from dataclasses import replace
 from vitrail.studies.grids.paper.published_runs import IMAGENET, IMAGENET_21K, fine_tuned, pre_trained
 from vitrail.studies.grids.three_things.tuning import ALL, PARTS, part, start
 from vitrail.studies.laptop import LARGER_SIDE
-from vitrail.studies.study import Cell, Claim, Given, Scores, Study, Trained, minus
+from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Study, Trained, minus
 
 LINEAR = "linear classifier"
 PROBES: dict[str, Trained] = {"5-shot": "5-shot", "20 nearest neighbours": "20-NN", LINEAR: "linear"}
@@ -22,7 +22,7 @@ def _tuned(name: str) -> str:
     return f"{name} fine-tuned"
 
 
-def laptop(given: Given) -> Sequence[Cell]:
+def laptop(given: LaptopData) -> Sequence[Cell]:
     """Return one network measured on the classes that it has not seen; three-table6 tunes the same one."""
     probes = [Cell(row, OURS, start(), metric=metric, what=ACCURACY) for row, metric in PROBES.items()]
     tuned = [part(name, OURS, "down", LARGER_SIDE) for name in (ATTENTION, ALL)]
