@@ -122,9 +122,8 @@ def _training_option(
         training_seconds,
         run,
         setup.resolved.config,
-        speeds=replace(
-            speeds, start=speeds.start + 2 * request.opening
-        ),  # data are opened to choose the recipe, then by the run
+        # data are opened to choose the recipe, and again by the run
+        speeds=replace(speeds, start=speeds.start + 2 * request.opening),
         validation=0 if splits.validation is None else len(splits.validation),
         test=0 if splits.test is None or chosen_by == "test" else len(splits.test),
     )
