@@ -29,7 +29,7 @@ from vitrail.recipes.registry import recipe
 from vitrail.training.guard import Interrupted
 from vitrail.training.run import Run
 from vitrail.transfer import trial
-from vitrail.transfer import vtab as module
+from vitrail.transfer import vtab_runs as module
 from vitrail.transfer.trial import Outcome
 from vitrail.transfer.vtab_means import MEAN, PUBLISHED, QUOTED, QUOTED_MEANS, draw, means
 from vitrail.transfer.vtab_runs import departures, run_of, vtab

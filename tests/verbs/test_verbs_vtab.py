@@ -13,7 +13,7 @@ from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_tasks import TASKS
 from vitrail.durations import Percent, Steps
 from vitrail.training.run import Run
-from vitrail.transfer import vtab as over
+from vitrail.transfer import vtab_runs as over
 from vitrail.transfer.vtab_means import PUBLISHED
 from vitrail.transfer.vtab_runs import TaskScore, VtabTable
 

@@ -96,13 +96,12 @@ def embed(
     if is_bulk(out):
         if split is not None:
             raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
+        embedder = Embedder(model, compute, prepare)
         settings: dict[str, Any] = {"prepare": prepare, "image_size": image_size, "precision": precision}
-        if not tokens:
-            job = open_job("embed", model, paths, out, **settings)
-            return run(job, feature_columns(Embedder(model, compute, prepare)), merge)
-        columns = token_columns(embedder := Embedder(model, compute, prepare), layers or 1)
-        job = open_job("embed", model, paths, out, **settings, layers=embedder.layers(layers or 1))
-        return run(job, columns, merge)
+        if tokens:
+            settings["layers"] = embedder.layers(layers or 1)
+        job = open_job("embed", model, paths, out, **settings)
+        return run(job, token_columns(embedder, layers or 1) if tokens else feature_columns(embedder), merge)
     if Path(out).suffix.lower() != ".npz":
         raise UsageError(f"{out}: features are written to a file that ends in .npz, or to a folder")
     if merge is not None:
@@ -112,6 +111,11 @@ def embed(
     embedder = Embedder(model, compute, prepare)
     if tokens:
         return _write_tokens(embedder, sources, Path(out), layers or 1)
+    return _write_features(embedder, sources, Path(out))
+
+
+def _write_features(embedder: Embedder, sources: dict[str, Listed], out: Path) -> WrittenFeatures:
+    """Compute all features, then write them."""
     from vitrail.evaluation.feature_file import save_features
 
     arrays: dict[str, np.ndarray] = {}
