@@ -61,7 +61,7 @@ def study(
 
     Without a name, the studies are listed: what they show, about how long they take on two cores, the compute of the
     published grid, and whether the paper's data are public. The name 'report' draws the figures of all finished studies
-    in --out anew from their numbers and joins them into one page.
+    in --out again from their numbers and joins them into one page.
 
     Args:
         name: Name of the study, or 'report'.
