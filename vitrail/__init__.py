@@ -85,6 +85,7 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.verbs.predict import predict as predict
     from vitrail.verbs.probe import probe as probe
     from vitrail.verbs.report import report as report
+    from vitrail.verbs.search import search as search
     from vitrail.verbs.serve import serve as serve
     from vitrail.verbs.study import study as study
     from vitrail.verbs.sweep import sweep as sweep
@@ -138,6 +139,7 @@ _MODULES = {
     "vitrail.verbs.predict": "predict",
     "vitrail.verbs.probe": "probe",
     "vitrail.verbs.report": "report",
+    "vitrail.verbs.search": "search",
     "vitrail.verbs.serve": "serve",
     "vitrail.verbs.study": "study",
     "vitrail.verbs.sweep": "sweep",

@@ -63,6 +63,7 @@ VERBS: dict[str, Verb] = {
     "evaluate": Verb("vitrail.verbs.evaluate:evaluate", "measure a network: top-1, top-5, each class, confusions"),
     "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
     "embed": Verb("vitrail.verbs.embed:embed", "write the features of images to a file"),
+    "search": Verb("vitrail.verbs.search:search", "find the images that are most like given ones"),
     "inspect": Verb(
         "vitrail.verbs.inspect.inspect:inspect", "look inside a network: filters, positions, attention, features"
     ),

@@ -25,7 +25,7 @@ Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examp
 Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError
 WeightsError __version__
 bench cost create demo doctor embed evaluate export finetune fit from_yaml inspect load plan predict probe recipe
-regroup report save serve study sweep to_yaml train variant vtab
+regroup report save search serve study sweep to_yaml train variant vtab
 Card Metric Objective ObjectiveSettings OwnPart Preview ResNet Result ViT freeze reset_head
 attention_distance attention_maps component_maps embedding_map head_maps neighbours patch_attention patch_components
 position_tiles principal_filters relevance rollout tap_attention
@@ -79,6 +79,7 @@ FLAGS = {
     "evaluate": "model data split protocol labels groups image_size batch_size workers device precision engine out raw",
     "predict": "model images top strict out merge raw batch_size workers device precision engine",
     "embed": "model paths out merge split tokens layers prepare image_size batch_size workers device precision engine",
+    "search": ("model paths like features top out raw image_size batch_size workers device precision engine"),
     "inspect": (
         "model images out what layer head class_name data split count pictures image_size format batch_size device raw"
     ),
@@ -209,6 +210,7 @@ def test_the_flags_of_a_verb(verb: str) -> None:
         "evaluate",
         "predict",
         "embed",
+        "search",
         "inspect",
         "report",
         "serve",

@@ -56,6 +56,36 @@ def load_features(path: str | Path) -> tuple[Features, Features]:
     return train, test
 
 
+def load_named_features(path: str | Path) -> tuple[list[str], np.ndarray]:
+    """Return the names of all images of a file, and their features, float32 [N, width].
+
+    Raises DataError like `load_features`.
+    """
+    path = Path(path)
+    prefixes = ("", "train_", "test_")
+    npz = Npz(path, DataError, only=[f"{prefix}{part}" for prefix in prefixes for part in ("features", "ids")])
+    names: list[str] = []
+    rows: list[np.ndarray] = []
+    for prefix in prefixes:
+        features, ids = (npz.headers.get(f"{prefix}{part}") for part in ("features", "ids"))
+        if features is None or ids is None:
+            continue
+        if len(features.shape) != 2 or ids.dtype.kind != "U" or ids.shape != features.shape[:1]:
+            raise DataError(
+                f"{path}: {prefix}features has the shape {features.shape} and {prefix}ids is {ids.dtype} of shape "
+                f"{ids.shape}; they must be numbers [images, features] and text [images]"
+            )
+        names += [str(name) for name in npz.read(f"{prefix}ids", kinds="U")]
+        rows.append(npz.read(f"{prefix}features", kinds="fiu").astype(np.float32, copy=False))
+    npz.close()
+    if not names or len({part.shape[1] for part in rows}) > 1:
+        raise DataError(
+            f"{path} does not hold features and ids of images, all of one width. `vitrail embed MODEL PHOTOS --out "
+            "FEATURES.npz` writes them"
+        )
+    return names, np.concatenate(rows)
+
+
 def _split(npz: Npz, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Return features as float32 [N, width] and labels as int64 [N]. Raises DataError if they are anything else."""
     path, features, labels = npz.path, npz.headers[f"{split}_features"], npz.headers[f"{split}_labels"]

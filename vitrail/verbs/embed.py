@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
-from vitrail.verbs.network.features import Embedder, Prepare, open_train_and_test
+from vitrail.verbs.network.features import Embedder, Prepare, open_images
 from vitrail.verbs.terminal import unreadable_json, unreadable_lines
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def embed(
     if merge is not None:
         raise UsageError(f"--merge is only for a folder as --out, and {out} is a single file")
     check_writable(Path(out), DataError)
-    sources = _sources(model, paths, split)
+    sources = open_images(model, paths, split)
     embedder = Embedder(model, compute, prepare)
     if tokens:
         return _write_tokens(embedder, sources, Path(out), layers or 1)
@@ -163,42 +162,6 @@ def _described(source: Listed, prefix: str, index: np.ndarray, labels: np.ndarra
     if source.class_names:
         arrays |= {f"{prefix}labels": labels, "class_names": np.array(source.class_names, dtype=np.str_)}
     return arrays
-
-
-def _sources(model: str | Path, paths: tuple[str | Path, ...], split: str | None) -> dict[str, Listed]:
-    """Return the images of a data set with splits as "train" and "test", or all images as one source called ""."""
-    from vitrail.data.sources.folder import Files
-    from vitrail.evaluation.predict import find_images
-
-    splits = _splits(paths[0]) if len(paths) == 1 else None
-    if splits is not None and len(splits) > 1:
-        images = open_train_and_test(model, paths[0], split)
-        return {"train": images.train, "test": images.test}
-    if split is not None:
-        raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
-    return {"": Files(find_images(paths))} if splits is None else splits
-
-
-def _splits(path: str | Path) -> dict[str, Listed] | None:
-    """Return the splits of a data set; None for image files, patterns, and folders of images without splits."""
-    from vitrail.data.sources.folder import is_image_name
-    from vitrail.data.sources.open import find_and_warn
-    from vitrail.evaluation.predict import find_images
-
-    place = Path(path).expanduser()
-    if is_image_name(place.name) or (glob.has_magic(str(path)) and not place.exists()):
-        return None
-    try:
-        found = find_and_warn(str(path))
-    except DataError:
-        if place.is_dir() and next(find_images([place]), None) is not None:
-            return None
-        raise
-    if len(found.splits) > 1:
-        return found.splits
-    if found.findings.kind == "folder" and "" in found.splits:
-        return None
-    return {"": next(iter(found.splits.values()))}
 
 
 def show(result: WrittenFeatures | BulkProgress) -> str:

@@ -55,6 +55,7 @@ WRITERS: dict[str, Writer] = {
     "predict folder": Writer("predict {weights} {photos} --out {out}", "r", True, RUN),
     "embed": Writer("embed {weights} {photos} --out {out}", "r.npz"),
     "embed folder": Writer("embed {weights} {photos} --out {out}", "r", True, RUN),
+    "search": Writer("search {weights} {photos} --like {photos}/red/1.png --out {out}", "r.csv"),
     "evaluate": Writer("evaluate {weights} {photos} --out {out}", "r", True, RUN),
     "evaluate outputs": Writer("evaluate {weights} {photos} --out {out}", "r.npz"),
     "inspect": Writer("inspect {weights} --out {out} --format svg", "r", True, RUN),

@@ -74,6 +74,22 @@ def draw_neighbours(title: str, found: Sequence[tuple[Picture, Sequence[tuple[Pi
 
 
 @styled
+def draw_matches(
+    title: str, given: Sequence[Picture], found: Sequence[tuple[Picture, str]], columns: int = 5
+) -> Figure:
+    """Draw the given pictures, and below them the pictures that were found, each with a note, the first at the left."""
+    above, below = -(-len(given) // columns), -(-len(found) // columns)
+    figure = Figure(figsize=(1.35 * columns + 0.3, 1.6 * (above + below) + 0.5), layout="constrained")
+    panels = picture_panels(figure, above + below, columns)
+    for axes, picture in zip(panels[:above].flat, given, strict=False):
+        show(axes, picture.shown, f"given: {short(picture.name, 20)}", fontweight="bold")
+    for axes, (picture, note) in zip(panels[above:].flat, found, strict=False):
+        show(axes, picture.shown, f"{note}  {short(picture.name, 20)}")
+    figure.suptitle(wrapped(title, figure.get_figwidth()))
+    return figure
+
+
+@styled
 def draw_map(
     title: str, found: EmbeddingMap, labels: np.ndarray, class_names: Sequence[str], thumbnails: dict[int, np.ndarray]
 ) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -78,6 +79,42 @@ def open_train_and_test(
     return TrainAndTestImages(View(train, remaining), View(train, held_out), f"{settings.path}, a tenth held out")
 
 
+def open_images(model: str | Path, paths: tuple[str | Path, ...], split: str | None) -> dict[str, Listed]:
+    """Return the images of a data set with splits as "train" and "test", or all images as one source called ""."""
+    from vitrail.data.sources.folder import Files
+    from vitrail.evaluation.predict import find_images
+
+    splits = _splits(paths[0]) if len(paths) == 1 else None
+    if splits is not None and len(splits) > 1:
+        images = open_train_and_test(model, paths[0], split)
+        return {"train": images.train, "test": images.test}
+    if split is not None:
+        raise UsageError(f"{paths[0]} has no splits: remove --split {split}")
+    return {"": Files(find_images(paths))} if splits is None else splits
+
+
+def _splits(path: str | Path) -> dict[str, Listed] | None:
+    """Return the splits of a data set; None for image files, patterns, and folders of images without splits."""
+    from vitrail.data.sources.folder import is_image_name
+    from vitrail.data.sources.open import find_and_warn
+    from vitrail.evaluation.predict import find_images
+
+    place = Path(path).expanduser()
+    if is_image_name(place.name) or (glob.has_magic(str(path)) and not place.exists()):
+        return None
+    try:
+        found = find_and_warn(str(path))
+    except DataError:
+        if place.is_dir() and next(find_images([place]), None) is not None:
+            return None
+        raise
+    if len(found.splits) > 1:
+        return found.splits
+    if found.findings.kind == "folder" and "" in found.splits:
+        return None
+    return {"": next(iter(found.splits.values()))}
+
+
 class Embedder:
     """Compute features with one network. Images are prepared as its card or as the few-shot protocol prescribes."""
 
@@ -90,7 +127,7 @@ class Embedder:
         self.network = load_network(model, compute.image_size)
         preprocess = self.network.card.preprocess
         self._size = preprocess.image_size
-        self._transform = FewShotImages(self._size) if prepare == "protocol" else eval_transform(preprocess)
+        self.transform = FewShotImages(self._size) if prepare == "protocol" else eval_transform(preprocess)
         self._compute = compute
 
     @cached_property
@@ -143,7 +180,7 @@ class Embedder:
 
     def loader(self, source: Listed) -> Loader:
         """Return a loader of the prepared images. The caller closes it."""
-        return self._compute.loader(source, self._transform, self._size)
+        return self._compute.loader(source, self.transform, self._size)
 
     def __call__(self, source: Listed) -> Features:
         """Return the features of all readable images. The others are logged. Raises DataError."""

@@ -1,0 +1,125 @@
+"""`vitrail search`: images by the similarity of their features."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail import cli
+from vitrail.data.settings import Preprocess
+from vitrail.errors import DataError, UsageError
+from vitrail.model.variants import ViTConfig
+from vitrail.model.vit import ViT
+from vitrail.weights.card import Card
+from vitrail.weights.store import save_model
+
+CONFIG = ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("search") / "model"
+    torch.manual_seed(0)
+    save_model(folder, ViT(CONFIG), Card(CONFIG, ["a", "b"], Preprocess((16, 16), resize="squash")))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve photos and one broken file."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        tint = rng.integers(0, 200, 3)
+        picture = (tint + rng.integers(0, 56, (20, 24, 3))).astype(np.uint8)
+        Image.fromarray(picture).save(folder / f"={number}.png")  # a name that a spreadsheet would run
+    (folder / "broken.png").write_bytes(b"no picture")
+    return folder
+
+
+def found(capsys: pytest.CaptureFixture[str], *argv: object) -> Any:
+    capsys.readouterr()
+    assert cli.main(["search", *map(str, argv), "--device", "cpu", "--precision", "float32", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_images_are_ranked_by_cosine_similarity(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    like = [photos / f"={number}.png" for number in range(count)]
+    asked = [word for path in like for word in ("--like", path)]
+    result = found(capsys, model, photos, *asked, "--top", 5, "--out", tmp_path / "found.csv")
+    vitrail.embed(model, photos, out=tmp_path / "f.npz", device="cpu", precision="float32")
+    arrays = np.load(tmp_path / "f.npz")
+    unit = arrays["features"] / np.linalg.norm(arrays["features"], axis=1, keepdims=True)
+    ids = arrays["ids"].tolist()
+    mean = np.mean([unit[ids.index(str(path))] for path in like], axis=0)
+    ranked = sorted(((float(row @ mean / np.linalg.norm(mean)), id_) for row, id_ in zip(unit, ids, strict=True)))
+    expected = [(similarity, id_) for similarity, id_ in ranked[::-1] if id_ not in map(str, like)][:5]
+    assert [match["image"] for match in result["matches"]] == [id_ for _, id_ in expected]
+    assert [match["similarity"] for match in result["matches"]] == pytest.approx([x for x, _ in expected], abs=1e-5)
+    assert result["images"] == 12 and result["unreadable"] == [
+        {"image": str(photos / "broken.png"), "reason": "not-an-image"}
+    ]
+    # the same from features that were written before
+    again = found(capsys, model, "--features", tmp_path / "f.npz", *asked, "--top", 5)
+    assert again["matches"] == result["matches"]
+    with open(tmp_path / "found.csv", newline="", encoding="utf-8") as file:
+        assert [row["image"] for row in csv.DictReader(file)] == [match["image"] for match in result["matches"]]
+
+
+def test_a_data_set_with_splits_is_searched_whole(
+    model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    Image.new("RGB", (16, 16), "white").save(tmp_path / "white.png")
+    vitrail.embed(model, "digits", out=tmp_path / "f.npz", device="cpu", precision="float32")
+    result = found(capsys, model, "--features", tmp_path / "f.npz", "--like", tmp_path / "white.png", "--top", 2000)
+    assert result["images"] == 1797 and len(result["matches"]) == 1797
+
+
+def test_a_picture_shows_them(model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found(capsys, model, photos, "--like", photos / "=0.png", "--out", tmp_path / "found.png")
+    with Image.open(tmp_path / "found.png") as picture:
+        colours = np.asarray(picture.convert("RGB"))
+    with Image.open(photos / "=0.png") as given:
+        exact = np.asarray(given)[10, 12]
+    assert (np.abs(colours.astype(int) - exact).max(axis=2) < 12).any()  # the given picture is there
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        (["PHOTOS"], UsageError, "no image to compare with"),
+        (["PHOTOS", "--like", "none.png"], DataError, "none.png, cannot be read"),
+        (["PHOTOS", "--like", "PHOTOS/broken.png"], DataError, "broken.png, cannot be read: not-an-image"),
+        (["--like", "PHOTOS/=0.png"], UsageError, "give either images to search or --features"),
+        (["PHOTOS", "--like", "PHOTOS/=0.png", "--features", "f.npz"], UsageError, "give either images"),
+        (["PHOTOS", "--like", "PHOTOS/=0.png", "--out", "x.txt"], UsageError, "must end in .csv, .png"),
+        (["--like", "PHOTOS/=0.png", "--features", "WIDE"], DataError, "holds 7 features for each image"),
+        (["--like", "PHOTOS/=0.png", "--features", "NONE"], DataError, "does not hold features and ids"),
+    ],
+)
+def test_what_is_refused(
+    model: Path, photos: Path, tmp_path: Path, words: list[str], error: type[Exception], said: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "wide.npz", features=np.ones((2, 7), np.float32), ids=np.array(["a", "b"]))
+    np.savez(tmp_path / "none.npz", other=np.ones(2))
+    places = {"PHOTOS": str(photos), "WIDE": "wide.npz", "NONE": "none.npz"}
+    argv = []
+    for word in words:
+        for name, place in places.items():
+            word = word.replace(name, place)
+        argv.append(word)
+    assert cli.main(["search", str(model), *argv, "--device", "cpu"]) == error.exit_code  # type: ignore[attr-defined]
+    assert said in capsys.readouterr().err

@@ -1,0 +1,207 @@
+"""`vitrail search`: find the images that are most like given ones."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.device import Precision
+from vitrail.errors import DataError, DecodeError, UsageError
+from vitrail.exports.kinds import EngineName
+from vitrail.files import check_writable, replacing_text
+from vitrail.ranges import Count, Side, Threads, checked
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.network.features import Embedder, open_images
+from vitrail.verbs.terminal import page, table, unreadable_json, unreadable_lines
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vitrail.data.sources.folder import Files
+
+PICTURES = (".png", ".pdf", ".svg")
+DRAWN = 20
+"""Maximum number of images in a picture."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """An image that was found."""
+
+    image: str
+    """Path of the file, or the image's name in a data set."""
+    similarity: float
+    """Cosine similarity of the features, from -1 to 1."""
+
+
+@dataclass(frozen=True)
+class Matches:
+    """The result of a search."""
+
+    like: list[str]
+    images: int
+    """Number of images that were searched."""
+    matches: list[Match]
+    """The most similar image first."""
+    unreadable: list[tuple[str, str]]
+    """(image, reason) of each image that could not be read."""
+    out: str | None
+
+
+@checked
+def search(
+    model: str | Path,
+    *paths: str | Path,
+    like: tuple[str | Path, ...] = (),
+    features: str | Path | None = None,
+    top: Count = 10,
+    out: str | Path | None = None,
+    raw: bool = False,
+    image_size: Side | None = None,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
+    device: str | None = None,
+    precision: Precision = "auto",
+    engine: EngineName = "auto",
+) -> Matches:
+    """Find the images that are most like one or several given images, by the cosine similarity of their features.
+
+    With several images in --like, those are found that are like all of them: features are compared with the mean of
+    theirs. The given images themselves are left out. To search the same images often, write their features once with
+    `vitrail embed MODEL PHOTOS --out FEATURES.npz` and give them with --features.
+
+    Args:
+        model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
+        paths: The images to search: files, folders and patterns such as 'photos/**/*.jpg', any number of them; or one
+            data set.
+        like: Image to compare with. May be repeated.
+        features: An .npz file that `vitrail embed` wrote with the same model, in place of the images to search.
+        top: Number of images to find.
+        out: Write the images to this .csv file, or draw the first 20 in this .png, .pdf or .svg file.
+    """
+    compute = Compute(image_size, batch_size, workers, device, precision, engine)
+    like = (like,) if isinstance(like, str | Path) else tuple(like)
+    if not like:
+        raise UsageError(f"no image to compare with: vitrail search {model} PHOTOS --like IMAGE")
+    if bool(paths) == (features is not None):
+        raise UsageError(f"give either images to search or --features: vitrail search {model} PHOTOS --like IMAGE")
+    if out is not None:
+        if Path(out).suffix.lower() not in (".csv", *PICTURES):
+            raise UsageError(f"{out}: the name must end in .csv, {', '.join(PICTURES)}")
+        check_writable(Path(out), UsageError)
+    given = _given(like)
+    embedder = Embedder(model, compute)
+    asked = embedder(given)
+    names, rows, unreadable = _read(features, asked.width) if features is not None else _embed(embedder, model, paths)
+    found = _nearest(asked.features, rows, names, like, top)
+    if out is not None:
+        _write(Path(out), list(map(str, like)), found, embedder, raw)
+    return Matches(list(map(str, like)), len(names), found, unreadable, None if out is None else str(out))
+
+
+def _given(like: tuple[str | Path, ...]) -> Files:
+    """Return the images to compare with. Raises DataError with the file if one cannot be read."""
+    from vitrail.data.images.decode import decode
+    from vitrail.data.sources.folder import Files
+
+    files = Files(like)
+    for number, path in enumerate(like):
+        try:
+            decode(files[number].image)  # type: ignore[arg-type]
+        except DecodeError as error:
+            raise DataError(f"the image to compare with, {path}, cannot be read: {error.reason}") from error
+    return files
+
+
+def _embed(
+    embedder: Embedder, model: str | Path, paths: tuple[str | Path, ...]
+) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
+    """Return the names of the readable images, their features [N, width], and the unreadable images."""
+    import numpy as np
+
+    names: list[str] = []
+    rows: list[np.ndarray] = []
+    unreadable: list[tuple[str, str]] = []
+    for source in open_images(model, paths, None).values():
+        part = embedder(source)
+        names += [source.id(int(number)) for number in part.index]
+        rows.append(part.features)
+        unreadable += part.bad
+    return names, np.concatenate(rows), unreadable
+
+
+def _read(file: str | Path, width: int) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
+    """Return what `_embed` returns, from a file of features. Raises DataError if they are another network's."""
+    from vitrail.evaluation.feature_file import load_named_features
+
+    names, rows = load_named_features(file)
+    if rows.shape[1] != width:
+        raise DataError(
+            f"{file} holds {rows.shape[1]} features for each image, and the model computes {width}. Write the file "
+            "with the same model: vitrail embed MODEL PHOTOS --out FEATURES.npz"
+        )
+    return names, rows, []
+
+
+def _nearest(
+    asked: np.ndarray, rows: np.ndarray, names: list[str], like: tuple[str | Path, ...], top: int
+) -> list[Match]:
+    """Return the `top` images whose features are most similar to the mean direction of `asked` [n, width]."""
+    from vitrail.evaluation.features import unit_rows
+    from vitrail.evaluation.knn import neighbours
+
+    themselves = {os.path.realpath(path) for path in like}
+    wanted = unit_rows(asked).mean(axis=0, keepdims=True)
+    ((similarity, numbers),) = neighbours(rows, wanted, min(top + len(themselves), len(names)))
+    ranked = zip(numbers[0].tolist(), similarity[0].tolist(), strict=True)
+    found = [
+        Match(names[number], value) for number, value in ranked if os.path.realpath(names[number]) not in themselves
+    ]
+    return found[:top]
+
+
+def _write(out: Path, like: list[str], found: list[Match], embedder: Embedder, raw: bool) -> None:
+    """Write the images that were found as a table, or draw them beside the given ones."""
+    if out.suffix.lower() == ".csv":
+        from vitrail.data.spreadsheet import SafeWriter
+
+        with replacing_text(out, UsageError, errors="surrogateescape") as stream:
+            writer = SafeWriter(stream, raw=raw)
+            writer.writerow(["image", "similarity"])
+            writer.writerows([match.image, f"{match.similarity:.6f}"] for match in found)
+        return
+    from vitrail.data.sources.folder import Files
+    from vitrail.inspection.figures.embedding import draw_matches
+    from vitrail.inspection.figures.page import Folder
+    from vitrail.inspection.pictures import Pictures
+
+    files = [*like, *(match.image for match in found[:DRAWN])]
+    pictures = Pictures(Files(files), embedder.transform)
+    shown = [pictures.read(number) for number in range(len(files))]
+    near = [
+        (picture, f"{match.similarity:.2f}")
+        for picture, match in zip(shown[len(like) :], found, strict=False)
+        if picture is not None
+    ]
+    given = [picture for picture in shown[: len(like)] if picture is not None]
+    if not near:
+        raise UsageError(f"{out} cannot be drawn: the images that were found are not files here. Write a .csv file")
+    figure = draw_matches("Most similar images, with the cosine similarity of their features", given, near)
+    Folder(out.parent, (out.suffix.lower()[1:],)).figure(out.stem, figure)  # type: ignore[arg-type]
+
+
+def show(result: Matches) -> Any:
+    """Return the result as a table for a terminal."""
+    found = table(("similarity", "image"), ((f"{match.similarity:.3f}", match.image) for match in result.matches))
+    what = f"{len(result.matches)} of {result.images:,} images, like {', '.join(result.like)}"
+    written = [f"written: {result.out}"] if result.out else []
+    return page(what, found, [*written, *unreadable_lines(result.unreadable)])
+
+
+def as_json(result: Matches) -> Any:
+    """Return the result as JSON values."""
+    matches = [{"image": match.image, "similarity": match.similarity} for match in result.matches]
+    unreadable = unreadable_json(result.unreadable)
+    return {"like": result.like, "images": result.images, "matches": matches, "unreadable": unreadable}
