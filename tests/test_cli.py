@@ -301,7 +301,8 @@ def test_what_may_be_null_can_be_typed(verb: str, word: str) -> None:
     _, function = cli.VERBS[verb].load()
     words = flags_that_may_be_null(function)
     null = [name for name in words if word not in words[name] and name not in ("recipe", "config")]
-    subjects = ["x"] * sum(p.default is p.empty for p in inspect.signature(function).parameters.values())
+    needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    subjects = ["bash" if name == "shell" else "x" for name in needed]
     argv = [part for name in null for part in (f"--{name.replace('_', '-')}", word)]
     _, given = parse(function, [*subjects, *argv], f"vitrail {verb}")
     given = flat(given)

@@ -77,7 +77,8 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.verbs.bench import bench as bench
     from vitrail.verbs.cost import cost as cost
     from vitrail.verbs.doctor import doctor as doctor
-    from vitrail.verbs.embed import embed as embed
+    from vitrail.verbs.embed.embed import embed as embed
+    from vitrail.verbs.embed.search import search as search
     from vitrail.verbs.evaluate import evaluate as evaluate
     from vitrail.verbs.export import export as export
     from vitrail.verbs.inspect.inspect import inspect as inspect
@@ -85,7 +86,6 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.verbs.predict import predict as predict
     from vitrail.verbs.probe import probe as probe
     from vitrail.verbs.report import report as report
-    from vitrail.verbs.search import search as search
     from vitrail.verbs.serve import serve as serve
     from vitrail.verbs.study import study as study
     from vitrail.verbs.sweep import sweep as sweep
@@ -131,7 +131,7 @@ _MODULES = {
     "vitrail.verbs.bench": "bench",
     "vitrail.verbs.cost": "cost",
     "vitrail.verbs.doctor": "doctor",
-    "vitrail.verbs.embed": "embed",
+    "vitrail.verbs.embed.embed": "embed",
     "vitrail.verbs.evaluate": "evaluate",
     "vitrail.verbs.export": "export",
     "vitrail.verbs.inspect.inspect": "inspect",
@@ -139,7 +139,7 @@ _MODULES = {
     "vitrail.verbs.predict": "predict",
     "vitrail.verbs.probe": "probe",
     "vitrail.verbs.report": "report",
-    "vitrail.verbs.search": "search",
+    "vitrail.verbs.embed.search": "search",
     "vitrail.verbs.serve": "serve",
     "vitrail.verbs.study": "study",
     "vitrail.verbs.sweep": "sweep",

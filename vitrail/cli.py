@@ -7,7 +7,6 @@ for an error in the input or an output that cannot be written, 2 for an error in
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from typing import Any
 from vitrail.device import in_words, keep_freed_memory, out_of_memory
 from vitrail.errors import UsageError, VitrailError, did_you_mean
 from vitrail.streams import prepare_streams, settle_output
+from vitrail.verbs.table import GROUPS, VERBS, Verb
 from vitrail.version import __version__
 from vitrail.words import printable
 
@@ -37,62 +37,6 @@ ONE_RUN = ("train", "finetune")
 SMALLER = "Choose a smaller batch, image size or network, or close other programs."
 
 
-@dataclass(frozen=True)
-class Verb:
-    """A verb: its function, as "module:function", and its purpose."""
-
-    target: str
-    summary: str
-
-    def load(self) -> tuple[Any, Any]:
-        """Import and return its module and its function."""
-        module = importlib.import_module(self.target.partition(":")[0])
-        return module, getattr(module, self.target.partition(":")[2])
-
-
-VERBS: dict[str, Verb] = {
-    "demo": Verb("vitrail.verbs.train.train:demo", "train on the embedded digits, in about a minute"),
-    "plan": Verb("vitrail.verbs.plan.plan:plan", "recommend how to learn from these images, with time and memory"),
-    "train": Verb("vitrail.verbs.train.train:train", "train a network on a folder of images"),
-    "finetune": Verb("vitrail.verbs.train.train:finetune", "fine-tune a pretrained network on other images"),
-    "sweep": Verb("vitrail.verbs.sweep:sweep", "find the learning rate, then retrain with several seeds and test"),
-    "launch slurm": Verb("vitrail.verbs.launch.slurm:slurm", "print a batch script that trains on a Slurm cluster"),
-    "launch sky": Verb("vitrail.verbs.launch.sky:sky", "print a SkyPilot task that trains on rented machines"),
-    "vtab": Verb("vitrail.verbs.vtab:vtab", "fine-tune on the 19 tasks of VTAB-1k, as in the paper's Table 9"),
-    "study": Verb("vitrail.verbs.study:study", "reproduce a table or a figure of the papers: train, measure, claims"),
-    "evaluate": Verb("vitrail.verbs.evaluate:evaluate", "measure a network: top-1, top-5, each class, confusions"),
-    "predict": Verb("vitrail.verbs.predict:predict", "name the classes of images"),
-    "embed": Verb("vitrail.verbs.embed:embed", "write the features of images to a file"),
-    "search": Verb("vitrail.verbs.search:search", "find the images that are most like given ones"),
-    "inspect": Verb(
-        "vitrail.verbs.inspect.inspect:inspect", "look inside a network: filters, positions, attention, features"
-    ),
-    "report": Verb("vitrail.verbs.report:report", "write the report of a run again, or compare runs on one page"),
-    "serve": Verb("vitrail.verbs.serve:serve", "serve networks: a page for images, and an HTTP interface"),
-    "export": Verb("vitrail.verbs.export:export", "export a network to ONNX Runtime, OpenVINO or torch.export"),
-    "probe fewshot": Verb("vitrail.verbs.probe.probe:fewshot", "measure features by least squares on a few images"),
-    "probe knn": Verb("vitrail.verbs.probe.probe:knn", "measure features by nearest neighbours"),
-    "probe linear": Verb("vitrail.verbs.probe.probe:linear", "measure features by a linear classifier"),
-    "cost": Verb("vitrail.verbs.cost:cost", "estimate the cost of training: exaFLOPs, days, money, memory"),
-    "bench": Verb("vitrail.verbs.bench:bench", "measure speed and memory on this machine"),
-    "data check": Verb("vitrail.verbs.data.check:check", "decode every image; list bad files, duplicates, imbalance"),
-    "data stats": Verb("vitrail.verbs.data.check:stats", "count splits, classes and image sizes"),
-    "data pack": Verb("vitrail.verbs.data.check:pack", "write images to shards for fast reading"),
-    "data dedup": Verb(
-        "vitrail.verbs.data.dedup:dedup", "find duplicates, and training images that are also test images"
-    ),
-    "data split": Verb("vitrail.verbs.data.split:split", "write lists of nested random subsets, to study data size"),
-    "weights convert": Verb("vitrail.verbs.weights:convert", "write weights in another library's format"),
-    "weights info": Verb("vitrail.verbs.weights:info", "describe weights: architecture, card, tensors"),
-    "weights verify": Verb("vitrail.verbs.weights:verify", "compare weights with their card and their own library"),
-    "weights push": Verb("vitrail.verbs.weights:push", "upload weights to the hub, with a model card"),
-    "recipes list": Verb("vitrail.verbs.recipes:list_recipes", "list the recipes"),
-    "recipes show": Verb("vitrail.verbs.recipes:show_recipe", "show a recipe, or its settings"),
-    "recipes cp": Verb("vitrail.verbs.recipes:copy_recipe", "copy a recipe to a YAML file that you can change"),
-    "doctor": Verb("vitrail.verbs.doctor:doctor", "describe this installation, for a bug report"),
-}
-
-
 EXAMPLES = """\
 vitrail demo
 vitrail train photos/
@@ -102,6 +46,7 @@ vitrail finetune photos/ --from google/vit-base-patch16-224-in21k
 vitrail predict runs/train-1 holiday/ 'scans/*.png' --out classes.csv
 vitrail inspect runs/train-1 cat.jpg dog.jpg
 vitrail report runs/train-1 runs/train-2
+vitrail search runs/train-1 photos/ --like cat.jpg
 vitrail serve runs/train-1
 vitrail export runs/train-1 --to onnx
 vitrail probe fewshot runs/train-1 flowers/ --shots 1 5 10
@@ -264,11 +209,15 @@ class _Printable(logging.Formatter):
 
 
 def _help(verbs: dict[str, Verb]) -> str:
+    """Return the help of these verbs, or of all of them with their headings and examples."""
     width = max(map(len, verbs))
-    lines = [f"  {name:{width}}  {verb.summary}" for name, verb in verbs.items()]
-    examples = [f"  {line}" for line in EXAMPLES.splitlines()] if verbs is VERBS else []
-    parts = ["usage: vitrail VERB ...", "", *lines, ""]
-    parts += ["examples:", *examples, ""] if examples else []
+    groups = GROUPS if verbs is VERBS else {"": verbs}
+    parts = ["usage: vitrail VERB ...", ""]
+    for heading, members in groups.items():
+        parts += [f"{heading}:"] if heading else []
+        parts += [*(f"  {name:{width}}  {verb.summary}" for name, verb in members.items()), ""]
+    if verbs is VERBS:
+        parts += ["examples:", *(f"  {line}" for line in EXAMPLES.splitlines()), ""]
     return "\n".join(
         [*parts, "vitrail VERB --help describes a verb and its flags; vitrail --version prints the version."]
     )

@@ -110,7 +110,17 @@ def parse(function: Callable[..., Any], argv: Sequence[str], prog: str) -> tuple
 
 def flag_texts(function: Callable[..., Any]) -> dict[str, str]:
     """Return the help of every flag and subject of a verb, by the names of Python ("optim.lr")."""
-    return {name: str(flag.helptext) for name, flag in _walk(_flags(function, ()))}
+    return {name: str(flag.helptext) for name, flag in each_flag(function)}
+
+
+def each_flag(function: Callable[..., Any]) -> Iterator[tuple[str, StructFieldSpec]]:
+    """Yield every flag and subject of a verb with its type, default and help, by the names of Python ("optim.lr")."""
+    return _walk(_flags(function, ()))
+
+
+def is_subject(flag: StructFieldSpec) -> bool:
+    """Return whether this is a subject, which stands without a flag."""
+    return Positional in get_args(flag.type)
 
 
 def _walk(flags: Iterable[StructFieldSpec], prefix: str = "") -> Iterator[tuple[str, StructFieldSpec]]:
@@ -132,7 +142,7 @@ def _given(
         if is_dataclass(flag.type):
             if inner := _given(section_flags(flag.default), value, typed, f"{prefix}{name}."):
                 given[name] = inner
-        elif Positional in get_args(flag.type):
+        elif is_subject(flag):
             if value is not flag.default:
                 given[name] = value
         elif typed & _spellings(prefix, name):
@@ -189,7 +199,7 @@ def _is_number(word: str) -> bool:
 
 def _unknown(words: list[str], known: Iterable[StructFieldSpec], prog: str) -> str:
     """Return the error for an unknown word, with the nearest flag: "--optim.weight-decay" for "--weight-decay"."""
-    names = [name for name, flag in _walk(known) if Positional not in get_args(flag.type)]
+    names = [name for name, flag in _walk(known) if not is_subject(flag)]
     flags = {flag_of(name) for name in names} | {alias for name in names for alias in ALIASES.get(name, ())}
     wrong = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     if wrong is None:

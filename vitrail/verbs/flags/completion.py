@@ -1,0 +1,156 @@
+"""`vitrail completion bash | zsh | fish`: a script with which a shell completes verbs, flags and their values.
+
+The script holds all words, so that completing does not start Python.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from vitrail.verbs.flags.fields import ALIASES, flag_of
+from vitrail.verbs.flags.parse import each_flag, is_subject
+from vitrail.verbs.table import VERBS
+
+Shell = Literal["bash", "zsh", "fish"]
+SHORTEST = 60
+"""Number of characters of a flag's text that are shown in fish."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What can follow a verb."""
+
+    flags: dict[str, str]
+    """Flag -> its text."""
+    values: dict[str, tuple[str, ...]]
+    """Flag -> its valid words, if it has a list of them."""
+    switches: set[str]
+    """Flags without a value."""
+
+
+def completion(shell: Shell) -> str:
+    """Print a script that completes verbs, flags and values in a shell.
+
+    bash: `vitrail completion bash > ~/.local/share/bash-completion/completions/vitrail`
+    zsh: `vitrail completion zsh > ~/.vitrail.zsh`, and `source ~/.vitrail.zsh` in ~/.zshrc
+    fish: `vitrail completion fish > ~/.config/fish/completions/vitrail.fish`
+
+    Args:
+        shell: Shell of the script.
+    """
+    verbs = {name: completed(verb.load()[1]) for name, verb in VERBS.items()}
+    if shell == "fish":
+        return "\n".join(_fish(verbs, {name: verb.summary for name, verb in VERBS.items()}))
+    header = ["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []
+    return "\n".join([*header, *_bash(verbs)])
+
+
+def completed(function: Any) -> Completed:
+    """Return the flags of a verb, with their texts and valid words."""
+    flags, values, switches = {"--help": "show this help message and exit"}, {}, {"--help"}
+    for name, flag in each_flag(function):
+        if is_subject(flag):
+            continue
+        spelled = [flag_of(name), *(alias for alias in ALIASES.get(name, ()) if alias.startswith("--"))]
+        if flag.default is True:
+            spelled.append(flag_of(f"no_{name}"))
+        flags.update(dict.fromkeys(spelled, str(flag.helptext)))
+        if isinstance(flag.default, bool):
+            switches.update(spelled)
+        elif words := tuple(dict.fromkeys(_words(flag.type))):
+            values.update(dict.fromkeys(spelled, words))
+    return Completed(flags, values, switches)
+
+
+def _words(hint: Any) -> Iterator[str]:
+    """Yield the words of all Literals in a type."""
+    if get_origin(hint) is Literal:
+        yield from map(str, get_args(hint))
+    else:
+        for part in get_args(hint):
+            yield from _words(part)
+
+
+BASH = """\
+_vitrail() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+    local verb="${{COMP_WORDS[1]}}" words=""
+    COMPREPLY=()
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "{first}" -- "$current"))
+        return
+    fi
+    case "$verb" in
+{groups}
+    esac
+    case "$verb $before" in
+{values}
+    *) case "$verb" in
+{flags}
+        esac
+        case "$current" in
+        -*) ;;
+        *) words="" ;;  # a file
+        esac ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _vitrail vitrail"""
+
+
+def _bash(verbs: dict[str, Completed]) -> Iterator[str]:
+    groups: dict[str, list[str]] = {}
+    for name in verbs:
+        group, _, second = name.partition(" ")
+        groups.setdefault(group, []).extend([second] if second else [])
+    two = [
+        f'    {group}) [ "$COMP_CWORD" -eq 2 ] && COMPREPLY=($(compgen -W "{" ".join(seconds)}" -- "$current")) '
+        f'&& return; verb="$verb ${{COMP_WORDS[2]}}" ;;'
+        for group, seconds in groups.items()
+        if seconds
+    ]
+    values = [
+        f"    {shlex.quote(f'{name} {flag}')}) words={shlex.quote(' '.join(words))} ;;"
+        for name, about in verbs.items()
+        for flag, words in about.values.items()
+    ]
+    flags = [
+        f"        {shlex.quote(name)}) words={shlex.quote(' '.join(about.flags))} ;;" for name, about in verbs.items()
+    ]
+    yield BASH.format(first=" ".join(groups), groups="\n".join(two), values="\n".join(values), flags="\n".join(flags))
+
+
+FISH = """\
+function __vitrail_at
+    set -l words (commandline -opc)
+    string match -q -- "vitrail $argv[1] *" "$words "
+end
+function __vitrail_words
+    test (count (commandline -opc)) -eq $argv[1]
+end"""
+
+
+def _fish(verbs: dict[str, Completed], summaries: dict[str, str]) -> Iterator[str]:
+    yield FISH
+    for name, summary in summaries.items():
+        group, _, second = name.partition(" ")
+        text = f" -d {shlex.quote(summary)}" if not second else ""
+        yield f"complete -c vitrail -n '__vitrail_words 1' -f -a {group}{text}"
+        if second:
+            at = shlex.quote(f"__vitrail_words 2; and __vitrail_at {group}")
+            yield f"complete -c vitrail -n {at} -f -a {second} -d {shlex.quote(summary)}"
+    for name, about in verbs.items():
+        at = shlex.quote(f"__vitrail_at '{name}'")
+        for flag, text in about.flags.items():
+            words = about.values.get(flag)
+            value = "" if flag in about.switches else f" -x -a {shlex.quote(' '.join(words))}" if words else " -r"
+            short = text if len(text) <= SHORTEST else text[:SHORTEST].rpartition(" ")[0] + " ..."
+            yield f"complete -c vitrail -n {at} -l {flag[2:]}{value} -d {shlex.quote(short)}"
+
+
+def show(result: str) -> str:
+    """Return the script."""
+    return result
