@@ -6,7 +6,7 @@ import closed_form
 import pytest
 
 from vitrail.costs.published import published
-from vitrail.costs.table6 import JFT_IMAGES, ROWS, Row
+from vitrail.costs.table6 import JFT_IMAGES, ROWS, Table6Row
 from vitrail.model.variants import variant
 
 
@@ -23,13 +23,13 @@ def test_the_rows_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}-{row.epochs}")
-def test_exaflops(row: Row) -> None:
+def test_exaflops(row: Table6Row) -> None:
     assert abs(row.difference) <= tolerance(row.name)
     assert row.exaflops == pytest.approx(row.published, rel=tolerance(row.name))
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.epochs == 7], ids=lambda row: row.name)
-def test_exaflops_in_closed_form(row: Row) -> None:
+def test_exaflops_in_closed_form(row: Table6Row) -> None:
     """2 FLOPs a MAC, 3 forward passes, 303 million images an epoch (protocols, 3.6)."""
     macs = closed_form.macs(variant(row.variant, classes=0))
     assert 2 * macs * 3 * row.epochs * JFT_IMAGES / 1e18 == pytest.approx(row.exaflops, rel=1e-9)

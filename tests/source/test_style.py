@@ -157,3 +157,26 @@ def test_folders_fit_in_a_head() -> None:
         path.parent for path in files if path.name not in ("__init__.py", "py.typed") and path.suffix != ".pyc"
     )
     assert {str(folder): count for folder, count in counted.items() if count > FOLDER_FILES} == {}
+
+
+def test_a_type_has_a_name_of_its_own() -> None:
+    """Public classes and types that other files of the product import: no two share a name."""
+    imported = {
+        (node.module, alias.name)
+        for path in PRODUCT
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitrail.")
+        for alias in node.names
+    }
+    homes: dict[str, set[str]] = {}
+    for module, name in imported:
+        if name[0].isupper() and not name.isupper():
+            homes.setdefault(name, set()).add(str(module))
+    assert {name: sorted(found) for name, found in homes.items() if len(found) > 1} == SHARED_NAMES
+
+
+SHARED_NAMES = {
+    # in server.responses they are names of the HTTP interface
+    "Attention": ["vitrail.model.attention", "vitrail.server.responses"],
+    "Prediction": ["vitrail.evaluation.predict", "vitrail.server.responses"],
+}

@@ -29,12 +29,11 @@ from vitrail.device import ComputePrecision
 from vitrail.model.attention import attention_path
 from vitrail.model.build import build
 from vitrail.model.layers import computed
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.variants import Config, ResNetConfig, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.torch_private import FakeTensorMode, flash_attention
 
-Config = ViTConfig | ResNetConfig
-Size = int | tuple[int, int]
+ImageSize = int | tuple[int, int]
 DeviceKind = Literal["accelerator", "cpu"]
 Module = TypeVar("Module", bound=nn.Module)
 ACCELERATOR = "cuda"
@@ -48,19 +47,19 @@ def parameters(config: Config) -> int:
         return sum(parameter.numel() for parameter in build(config).parameters())
 
 
-def macs(config: Config, image_size: Size | None = None) -> int:
+def macs(config: Config, image_size: ImageSize | None = None) -> int:
     """Return the MACs of the forward pass of one image of `image_size` (height, width); None: the config's."""
     return _macs(sized(config, image_size))
 
 
-def training_flops(config: Config, image_size: Size | None = None) -> int:
+def training_flops(config: Config, image_size: ImageSize | None = None) -> int:
     """Return the FLOPs of training on one image once: forward and backward pass, 3 x 2 x MACs."""
     return 3 * 2 * macs(config, image_size)
 
 
 def activation_bytes(
     config: Config,
-    image_size: Size | None = None,
+    image_size: ImageSize | None = None,
     precision: ComputePrecision = "bf16",
     place: DeviceKind = "accelerator",
 ) -> int:
@@ -73,7 +72,7 @@ def activation_bytes(
     return _activation_bytes(sized(config, image_size), precision, place)
 
 
-def sized(config: Config, image_size: Size | None) -> Config:
+def sized(config: Config, image_size: ImageSize | None) -> Config:
     """Return the config with another image size: one side or (height, width) in pixels; None: the config's own."""
     if image_size is None:
         return config

@@ -18,7 +18,7 @@ POWERCAP = Path("/sys/class/powercap")
 EVERY = 1.0
 """Minimum seconds between two readings. Counters start again after minutes at full load, so read them often."""
 
-Power = Callable[[], float]
+ReadWatts = Callable[[], float]
 """Function that returns the present power in watts."""
 
 
@@ -29,7 +29,7 @@ class EnergyMeter:
     """
 
     def __init__(
-        self, gpus: Iterable[Power] = (), powercap: Path = POWERCAP, clock: Callable[[], float] = time.monotonic
+        self, gpus: Iterable[ReadWatts] = (), powercap: Path = POWERCAP, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._counters = _counters(powercap)
@@ -74,7 +74,7 @@ class EnergyMeter:
         return total
 
 
-def gpu_powers(device: torch.device, everyone: bool = False) -> list[Power]:
+def gpu_powers(device: torch.device, everyone: bool = False) -> list[ReadWatts]:
     """Return the sources of watts of `device`, or with `everyone` of all GPUs that this process sees.
 
     The list is empty without an NVIDIA GPU or without NVML.
@@ -83,7 +83,7 @@ def gpu_powers(device: torch.device, everyone: bool = False) -> list[Power]:
         return []
     own = torch.cuda.current_device() if device.index is None else device.index
     numbers: Iterable[int] = range(torch.cuda.device_count()) if everyone else (own,)
-    found: list[Power] = []
+    found: list[ReadWatts] = []
     for number in numbers:
 
         def watts(number: int = number) -> float:

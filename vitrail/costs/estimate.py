@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitrail.costs.bill import Bill, Power
-from vitrail.costs.count import Config, DeviceKind, activation_bytes, macs, parameters, training_flops
+from vitrail.costs.count import DeviceKind, activation_bytes, macs, parameters, training_flops
 from vitrail.costs.devices import DEVICES, GIB, Device, check_utilisation, device_days
 from vitrail.costs.memory import largest_batch, state_bytes
 from vitrail.device import ComputePrecision
+from vitrail.model.variants import Config
 from vitrail.words import digits, duration
 
 CONVENTION = (

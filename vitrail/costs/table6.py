@@ -18,7 +18,7 @@ JFT_IMAGES = 303e6
 
 
 @dataclass(frozen=True)
-class Row:
+class Table6Row:
     """One run of the table."""
 
     name: str
@@ -45,6 +45,7 @@ def _variant(name: str) -> str:
     return name.replace("R50x1+", "R50+").replace("ViT-", "").replace("ResNet", "R")
 
 
-ROWS: tuple[Row, ...] = tuple(
-    Row(name, _variant(name), epochs, exaflops) for name, epochs, *_, exaflops in published("table6_scaling")["rows"]
+ROWS: tuple[Table6Row, ...] = tuple(
+    Table6Row(name, _variant(name), epochs, exaflops)
+    for name, epochs, *_, exaflops in published("table6_scaling")["rows"]
 )

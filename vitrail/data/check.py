@@ -26,7 +26,7 @@ from vitrail.data.stats import Look, Stats, Tally, describe, summarise
 from vitrail.errors import DecodeError
 from vitrail.files import replacing_text
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with (images done, images in all)."""
 
 SMALL = 8
@@ -35,7 +35,7 @@ LONG = 8
 """An image whose longer side is more than this many times its shorter side causes a warning."""
 
 
-class Bad(NamedTuple):
+class BadImage(NamedTuple):
     """One image that cannot be decoded."""
 
     split: str
@@ -58,7 +58,7 @@ class Report:
     """The result of a full scan."""
 
     stats: Stats
-    bad: list[Bad]
+    bad: list[BadImage]
     duplicates: list[list[Copy]]
     """Groups of images with equal contents."""
     warnings: list[str] = field(default_factory=list)
@@ -89,18 +89,18 @@ class Report:
             SafeWriter(file, raw=raw, end="\r\n").writerows(self.rows())
 
 
-def check(data: Data | str | Path, *, workers: int = 0, progress: Progress | None = None) -> Report:
+def check(data: Data | str | Path, *, workers: int = 0, progress: OnProgress | None = None) -> Report:
     """Decode every image of every split and compare their contents. Raises as `find` does."""
     data = data if isinstance(data, Data) else Data(path=str(data))
     found = find(data.path, data.columns)
     total = sum(len(source) for source in found.splits.values())
-    tally, bad = Tally(total), list[Bad]()
+    tally, bad = Tally(total), list[BadImage]()
     with threads(workers) as pool:
         for name, source in found.splits.items():
             for index, look in enumerate(each_image(pool, _look, source, range(len(source)))):
                 tally.add(look)
                 if look.error is not None:
-                    bad.append(Bad(name, source.id(index), look.error.reason, str(look.error)))
+                    bad.append(BadImage(name, source.id(index), look.error.reason, str(look.error)))
                 if progress is not None:
                     progress(tally.count, total)
     duplicates = _duplicates(found.splits, tally)

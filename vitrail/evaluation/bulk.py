@@ -36,11 +36,11 @@ CHUNK = 8192
 GROUP = 16 * 2**20
 """Bytes of results that are in memory before they are written, as one row group of the file."""
 
-Bad = list[tuple[str, str]]
+UnreadableImages = list[tuple[str, str]]
 """(id, reason) of images that cannot be read."""
-Columns = Mapping[str, pa.Array]
+ResultColumns = Mapping[str, pa.Array]
 """Results for some images: columns of one length, one of them "id"."""
-ComputeColumns = Callable[[Listed, Callable[[Columns], None]], Bad]
+ComputeColumns = Callable[[Listed, Callable[[ResultColumns], None]], UnreadableImages]
 """Images, and a function that receives their results -> the unreadable images.
 
 It receives columns of the same names and types again and again, for the readable images in their order, and first of
@@ -80,7 +80,7 @@ class State:
     done: int
     images: int
     """Number of images in the parts that are done."""
-    bad: Bad
+    bad: UnreadableImages
     """Unreadable images in the parts that are done."""
 
     @property
@@ -210,7 +210,7 @@ class _Rows:
         self._tables: list[pa.Table] = []
         self._writer: pq.ParquetWriter | None = None
 
-    def add(self, columns: Columns) -> None:
+    def add(self, columns: ResultColumns) -> None:
         table = pa.table(dict(columns))
         self.count += len(table)
         self._tables.append(table)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.check import Progress
+from vitrail.data.check import OnProgress
 from vitrail.data.copies.dedup import HashedImages, Pairs
 from vitrail.data.images.geometry import Compose, Flip
 from vitrail.data.images.ops import eval_transform
@@ -41,7 +41,7 @@ def cosines(
     workers: int = 0,
     device: torch.device | str | None = None,
     precision: Precision = "auto",
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> np.ndarray:
     """Return the cosine similarity of the features of the two images of each pair, float32 [P].
 

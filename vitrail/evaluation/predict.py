@@ -143,17 +143,17 @@ def predict_files(
     return _rows(files, prepare, answer, batch_size, workers, not_finite("output for this image", precision))
 
 
-Prepared = tuple[Path, np.ndarray | Unreadable]
+PreparedFile = tuple[Path, np.ndarray | Unreadable]
 """A file, and the network's input uint8 [H, W, 3] or the reason why the file is unreadable."""
 Best = tuple[list[str], list[float], list[tuple[str, float]] | None] | None
 """Classes, probabilities and labels of an image (see `Prediction`); None if the network's output is not finite."""
-Answer = Callable[[list[np.ndarray]], Iterable[Best]]
+Ranking = Callable[[list[np.ndarray]], Iterable[Best]]
 
 
 def _rows(
     files: Iterator[Path],
-    prepare: Callable[[Path], Prepared],
-    answer: Answer,
+    prepare: Callable[[Path], PreparedFile],
+    answer: Ranking,
     batch_size: int,
     workers: int,
     no_result: str = not_finite("output for this image"),
@@ -172,7 +172,7 @@ def _rows(
                     yield Prediction(as_text(path), *best)
 
 
-def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> Prepared:
+def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> PreparedFile:
     """Read and prepare a file. A pipe is read only if it was given by name: `<(curl ...)`, /dev/stdin."""
     read = read_pipe if path in given and path.is_fifo() else read_file
     try:

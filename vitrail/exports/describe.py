@@ -10,7 +10,7 @@ import torch
 from vitrail.data.images.ops import covering
 from vitrail.data.settings import Preprocess
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import INPUT, KINDS, Output
+from vitrail.exports.kinds import INPUT, KINDS, OutputName
 from vitrail.version import __version__
 from vitrail.weights.card import Card
 from vitrail.words import shown
@@ -90,5 +90,5 @@ def card_in(about: Mapping[str, Any]) -> Card:
 def _is_output(value: Any) -> bool:
     match value:
         case {"name": str(name), "shape": [_, int()]}:
-            return name in get_args(Output)
+            return name in get_args(OutputName)
     return False

@@ -12,7 +12,7 @@ import torch
 
 from vitrail.device import processor
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import CARD, KINDS, Run
+from vitrail.exports.kinds import CARD, KINDS, RunProgram
 from vitrail.exports.parity import TOLERANCES
 from vitrail.files import read_json_object
 from vitrail.weights.card import Card
@@ -33,12 +33,12 @@ class Origin:
     """Its first outputs for `vitrail.weights.reference.fixed_pixels`."""
 
 
-def origin_here(run: Run, to: str, card: Card) -> Origin:
+def origin_here(run: RunProgram, to: str, card: Card) -> Origin:
     """Return this machine and what a program computes on it."""
     return Origin(processor(), _runtime(to), _outputs(run, card).tolist())
 
 
-def check_here(path: Path, run: Run, to: str, card: Card) -> None:
+def check_here(path: Path, run: RunProgram, to: str, card: Card) -> None:
     """Run a program once if it was exported on another processor or for another version of its runtime.
 
     Raises ExportError if its outputs differ from those that it had there by more than its parity check allows. A
@@ -65,7 +65,7 @@ def check_here(path: Path, run: Run, to: str, card: Card) -> None:
         )
 
 
-def _outputs(run: Run, card: Card) -> np.ndarray:
+def _outputs(run: RunProgram, card: Card) -> np.ndarray:
     image = fixed_pixels(*card.preprocess.image_size, card.config.channels).transpose(2, 0, 1)
     return run(np.ascontiguousarray(image[None]))[0, :OUTPUTS]
 

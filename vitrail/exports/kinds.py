@@ -26,8 +26,8 @@ EngineName = Literal["auto", "torch", "openvino", "onnx"]
 RuntimeName = Literal["openvino", "onnx"]
 Installed = Literal["torch", "openvino", "onnx"]
 """An engine by its own name."""
-Output = Literal["logits", "probabilities", "features"]
-Run = Callable[["np.ndarray"], "np.ndarray"]
+OutputName = Literal["logits", "probabilities", "features"]
+RunProgram = Callable[["np.ndarray"], "np.ndarray"]
 """uint8 images [batch, channels, height, width] -> float32 [batch, outputs], computed by the program's runtime"""
 INPUT = "images"
 """Name of the input of every program."""
@@ -38,7 +38,7 @@ CARD = "card.json"
 class Opened(NamedTuple):
     """A program that was opened."""
 
-    run: Run
+    run: RunProgram
     about: dict[str, Any]
     """Its description (`vitrail.exports.describe`); empty if it has none."""
 
@@ -56,7 +56,7 @@ class Runtime(Protocol):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProgramKind:
     """One kind of program."""
 
     file: str
@@ -69,14 +69,14 @@ class Kind:
     """Precisions in which the network itself is traced. In the other precisions only the weights are stored."""
 
 
-KINDS: dict[str, Kind] = {
-    "onnx": Kind(
+KINDS: dict[str, ProgramKind] = {
+    "onnx": ProgramKind(
         "model.onnx", ("onnx", "onnxscript", "onnxruntime"), ("float32", "float16", "int8"), ("float32", "float16")
     ),
-    "openvino": Kind(
+    "openvino": ProgramKind(
         "model.xml", ("onnx", "onnxscript", "openvino"), ("float32", "float16", "bf16", "int8"), ("float32",)
     ),
-    "program": Kind("model.pt2", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16")),
+    "program": ProgramKind("model.pt2", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16")),
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import INPUT, Output, reason
+from vitrail.exports.kinds import INPUT, OutputName, reason
 from vitrail.model.attention import attention_path
 from vitrail.model.frozen import freeze
 from vitrail.model.posemb import Grid, Positions
@@ -24,7 +24,7 @@ EXAMPLES = 2
 """Number of images to trace with. With a single image torch would fix the batch size to 1."""
 
 
-def trace(model: ViT | ResNet, size: tuple[int, int], output: Output, dtype: torch.dtype) -> ExportedProgram:
+def trace(model: ViT | ResNet, size: tuple[int, int], output: OutputName, dtype: torch.dtype) -> ExportedProgram:
     """Return the program uint8 images [batch, channels, *size] -> `output` of a model, for any batch size.
 
     `size` is in pixels. Raises UsageError for a size that does not fit the model, and ExportError, with torch's
@@ -50,7 +50,7 @@ def predicts_several(model: ViT | ResNet) -> bool:
     return model.card is not None and model.card.several
 
 
-def compute(network: ViT | ResNet, images: Tensor, output: Output, several: bool) -> Tensor:
+def compute(network: ViT | ResNet, images: Tensor, output: OutputName, several: bool) -> Tensor:
     """Return `output` of a network, float32 [batch, classes or features], for uint8 images.
 
     several: See `predicts_several`.
@@ -69,7 +69,7 @@ class Exportable(nn.Module):
     Raises UsageError for a size in pixels (height, width) that does not fit the model.
     """
 
-    def __init__(self, model: ViT | ResNet, size: tuple[int, int], output: Output, dtype: torch.dtype) -> None:
+    def __init__(self, model: ViT | ResNet, size: tuple[int, int], output: OutputName, dtype: torch.dtype) -> None:
         super().__init__()
         self.output, self.several = output, predicts_several(model)
         self.network = freeze(model, dtype, portable=True)

@@ -15,7 +15,7 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.data.sources.folder import read_file
 from vitrail.errors import finite
 from vitrail.evaluation.predict import find_images
-from vitrail.exports.kinds import Output, Run
+from vitrail.exports.kinds import OutputName, RunProgram
 from vitrail.exports.network import compute, predicts_several
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
@@ -67,7 +67,14 @@ class Parity:
 
 
 def compare(
-    run: Run, model: ViT | ResNet, images: np.ndarray, output: Output, precision: str, *, runtime: str, real: int = 0
+    run: RunProgram,
+    model: ViT | ResNet,
+    images: np.ndarray,
+    output: OutputName,
+    precision: str,
+    *,
+    runtime: str,
+    real: int = 0,
 ) -> Parity:
     """Run a program and its float32 network on uint8 images [n, channels, height, width], n at least 4, and compare.
 

@@ -16,7 +16,7 @@ from vitrail.errors import ExportError, UsageError, did_you_mean
 from vitrail.exports.describe import describe
 from vitrail.exports.elsewhere import origin_here
 from vitrail.exports.int8 import Quantisable, Quantised, quantise, samples
-from vitrail.exports.kinds import CARD, KINDS, Output, ProgramPrecision, To, runtime
+from vitrail.exports.kinds import CARD, KINDS, OutputName, ProgramPrecision, To, runtime
 from vitrail.exports.network import outputs_per_image, trace
 from vitrail.exports.parity import Parity, compare, images_to_compare
 from vitrail.files import beside, check_writable, sha256, take_place
@@ -38,7 +38,7 @@ class Exported:
     folder: Path
     to: To
     precision: ProgramPrecision
-    output: Output
+    output: OutputName
     input_shape: list[Any]
     output_shape: list[Any]
     files: dict[str, int]
@@ -64,7 +64,7 @@ def export_model(
     folder: Path | str,
     to: To = "onnx",
     *,
-    output: Output = "logits",
+    output: OutputName = "logits",
     precision: ProgramPrecision = "float32",
     images: Sequence[str | Path] = (),
     calibrate: str | Path | None = None,
@@ -125,7 +125,7 @@ def check(card: Card, folder: Path, to: str, output: str, precision: str, overwr
     """Check all arguments of an export before anything is computed. Raises UsageError and ExportError."""
     for name, value, valid in (
         ("to", to, tuple(KINDS)),
-        ("output", output, get_args(Output)),
+        ("output", output, get_args(OutputName)),
         ("precision", precision, get_args(ProgramPrecision)),
     ):
         if value not in valid:

@@ -25,7 +25,7 @@ from vitrail.model.posemb import Grid
 from vitrail.model.record import AttentionMap, attentions, tap_attention
 from vitrail.model.vit import ViT
 
-Place = tuple[int, int, str | None]
+AttentionPlace = tuple[int, int, str | None]
 """Layer, branch, and axis of an attention."""
 
 
@@ -33,7 +33,7 @@ Place = tuple[int, int, str | None]
 class Distances:
     """Mean attention distance of every head over a number of images, in pixels."""
 
-    places: list[Place]
+    places: list[AttentionPlace]
     """Every attention in the order of computation. Parallel and axial blocks have several per layer."""
     mean: np.ndarray
     """float64 [attentions, heads]."""
@@ -51,8 +51,8 @@ def attention_distance(model: ViT, batches: Iterable[Tensor]) -> Distances:
     no images, and for other networks.
     """
     require_vit(model, "attention distance")
-    each: dict[Place, list[np.ndarray]] = {place[:3]: [] for place in attentions(model)}
-    uniform: dict[Place, list[float]] = {place: [] for place in each}
+    each: dict[AttentionPlace, list[np.ndarray]] = {place[:3]: [] for place in attentions(model)}
+    uniform: dict[AttentionPlace, list[float]] = {place: [] for place in each}
     for images in batches:
         lines = _lines(model.grid(images), model.config.patch, model.config.prefix)
 

@@ -26,7 +26,7 @@ from vitrail.words import shown
 
 Stem = Literal["linear", "linear+norm", "linear+gelu", "linear+norm+gelu", "levit", "early", "hmlp", "resnet"]
 PositionKind = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"]
-Place = Literal["input", "every", "shared"]
+PositionPlace = Literal["input", "every", "shared"]
 Pool = Literal["cls", "gap", "map", "cls+gap"]
 ResizeMode = Literal["official", "timm", "hf", "deit", "torchvision"]
 StdConv = Literal["hybrid", "bit", "timm"]
@@ -95,7 +95,7 @@ class ViTConfig:
     """swiglu: silu(gate) * value (DINOv2's giant), where mlp_dim is the number of features after the product."""
     attention: OwnPart | None = None  # of the user's own; None: multi-head self-attention
     positions: PositionKind | OwnPart = "1d"
-    place: Place = "input"
+    place: PositionPlace = "input"
     resize_mode: ResizeMode = "official"
     """How positions are resampled to another grid (`vitrail.model.resize`). It depends on the weights' source."""
     cls_position: bool = True
@@ -337,7 +337,8 @@ _VIT = re.compile(
     rf"(?:(?P<depth>{_NUMBER})x(?P<branches>{_NUMBER}))?/(?P<patch>{_NUMBER})"
 )
 _RESNET = re.compile(rf"(?P<axial>axial-)?R(?P<depth>{_NUMBER})(?:x(?P<width>{_NUMBER}))?")
-Config = TypeVar("Config", ViTConfig, ResNetConfig)
+Config = ViTConfig | ResNetConfig
+ConfigType = TypeVar("ConfigType", ViTConfig, ResNetConfig)
 
 
 def variant(name: str, **overrides: Any) -> ViTConfig | ResNetConfig:
@@ -387,7 +388,7 @@ def _hybrid_units(name: str, resnet: str, ratio: int) -> tuple[int, ...]:
     return HYBRIDS[resnet, ratio]
 
 
-def _built(config: type[Config], name: str, values: dict[str, Any]) -> Config:
+def _built(config: type[ConfigType], name: str, values: dict[str, Any]) -> ConfigType:
     valid = [field.name for field in fields(config)]
     for key in values:
         if key not in valid:

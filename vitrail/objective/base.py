@@ -19,7 +19,7 @@ from vitrail.data.settings import Augment, Preprocess
 from vitrail.durations import Duration
 
 
-class Batch(Protocol):
+class ImageBatch(Protocol):
     """The part of a batch that an objective reads (see `vitrail.data.loading.loader.Batch`)."""
 
     @property
@@ -121,12 +121,12 @@ class Objective(nn.Module, ABC):
         """Return the objective with `settings` that trains `model`."""
         return cls(model)
 
-    def forward(self, batch: Batch | Prepared, *, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
+    def forward(self, batch: ImageBatch | Prepared, *, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See the class. `step` is the optimiser step; all random numbers are a function of it."""
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch, step=step)
         return self.loss(prepared)
 
-    def prepare(self, batch: Batch, *, step: int) -> Prepared:
+    def prepare(self, batch: ImageBatch, *, step: int) -> Prepared:
         """Move a batch to the device and draw its random numbers, for the whole batch at once.
 
         They are a function of (seed, step, place in the batch) and drawn before the batch is cut, so that they do not

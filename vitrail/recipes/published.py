@@ -14,7 +14,7 @@ from vitrail.objective.settings import Supervised
 from vitrail.recipes.preprocessing import inception
 from vitrail.training.run import Run
 
-Verb = Literal["train", "finetune"]
+RecipeVerb = Literal["train", "finetune"]
 
 TITLES = {"jft300m": "JFT-300M", "imagenet21k": "ImageNet-21k", "imagenet": "ImageNet"}
 """The papers' names of pre-training sets in the catalogue (`vitrail.data.benchmarks.catalog`)."""
@@ -32,7 +32,7 @@ class Recipe:
     run: Run
     description: str
     """Its purpose in one line, then notes, command, cost and expected result."""
-    verb: Verb = "train"
+    verb: RecipeVerb = "train"
     """The verb that runs it. With finetune, the network is that of the weights."""
     brings_data: bool = False
     """Whether it names its data set. All other recipes need a path to images."""
@@ -54,7 +54,7 @@ def by_name(recipes: Iterable[Recipe], source: str = "") -> dict[str, Recipe]:
     return {recipe.name: replace(recipe, description=recipe.description + line) for recipe in recipes}
 
 
-def described(make: Callable[[], Run], verb: Verb = "train", brings_data: bool = False) -> Recipe:
+def described(make: Callable[[], Run], verb: RecipeVerb = "train", brings_data: bool = False) -> Recipe:
     """Return the recipe of a function that returns a run: its name is the function's, its description the docstring."""
     return Recipe(make.__name__.replace("_", "-"), make(), inspect.getdoc(make) or "", verb, brings_data)
 
@@ -68,7 +68,7 @@ def published(
     data: str = "imagenet",
     cost: str | None = None,
     notes: str = "",
-    verb: Verb = "train",
+    verb: RecipeVerb = "train",
     by_data: Callable[[int, int], Run] | None = None,
 ) -> Recipe:
     """Return the recipe `name` for `run`, with a description made of these parts.

@@ -12,7 +12,8 @@ from vitrail.config import dotted, plain
 from vitrail.data.roles import SUBSET
 from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.files import read_json_object
-from vitrail.reports.cost import Config, Cost, cost_of
+from vitrail.model.variants import Config
+from vitrail.reports.cost import RunCost, cost_of
 from vitrail.reports.run_record import RunRecord, attempt, read_run, validation_images
 from vitrail.reports.significance import Pair, holm, pair
 from vitrail.weights.load import read_card
@@ -43,7 +44,7 @@ class Comparison:
     settings: dict[str, list[Any]]
     """Settings that differ -> their value in each run; None also where a run's settings cannot be read."""
     against: list[Against]
-    costs: list[Cost]
+    costs: list[RunCost]
     notes: list[str] = field(default_factory=list)
     """What could not be compared, and why."""
 

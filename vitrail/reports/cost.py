@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import VitrailError
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.variants import Config
 from vitrail.objective.beit.tokenizer import load_tokenizer
 from vitrail.objective.settings import BEiT, Tokenizer
 from vitrail.reports.run_record import RunRecord
@@ -19,11 +19,9 @@ from vitrail.training.optim.progressive import Sizes
 from vitrail.training.run import Run
 from vitrail.training.timetable import Timetable
 
-Config = ViTConfig | ResNetConfig
-
 
 @dataclass(frozen=True)
-class Cost:
+class RunCost:
     """The cost of a run. None means unknown."""
 
     steps: int
@@ -43,7 +41,7 @@ class Cost:
         return None if not self.seconds or self.flops is None else self.flops / self.seconds
 
 
-def cost_of(record: RunRecord, config: Config | None) -> Cost:
+def cost_of(record: RunRecord, config: Config | None) -> RunCost:
     """Return the cost of a run. `config` is that of its network; without it, FLOPs are unknown."""
     result, run = record.result, record.run
     lines = [line for line in record.metrics if line.get("kind") == "train"]
@@ -56,7 +54,7 @@ def cost_of(record: RunRecord, config: Config | None) -> Cost:
             flops = run.batch_size * _flops_per_image(record, run, config, steps, lines, tokenizer)
     joules = [line.get("joules") for line in lines]
     known = bool(joules) and None not in joules
-    return Cost(
+    return RunCost(
         steps,
         images,
         flops,

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vitrail.evaluation.metric import SEVERAL_LABELS, TITLES
-from vitrail.reports.figures import Curve, curves
+from vitrail.reports.figures import Points, curves
 from vitrail.reports.run_record import RunRecord
 
 SHARES = {
@@ -61,7 +61,7 @@ def comparison_curves(records: Sequence[RunRecord], labels: Sequence[str]) -> li
     return [figure for figure in drawn if figure is not None]
 
 
-def _figure(title: str, label: str, lines: Mapping[str, Curve], **look: Any) -> Markup | None:
+def _figure(title: str, label: str, lines: Mapping[str, Points], **look: Any) -> Markup | None:
     lines = {name: line for name, line in lines.items() if len(line[0])}
     if not lines:
         return None

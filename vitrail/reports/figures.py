@@ -56,7 +56,7 @@ _STYLE: dict[Any, Any] = {
     "grid.alpha": 0.15,
 }
 
-Curve = tuple[np.ndarray, np.ndarray]
+Points = tuple[np.ndarray, np.ndarray]
 """Steps and values."""
 
 
@@ -64,7 +64,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 def curves(
     title: str,
     label: str,
-    lines: Mapping[str, Curve],
+    lines: Mapping[str, Points],
     *,
     describe: str,
     percent: bool = False,
@@ -100,7 +100,7 @@ def curves(
     return svg(figure, describe)
 
 
-def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> Curve:
+def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> Points:
     """Return at most `most` points; each is the mean of a section of equal length."""
     if len(steps) <= most:
         return steps, values

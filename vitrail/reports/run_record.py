@@ -21,7 +21,7 @@ from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.evaluation.labels.store import load_results
 from vitrail.files import open_regular, read_bytes, read_json, read_json_object
-from vitrail.reports.figures import Curve
+from vitrail.reports.figures import Points
 from vitrail.run_log import FACTS, Dropped, fitting, log_lines
 from vitrail.training.run import Run
 
@@ -75,7 +75,7 @@ class RunRecord:
         """What the loss of self-supervised training measures; empty for supervised training."""
         return "" if self.run is None else LOSSES.get(self.run.objective.kind, "")
 
-    def curve(self, name: str, *, having: str) -> Curve:
+    def curve(self, name: str, *, having: str) -> Points:
         """Return steps and values of metric `name`, from the lines that also have `having`.
 
         Training lines have "lr"; evaluation lines have "nll" or "count".

@@ -42,7 +42,7 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 PATHS = ("/v1/predict", "/v1/embed", "/v1/attention", "/v1/models", "/livez", "/readyz", "/metrics", *PAGE)
 POST: dict[str, Any] = {"openapi_extra": {"requestBody": IMAGE_BODY}, "responses": REFUSALS}
 
-Model = Annotated[str | None, Query(description="Name of a model, as in /v1/models (default: the first)")]
+ModelName = Annotated[str | None, Query(description="Name of a model, as in /v1/models (default: the first)")]
 Top = Annotated[int, Query(ge=1, le=TOP, description="Number of classes to return per image")]
 Crop = Annotated[bool, Query(description="Whether to return the part of each image that the network saw")]
 
@@ -72,7 +72,7 @@ def create_app(service: Service, hosts: Hosts | None = None) -> Guard:
 
 def _add_posts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/predict", response_model=Prediction, **POST)
-    async def predict(request: Request, model: Model = None, top: Top = 5, crop: Crop = False) -> Any:
+    async def predict(request: Request, model: ModelName = None, top: Top = 5, crop: Crop = False) -> Any:
         """Predict the classes of one or more images."""
         began, served = time.perf_counter(), service.model(model)
         outcomes = await service.process(request, served, served.rank)
@@ -86,7 +86,7 @@ def _add_posts(app: FastAPI, service: Service) -> None:
         return _if_all_refused(outcomes) or Prediction(served.name, images, seconds_since(began))
 
     @app.post("/v1/embed", response_model=Embedding, **POST)
-    async def embed(request: Request, model: Model = None) -> Any:
+    async def embed(request: Request, model: ModelName = None) -> Any:
         """Return the features of one or more images: the input of the classifier."""
         began, served = time.perf_counter(), service.model(model)
         outcomes = await service.process(request, served, served.features)
@@ -97,7 +97,7 @@ def _add_posts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/attention", response_model=Attention, **POST)
     async def attention(
         request: Request,
-        model: Model = None,
+        model: ModelName = None,
         layer: Annotated[
             int, Query(description="Number of the layer, from 0; negative numbers count from the last")
         ] = -1,

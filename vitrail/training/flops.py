@@ -13,9 +13,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from vitrail.costs.count import ACCELERATOR, Config, Size, counted_macs, fake, macs, sized
+from vitrail.costs.count import ACCELERATOR, ImageSize, counted_macs, fake, macs, sized
 from vitrail.model.build import build
-from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.model.variants import Config, ResNetConfig, ViTConfig
 from vitrail.objective.base import Prepared
 from vitrail.objective.beit.objective import BEiTObjective
 from vitrail.objective.beit.tokenizer import ImageTokenizer
@@ -44,7 +44,7 @@ class ForwardMacs:
 def forward_macs(
     objective: ObjectiveSettings,
     config: Config,
-    image_size: Size | None = None,
+    image_size: ImageSize | None = None,
     *,
     tokenizer: Tokenizer | None = None,
 ) -> ForwardMacs:

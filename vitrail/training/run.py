@@ -18,7 +18,7 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.metric import Metric
 from vitrail.import_path import Open
 from vitrail.model.own_part import OwnPart
-from vitrail.model.variants import Place, Pool, PositionKind, Stem
+from vitrail.model.variants import Pool, PositionKind, PositionPlace, Stem
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, ObjectiveSettings, Supervised, Tokenizer
 from vitrail.ranges import (
     LARGE,
@@ -75,7 +75,7 @@ class Model(Settings, section="vit"):
     """Import path of an attention of your own (default: multi-head self-attention)."""
     positions: PositionKind | OwnPart | None = None
     """Kind of position embedding, or the import path of one of your own (default: the architecture's)."""
-    place: Place | None = None
+    place: PositionPlace | None = None
     """Where the position embedding is added (default: the architecture's)."""
     pool: Pool | None = None
     """How the tokens become the features of the classifier (default: the architecture's)."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitrail import world
 from vitrail.device import has_cuda, out_of_memory
-from vitrail.objective.base import Batch, Objective
+from vitrail.objective.base import ImageBatch, Objective
 from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
@@ -110,7 +110,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 def backward(
     objective: Objective,
-    batch: Batch,
+    batch: ImageBatch,
     *,
     step: int,
     parts: int,
@@ -185,7 +185,7 @@ class TrainingStep:
         self._guard = guard
         self._pending: FinishedStep | None = None
 
-    def __call__(self, batch: Batch, step: int, *, rate: float, decay: float | None = None) -> None:
+    def __call__(self, batch: ImageBatch, step: int, *, rate: float, decay: float | None = None) -> None:
         """Take step number `step` with this learning rate, and with this weight decay on kernels.
 
         Raises what the objective raises, and the error of an allocation if not even a single image fits in memory.

@@ -14,7 +14,7 @@ from vitrail.verbs.terminal import page, table
 if TYPE_CHECKING:
     from vitrail.costs.bill import Bill, Power
     from vitrail.costs.estimate import Cost
-    from vitrail.costs.table6 import Row
+    from vitrail.costs.table6 import Table6Row
     from vitrail.device import ComputePrecision
     from vitrail.model.variants import ResNetConfig, ViTConfig
 
@@ -51,7 +51,7 @@ def cost(
     overhead: Annotated[float, Range(1, 10)] | None = None,
     intensity: Amount | None = None,
     count: bool = False,
-) -> CostReport | tuple[Row, ...]:
+) -> CostReport | tuple[Table6Row, ...]:
     """Estimate what a network costs to train: parameters, MACs, exaFLOPs, days of a device, money, memory.
 
     FLOPs are 2 x MACs x 3 x images, as in the paper's Table 6. They are counted on a network without values: no number
@@ -123,7 +123,7 @@ def _power(
     return None
 
 
-def _table(*given: object) -> tuple[Row, ...]:
+def _table(*given: object) -> tuple[Table6Row, ...]:
     from vitrail.costs.table6 import ROWS
 
     if any(value is not None for value in given):
@@ -175,7 +175,7 @@ def _measured() -> tuple[Device, ComputePrecision]:
     return Device(MEASURED, description, peak, free_memory(place), CPU_UTILISATION, because), precision
 
 
-def show(result: CostReport | tuple[Row, ...]) -> Any:
+def show(result: CostReport | tuple[Table6Row, ...]) -> Any:
     """Return the result as lines, or the table, for a terminal."""
     if isinstance(result, tuple):
         return _shown_table(result)
@@ -189,7 +189,7 @@ def show(result: CostReport | tuple[Row, ...]) -> Any:
     return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())
 
 
-def _shown_table(rows: tuple[Row, ...]) -> Any:
+def _shown_table(rows: tuple[Table6Row, ...]) -> Any:
     from vitrail.costs.estimate import CONVENTION
 
     cells = [
@@ -200,7 +200,7 @@ def _shown_table(rows: tuple[Row, ...]) -> Any:
     return page(table(columns, cells), f"{CONVENTION}; 224 px, 303 million images of JFT, no classifier")
 
 
-def as_json(result: CostReport | tuple[Row, ...]) -> Any:
+def as_json(result: CostReport | tuple[Table6Row, ...]) -> Any:
     """Return the result as JSON values."""
     if isinstance(result, tuple):
         from vitrail.costs.estimate import CONVENTION

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.exports.kinds import Output, ProgramPrecision, To
+from vitrail.exports.kinds import OutputName, ProgramPrecision, To
 from vitrail.ranges import NotNegative, Side, checked
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def export(
     to: To = "onnx",
     out: str | Path | None = None,
     image_size: Side | None = None,
-    output: Output = "logits",
+    output: OutputName = "logits",
     precision: ProgramPrecision = "float32",
     calibrate: str | Path | None = None,
     max_drop: NotNegative = 0.5,

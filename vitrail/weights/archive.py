@@ -27,7 +27,7 @@ from vitrail.weights.readers.tensor_file import TensorFile
 from vitrail.weights.readers.torchfile import read_torch
 from vitrail.words import shown
 
-Kind = Literal["npz", "safetensors", "torch"]
+ArchiveKind = Literal["npz", "safetensors", "torch"]
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
@@ -43,7 +43,7 @@ class Archive:
 
     path: Path
     """The file that is read; the folder if the tensors are spread over several files."""
-    kind: Kind
+    kind: ArchiveKind
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of every tensor, by its name in the file."""
     read: Callable[[str], Tensor]

@@ -20,13 +20,12 @@ from vitrail.model.build import build
 from vitrail.model.own_part import own_parts
 from vitrail.model.resize import resize_bias, resize_kernel, resize_line, resize_positions
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import ResizeMode, ResNetConfig, ViTConfig, check_ranges
+from vitrail.model.variants import Config, ResizeMode, ViTConfig, check_ranges
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.channels import adapt_channels, is_image_kernel, with_channels
 
-Config = ViTConfig | ResNetConfig
-Source = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
+TensorSource = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
 """Wanted names -> (name, tensor) for each of them, in any order, in the shape of the card's config."""
 
 HEAD = ("head.", "head_dist.", "pre_logits.")
@@ -86,7 +85,7 @@ class Overrides:
         return replace(config, **changed)
 
 
-def assemble(card: Card, source: Source, report: LoadReport, changes: Overrides) -> ViT | ResNet:
+def assemble(card: Card, source: TensorSource, report: LoadReport, changes: Overrides) -> ViT | ResNet:
     """Return the network of a card with the tensors of `source`, in eval mode, with `card` and `load_report`.
 
     Fill `report` with the tensors that were loaded, resampled and reset. Tensors of `source` are used without a copy,

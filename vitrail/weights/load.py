@@ -21,11 +21,11 @@ from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.files import open_regular
 from vitrail.model.build import Network
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import ResizeMode
+from vitrail.model.variants import Config, ResizeMode
 from vitrail.model.vit import ViT
 from vitrail.weights import store
 from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES, Archive, open_archive
-from vitrail.weights.assemble import HEAD, Config, LoadReport, Overrides, admit, assemble, expected, said_of
+from vitrail.weights.assemble import HEAD, LoadReport, Overrides, admit, assemble, expected, said_of
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, Format, recognise

@@ -17,8 +17,9 @@ from torch.nn.utils import parametrize
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.own_part import is_own_part
 from vitrail.model.resnet.network import ResNet
+from vitrail.model.variants import Config
 from vitrail.model.vit import ViT
-from vitrail.weights.assemble import Config, expected_of, fill, skeleton
+from vitrail.weights.assemble import expected_of, fill, skeleton
 from vitrail.weights.card import Card
 
 HEADS = ("head", "head_dist")

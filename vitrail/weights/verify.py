@@ -118,12 +118,12 @@ NO_PACKAGE = {
     "deit": "the DeiT repository is code, not a library to install",
 }
 
-Layers = dict[str, Tensor]
+LayerOutputs = dict[str, Tensor]
 """Outputs of every block (ResNet: stage), then of the whole network, by name and in order."""
 
 
 @torch.no_grad()
-def our_layers(model: ViT | ResNet, images: Tensor) -> Layers:
+def our_layers(model: ViT | ResNet, images: Tensor) -> LayerOutputs:
     """Return the output of every block, then features and logits, of a model of vitrail for these images."""
     with _recorded(model.blocks if isinstance(model, ViT) else model.stages) as layers:
         if isinstance(model, ViT):
@@ -137,7 +137,7 @@ def our_layers(model: ViT | ResNet, images: Tensor) -> Layers:
     return found | ({"logits": model(images)} if model.config.classes else {})
 
 
-def their_layers(path: Path, origin: str, model: ViT | ResNet, images: Tensor) -> Layers:
+def their_layers(path: Path, origin: str, model: ViT | ResNet, images: Tensor) -> LayerOutputs:
     """Return the same outputs from the library of the format `origin`, which runs the file at `path`.
 
     If the library needs a folder with a config.json and `path` is not one, the model is written to one. Raises
@@ -171,7 +171,7 @@ def _has_config(folder: Path, origin: str) -> bool:
     return file.is_file() and key in read_json_object(file, WeightsError)
 
 
-def _in_timm(folder: Path, model: ViT | ResNet, images: Tensor) -> Layers:
+def _in_timm(folder: Path, model: ViT | ResNet, images: Tensor) -> LayerOutputs:
     import timm
 
     network = timm.create_model(f"local-dir:{folder}", pretrained=True).float().eval()
@@ -185,7 +185,7 @@ def _in_timm(folder: Path, model: ViT | ResNet, images: Tensor) -> Layers:
     return found
 
 
-def _in_transformers(folder: Path, model: ViT | ResNet, images: Tensor) -> Layers:
+def _in_transformers(folder: Path, model: ViT | ResNet, images: Tensor) -> LayerOutputs:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -220,7 +220,7 @@ def _without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _in_torchvision(file: Path, model: ViT | ResNet, images: Tensor) -> Layers:
+def _in_torchvision(file: Path, model: ViT | ResNet, images: Tensor) -> LayerOutputs:
     from torchvision.models import VisionTransformer
 
     config = model.config
@@ -245,7 +245,7 @@ def _in_torchvision(file: Path, model: ViT | ResNet, images: Tensor) -> Layers:
     return dict(layers) | ({"logits": result} if config.classes else {})
 
 
-_OPENERS: Mapping[str, Callable[[Path, ViT | ResNet, Tensor], Layers]] = {
+_OPENERS: Mapping[str, Callable[[Path, ViT | ResNet, Tensor], LayerOutputs]] = {
     "timm": _in_timm,
     "hf": _in_transformers,
     "torchvision": _in_torchvision,
@@ -264,9 +264,9 @@ def _blocks(network: nn.Module, model: ViT | ResNet) -> nn.Module:
 
 
 @contextmanager
-def _recorded(blocks: nn.Module) -> Iterator[Layers]:
+def _recorded(blocks: nn.Module) -> Iterator[LayerOutputs]:
     """Yield a dictionary that records the output of each of `blocks` as "block 0", "block 1", ..."""
-    found: Layers = {}
+    found: LayerOutputs = {}
     handles = []
     for index, block in enumerate(blocks.children()):
 

@@ -27,7 +27,7 @@ PREFIX = "vtab:"
 """Prefix of paths "vtab:TASK:DIR"."""
 HUB = "hub"
 """Value of DIR for the copy on the hub."""
-Open = Callable[[str, Columns], DataSet]
+OpenTask = Callable[[str, Columns], DataSet]
 """Opens any data set: (path, image column, label column)."""
 
 
@@ -38,7 +38,7 @@ class TaskLocation(NamedTuple):
     path: str
 
 
-def read_task(path: str, open_any: Open) -> DataSet:
+def read_task(path: str, open_any: OpenTask) -> DataSet:
     """Open "vtab:TASK:DIR". Raises UsageError for an unknown task, DataError for missing or damaged data."""
     name, _, root = path.removeprefix(PREFIX).partition(":")
     task = task_named(name)

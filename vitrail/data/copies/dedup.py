@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data.check import Bad, Progress, equal_groups
-from vitrail.data.copies.hashes import Columns, Hashes, hashes_of, near_pairs
+from vitrail.data.check import BadImage, OnProgress, equal_groups
+from vitrail.data.copies.hashes import ArrayTable, Hashes, hashes_of, near_pairs
 from vitrail.data.item import DataSet, Listed, View, role_of
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
@@ -58,7 +58,7 @@ class HashedSplit:
 
 
 def hashed(
-    data: str, found: DataSet, splits: Iterable[str], *, workers: int = 0, progress: Progress | None = None
+    data: str, found: DataSet, splits: Iterable[str], *, workers: int = 0, progress: OnProgress | None = None
 ) -> list[HashedSplit]:
     """Hash some splits of `found`, the data set at `data`; held-out splits come first. Raises as `hashes_of` does."""
     parts = [
@@ -111,11 +111,11 @@ class HashedImages:
         return Copies(self.hashes)
 
     @property
-    def bad(self) -> Iterator[Bad]:
+    def bad(self) -> Iterator[BadImage]:
         """Yield the images that cannot be read and are therefore not compared."""
         for number in np.flatnonzero(self.hashes.reason != "").tolist():
             name, reason = self.name(number), str(self.hashes.reason[number])
-            yield Bad(name.split, name.id, reason, f"{reason}; not compared")
+            yield BadImage(name.split, name.id, reason, f"{reason}; not compared")
 
 
 class Copies:
@@ -154,7 +154,7 @@ COLUMNS = (*Name._fields, *(f"other_{name}" for name in Name._fields), "distance
 
 
 @dataclass(frozen=True)
-class Pairs(Columns):
+class Pairs(ArrayTable):
     """Pairs of images that are copies of each other, by their numbers, sorted by the right one, then by the left."""
 
     left: np.ndarray

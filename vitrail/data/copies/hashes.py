@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from PIL import Image
 
 from vitrail.data.cache import cached_file, stored_table
-from vitrail.data.check import Progress
+from vitrail.data.check import OnProgress
 from vitrail.data.copies.leaks import digest
 from vitrail.data.images.decode import decode
 from vitrail.data.item import Listed
@@ -41,11 +41,11 @@ TILE = 1 << 17
 """Number of hashes compared at a time. Their differences, 1 MiB, fit into a core's cache."""
 _SHORTEST = 5  # bands of fewer bits cost more time than they save
 
-Block = tuple[np.ndarray, np.ndarray, np.ndarray]
+HashBlock = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Indices on the left, indices on the right, number of differing bits: int64 [K], int64 [K], uint8 [K]."""
 
 
-def near_pairs(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[Block]:
+def near_pairs(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[HashBlock]:
     """Yield each pair of `left` uint64 [N] and `right` uint64 [M] that differs in at most `distance` bits, once.
 
     A pair that differs in at most `distance` bits agrees in at least one of `distance` + 1 bands of bits, so only
@@ -72,7 +72,7 @@ def bands(distance: int) -> list[np.uint64]:
     return [np.uint64((1 << end) - (1 << begin)) for begin, end in pairwise(edges)]
 
 
-def _agreeing(left: np.ndarray, right: np.ndarray, band: np.uint64, distance: int) -> Iterator[Block]:
+def _agreeing(left: np.ndarray, right: np.ndarray, band: np.uint64, distance: int) -> Iterator[HashBlock]:
     """Yield the pairs within `distance` among the hashes that agree in a band."""
     left_order, right_order = (np.argsort(side & band, kind="stable") for side in (left, right))
     left, right = left[left_order], right[right_order]
@@ -86,7 +86,7 @@ def _agreeing(left: np.ndarray, right: np.ndarray, band: np.uint64, distance: in
             yield left_order[begin + i], right_order[other + j], differing
 
 
-def _compared(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[Block]:
+def _compared(left: np.ndarray, right: np.ndarray, distance: int) -> Iterator[HashBlock]:
     """Yield the pairs within `distance` by comparing all pairs, one tile at a time."""
     for column in range(0, len(right), TILE):
         part = right[column : column + TILE]
@@ -112,7 +112,7 @@ _VERSION = 1  # increase it whenever the hash of an unchanged image changes
 
 
 @dataclass(frozen=True)
-class Columns:
+class ArrayTable:
     """Base of dataclasses whose fields are arrays of the same length, the columns of a table."""
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Hashes(Columns):
+class Hashes(ArrayTable):
     """The hashes of N images, in the order of their source."""
 
     digest: np.ndarray
@@ -207,7 +207,7 @@ class _Thumbnail(NamedTuple):
     reason: str
 
 
-def hashes_of(source: Listed, *, workers: int = 0, progress: Progress | None = None) -> Hashes:
+def hashes_of(source: Listed, *, workers: int = 0, progress: OnProgress | None = None) -> Hashes:
     """Return the hashes of all images of a source, from the cache or else computed with `workers` threads.
 
     A cached table belongs to images with the same ids and sizes in the same order and, if they are files, with the same
@@ -242,7 +242,7 @@ def _key(source: Listed, numbers: range) -> str:
 
 
 def _compute(
-    source: Listed, numbers: range, pool: ThreadPool | None, progress: Progress | None, writer: pa.RecordBatchWriter
+    source: Listed, numbers: range, pool: ThreadPool | None, progress: OnProgress | None, writer: pa.RecordBatchWriter
 ) -> None:
     """Hash some images and write their rows."""
     batch: list[_Thumbnail] = []

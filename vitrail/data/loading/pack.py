@@ -22,7 +22,7 @@ import pyarrow as pa
 import simplejpeg
 
 from vitrail.data.cache import read_arrow, refuse_within, write_arrow
-from vitrail.data.check import Progress
+from vitrail.data.check import OnProgress
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import resize
 from vitrail.data.item import Listed, Rejected, View
@@ -83,7 +83,7 @@ def pack(
     shard_bytes: int = 1 << 28,
     shuffle: bool = False,
     workers: int = 0,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> PackResult:
     """Write the images of `source` to shards in `folder`, resized so that no shorter side exceeds `short_side` pixels.
 
@@ -124,7 +124,7 @@ def pack(
         return _finished(folder, settings)
 
 
-def _reported(images: Iterator[EncodedImage], source: Listed, progress: Progress | None) -> Iterator[EncodedImage]:
+def _reported(images: Iterator[EncodedImage], source: Listed, progress: OnProgress | None) -> Iterator[EncodedImage]:
     lost = LostImages(len(source))
     for index, encoded in images:
         lost.see(source.id(index), encoded.reason if isinstance(encoded, DecodeError) else None)

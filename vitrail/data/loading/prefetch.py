@@ -22,7 +22,7 @@ from vitrail.errors import DataError, UsageError
 
 T = TypeVar("T")
 R = TypeVar("R")
-Call = tuple["Future[Any]", Callable[..., Any], Any]
+QueuedCall = tuple["Future[Any]", Callable[..., Any], Any]
 
 TIMEOUT = 120.0
 """Seconds after which a read counts as stuck."""
@@ -37,7 +37,7 @@ class ThreadPool:
     def __init__(self, count: int) -> None:
         if count < 0:
             raise UsageError(f"workers is {count}; it must be at least 0 (0: no threads)")
-        self._tasks: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[QueuedCall | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=_work, args=(self._tasks,), daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()
@@ -72,7 +72,7 @@ def threads(count: int) -> Iterator[ThreadPool | None]:
             pool.close()
 
 
-def _stop(tasks: queue.SimpleQueue[Call | None], count: int) -> None:
+def _stop(tasks: queue.SimpleQueue[QueuedCall | None], count: int) -> None:
     try:
         while True:  # tasks that have not begun are cancelled
             if task := tasks.get_nowait():
@@ -83,7 +83,7 @@ def _stop(tasks: queue.SimpleQueue[Call | None], count: int) -> None:
         tasks.put(None)
 
 
-def _work(tasks: queue.SimpleQueue[Call | None]) -> None:
+def _work(tasks: queue.SimpleQueue[QueuedCall | None]) -> None:
     while task := tasks.get():
         _run(*task)
         del task  # else an idle thread would keep the last result alive and, through it, the pool

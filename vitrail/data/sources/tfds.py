@@ -37,7 +37,7 @@ _MOST_CLASSES = 1_000_000  # more than any data set has: a number in a file is n
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """Description of a prepared folder."""
 
     folder: Path
@@ -106,7 +106,7 @@ def _understood(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _describe(folder: Path) -> Prepared:
+def _describe(folder: Path) -> PreparedData:
     info = _json(folder / "dataset_info.json")
     kind = str(info.get("fileFormat") or info.get("file_format") or "tfrecord").lower()
     if kind != "tfrecord":
@@ -129,7 +129,7 @@ def _describe(folder: Path) -> Prepared:
                 "or prepare it again"
             )
         splits[name] = [file for _, _, file in shards]
-    return Prepared(folder, splits, info, _flatten(_json(folder / "features.json")))
+    return PreparedData(folder, splits, info, _flatten(_json(folder / "features.json")))
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _kind(feature: Mapping[str, Any]) -> str:
     return str(feature.get("pythonClassName") or feature.get("type") or "").rpartition(".")[2]
 
 
-def _keys(prepared: Prepared, columns: Columns, *, computed: bool) -> tuple[str, str]:
+def _keys(prepared: PreparedData, columns: Columns, *, computed: bool) -> tuple[str, str]:
     """Return the names of the features that are the image and the label."""
     names = list(prepared.features) or _first_names(prepared)
     where = str(prepared.folder)
@@ -185,7 +185,7 @@ def _supervised(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return (pair[0], pair[1]) if len(pair) == 2 else (None, None)
 
 
-def _first_names(prepared: Prepared) -> list[str]:
+def _first_names(prepared: PreparedData) -> list[str]:
     for files in prepared.splits.values():
         for file in files:
             for record in records(file):
@@ -193,7 +193,7 @@ def _first_names(prepared: Prepared) -> list[str]:
     return []
 
 
-def _class_names(prepared: Prepared, key: str) -> list[str]:
+def _class_names(prepared: PreparedData, key: str) -> list[str]:
     """Return the names of a ClassLabel, its numbers where they have none; [] where the label is no ClassLabel."""
     file = prepared.folder / f"{key.replace('/', '-')}.labels.txt"
     if file.exists():
@@ -210,7 +210,7 @@ def _class_names(prepared: Prepared, key: str) -> list[str]:
     return [str(number) for number in range(int(count))]
 
 
-def _stated_count(prepared: Prepared, split: str) -> int | None:
+def _stated_count(prepared: PreparedData, split: str) -> int | None:
     """Return how many records dataset_info.json says a split has, None where it says nothing."""
     stated: Mapping[str, Any] = next((s for s in prepared.info.get("splits", []) if s.get("name") == split), {})
     if lengths := stated.get("shardLengths"):

@@ -17,7 +17,7 @@ from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
 if TYPE_CHECKING:
     import numpy as np
 
-    from vitrail.data.check import Bad
+    from vitrail.data.check import BadImage
     from vitrail.data.copies.dedup import HashedImages, Pairs, Shared
     from vitrail.data.item import DataSet
 
@@ -39,7 +39,7 @@ class Duplicates:
     """Pairs in all."""
     remaining: int
     """Images of `images` that remain without the copies."""
-    bad: list[Bad]
+    bad: list[BadImage]
     """Images that cannot be read. They are not compared, and they remain."""
     written: list[str]
     """Files."""

@@ -13,7 +13,7 @@ from vitrail.ranges import Count, Settings, Side, Threads
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.data.images.ops import Op
+    from vitrail.data.images.geometry import Op
     from vitrail.data.item import Listed
     from vitrail.data.loading.loader import Loader
     from vitrail.evaluation.classify import Predict

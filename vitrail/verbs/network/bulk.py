@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.item import Listed
     from vitrail.data.loading.loader import Loader
-    from vitrail.evaluation.bulk import Bad, Columns, ComputeColumns, Job, State
+    from vitrail.evaluation.bulk import ComputeColumns, Job, ResultColumns, State, UnreadableImages
     from vitrail.evaluation.classify import Predict
     from vitrail.ranges import Layers
     from vitrail.verbs.flags.compute import Compute
@@ -184,7 +184,7 @@ def _computed(
     from vitrail.data.labels.sets import LabelSets, names_of_text, stored_texts
     from vitrail.data.loading.lost import LostImages
 
-    def compute(source: Listed, receive: Callable[[Columns], None]) -> Bad:
+    def compute(source: Listed, receive: Callable[[ResultColumns], None]) -> UnreadableImages:
         several = isinstance(source.labels, LabelSets)
         kind = pa.list_(pa.string()) if several else pa.string()
 

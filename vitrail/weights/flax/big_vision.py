@@ -40,7 +40,7 @@ from vitrail.weights.mapping import Conversion, dense, same, scale_bias
 POSITIONS = "pos_embedding"
 OLD_POSITIONS = "Transformer/posembed_input/pos_embedding"
 ASSUMED_SIZE = 224
-DEFAULT = flax.Layout(prefix="params/", naming="linen")
+DEFAULT = flax.EncoderLayout(prefix="params/", naming="linen")
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class BigVision:
             )
         _check_positions(config)
         origin = origin_of(card, self.name)
-        layout = flax.Layout(**{key: origin.get(key, value) for key, value in asdict(DEFAULT).items()})
+        layout = flax.EncoderLayout(**{key: origin.get(key, value) for key, value in asdict(DEFAULT).items()})
         conversions = _conversions(config, layout, origin.get("positions", POSITIONS))
         write_npz(path, foreign_tensors(state_of(model), conversions, self.name), origin)
 
 
-def _config(archive: Archive, layout: flax.Layout, positions: str) -> tuple[ViTConfig, list[str]]:
+def _config(archive: Archive, layout: flax.EncoderLayout, positions: str) -> tuple[ViTConfig, list[str]]:
     """Return the config, and what is assumed for it."""
     prefix = layout.prefix
     sizes: dict[str, Any] = {**flax.top_sizes(archive, prefix), **flax.encoder_sizes(archive, layout)}
@@ -156,7 +156,7 @@ def _check_positions(config: ViTConfig) -> None:
         )
 
 
-def _computed(archive: Archive, layout: flax.Layout, patch: int) -> tuple[int, int]:
+def _computed(archive: Archive, layout: flax.EncoderLayout, patch: int) -> tuple[int, int]:
     """Return the grid that is assumed for a model without a table of positions."""
     if layout.naming != "linen":
         raise WeightsError(f"{archive.path} lacks the tensor '{layout.prefix}{OLD_POSITIONS}' (1, positions, width)")
@@ -164,7 +164,7 @@ def _computed(archive: Archive, layout: flax.Layout, patch: int) -> tuple[int, i
     return side, side
 
 
-def _conversions(config: ViTConfig, layout: flax.Layout, positions: str) -> list[Conversion]:
+def _conversions(config: ViTConfig, layout: flax.EncoderLayout, positions: str) -> list[Conversion]:
     prefix = layout.prefix
     conversions = flax.linear_stem_conversions(config, prefix)
     if config.pool == "cls":

@@ -45,7 +45,7 @@ MODULES = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class EncoderLayout:
     """Naming of the encoder in one file. A card's provenance stores it, so that saving restores the file's names."""
 
     prefix: str = ""
@@ -82,11 +82,11 @@ def is_big_vision(archive: Archive, prefix: str) -> bool:
     )
 
 
-def find_layout(archive: Archive, prefix: str) -> Layout:
+def find_layout(archive: Archive, prefix: str) -> EncoderLayout:
     """Return the naming of a file. Raises WeightsError if it is unknown."""
     scan = any(name.startswith(f"{prefix}Transformer/encoderblock/") for name in archive.names)
     for naming, (attention, _, _) in MODULES.items():
-        layout = Layout(prefix, naming, scan)
+        layout = EncoderLayout(prefix, naming, scan)
         if f"{layout.block(0)}{attention}/query/kernel" in archive:
             return layout
     expected = " or ".join(f"{layout.block(0)}{attention}/query/kernel" for attention, _, _ in MODULES.values())
@@ -103,7 +103,7 @@ def shape_of(archive: Archive, name: str, *axes: str) -> tuple[int, ...]:
     return shape
 
 
-def encoder_sizes(archive: Archive, layout: Layout) -> dict[str, int]:
+def encoder_sizes(archive: Archive, layout: EncoderLayout) -> dict[str, int]:
     """Return width, depth, heads and mlp_dim from the shapes of the first layer. Raises WeightsError."""
     attention, _, mlp = MODULES[layout.naming]
     stacked = ("layers",) * layout.scan
@@ -120,7 +120,7 @@ def encoder_sizes(archive: Archive, layout: Layout) -> dict[str, int]:
     return dict(width=width, depth=depth, heads=heads, mlp_dim=hidden[-1])
 
 
-def _stacked_layers(archive: Archive, layout: Layout, depth: int) -> int:
+def _stacked_layers(archive: Archive, layout: EncoderLayout, depth: int) -> int:
     for name in sorted(archive.names):
         if name.startswith(layout.block(0)) and archive.shape(name)[:1] != (depth,):
             raise WeightsError(
@@ -205,7 +205,7 @@ def projector_note(prefix: str, classes: int | None) -> list[str]:
     return [f"the head projects onto the {classes} features shared with the text tower: they count as classes"]
 
 
-def encoder_conversions(config: ViTConfig, layout: Layout) -> list[Conversion]:
+def encoder_conversions(config: ViTConfig, layout: EncoderLayout) -> list[Conversion]:
     """Return the conversions of all layers, of the norm after them, of the pre-logits and of the head."""
     conversions = scale_bias("norm", f"{layout.prefix}Transformer/encoder_norm")
     for layer in range(config.depth):

@@ -82,12 +82,12 @@ class Google:
             )
         check_grid(config, self.name)
         origin = origin_of(card, self.name)
-        layout = flax.Layout(origin.get("prefix", ""), origin.get("naming", "old"))
+        layout = flax.EncoderLayout(origin.get("prefix", ""), origin.get("naming", "old"))
         conversions = _conversions(config, layout, origin.get("wide_norms", []))
         write_npz(path, foreign_tensors(state_of(model), conversions, self.name), origin)
 
 
-def _config(archive: Archive, layout: flax.Layout) -> ViTConfig:
+def _config(archive: Archive, layout: flax.EncoderLayout) -> ViTConfig:
     prefix = layout.prefix
     sizes: dict[str, Any] = {**flax.top_sizes(archive, prefix), **flax.encoder_sizes(archive, layout)}
     sizes["patch"] = flax.patch_size(archive, prefix)
@@ -103,7 +103,7 @@ def _config(archive: Archive, layout: flax.Layout) -> ViTConfig:
     return flax.build_config(archive, **sizes, image_size=image_size, pool=pool, gelu="tanh", resize_mode="official")
 
 
-def _conversions(config: ViTConfig, layout: flax.Layout, wide: list[str]) -> list[Conversion]:
+def _conversions(config: ViTConfig, layout: flax.EncoderLayout, wide: list[str]) -> list[Conversion]:
     prefix = layout.prefix
     stem = hybrid.hybrid_conversions(config, prefix, wide) if config.stem == "resnet" else None
     conversions = flax.linear_stem_conversions(config, prefix) if stem is None else stem
