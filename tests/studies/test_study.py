@@ -32,7 +32,7 @@ from vitrail.durations import Percent, Steps
 from vitrail.errors import DataError, UsageError
 from vitrail.model.attention import attention_path
 from vitrail.model.vit import ViT
-from vitrail.objective.settings import Tokenizer
+from vitrail.objective.settings import BEiT, MaskedPatch, Tokenizer
 from vitrail.studies.catalog import NAMES, study_named
 from vitrail.studies.costs import Planned
 from vitrail.studies.laptop import NETWORKS, divide, fine_tuning, pre_training
@@ -153,6 +153,18 @@ def test_resnets_are_fine_tuned_by_bits_hyperrule_too() -> None:
         sides = {"cifar10": 128, "cifar100": 128}
         expected = [(sides.get(on, 480), 0.003, on)] * (model.startswith("R") and "+" not in model)
         assert [(run.image_size, run.optim.lr, run.data.path) for run in rules] == expected
+
+
+def test_patches_are_hidden_behind_stems_that_mix_them() -> None:
+    """Section 5 of the follow-up: convolutional stems are masked after the stem, the others before it."""
+    for cells in (study_named("three-table7").laptop(LaptopData()), study_named("three-table7").paper()):
+        tuned = [cell for cell in cells if cell.stage.start is not None]
+        assert len(tuned) == 9
+        for cell in tuned:
+            assert cell.stage.start is not None
+            objective, stem = cell.stage.start.run.objective, cell.stage.start.run.vit.stem
+            assert isinstance(objective, MaskedPatch | BEiT)
+            assert objective.mask_after_stem == (stem in ("levit", "early"))
 
 
 @pytest.mark.slow
