@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ def test_a_result_is_complete_and_its_verdicts_follow_from_its_numbers(path: Pat
 def test_the_documentation_reads_every_claim_as_it_was_found(path: Path) -> None:
     for answer in read(path).answers():
         assert f"| {answer.claim.text} | {answer.verdict} |" in TEXT
+
+
+def test_accuracies_in_the_documentation_were_measured() -> None:
+    rows = [row for path in FOUND for table in contents(path)["tables"].values() for row in table]
+    quoted = re.findall(r"(?<![.\d])\d+\.\d(?= %)", TEXT)
+    assert len(quoted) > 10 and set(quoted) <= {f"{row['mean']:.1f}" for row in rows}
 
 
 def test_the_documentation_says_which_studies_were_not_run() -> None:
