@@ -134,15 +134,13 @@ class _Merge:
         self.source, self.imports = source, imports
         self.lines: dict[str, int] = {}
         self.problems: list[str] = []
-        self.nodes: set[int] = set()
-        """Identities of the YAML nodes that were read."""
+        self.nodes: set[int] = set()  # identities of the YAML nodes that were read
 
     def merged(self, base: T, values: Any) -> T:
         """Return `base` with `values` in place of its own. Raises UsageError with all problems."""
         result = self.section(base, values, "")
         if self.problems:
-            count = len(self.problems)
-            title = "" if count == 1 else f"{count} problems in the configuration:\n  "
+            title = f"{len(self.problems)} problems in the configuration:\n  " if len(self.problems) > 1 else ""
             raise UsageError(title + "\n  ".join(self.problems))
         return result
 
@@ -200,16 +198,19 @@ class _Merge:
             return base
 
     def setting(self, hint: Any, value: Any, base: Any, path: str) -> Any:
-        """Return `value` as the type `hint` of its field wants it; `base` if it does not fit."""
+        """Return `value` as the type `hint` of its field wants it; `base` if it does not fit.
+
+        It becomes an object of a class of the user's own, a section of the built-in settings, or a plain value.
+        """
         sections, doors = sections_of(hint), doors_of(hint)
-        if doors and isinstance(value, doors):
-            return value
         if doors:
+            if isinstance(value, doors):
+                return value
             value = _by_name(value, sections)
-        if doors and isinstance(value, Mapping) and CLASS in value:
-            return self.own(doors, value, base, path)
-        if is_own(type(base)) and isinstance(value, Mapping) and "kind" not in value:
-            return self.section(base, value, path)
+            if isinstance(value, Mapping) and CLASS in value:
+                return self.own(doors, value, base, path)
+            if isinstance(value, Mapping) and is_own(type(base)) and "kind" not in value:
+                return self.section(base, value, path)
         if sections and not (NoneType in arms(hint) and _is_null(value)):
             section = sections[0] if len(sections) == 1 else self.kind(sections, value, base, path)
             if section is None:

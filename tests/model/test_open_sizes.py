@@ -1,10 +1,12 @@
-"""`torch.jit.trace` and `torch.export` with height and width left open: equal to eager mode at every size."""
+"""`torch.jit.trace`, `torch.export` and ONNX's older exporter with height and width left open: equal to eager mode."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,3 +84,31 @@ def test_export(kind: str, start: int) -> None:
     shapes = {0: Dim("batch", min=1), 2: patch * Dim("rows", min=1, max=64), 3: patch * Dim("columns", min=1, max=64)}
     program = export(model, (images(2, sizes[start], dtype),), dynamic_shapes=(shapes,))
     check(model, program.module(), sizes, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["1d", "relative", "axial", "hybrid", "BiT"])
+def test_the_older_onnx_exporter(kind: str) -> None:
+    model, _, sizes = network(kind)
+    session = exported(model, images(2, sizes[0], torch.uint8), {0: "batch", 2: "height", 3: "width"})
+    check(model, lambda batch: ran(session, batch), sizes, torch.uint8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["1d, timm", "relative_bias, timm"])
+def test_the_older_onnx_exporter_keeps_the_size_where_it_cannot_resample(kind: str) -> None:
+    model, _, sizes = network(kind)
+    batch = images(3, sizes[0], torch.float32)
+    found, expected = ran(exported(model, batch[:2], {0: "batch"}), batch), model(batch)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def exported(model: nn.Module, batch: Tensor, axes: dict[int, str]) -> Any:
+    """Return an ONNX Runtime session of the network, made by torch's older exporter with these axes left open."""
+    stream = io.BytesIO()
+    torch.onnx.export(model, (batch,), stream, dynamo=False, input_names=["images"], dynamic_axes={"images": axes})
+    return onnxruntime.InferenceSession(stream.getvalue())
+
+
+def ran(session: Any, batch: Tensor) -> Tensor:
+    return torch.from_numpy(session.run(None, {"images": batch.numpy()})[0])

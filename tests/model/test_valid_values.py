@@ -92,6 +92,7 @@ IMAGES = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torc
         (lambda x: x.long(), r"images are int64.*images\.to\(torch\.uint8\)"),
         (lambda x: x.int(), "images are int32"),
         (lambda x: x > 127, "images are bool"),
+        (lambda x: x.numpy(), r"images are a ndarray; .*torch\.from_numpy\(images\)"),
         (lambda x: x.permute(0, 2, 3, 1), r"32 channels and this model needs 3; .*permute\(0, 3, 1, 2\)"),
         (lambda x: x[..., :0], r"shape \(2, 3, 32, 0\): they have no pixels"),
         (lambda x: x[:, :, :0].float(), r"shape \(2, 3, 0, 32\): they have no pixels"),

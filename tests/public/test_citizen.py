@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import vitrail
+from vitrail.errors import UsageError
+from vitrail.model.attention import attention_path
 from vitrail.model.layers import computed
 from vitrail.model.vit import ViT
 
@@ -199,8 +201,6 @@ def test_a_hook_on_the_last_block_sees_all_tokens(ours: ViT, theirs: nn.Module, 
 def test_second_derivatives(ours: ViT, theirs: nn.Module, images: Tensor, path: str) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from vitrail.model.attention import attention_path
-
     found = []
     for model in (ours, theirs):
         inputs = images.clone().requires_grad_()
@@ -293,6 +293,27 @@ def test_jit_trace(ours: ViT, images: Tensor, size: tuple[int, int]) -> None:
         assert close(again(other), ours(other))
 
 
+def test_the_older_onnx_exporter(ours: ViT, theirs: nn.Module, images: Tensor) -> None:
+    import onnxruntime
+
+    stream = io.BytesIO()
+    axes = {"images": {0: "batch"}}
+    torch.onnx.export(ours, (images,), stream, dynamo=False, input_names=["images"], dynamic_axes=axes)
+    session = onnxruntime.InferenceSession(stream.getvalue())
+    for batch in (images, images[:3]):
+        assert close(torch.from_numpy(session.run(None, {"images": batch.numpy()})[0]), theirs(batch))
+
+
+def test_tracers_that_cannot_follow_say_what_can(ours: ViT, images: Tensor) -> None:
+    with pytest.raises(UsageError, match=r"torch\.export\.export\(model, \(images,\)\).*model\.intermediate\("):
+        torch.fx.symbolic_trace(ours)  # as torchvision's create_feature_extractor does
+    for module in (ours, nn.Sequential(ours)):
+        with pytest.raises(UsageError, match=r"torch\.jit\.trace\(model, images\)"):
+            torch.jit.script(module)
+    scripted = torch.jit.script(nn.Sequential(torch.jit.trace(ours, images)))
+    assert close(scripted(images[:2]), ours(images[:2]))
+
+
 def test_export_with_any_size(ours: ViT, images: Tensor) -> None:
     from torch.export import Dim
 
@@ -328,6 +349,14 @@ def test_built_without_memory(ours: ViT, images: Tensor, assign: bool) -> None:
     empty.load_state_dict(ours.state_dict(), assign=assign)
     assert torch.equal(empty.eval()(pixels), ours(pixels))
     assert torch.equal(empty(images), ours(images))
+
+
+def test_built_without_initial_values(ours: ViT, theirs: nn.Module, images: Tensor) -> None:
+    empty = nn.utils.skip_init(type(ours), ours.config)
+    assert all(tensor.device.type == "cpu" for tensor in (*empty.parameters(), *empty.buffers()))
+    empty.load_state_dict(ours.state_dict())
+    assert close(empty.eval()(images), theirs(images))
+    assert all(each.is_meta for each in type(ours)(ours.config, device="meta").parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -190,9 +190,7 @@ class Attention(nn.Module):
     def _scales(self, qkv: Tensor) -> Tensor:
         """Return the factors of queries, keys and values [3 * width], with the type and the device of `qkv`."""
         width = qkv.shape[-1] // 3
-        rows = qkv.new_ones(3 * width)
-        rows[:width] = (width // self.heads) ** -0.5
-        return rows
+        return torch.cat([qkv.new_full((width,), (width // self.heads) ** -0.5), qkv.new_ones(2 * width)])
 
     def project(self, x: Tensor) -> Tensor:
         """Return scaled queries, keys and values [batch, tokens, 3 * width]."""

@@ -24,7 +24,7 @@ A fast computation replaces the definition only where nobody can tell, by two ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -155,10 +155,10 @@ def linear_after_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, approximat
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Return `F.layer_norm` over the last dimension in the type of the next matrix product; statistics are float32."""
-    dtype = compute_dtype(x)
+    dtype, shape = compute_dtype(x), (x.shape if weight is None else weight.shape)[-1:]
     if x.device.type != "cpu" or dtype == torch.float32 or torch.compiler.is_compiling():
-        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    return torch.native_layer_norm(x.to(dtype), x.shape[-1:], weight, bias, eps)[0]
+        return F.layer_norm(x, shape, weight, bias, eps)
+    return torch.native_layer_norm(x.to(dtype), shape, weight, bias, eps)[0]
 
 
 def dense(layer: nn.Module, x: Tensor) -> Tensor:
@@ -180,6 +180,11 @@ def device_of_constants() -> torch.device:
     """
     device = torch.get_default_device()
     return torch.device("cpu") if device.type == "meta" else device
+
+
+def created_on(device: torch.device | str | None) -> AbstractContextManager[Any]:
+    """Return a context in which new tensors are created on `device`. None means torch's default device."""
+    return nullcontext() if device is None else torch.device(device)
 
 
 class Constants(nn.Module):

@@ -171,7 +171,7 @@ class RelativeBias(Positions):
         table = self.bias[layer % self.copies, None]
         table = resize_bias(table, self.config.grid, grid, self.config.resize_mode)[0]
         rows = bias_rows(places, grid, class_token=self.config.has_class_token)[..., : query.shape[2], :]
-        bias = F.embedding(rows, table).movedim(-1, -3)
+        bias = rearrange(F.embedding(rows, table), "... q k h -> ... h q k")
         return bias if places.dim() == 2 else bias[None]
 
 

@@ -45,7 +45,7 @@ def resize_positions(
     prefix = table.shape[1] - old[0] * old[1]
     if prefix < 0:
         raise UsageError(f"{table.shape[1]} positions are too few for a grid of {old[0]} x {old[1]}")
-    if _equal(old, new):
+    if _equal(old, new, mode):
         return table
     front, grid = table[:, :prefix], table[:, prefix:]
     grid = rearrange(grid, "c (h w) d -> c d h w", h=old[0])
@@ -63,7 +63,7 @@ def resize_bias(table: Tensor, old: tuple[int, int], new: tuple[int, int], mode:
     modes use their kernel. Differentiable. Raises UsageError for an unknown mode.
     """
     _check(mode)
-    if _equal(old, new):
+    if _equal(old, new, mode):
         return table
     (old_rows, old_columns), (rows, columns) = ([2 * side - 1 for side in grid] for grid in (old, new))
     offsets = rearrange(table[:, :-3], "c (h w) n -> c n h w", h=old_rows, w=old_columns).float()
@@ -78,8 +78,13 @@ def resize_bias(table: Tensor, old: tuple[int, int], new: tuple[int, int], mode:
     return torch.cat([rearrange(resized.to(table.dtype), "c n h w -> c (h w) n"), table[:, -3:]], dim=1)
 
 
-def _equal(old: tuple[int, int], new: tuple[int, int]) -> bool:
-    """Return whether nothing is resampled. A size that a trace or an export leaves open (no int) may be any."""
+def _equal(old: tuple[int, int], new: tuple[int, int], mode: ResizeMode) -> bool:
+    """Return whether nothing is resampled. A size that a trace or an export leaves open (no int) may be any.
+
+    ONNX's exporter of traces (`dynamo=False`) has no operations for mode timm, so it fixes the size of the images.
+    """
+    if mode == "timm" and torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+        new = (int(new[0]), int(new[1]))
     return all(type(side) is int for side in new) and tuple(old) == tuple(new)
 
 

@@ -19,11 +19,11 @@ from vitrail.errors import UsageError
 from vitrail.model.block import build_blocks
 from vitrail.model.head import PreLogits, build_heads, build_pool
 from vitrail.model.init import init_weights
-from vitrail.model.layers import LayerNorm, dense
+from vitrail.model.layers import LayerNorm, created_on, dense
 from vitrail.model.own_part import is_own_part
 from vitrail.model.posemb import Grid, build_positions
 from vitrail.model.stems.convolutional import build_stem
-from vitrail.model.stems.patch import Normalise, check_images
+from vitrail.model.stems.patch import Normalise, check_images, refuse_script
 from vitrail.model.variants import ViTConfig
 from vitrail.ranges import Layers, selected
 from vitrail.torch_private import has_hooks
@@ -36,6 +36,8 @@ class ViT(nn.Module):
     values are not checked. For float pixels in [0, 1] call `model(model.normalise(255 * images))`, for float pixels in
     0..255 `model(model.normalise(images))`. Height and width may be any multiples of the patch: positions are resampled
     when another size needs it. Raises UsageError for images of another shape or type.
+
+    device: Where the parameters are created (default: torch's default device).
     """
 
     card: Any = None
@@ -43,9 +45,15 @@ class ViT(nn.Module):
     load_report: Any = None
     """What loading did with each tensor (`vitrail.weights.assemble.LoadReport`). None if nothing was loaded."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    __prepare_scriptable__ = refuse_script
+
+    def __init__(self, config: ViTConfig, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.config = config
+        with created_on(device):
+            self._build(config)
+
+    def _build(self, config: ViTConfig) -> None:
         self.stem = build_stem(config)
         self.cls = nn.Parameter(torch.empty(1, 1, config.width)) if config.has_class_token else None
         self.dist = nn.Parameter(torch.empty(1, 1, config.width)) if config.distilled else None

@@ -107,18 +107,21 @@ def fit(
         max_bad = 0.0 if run.data.strict else run.data.max_bad
         batches = endless(setup.loader, status.step, max_bad=max_bad, report=recorder.unreadable)
 
-        # 3. Steps, and between them evaluations and checkpoints
+        # 3. Steps, and between them evaluations and checkpoints. On an accelerator a step's numbers are read during the
+        # next step, so that no step waits for the device. What needs the state after a step settles the step first
         while True:
             number = status.step
             over, signum = timetable.over(number, status.elapsed), signals.agreed
             if signum or over or timetable.evaluates(number) or timetable.saves(number):
                 step.settle()
+            # objectives have schedules of their own, such as the temperature of DINO's teacher
             setup.network.at(timetable.moment(number, status.elapsed))
             if status.evaluated < number and (over or timetable.evaluates(number)):
                 with suppress(Stop):
                     progress.say(f"step {number}: {describe(validation(status, folder, signals.check))}")
                 progress.reset()
                 signum = signals.requested()
+            # `stale` evaluations in sequence did not improve on the best one
             if run.early_stop and status.stale >= run.early_stop:
                 over = over or "early stop"
             if signum or over or timetable.saves(number):

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model.init import init_weights
-from vitrail.model.layers import zero_linear
+from vitrail.model.layers import created_on, zero_linear
 from vitrail.model.recompute import recomputable
 from vitrail.model.resnet.axial import RowColumnAttention
 from vitrail.model.resnet.stdconv import StdConv2d, group_norm
-from vitrail.model.stems.patch import Normalise, check_images
+from vitrail.model.stems.patch import Normalise, check_images, refuse_script
 from vitrail.model.variants import ResNetConfig
 from vitrail.ranges import Layers, selected
 
@@ -29,6 +29,8 @@ class ResNet(nn.Module):
 
     With `config.axial` it is AxialResNet: row and column attention (D.6, after Axial-DeepLab) replaces the 3x3
     convolutions. Relative positions are learned for `config.image_size`.
+
+    device: Where the parameters are created (default: torch's default device).
     """
 
     card: Any = None
@@ -38,9 +40,15 @@ class ResNet(nn.Module):
     recompute = False
     """Whether the backward pass computes the network again instead of storing its activations."""
 
-    def __init__(self, config: ResNetConfig) -> None:
+    __prepare_scriptable__ = refuse_script
+
+    def __init__(self, config: ResNetConfig, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.config = config
+        with created_on(device):
+            self._build(config)
+
+    def _build(self, config: ResNetConfig) -> None:
         self.root = StdConv2d(config.channels, config.width, 7, 2, form=config.std_conv)
         self.root_pool: nn.Module = RootPool()
         stages, inputs = [], config.width

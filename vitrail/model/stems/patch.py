@@ -16,6 +16,17 @@ def check_images(images: Tensor, channels: int) -> None:
 
     Values are not read, because that would wait for a GPU and end a trace.
     """
+    if isinstance(images, torch.fx.Proxy):
+        raise UsageError(
+            "torch.fx.symbolic_trace cannot trace this network, because the size and type of the images decide what it "
+            "computes. torch.export.export(model, (images,)).module() is a torch.fx graph of it. For the features of "
+            "chosen layers call model.intermediate(images, layers=[...])"
+        )
+    if not isinstance(images, Tensor):
+        raise UsageError(
+            f"images are a {type(images).__name__}; a network takes a torch.Tensor [batch, channels, height, width]. "
+            "For a NumPy array call torch.from_numpy(images); model.card.transform() makes tensors of Pillow's images"
+        )
     if images.dim() != 4:
         add = "; add the dimension of the batch with images[None]" if images.dim() == 3 else ""
         raise UsageError(
@@ -36,6 +47,15 @@ def check_images(images: Tensor, channels: int) -> None:
         )
     if images.shape[2] == 0 or images.shape[3] == 0:
         raise UsageError(f"images have shape {tuple(images.shape)}: they have no pixels")
+
+
+def refuse_script(network: nn.Module) -> None:
+    """Raise UsageError. torch.jit.script calls it as the method `__prepare_scriptable__` of each module."""
+    raise UsageError(
+        f"torch.jit.script cannot compile {type(network).__name__}. Use torch.jit.trace(model, images), which leaves "
+        "the number and size of images open, or torch.export.export(model, (images,)). If it is part of a module, "
+        "replace it there by its trace before torch.jit.script"
+    )
 
 
 class Normalise(Constants):

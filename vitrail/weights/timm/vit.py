@@ -7,7 +7,6 @@ tokens, positions, heads, pooling. A value that the file does not give is assume
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from math import isqrt
 from typing import Any, Literal
 
@@ -30,10 +29,14 @@ _HEADS = (
 _TANH = re.compile(r"vit_(base_patch32_siglip_|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip_|giantopt_)")
 """Pattern of the architectures that timm builds with the tanh GELU."""
 
-
-_SIGLIP_2 = {768: (32, 256), 1024: (16, 512), 1152: (16, None), 1536: (16, None)}
-"""Width -> patch and side (None: any) of the SigLIP networks that timm builds with the tanh GELU. They have no class
-token, and no other published network of timm has their shapes."""
+_SIGLIP_2 = (
+    (768, 32, 256, "vit_base_patch32_siglip_256"),
+    (1024, 16, 512, "vit_large_patch16_siglip_512"),
+    (1152, 16, None, "vit_so400m_patch16_siglip_256"),
+    (1536, 16, None, "vit_giantopt_patch16_siglip_256"),
+)
+"""(width, patch, side of the images or None for any side, architecture) of the networks without a class token that have
+the tanh GELU. No other published network of timm has their shapes, so a file without config.json is one of them."""
 
 
 def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
@@ -49,8 +52,10 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     stem = _stem(archive)
     tokens = {name: _tokens(archive, name) for name in ("cls_token", "dist_token", "reg_token")}
     positions = _positions(file, stem["patch"], tokens)
-    siglip = not file.architecture and not tokens["cls_token"] and _is_siglip2(blocks["width"], stem, positions)
-    heads = positions.pop("heads", None) or (16 if siglip and blocks["width"] > 1024 else _heads(file, blocks["width"]))
+    architecture = file.architecture
+    if not architecture and not tokens["cls_token"]:
+        architecture = _siglip2(blocks["width"], stem["patch"], positions["image_size"][0])
+    heads = positions.pop("heads", None) or _heads(file, architecture, blocks["width"])
     gamma = file.argument("init_values", (int, float)) or 1e-5
     config = ViTConfig(
         **blocks | stem | positions | _pooling(file, bool(tokens["cls_token"])),
@@ -60,7 +65,7 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
         registers=tokens["reg_token"],
         layer_scale=float(gamma) if _scaled(archive) else None,
         pre_logits=rows(archive, "pre_logits.fc.weight") or None,
-        gelu="tanh" if siglip else _gelu(file, blocks["mlp"]),
+        gelu=_gelu(file, architecture, blocks["mlp"]),
         resize_mode="timm",
         norm_eps=NORM_EPS,
         **statistics(file, stem["channels"]),
@@ -69,10 +74,12 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     return config, naming
 
 
-def _is_siglip2(width: int, stem: Mapping[str, Any], positions: Mapping[str, Any]) -> bool:
-    """Return whether a network without class token and config.json has the shapes of `_SIGLIP_2`."""
-    patch, side = _SIGLIP_2.get(width, (0, None))
-    return stem["patch"] == patch and side in (None, positions["image_size"][0])
+def _siglip2(width: int, patch: int, side: int) -> str:
+    """Return the architecture in `_SIGLIP_2` with these sizes, "" if there is none."""
+    for its_width, its_patch, its_side, architecture in _SIGLIP_2:
+        if (width, patch) == (its_width, its_patch) and its_side in (None, side):
+            return architecture
+    return ""
 
 
 def _refuse_combinations(file: TimmFile, config: ViTConfig) -> None:
@@ -153,20 +160,20 @@ def _scaled(archive: Archive) -> bool:
     return not archive.names.isdisjoint({"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma"})
 
 
-def _gelu(file: TimmFile, mlp: str) -> Literal["erf", "tanh"]:
+def _gelu(file: TimmFile, architecture: str, mlp: str) -> Literal["erf", "tanh"]:
     """Return the kind of GELU: from `act_layer`, else from the architecture."""
     act = file.argument("act_layer", str)
     if mlp == "swiglu" or act is None:
-        return "tanh" if _TANH.match(file.architecture) else "erf"
+        return "tanh" if _TANH.match(architecture) else "erf"
     if act not in ("gelu", "gelu_tanh"):
         raise file.error(f"act_layer of config.json is {shown(act)}; valid: gelu, gelu_tanh")
     return "tanh" if act == "gelu_tanh" else "erf"
 
 
-def _heads(file: TimmFile, width: int) -> int:
+def _heads(file: TimmFile, architecture: str, width: int) -> int:
     """Return the number of heads: from `num_heads`, else the architecture, else as usual for this width."""
     given: int | None = file.argument("num_heads", int)
-    known = (number for pattern, number in _HEADS if re.match(pattern, file.architecture))
+    known = (number for pattern, number in _HEADS if re.match(pattern, architecture))
     heads = given or next(known, None)
     if heads:
         return heads
