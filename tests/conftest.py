@@ -38,3 +38,13 @@ def log_as_before() -> Iterator[None]:
     before = log.level, list(log.handlers), log.propagate
     yield
     log.level, log.handlers, log.propagate = before
+
+
+@pytest.fixture(autouse=True)
+def no_page_after_training(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training by a verb in this process writes no report.html, which takes longer than a run of a few steps.
+
+    Tests that need the page are marked `page`. The fixtures of modules and sessions, and other processes, write it.
+    """
+    if request.node.get_closest_marker("page") is None:
+        monkeypatch.setattr("vitrail.verbs.train.train.reported", lambda result: result)

@@ -140,7 +140,8 @@ def _check_class(found: Any, path: str, bases: tuple[type, ...]) -> None:
     """Raise UsageError unless `found` is a dataclass of settings with defaults that derives from one of `bases`."""
     valid = " or ".join(base.__name__ for base in bases)
     if not isinstance(found, type) or not issubclass(found, bases):
-        raise UsageError(f"{path} is not a subclass of {valid}. Write: @dataclass(frozen=True) class Mine({valid})")
+        example = f"@dataclass(frozen=True) class Mine({bases[0].__name__})"
+        raise UsageError(f"{path} is not a subclass of {valid}. Write: {example}")
     if "__dataclass_fields__" not in vars(found):
         raise UsageError(f"{path} is not a dataclass of its own: write @dataclass(frozen=True) above the class")
     kind: Any = found

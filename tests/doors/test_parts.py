@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from vitrail.errors import UsageError, WeightsError
 from vitrail.inspection.rollout import rollout
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
+from vitrail.reports.page import write_report
 
 TINY = dict(width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(16, 16), classes=5)
 FOUR = (
@@ -50,8 +52,7 @@ def test_a_network_of_own_parts_is_trained_resumed_and_loaded(tmp_path: Path, ex
     tensors = weights(whole)
     assert tensors["stem.weight"].shape[-2:] == (6, 6)  # patches of 4, and one pixel on each side
     assert "blocks.0.attentions.0.attention.norm_query.weight" in tensors and "head.bias" not in tensors
-    page = (whole / "report.html").read_text()
-    assert "Attention" in page
+    assert "Attention" in write_report(whole).read_text()
 
     model = vitrail.load(whole)
     images = torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8)
@@ -74,21 +75,26 @@ def test_a_network_of_own_parts_is_trained_resumed_and_loaded(tmp_path: Path, ex
         assert torch.equal(tensor, weights(cut)[name]), name
 
 
-def test_somebody_elses_model_imports_nothing(tmp_path: Path) -> None:
+def test_somebody_elses_model_imports_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with importable(EXAMPLES):
         run = train(tmp_path, *FOUR)
     with pytest.raises(WeightsError, match="--import cosine_head"):  # the module is not imported any more
         vitrail.load(run)
-    refused = command(tmp_path, "evaluate", "digits-1", "digits", path=EXAMPLES)
-    assert refused.returncode != 0
-    assert "--import" in refused.stderr and "Traceback" not in refused.stderr
-    named = [word for name in ("cosine_head", "overlapping_stem", "alibi", "qk_norm") for word in ("--import", name)]
-    done = command(tmp_path, "evaluate", "digits-1", "digits", "--json", *named, path=EXAMPLES)
-    assert done.returncode == 0, done.stderr
-    shown = command(tmp_path, "evaluate", "digits-1", "digits", *named, path=EXAMPLES)
-    assert shown.returncode == 0 and f"top-1 {json.loads(done.stdout)['top1']:.2%}" in shown.stdout, shown
-    absent = command(tmp_path, "evaluate", "digits-1", "digits", *named)
-    assert absent.returncode == 2 and "no module is named 'cosine_head'" in absent.stderr
+    modules = ("cosine_head", "overlapping_stem", "alibi", "qk_norm")
+    named = [word for name in modules for word in ("--import", name)]
+    evaluate = ["evaluate", str(run), "digits"]
+    with importable(EXAMPLES):  # they could be imported, but nobody has named them
+        refused = command(tmp_path, *evaluate, path=EXAMPLES)
+        assert refused.returncode != 0
+        assert "--import" in refused.stderr and "Traceback" not in refused.stderr
+        capsys.readouterr()
+        assert cli.main(evaluate) != 0 and "--import" in capsys.readouterr().err
+        assert not {*modules} & {*sys.modules}
+        assert cli.main([*evaluate, "--json", *named]) == 0
+        top1 = json.loads(capsys.readouterr().out)["top1"]
+        assert cli.main([*evaluate, *named]) == 0
+        assert f"top-1 {top1:.2%}" in capsys.readouterr().out
+    assert cli.main([*evaluate, *named]) == 2 and "no module is named 'cosine_head'" in capsys.readouterr().err
 
 
 def test_foreign_formats_refuse_own_parts(tmp_path: Path, examples: None) -> None:

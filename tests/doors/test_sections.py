@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,16 +62,20 @@ def test_a_run_with_own_classes_is_written_and_resumed(tmp_path: Path, examples:
         assert torch.equal(tensor, weights(cut)[name]), name
 
 
-def test_a_resumed_run_needs_its_module(tmp_path: Path) -> None:
-    run = ["train", "digits", *SMALL, *THREE]
+def test_a_resumed_run_needs_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     for name in ("focal", "lion", "cyclic"):
         (home / f"{name}.py").write_text((EXAMPLES / f"{name}.py").read_text())
-    done = command(home, *run)  # found in the current folder
+    done = command(home, "train", "digits", *SMALL, *THREE)  # found in the current folder
     assert done.returncode == 0, done.stderr
-    away = command(tmp_path, "train", "--resume", "home/runs/digits-1", "--duration", "8 steps")
-    assert away.returncode == 2
+    resume = ["train", "--resume", "home/runs/digits-1", "--duration", "8 steps"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the current folder is added to it
+    assert cli.main(resume) == 2
+    said = capsys.readouterr().err
     for part in (
         "objective.class",
         "'focal'",
@@ -80,9 +85,9 @@ def test_a_resumed_run_needs_its_module(tmp_path: Path) -> None:
         "optim.class",
         "schedule.class",
     ):
-        assert part in away.stderr, away.stderr
-    found = command(tmp_path, "train", "--resume", "home/runs/digits-1", "--duration", "8 steps", path=home)
-    assert found.returncode == 0, found.stderr
+        assert part in said, said
+    with importable(home):  # as PYTHONPATH does
+        assert cli.main(resume) == 0
     assert config(home / "runs/digits-1")["duration"] == "8 steps"
 
 

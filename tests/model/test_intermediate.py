@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -52,27 +53,26 @@ def both(kind: str, folder: Path) -> tuple[ViT, nn.Module, Tensor]:
     return ours.double(), theirs.double(), batch
 
 
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("reshape", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_timms_intermediates(tmp_path: Path, kind: str, reshape: bool, norm: bool) -> None:
+def test_timms_intermediates(tmp_path: Path, kind: str) -> None:
     ours, theirs, batch = both(kind, tmp_path)
-    expected = theirs.forward_intermediates(
-        batch,
-        None,
-        norm=norm,
-        output_fmt="NCHW" if reshape else "NLC",
-        return_prefix_tokens=True,
-        intermediates_only=True,
-    )
-    found = ours.intermediate(batch, layers=None, norm=norm, reshape=reshape, prefix=True)
-    assert len(found) == len(expected) == ours.config.depth
-    for mine, their in zip(found, expected, strict=True):
-        grid, front = their if ours.config.prefix else (their, torch.zeros(2, 0, ours.config.width))
-        assert error(mine[0], grid) < 1e-8  # timm resizes BEiT's tables in float32
-        assert mine[1].shape == front.shape and torch.allclose(mine[1], front.double(), atol=1e-8)
-    for mine, alone in zip(found, ours.intermediate(batch, None, norm=norm, reshape=reshape), strict=True):
-        assert torch.equal(mine[0], alone)
+    for norm, reshape in itertools.product((False, True), repeat=2):
+        expected = theirs.forward_intermediates(
+            batch,
+            None,
+            norm=norm,
+            output_fmt="NCHW" if reshape else "NLC",
+            return_prefix_tokens=True,
+            intermediates_only=True,
+        )
+        found = ours.intermediate(batch, layers=None, norm=norm, reshape=reshape, prefix=True)
+        assert len(found) == len(expected) == ours.config.depth
+        for mine, their in zip(found, expected, strict=True):
+            grid, front = their if ours.config.prefix else (their, torch.zeros(2, 0, ours.config.width))
+            assert error(mine[0], grid) < 1e-8  # timm resizes BEiT's tables in float32
+            assert mine[1].shape == front.shape and torch.allclose(mine[1], front.double(), atol=1e-8)
+        for mine, alone in zip(found, ours.intermediate(batch, None, norm=norm, reshape=reshape), strict=True):
+            assert torch.equal(mine[0], alone)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 12, [0], [-1], [-1, 0], [3, 3, -9], (11, 5), range(0, 12, 4)])
@@ -91,19 +91,19 @@ def test_which_layers(tmp_path: Path, layers: Any) -> None:
     assert error(last, theirs.get_intermediate_layers(batch, 1, reshape=True)[0]) < 1e-5
 
 
-@pytest.mark.parametrize("layers", [None, 1, 3, [0, -1]])
-@pytest.mark.parametrize("norm", [False, True])
-def test_stages_of_a_resnet(tmp_path: Path, layers: Any, norm: bool) -> None:
+@pytest.mark.slow
+def test_stages_of_a_resnet(tmp_path: Path) -> None:
     theirs = randomised(timm.create_model("resnetv2_50x1_bit", num_classes=5))
     ours, theirs = vitrail.load(hub(theirs, tmp_path)).double(), theirs.double()
     batch = images(ours, (65, 96)).double()
-    expected = theirs.forward_intermediates(batch, layers, norm=norm, intermediates_only=True)
-    found = ours.intermediate(batch, layers, norm=norm)
-    assert len(found) == len(expected)
-    assert all(error(*pair) < 1e-9 for pair in zip(found, expected, strict=True))
-    rows = ours.intermediate(batch, layers, norm=norm, reshape=False, prefix=True)
-    for map_, (tokens, front) in zip(found, rows, strict=True):
-        assert torch.equal(tokens, map_.flatten(2).mT) and front.shape == (2, 0, map_.shape[1])
+    for layers, norm in itertools.product((None, 1, 3, [0, -1]), (False, True)):
+        expected = theirs.forward_intermediates(batch, layers, norm=norm, intermediates_only=True)
+        found = ours.intermediate(batch, layers, norm=norm)
+        assert len(found) == len(expected)
+        assert all(error(*pair) < 1e-9 for pair in zip(found, expected, strict=True)), (layers, norm)
+        rows = ours.intermediate(batch, layers, norm=norm, reshape=False, prefix=True)
+        for map_, (tokens, front) in zip(found, rows, strict=True):
+            assert torch.equal(tokens, map_.flatten(2).mT) and front.shape == (2, 0, map_.shape[1])
 
 
 def test_gradients_are_timms(tmp_path: Path) -> None:

@@ -708,9 +708,7 @@ def test_gradients_are_those_of_differences(ours: ViT, images: Tensor) -> None:
     model = ours.double()
     batch = images[:1, :, :16, :16].double().requires_grad_()
     assert torch.autograd.gradcheck(model, (batch,), fast_mode=True)
-    with sdpa_kernel(
-        SDPBackend.MATH
-    ):  # torch's fused attention, the choice on AMX processors, has first derivatives only
+    with sdpa_kernel(SDPBackend.MATH):  # the fused attention, chosen on AMX processors, has first derivatives only
         assert torch.autograd.gradgradcheck(model, (batch,), fast_mode=True)
 
 

@@ -167,6 +167,7 @@ def test_training_leaves_a_run_folder_with_a_report(trained: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.page
 def test_quiet_training_says_only_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["train", "--recipe", "smoke", "--duration", "2 steps", "--out", str(tmp_path), "--quiet"]
     assert cli.main(argv) == 0
@@ -178,6 +179,7 @@ def test_quiet_training_says_only_what_came_of_it(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.slow
+@pytest.mark.page
 def test_a_report_that_fails_costs_nothing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -391,6 +393,7 @@ def test_doctor_hides_home_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.page
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -28,21 +28,22 @@ def built(folder: Path, **arguments: Any) -> nn.Module:
     return timm.create_model(f"local-dir:{folder}", pretrained=True, **arguments).eval()
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("kind", ["plain", "registers", "attention pooling", "root alone", "R26"])
-def test_channels_of_a_vit(tmp_path: Path, kind: str, channels: int) -> None:
+def test_channels_of_a_vit(tmp_path: Path, kind: str) -> None:
     folder = hub(peer(kind), tmp_path)
-    model = vitrail.load(folder, channels=channels)
-    assert model.config.channels == model.card.config.channels == channels == len(model.config.mean)
-    assert_equal(model.double(), built(folder, in_chans=channels).double(), images(model).double())
+    for channels in (1, 7) if kind == "R26" else (1, 2, 3, 4, 7):  # R26 changes the kernel as "root alone" does
+        model = vitrail.load(folder, channels=channels)
+        assert model.config.channels == model.card.config.channels == channels == len(model.config.mean)
+        assert_equal(model.double(), built(folder, in_chans=channels).double(), images(model).double())
 
 
-@pytest.mark.parametrize("channels", [1, 2, 5])
-def test_channels_of_a_resnet(tmp_path: Path, channels: int) -> None:
+@pytest.mark.slow
+def test_channels_of_a_resnet(tmp_path: Path) -> None:
     folder = hub(randomised(timm.create_model("resnetv2_50x1_bit", num_classes=5)), tmp_path)
-    model = vitrail.load(folder, channels=channels)
-    theirs = built(folder, in_chans=channels)
-    assert_equal(model.double(), theirs.double(), images(model, (40, 33)).double())
+    for channels in (1, 2, 5):
+        model = vitrail.load(folder, channels=channels)
+        theirs = built(folder, in_chans=channels)
+        assert_equal(model.double(), theirs.double(), images(model, (40, 33)).double())
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from vitrail.durations import Epochs, Percent
 from vitrail.errors import CheckpointError, UsageError, WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ResNetConfig, ViTConfig
+from vitrail.reports.page import write_report
 from vitrail.training import loop
 from vitrail.training import step as stepping
 from vitrail.training.checkpoints import checkpoint
@@ -294,7 +295,7 @@ def test_finetune_tunes_a_part_of_real_photographs(shared_data: Path, tmp_path: 
     whole = vitrail.finetune(photos, dry_run=True, **{**settings, "tune": "all"})
     assert tried.cost.state_bytes == 4 * whole.cost.params + 12 * values < whole.cost.state_bytes
     result = vitrail.finetune(photos, **settings)
-    report = (result.folder / "report.html").read_text()
+    report = write_report(result.folder).read_text()
     assert f"{values:,} tuned (attention)" in report
     assert "fine-tuned (attention layers and classifier only) from" in report
     kept, found = load(base).state_dict(), load(result.folder / "model" / "last").state_dict()

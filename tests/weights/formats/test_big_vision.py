@@ -265,10 +265,11 @@ def test_a_file_goes_back_as_it_came_even_through_a_folder_of_ours(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_full_size(tmp_path: Path) -> None:
-    arrays = big_vision(
-        width=768, depth=12, heads=12, mlp=3072, patch=16, grid=(14, 14), classes=1000, pool="map"
-    )  # fmt: skip
+@pytest.mark.parametrize(("width", "depth"), [(768, 2), (96, 12)])
+def test_full_size(width: int, depth: int, tmp_path: Path) -> None:
+    """As wide as the published files, or as deep: both at once takes ten times as long."""
+    sizes = dict(width=width, depth=depth, heads=12, mlp=4 * width)
+    arrays = big_vision(**sizes, patch=16, grid=(14, 14), classes=1000, pool="map")
     arrays = {name: to_bfloat16(array) for name, array in scanned(arrays).items()}
     model = load(save(tmp_path / "a.npz", arrays, "params/img/"))
     images = pixels(224, 224, batch=1)

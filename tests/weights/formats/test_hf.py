@@ -284,10 +284,10 @@ def test_a_beit_saved_without_its_last_norm_is_refused(tmp_path: Path) -> None:
     ("architecture", "values", "size"),
     [
         ("ViTForImageClassification", {}, 224),
-        ("BeitForImageClassification", dict(use_relative_position_bias=True), 224),
+        ("BeitForImageClassification", dict(use_relative_position_bias=True, num_hidden_layers=2), 224),
         (
             "Dinov2ForImageClassification",
-            dict(hidden_size=384, num_attention_heads=6, image_size=518),
+            dict(hidden_size=384, num_attention_heads=6, image_size=518, num_hidden_layers=2),
             224,
         ),
     ],
