@@ -112,8 +112,8 @@ def test_a_wrong_card_is_refused_by_the_name_of_its_entry(values: Any, message: 
         Card.from_dict(values)
 
 
-@pytest.mark.parametrize("size", [10**5, 10**6])
-def test_an_error_about_a_large_value_is_short(size: int) -> None:
+def test_an_error_about_a_large_value_is_short() -> None:
+    size = 10**5
     named = (dict(class_names="x" * size), dict(class_names=[["x"] * size] * 2), dict(config={"mean": [0] * size}))
     for changes in named:
         with pytest.raises(WeightsError) as error:
