@@ -53,6 +53,7 @@ def test_from_the_command_to_the_loss(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
+@pytest.mark.page
 @pytest.mark.parametrize("dry", [True, False])
 def test_data_are_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry: bool) -> None:
     """The recipe is chosen by a look at the images; the same images are then trained on."""

@@ -187,9 +187,9 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32, *, portable: bo
     if not isinstance(frozen, ViT) or not isinstance(model, ViT) or frozen.config.block == "axial":
         return frozen
     packed = on_onednn(frozen.norm.weight, dtype) and not portable
-    together = frozen.config.branches > 1 and (
-        dtype == torch.bfloat16 if packed else portable or frozen.norm.weight.device.type != "cpu"
-    )
+    # packed, only bfloat16 joins; not packed, export and a GPU do
+    joins = dtype == torch.bfloat16 if packed else portable or frozen.norm.weight.device.type != "cpu"
+    together = joins and frozen.config.branches > 1
     if not (packed or together or portable):
         return frozen
     last = len(frozen.blocks) - 1 if frozen.pool.reads else None
