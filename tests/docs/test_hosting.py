@@ -1,0 +1,65 @@
+"""The files for other people's machines: the container, the workflows, the issue forms."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vitrail.server.app import PATHS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def tool(name: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a linter that stands beside this Python."""
+    place = shutil.which(name, path=str(Path(sys.executable).parent))
+    assert place, f"{name} is not installed: pip install -e '.[test]'"
+    return subprocess.run([place, *argv], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_container_is_linted() -> None:
+    done = tool("hadolint", "Dockerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.slow
+def test_the_workflows_are_linted() -> None:
+    done = tool("zizmor", "--offline", "--no-progress", "--config", ".github/zizmor.yml", ".github")
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_container_copies_what_the_package_needs_and_no_more() -> None:
+    copied = {word for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.M) for word in line.split()[:-1]}
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied == allowed and all((ROOT / name).exists() for name in copied)
+
+
+def test_the_container_has_no_root_and_asks_the_server_for_its_health() -> None:
+    assert re.search(r"^USER [1-9]\d*$", DOCKERFILE, re.M)
+    (path,) = re.findall(r"http://127.0.0.1:8000(/\w+)", DOCKERFILE)
+    assert path in PATHS
+
+
+def test_workflows_call_what_is_called_here() -> None:
+    commands = [
+        step["run"]
+        for path in WORKFLOWS
+        for job in yaml.safe_load(path.read_text())["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    ]
+    assert commands.count(".ci/run") == 2 and (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_form_for_bugs_asks_for_doctor() -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
+    assert any("vitrail doctor" in field["attributes"]["label"] for field in form["body"])
