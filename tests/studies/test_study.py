@@ -38,7 +38,7 @@ from vitrail.studies.costs import Planned
 from vitrail.studies.laptop import NETWORKS, divide, fine_tuning, pre_training
 from vitrail.studies.measure import Probes, config_of
 from vitrail.studies.page import write_gallery
-from vitrail.studies.results import write
+from vitrail.studies.results import as_json, markdown, write
 from vitrail.studies.run import Asked, planned, run_study
 from vitrail.studies.sets import Sets, published_sets
 from vitrail.studies.study import COUNTED, Cell, Claim, LaptopData, Stage, Study, minus
@@ -84,6 +84,19 @@ def test_claims_need_only_cells_of_the_laptop(name: str) -> None:
     if answers:
         nothing = Tables(study, [replace(result, score=None) for result in results]).answers()
         assert {answer.verdict for answer in nothing} == {"not finished"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_complete_grid_of_the_paper_and_a_part_of_a_grid_are_written(name: str) -> None:
+    """Claims are about the laptop's rows. Without these they are not decided, but the numbers are written."""
+    study = study_named(name)
+    cells = study.laptop(LaptopData())
+    for asked, found in (({"scale": "paper"}, study.paper()), ({"rows": [cells[0].row]}, cells)):
+        about = {"scale": "laptop", "rows": [], "images": 1, "sets": [], "seeds": [0], **asked}
+        kept = [cell for cell in found if cell.row in (about["rows"] or [cell.row])]
+        tables = Tables(study, [CellResult(cell, 0, 10.0) for cell in kept], whole=False)
+        assert {answer.verdict for answer in tables.answers()} <= {"not decided"}
+        assert len(as_json(tables, about)["claims"]) == len(study.claims) and markdown(tables)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if study_named(name).published])

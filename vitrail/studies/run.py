@@ -58,12 +58,13 @@ def run_study(study: Study, asked: Asked, folder: Path, execute: Executor) -> tu
     about = {
         "data": Path(str(asked.data)).name,
         "scale": asked.scale,
+        "rows": list(asked.rows),
         "seeds": list(asked.seeds),
         "images": sets.images,
         "sets": list(given.sets),
         "few-shot": {"shots": SHOTS, "draws": DRAWS},
     }
-    return Tables(study, results), about
+    return Tables(study, results, asked.scale == "laptop" and not asked.rows), about
 
 
 def planned(study: Study, asked: Asked) -> Planned:

@@ -40,7 +40,7 @@ class Answer:
 
     claim: Claim
     verdict: str
-    """holds, does not hold, too noisy to tell, or not finished: numbers of its table are missing."""
+    """holds, does not hold, too noisy to tell, not finished, or not decided (see `Tables.answers`)."""
     difference: float = math.nan
     """In the unit of the claim's table, above 0 if the claim is right."""
     deviation: float = math.nan
@@ -82,6 +82,8 @@ class Tables:
 
     study: Study
     results: Sequence[CellResult]
+    whole: bool = True
+    """Whether these are all rows of the grid at laptop scale, which the claims need."""
 
     @property
     def tables(self) -> list[Table]:
@@ -100,7 +102,12 @@ class Tables:
         return [result for result in self.results if result.score is None]
 
     def answers(self) -> list[Answer]:
-        """Return the verdict on each claim; "not finished" if numbers of its table are missing."""
+        """Return the verdict on each claim.
+
+        It is "not finished" if numbers of its table are missing, and "not decided" without all rows of the laptop's grid.
+        """
+        if not self.whole:
+            return [Answer(claim, "not decided") for claim in self.study.claims]
         found = {table.name: table.scores for table in self.tables}
         incomplete = {result.cell.table for result in self.missing}
         first = next(iter(found), MEAN)
