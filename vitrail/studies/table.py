@@ -104,7 +104,8 @@ class Tables:
     def answers(self) -> list[Answer]:
         """Return the verdict on each claim.
 
-        It is "not finished" if numbers of its table are missing, and "not decided" without all rows of the laptop's grid.
+        It is "not finished" if numbers of its table are missing, and "not decided" if not all rows were run, or if
+        the grid is the paper's.
         """
         if not self.whole:
             return [Answer(claim, "not decided") for claim in self.study.claims]

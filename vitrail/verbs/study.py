@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from vitrail.studies.table import Tables
 
 
+WIDTH = 78
+"""Number of characters that a table may be wide."""
+
+
 @dataclass(frozen=True)
 class Studied:
     """The results of a study, and the files they were written to."""
@@ -127,8 +131,10 @@ def show(result: dict[StudyName, StudySummary] | Planned | Studied | Path) -> An
     missing = [f"{one.cell.row}, {one.cell.at}, seed {one.seed}: {one.reason}" for one in result.tables.missing]
     shown: list[Any] = []
     for one in result.tables.tables:
-        header, *rows = one.lines()
-        shown += [[one.name], table(header, rows)]
+        lines = one.lines()
+        if sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) > WIDTH:
+            lines = [list(line) for line in zip(*lines, strict=True)]  # a wide table stands on its side
+        shown += [[one.name], table(lines[0], lines[1:])]
     return page(
         *shown,
         missing,
