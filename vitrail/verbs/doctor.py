@@ -68,7 +68,7 @@ def _requirements() -> tuple[list[str], list[str]]:
         extra = re.search(r"extra == ['\"](\w+)", line)
         if extra is None:
             needed.append(name)
-        elif extra[1] != "test" and name not in needed + optional:
+        elif extra[1] not in ("test", "docs") and name not in needed + optional:
             optional.append(name)
     return needed, optional
 
