@@ -1,6 +1,7 @@
-"""Write the benchmark tables of README.md from benchmarks/results/*.json: `python -m benchmarks.readme`.
+"""Write the benchmark tables of the documents from benchmarks/results/*.json: `python -m benchmarks.readme`.
 
-No figure is typed into the README by hand: this command writes them, and a test compares them.
+docs/numbers/benchmarks.md has all of them, README.md three rows, docs/cookbook/resources.md those of memory. No figure
+is typed by hand: this command writes them, and a test compares them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import record
+from benchmarks import memory, record
 from benchmarks.self_supervised import SHOWN, cell
 
-BEGIN, END = "<!-- benchmarks: written by python -m benchmarks.readme -->", "<!-- end of benchmarks -->"
+BEGIN, END = "<!-- {}: written by python -m benchmarks.readme -->", "<!-- end of {} -->"
+"""Around a section with a name."""
 
 
 def ratio(value: dict[str, float]) -> str:
@@ -266,29 +268,32 @@ def serve(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 Table = Callable[[dict[str, Any]], list[tuple[str, ...]]]
-TABLES: dict[str, Table | tuple[Table, ...]] = {
-    "train_step": train_step,
-    "allocator": allocator,
-    "tune": tune,
-    "inference": inference,
-    "export": export,
-    "serve": serve,
-    "input_pipeline": input_pipeline,
-    "startup": startup,
-    "weights": weights,
-    "report": report,
-    "digits": digits,
-    "learn": learn,
-    "transfer": transfer,
-    "protocols": protocols,
-    "parallel": parallel,
-    "lessons": (lesson_tuning, lesson_stems),
-    "self_supervised": self_supervised,
-    "mae": mae,
-    "saving": saving,
-    "inspect": inspect,
-    "soak": soak,
+TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
+    "train_step": ("Training step", train_step),
+    "allocator": ("Freed memory that is kept", allocator),
+    "tune": ("Fine-tuning a part", tune),
+    "inference": ("Prediction", inference),
+    "export": ("Exported programs", export),
+    "serve": ("Server", serve),
+    "input_pipeline": ("Reading images", input_pipeline),
+    "startup": ("Start-up", startup),
+    "weights": ("Loading weights", weights),
+    "report": ("Reports", report),
+    "digits": ("The demo", digits),
+    "learn": ("Learning from scratch", learn),
+    "transfer": ("Fine-tuning against training from scratch", transfer),
+    "protocols": ("Ways to use one network", protocols),
+    "parallel": ("Parallel branches", parallel),
+    "lessons": ("The follow-up's lessons", lesson_tuning, lesson_stems),
+    "self_supervised": ("Learning without labels", self_supervised),
+    "mae": ("A step of MAE", mae),
+    "saving": ("Checkpoints", saving),
+    "inspect": ("Memory of looking inside", inspect),
+    "soak": ("Long runs", soak),
 }
+"""Benchmark -> the title of its section and the functions that make its tables."""
+SHORT_STEP = ("S/16, 224 px", "bf16")
+SHORT_PREDICTION = (1, "float32")
 
 
 def markdown(lines: list[tuple[str, ...]]) -> str:
@@ -298,32 +303,84 @@ def markdown(lines: list[tuple[str, ...]]) -> str:
 
 
 def section(results: Path = record.RESULTS) -> str:
-    """Return the whole section of the README, markers included."""
+    """Return all tables, each below its title and above its command, machine and date."""
     parts = []
-    for name, made in TABLES.items():
+    for name, (title, *made) in TABLES.items():
+        parts.append(f"## {title}")
         path = results / f"{name}.json"
         if not path.exists():
             parts.append(f"`python -m benchmarks.{name}`: no measurement is kept yet.")
             continue
         document = json.loads(path.read_text())
-        machine = document["machine"]
-        where = f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}"
-        tables = [markdown(table(document)) for table in (made if isinstance(made, tuple) else (made,))]
-        parts.append("\n\n".join(tables) + f"\n\n`python -m benchmarks.{name}` ({where}, {document['date']})")
-    return "\n\n".join([BEGIN, *parts, END])
+        tables = [markdown(table(document)) for table in made]
+        parts.append("\n\n".join(tables) + f"\n\n{_origin(name, document)}")
+    return "\n\n".join(parts)
 
 
-def replaced(readme: str, new: str) -> str:
-    """Return the README with the section between the markers replaced. Raises ValueError if they are missing."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return before + new + after
+def shortlist(results: Path = record.RESULTS) -> str:
+    """Return the three rows of the README: one training step, one prediction, and learning from scratch."""
+    train, predict, scratch = (
+        json.loads((results / f"{name}.json").read_text()) for name in ("train_step", "inference", "learn")
+    )
+    step = next(r for r in train["results"] if (r["case"], r["precision"]) == SHORT_STEP)
+    one = next(r for r in predict["results"] if (r["batch"], r["precision"]) == SHORT_PREDICTION)
+    header, (_, ours, _), (peer, theirs, _), *_ = learn(scratch)
+    rows: list[tuple[str, ...]] = [
+        ("", "vitrail", "over timm", "over the best settings or peer", "measured"),
+        (
+            f"training, {step['case']}, batch {step['batch']}, {step['precision']}",
+            f"{_rate(step['rows'], record.OURS)} images/s",
+            ratio(step["over_timm"]),
+            f"{ratio(step['over_timm_at_its_best'])}, timm",
+            _origin("train_step", train),
+        ),
+        (
+            f"predicting, B/16, 224 px, batch {one['batch']}, {one['precision']}",
+            f"{_rate(one['rows'], record.OURS)} images/s",
+            ratio(one["over_timm"]),
+            f"{ratio(one['over_best_peer'])}, {one['best_peer']}",
+            _origin("inference", predict),
+        ),
+        (f"{header[0]}, {header[1]}", ours, f"{peer}: {theirs}", "", _origin("learn", scratch)),
+    ]
+    return markdown(rows)
+
+
+def fitting(results: Path = record.RESULTS) -> str:
+    """Return the tables of memory: computed, and measured on a CPU."""
+    document = json.loads((results / "memory.json").read_text())
+    tables = (markdown(table(document)) for table in (memory.table, memory.measured_table))
+    return "\n\n".join([*tables, _origin("memory", document)])
+
+
+def _origin(name: str, document: dict[str, Any]) -> str:
+    """Return the command, the machine and the date of a measurement."""
+    machine = document["machine"]
+    where = f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}"
+    return f"`python -m benchmarks.{name}` ({where}, {document['date']})"
+
+
+SECTIONS = {
+    "docs/numbers/benchmarks.md": ("benchmarks", section),
+    "README.md": ("shortlist", shortlist),
+    "docs/cookbook/resources.md": ("memory", fitting),
+}
+"""Document -> the name of its section, and the function that writes it."""
+
+
+def replaced(text: str, name: str, new: str) -> str:
+    """Return a document with the section `name` replaced. Raises ValueError if its markers are missing."""
+    begin, end = BEGIN.format(name), END.format(name)
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n\n{new}\n\n{end}{after}"
 
 
 def main() -> None:
-    """Rewrite the section of README.md."""
-    path = record.ROOT / "README.md"
-    path.write_text(replaced(path.read_text(), section()))
+    """Rewrite the sections of all documents."""
+    for document, (name, made) in SECTIONS.items():
+        path = record.ROOT / document
+        path.write_text(replaced(path.read_text(), name, made()))
 
 
 if __name__ == "__main__":

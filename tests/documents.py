@@ -1,4 +1,4 @@
-"""How the tests read README.md and PAPER.md: tables, code blocks, and whether a command line would be accepted."""
+"""How the tests read the documents: tables, code blocks, anchors, and whether a command line would be accepted."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def blocks(path: Path) -> list[Block]:
     text = path.read_text(encoding="utf-8")
     pattern = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     return [Block(m[1], m[2], text.count("\n", 0, m.start()) + 1) for m in pattern.finditer(text)]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of the titles of a page, as GitHub and mkdocs make them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
 
 
 def tables(path: Path) -> list[list[dict[str, str]]]:

@@ -71,9 +71,11 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
     assert not torch.equal(first, _trained(1))
 
 
-def test_the_readme_quotes_the_results() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert readme.replaced(text, readme.section()) == text, "run python -m benchmarks.readme"
+@pytest.mark.parametrize("document", readme.SECTIONS)
+def test_a_document_quotes_the_results(document: str) -> None:
+    name, made = readme.SECTIONS[document]
+    text = (ROOT / document).read_text()
+    assert readme.replaced(text, name, made()) == text, "run python -m benchmarks.readme"
 
 
 def test_what_is_said_of_learning_without_labels_was_measured() -> None:
@@ -98,10 +100,10 @@ def test_what_is_said_of_the_three_things_was_measured() -> None:
     assert len(ratios) > 4 and set(ratios) <= {f"{value:.2f}" for value in faster}
 
 
-def test_no_figure_of_speed_stands_outside_the_generated_section() -> None:
-    text = (ROOT / "README.md").read_text()
-    outside = readme.replaced(text, "")
-    assert re.findall(r"\d[\d.,]*\s*(?:x faster|times (?:as|faster)|images/s|img/s)", outside) == []
+def test_no_figure_of_speed_stands_outside_the_generated_sections() -> None:
+    for document, (name, _) in readme.SECTIONS.items():
+        outside = readme.replaced((ROOT / document).read_text(), name, "")
+        assert re.findall(r"\d[\d.,]*\s*(?:x faster|times (?:as|faster)|images/s|img/s)", outside) == []
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
@@ -134,7 +136,8 @@ def test_a_readme_table_is_what_the_documents_say(tmp_path: Path) -> None:
     section = readme.section(tmp_path)
     assert "| timm-light | 41.50 % ± 0.25 (3 seeds) | 2.7 M |" in section
     assert "(a cpu, 2 threads, torch 9, 2026-01-01)" in section
-    assert readme.replaced(f"a {readme.BEGIN} old {readme.END} b", section) == f"a {section} b"
+    begin, end = readme.BEGIN.format("x"), readme.END.format("x")
+    assert readme.replaced(f"a {begin} old {end} b", "x", "new") == f"a {begin}\n\nnew\n\n{end} b"
 
 
 def test_the_table_of_tuning_is_in_shares_of_tuning_everything() -> None:
@@ -145,6 +148,18 @@ def test_the_table_of_tuning_is_in_shares_of_tuning_everything() -> None:
     header, row = readme.tune({"results": [result]})
     assert len(header) == len(row)
     assert row == ("S/16, batch 2, bf16: attention", "1.25x (1.00 to 1.50)", "0.25", "0.25", "0.25", "0.25")
+
+
+def test_batches_that_fit_in_closed_form() -> None:
+    """B/16 at 224 px: 16 bytes for each of 86,567,656 parameters; nine tenths of a memory hold them and the images."""
+    document = json.loads((record.RESULTS / "memory.json").read_text())
+    row = next(row for row in document["rows"] if (row["network"], row["side"]) == ("B/16", 224))
+    assert row["parameters"] == 86_567_656
+    for size, batch in zip(document["sizes"], row["batches"], strict=True):
+        room = 0.9 * size * 2**30 - 16 * row["parameters"]
+        assert batch * row["activations"] <= room < (batch + 1) * row["activations"]
+    for row in document["measured"]:
+        assert row["peak"] == pytest.approx(row["computed"], rel=0.35)
 
 
 def test_the_table_of_serving_has_both_servers_and_their_ratio() -> None:
