@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.errors import VitrailError as VitrailError
     from vitrail.errors import WeightsError as WeightsError
     from vitrail.evaluation.metric import Metric as Metric
+    from vitrail.exports.engine import Engine as Engine
+    from vitrail.exports.load import load as load
     from vitrail.inspection.distance import attention_distance as attention_distance
     from vitrail.inspection.embedding_map import embedding_map as embedding_map
     from vitrail.inspection.embedding_map import neighbours as neighbours
@@ -95,7 +97,6 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.verbs.train.train import train as train
     from vitrail.verbs.vtab import vtab as vtab
     from vitrail.weights.card import Card as Card
-    from vitrail.weights.load import load as load
     from vitrail.weights.save import save as save
 
 _MODULES = {
@@ -106,6 +107,8 @@ _MODULES = {
         "CheckpointError DataError DecodeError ExportError TrainingError UsageError VitrailError WeightsError"
     ),
     "vitrail.evaluation.metric": "Metric",
+    "vitrail.exports.engine": "Engine",
+    "vitrail.exports.load": "load",
     "vitrail.inspection.distance": "attention_distance",
     "vitrail.inspection.embedding_map": "embedding_map neighbours",
     "vitrail.inspection.filters": "principal_filters",
@@ -147,7 +150,6 @@ _MODULES = {
     "vitrail.verbs.vtab": "vtab",
     "vitrail.version": "__version__",
     "vitrail.weights.card": "Card",
-    "vitrail.weights.load": "load",
     "vitrail.weights.save": "save",
 }
 """Modules and their public names. `probe` is a module: `vitrail.probe.fewshot(...)`."""

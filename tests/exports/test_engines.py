@@ -20,7 +20,7 @@ from vitrail.errors import ExportError, UsageError
 from vitrail.exports import engines as module
 from vitrail.exports.engine import Engine
 from vitrail.exports.engines import Engines, TimedEngine, engine_predictor
-from vitrail.server.served_model import ServedModel
+from vitrail.server.served_model import AttentionQuery, ServedModel
 from vitrail.weights.save import save
 
 pytest.importorskip("onnxruntime")
@@ -112,6 +112,19 @@ def test_a_damaged_program_is_an_error() -> None:
         engine_predictor(made(), CPU, "float32", engine="onnx")
 
 
+@pytest.mark.slow
+def test_auto_computes_with_torch_if_its_choice_cannot_be_used(caplog: pytest.LogCaptureFixture) -> None:
+    model, found = made(), Engines(made(), "float32")
+    found.program("onnx").path.write_bytes(b"damaged")
+    found.remember([row("torch", 1.0), row("onnx", 9.0)])
+    images = some_images(model)
+    with torch.no_grad():
+        assert close(engine_predictor(model, CPU, "float32")(images), model(images))
+    assert "engine torch, because the engine onnx cannot be used" in caplog.text
+    (found.folder / module.MEASURED).write_text('{"engines": [{"speed": 1}]}')
+    assert found.fastest() == "torch" and "is damaged" in caplog.text
+
+
 def test_what_an_engine_cannot_do() -> None:
     model = made()
     with pytest.raises(UsageError, match="onnx does not compute in bf16: add --precision float32"):
@@ -136,6 +149,12 @@ def test_bench_measures_and_the_verbs_use_it(tmp_path: Path, capsys: pytest.Capt
     words = ["bench", tmp_path / "model", "--engines", "--precision", "float32", "--device", "cpu"]
     assert run(*words, "--seconds", 0.2, "--out", tmp_path / "b") == 0
     assert "will be used (--engine auto)" in " ".join(capsys.readouterr().out.split())
+    assert run(*words[:2], *words[3:], "--engine", "onnx", "--seconds", 0.1, "--json") == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert [row["engine"] for row in alone["engines"]] == ["onnx"] and alone["used"] is None
+    assert run(*words, "--engine", "onnx") == 2 and "give one of them" in capsys.readouterr().err
+    assert run(*words[:2], "--precision", "bf16", "--device", "cpu", "--engine", "onnx") == 2
+    assert "does not compute in bf16; there are torch, openvino" in capsys.readouterr().err
     rows = json.loads((tmp_path / "b" / "engines.json").read_text())["engines"]
     assert {row["engine"] for row in rows} == {"torch", "openvino", "onnx"}
     assert all(row["images_per_second"] > 0 and row["latency_ms"] > 0 and row["memory_bytes"] > 2**26 for row in rows)
@@ -173,3 +192,13 @@ def test_a_server_answers_by_an_engine(tmp_path: Path) -> None:
         answers.append(served.rank([served.prepare((tmp_path / "a.png").read_bytes(), 10**6)])[0])
     assert isinstance(served.predict, Engine)
     assert np.allclose(answers[0].shares, answers[1].shares, atol=1e-5)
+    # the program itself
+    program = ServedModel("p", served.predict, "cpu")
+    image = program.prepare((tmp_path / "a.png").read_bytes(), 10**6)
+    assert np.allclose(program.rank([image])[0].shares, answers[1].shares, atol=1e-5)
+    (refused,) = program.look([(image, AttentionQuery())])
+    assert isinstance(refused, UsageError) and "shows no attention" in str(refused)
+    with pytest.raises(UsageError, match="not features"):
+        program.features([image])
+    assert program.describe()["parameters"] == served.describe()["parameters"] > 1000
+    assert program.describe()["attention"] is False

@@ -76,6 +76,20 @@ def test_openvino(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "to"), [("plain", "openvino"), ("BEiT", "onnx"), ("distilled, parallel", "onnx"), ("BiT", "program")]
+)
+def test_a_program_for_images_of_any_size(name: str, to: Any, tmp_path: Path) -> None:
+    model = made(name)
+    result = export_model(model, tmp_path / "m", to, any_size=True)
+    assert result.input_shape == ["batch", 3, "height", "width"] and result.parity.sizes == 2
+    step, (height, width) = getattr(model.config, "patch", 1), model.config.image_size
+    for shape in ((2, 3, height, width + 3 * step), (1, 3, height + 4 * step, width)):
+        images = np.random.default_rng(3).integers(0, 256, shape, dtype=np.uint8)
+        assert close(ask(tmp_path / "m", images), expected(model, images))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["distilled, parallel", "BiT"])
 def test_an_exported_program_of_torch(name: str, tmp_path: Path) -> None:
     model = made(name)

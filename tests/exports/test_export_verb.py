@@ -19,7 +19,7 @@ from scipy.special import softmax
 import vitrail
 from vitrail import cli
 from vitrail.data.settings import Preprocess
-from vitrail.errors import ExportError
+from vitrail.errors import ExportError, UsageError, WeightsError
 from vitrail.exports import onnx as onnx_export
 from vitrail.exports.kinds import Opened
 from vitrail.weights.card import Card
@@ -106,7 +106,58 @@ def test_predict_asks_a_program(
         for row in found.rows:
             np.testing.assert_allclose(row.probabilities, wanted[row.path].probabilities, atol=1e-4)
     assert run("predict", folder, photos, "--precision", "bf16") == 2
-    assert "in the precision and the runtime of its export" in capsys.readouterr().err
+    assert "the precision and the runtime of its export" in capsys.readouterr().err
+
+
+def test_python_loads_a_program_in_place_of_the_network(run_folder: Path, program: Path, tmp_path: Path) -> None:
+    model = vitrail.load(run_folder, kind=vitrail.ViT)
+    images = torch.randint(0, 256, (3, 3, 16, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for engine in (vitrail.load(program), vitrail.load(program / "model.onnx", kind=vitrail.Engine)):
+        assert isinstance(engine, vitrail.Engine) and engine.card.class_names == NAMES
+        assert engine.config == model.config and str(program) in repr(engine)
+        with torch.no_grad():
+            torch.testing.assert_close(engine(images), model(images), atol=1e-4, rtol=1e-4)
+    with pytest.raises(UsageError, match="computes logits, not features: export it with --output features"):
+        engine.features(images)
+    with pytest.raises(UsageError, match="takes uint8 images from 0 to 255, and these are"):
+        engine(images.float())
+    with pytest.raises(ExportError, match="does not run it"):
+        engine(images[:, :, :8])
+    with pytest.raises(UsageError, match="cannot be changed: remove classes, image_size"):
+        vitrail.load(program, classes=3, image_size=32)
+    with pytest.raises(WeightsError, match="is an exported program, and kind is ViT"):
+        vitrail.load(program, kind=vitrail.ViT)
+    with pytest.raises(WeightsError, match="holds no program"):
+        vitrail.load(run_folder, kind=vitrail.Engine)
+    with pytest.raises(UsageError, match=r"valid: vitrail.ViT, vitrail.ResNet, vitrail.Engine"):
+        vitrail.load(run_folder, kind=torch.nn.Linear)
+
+
+@pytest.mark.slow
+def test_evaluate_and_embed_ask_a_program(
+    run_folder: Path, program: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted(photos.rglob("*.png"))
+    rows = ["path,label", *(f"{file},{NAMES[number % 4]}" for number, file in enumerate(files))]
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    found = [
+        vitrail.evaluate(run_folder, tmp_path / "labels.csv", precision="float32", device="cpu"),
+        vitrail.evaluate(program, tmp_path / "labels.csv"),
+    ]
+    ours, theirs = (one.found for one in found)
+    assert ours.top.tolist() == theirs.top.tolist() and ours.count == 12
+    np.testing.assert_allclose(ours.probability, theirs.probability, atol=1e-4)
+    assert run("evaluate", program, tmp_path / "labels.csv", "--image-size", "32") == 2
+    assert "Remove --image-size, --device, --precision and --engine" in capsys.readouterr().err
+    features = vitrail.export(run_folder, out=tmp_path / "features", output="features").folder
+    vitrail.embed(features, photos, out=tmp_path / "theirs.npz")
+    vitrail.embed(run_folder, photos, out=tmp_path / "ours.npz", precision="float32", device="cpu")
+    first, second = (np.load(tmp_path / name)["features"] for name in ("ours.npz", "theirs.npz"))
+    np.testing.assert_allclose(first, second, atol=1e-4 * np.abs(first).max())
+    assert run("embed", program, photos, "--out", tmp_path / "x.npz") == 1
+    assert "computes logits, not features" in capsys.readouterr().err
+    assert run("embed", features, photos, "--out", tmp_path / "x.npz", "--tokens") == 2
+    assert "is an exported program, which computes no tokens" in capsys.readouterr().err
 
 
 def test_predict_with_a_program_goes_on_where_it_was_and_fills_folders(
@@ -165,7 +216,7 @@ def test_a_model_folder_is_no_place_for_a_program(run_folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_example_of_the_page_needs_neither_vitrail_nor_torch(program: Path, photos: Path) -> None:
-    (example,) = (block.text for block in blocks(PAGE) if block.language == "python")
+    *_, example = (block.text for block in blocks(PAGE) if block.language == "python")
     wanted = {str(Path(row.path).relative_to(photos)): row.classes[0] for row in vitrail.predict(program, photos).rows}
     names = sorted(wanted)
     script = f"""

@@ -26,7 +26,7 @@ Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError Usag
 WeightsError __version__
 bench cost create demo doctor embed evaluate export finetune fit from_yaml inspect load plan predict probe recipe
 regroup report save search serve study sweep to_yaml train variant vtab
-Card Metric Objective ObjectiveSettings OwnPart Preview ResNet Result ViT freeze reset_head
+Card Engine Metric Objective ObjectiveSettings OwnPart Preview ResNet Result ViT freeze reset_head
 attention_distance attention_maps component_maps embedding_map head_maps neighbours patch_attention patch_components
 position_tiles principal_filters relevance rollout tap_attention
 """
@@ -88,7 +88,7 @@ FLAGS = {
         "models host port allow_host image_size batch_size queue max_mb max_megapixels deadline drain device precision "
         "engine"
     ),
-    "export": "model images to out image_size output precision calibrate max_drop overwrite",
+    "export": "model images to out image_size output precision calibrate max_drop any_size overwrite",
     "probe fewshot": (
         "model data features shots seeds l2 protocol prepare split image_size batch_size workers device precision"
     ),
@@ -98,7 +98,7 @@ FLAGS = {
         "model images epochs image_size classes device utilisation usd_per_hour core_days devices energy watts "
         "overhead intensity count"
     ),
-    "bench": "models image_size batch_size mode device precision engines seconds out",
+    "bench": "models image_size batch_size mode device precision engines engine seconds out",
     "data check": "path out raw workers",
     "data stats": "path",
     "data pack": "path folder short_side quality shard_mb shuffle workers",

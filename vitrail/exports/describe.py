@@ -19,12 +19,19 @@ FORMAT = "vitrail-export"
 VERSION = 1
 
 
-def describe(card: Card, to: str, output: str, precision: str, width: int, checksum: str) -> dict[str, Any]:
+def describe(
+    card: Card, to: str, output: str, precision: str, width: int, checksum: str, step: int = 0
+) -> dict[str, Any]:
     """Return the description of a program as JSON values.
 
-    `width` is the number of outputs per image. `checksum` is the SHA-256 of the model's tensors.
+    `width` is the number of outputs per image. `checksum` is the SHA-256 of the model's tensors. `step` is the number
+    of pixels that must divide height and width; 0 for a program that takes one size only.
     """
     preprocess = card.preprocess
+    size = ["height", "width"] if step else list(preprocess.image_size)
+    meaning = "RGB, 0 to 255, prepared as in preprocess; normalised inside"
+    if step:
+        meaning += f"; height and width may be any multiples of {step}, and preprocess gives one such size"
     values = card.to_dict()
     names = values.pop("class_names") if output != "features" else []
     own = {name: values.pop(name) for name in ("source", "licence", "metrics", "provenance")}
@@ -36,8 +43,8 @@ def describe(card: Card, to: str, output: str, precision: str, width: int, check
         "input": {
             "name": INPUT,
             "type": "uint8",
-            "shape": ["batch", card.config.channels, *preprocess.image_size],
-            "meaning": "RGB, 0 to 255, prepared as in preprocess; normalised inside",
+            "shape": ["batch", card.config.channels, *size],
+            "meaning": meaning,
         },
         "preprocess": steps(preprocess),
         "output": {"name": output, "type": "float32", "shape": ["batch", width]},

@@ -1,4 +1,4 @@
-"""Predictions by an exported program instead of a network: `vitrail predict flowers-onnx photos/`."""
+"""An exported program in place of a network: `vitrail.load("flowers-onnx")`, `vitrail predict flowers-onnx photos/`."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitrail.errors import ExportError, WeightsError
+from vitrail.errors import ExportError, UsageError, WeightsError
 from vitrail.exports.describe import card_in
 from vitrail.exports.elsewhere import check_here
 from vitrail.exports.kinds import KINDS, runtime
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
+from vitrail.words import shown
 
 READ = ("onnx", "openvino")
 """Kinds of program that are safe to open from any origin. PyTorch would run the code in an exported program."""
 
 
-class Engine:
+class Engine(nn.Module):
     """uint8 images [batch, channels, height, width] -> float32 [batch, classes or features], by the program's runtime.
 
-    A program for probabilities returns their logarithms, which are logits, or with several labels their logits.
+    It is called as the network is that it was exported from, has a `card` and a `config`, and computes on the CPU. A
+    program for probabilities returns their logarithms, which are logits, or with several labels their logits.
     """
 
-    def __init__(self, path: Path, wanted: Literal["logits", "features"] = "logits") -> None:
-        """Open a program.
+    def __init__(self, path: Path, wanted: Literal["logits", "features"] | None = None) -> None:
+        """Open a program; with `wanted`, only one that computes this.
 
         Raises ExportError if vitrail did not write it or if it computes something else here than where it was exported,
         and UsageError if its runtime is missing.
         """
+        super().__init__()
         kind = next(name for name in KINDS if path.suffix == Path(KINDS[name].file).suffix)
         if kind not in READ:
             raise ExportError(
@@ -42,21 +46,40 @@ class Engine:
         except (ExportError, WeightsError) as error:
             raise ExportError(f"{path}: {error}") from error
         self.path, self._output, self._width = path, about["output"]["name"], about["output"]["shape"][-1]
-        if (self._output == "features") != (wanted == "features"):
+        if wanted is not None and (self._output == "features") != (wanted == "features"):
             meant = "classes" if wanted == "logits" else wanted
             raise ExportError(f"{path} computes {self._output}, not {meant}: export it with --output {wanted}")
-        if wanted == "logits":
+        if self._output != "features":
             self._width = self.card.config.classes
         check_here(path, self._run, kind, self.card)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """See the class."""
-        outputs = torch.from_numpy(self._run(images.numpy()))
+    @property
+    def config(self) -> ViTConfig | ResNetConfig:
+        """The architecture of the network that was exported."""
+        return self.card.config
+
+    def forward(self, images: Tensor) -> Tensor:
+        """See the class. Raises UsageError for images that are not uint8, ExportError if the program does not run."""
+        if images.dtype != torch.uint8:
+            raise UsageError(f"{self.path} takes uint8 images from 0 to 255, and these are {images.dtype}")
+        outputs = torch.from_numpy(self._run(images.cpu().numpy()))
         if outputs.shape != (len(images), self._width):
             raise ExportError(
                 f"{self.path} computes outputs of shape {tuple(outputs.shape)} for {len(images)} images, but its card "
-                f"describes {self._width} classes. Export the model again (vitrail export)."
+                f"describes {self._width} {'features' if self._output == 'features' else 'classes'}. Export the model "
+                "again (vitrail export)."
             )
         if self._output != "probabilities":
             return outputs
         return outputs.logit() if self.card.several else outputs.log()
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the features [batch, features] of a program that computes them. Raises UsageError for others."""
+        if self._output != "features":
+            raise UsageError(f"{self.path} computes {self._output}, not features: export it with --output features")
+        outputs: Tensor = self(images)
+        return outputs
+
+    def extra_repr(self) -> str:
+        """Return what the program is, for `print`."""
+        return f"{shown(str(self.path))}, output={self._output}"

@@ -21,7 +21,7 @@ import torch
 
 from vitrail.data.cache import cache_folder
 from vitrail.device import ComputePrecision, Precision, available_cores, compute_precision, processor
-from vitrail.errors import UsageError
+from vitrail.errors import ExportError, UsageError
 from vitrail.evaluation.classify import Predict, predictor
 from vitrail.exports.engine import Engine
 from vitrail.exports.kinds import KINDS, EngineName, Installed, RuntimeName
@@ -94,11 +94,17 @@ class Engines:
         return ["torch", *(name for name in able if all(_version(package) for package in KINDS[name].packages))]
 
     def measured(self) -> list[TimedEngine]:
-        """Return the engines measured on this machine, the fastest first; an empty list if none was."""
+        """Return the engines measured here, the fastest first; an empty list if none was, or the file is damaged."""
         if not _all_engines().is_dir() or not (file := self.folder / MEASURED).is_file():
             return []
-        found = [TimedEngine(**row) for row in read_json_object(file, UsageError)["engines"]]
-        return sorted(found, key=lambda row: -row.images_per_second)
+        try:
+            found = [TimedEngine(**row) for row in read_json_object(file, UsageError)["engines"]]
+            return sorted(found, key=lambda row: -row.images_per_second)
+        except (UsageError, LookupError, TypeError) as error:
+            log.warning(
+                "%s is ignored, because it is damaged (%s). Run vitrail bench MODEL --engines again", file, error
+            )
+            return []
 
     def remember(self, rows: Sequence[TimedEngine]) -> None:
         """Store the measurements, by which `auto` chooses."""
@@ -120,7 +126,7 @@ class Engines:
 
 
 def engine_predictor(
-    network: ViT | ResNet,
+    network: ViT | ResNet | Engine,
     device: torch.device,
     precision: Precision = "auto",
     *,
@@ -129,9 +135,12 @@ def engine_predictor(
 ) -> Predict:
     """Return images -> float32 logits, or features, of a network, computed by an engine.
 
-    Raises UsageError for an engine that is not installed or cannot compute in this precision or on this device, and
-    ExportError if its outputs differ from the network's.
+    An exported program in place of a network computes what it was exported for. If the engine that `auto` chose cannot
+    be used, torch computes, with a warning. Raises UsageError for an engine that is not installed or cannot compute in
+    this precision or on this device, and ExportError if its outputs differ from the network's.
     """
+    if isinstance(network, Engine):
+        return network.features if features else network
     if device.type != "cpu" and engine not in ("auto", "torch"):
         raise UsageError(f"the engine {engine} computes on a CPU, and the device is {device}: add --device cpu")
     if device.type != "cpu" or engine == "torch":
@@ -142,7 +151,13 @@ def engine_predictor(
         return predictor(network, device, precision, features=features)
     if engines.precision not in KINDS[chosen].precisions:
         raise UsageError(f"the engine {chosen} does not compute in {engines.precision}: add --precision float32")
-    return engines.program(chosen, features=features)
+    try:
+        return engines.program(chosen, features=features)
+    except (ExportError, UsageError) as error:
+        if engine != "auto":
+            raise
+        log.warning("engine torch, because the engine %s cannot be used: %s", chosen, error)
+        return predictor(network, device, precision, features=features)
 
 
 def _all_engines() -> Path:

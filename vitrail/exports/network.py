@@ -1,10 +1,13 @@
-"""The network as it is exported: a graph for one image size, with all constants computed in advance.
+"""The network as it is exported: a graph for one image size or for any, with all constants computed in advance.
 
 The input is uint8 images. The normalisation is part of the first layer or precedes it. Kernels are standardised, norms
-and LayerScale are folded into adjacent layers (`vitrail.model.frozen`), and positions are computed for this size.
+and LayerScale are folded into adjacent layers (`vitrail.model.frozen`). Positions are computed for the one size, or
+resampled inside the graph.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,24 +22,43 @@ from vitrail.model.posemb import Grid, Positions
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.stems.patch import LinearStem
 from vitrail.model.vit import ViT
+from vitrail.ranges import LARGEST_SIDE
 
 EXAMPLES = 2
 """Number of images to trace with. With a single image torch would fix the batch size to 1."""
 
 
-def trace(model: ViT | ResNet, size: tuple[int, int], output: OutputName, dtype: torch.dtype) -> ExportedProgram:
+def trace(
+    model: ViT | ResNet, size: tuple[int, int], output: OutputName, dtype: torch.dtype, *, any_size: bool = False
+) -> ExportedProgram:
     """Return the program uint8 images [batch, channels, *size] -> `output` of a model, for any batch size.
 
-    `size` is in pixels. Raises UsageError for a size that does not fit the model, and ExportError, with torch's
-    reason, if torch cannot write the network as a graph.
+    `size` is in pixels; with `any_size`, height and width may be any multiples of `step_of_size`. Raises UsageError
+    for a size that does not fit the model, and ExportError, with torch's reason, if torch cannot write the network as a
+    graph.
     """
-    network = Exportable(model, size, output, dtype)
+    network = Exportable(model, size, output, dtype, any_size=any_size)
     example = torch.zeros(EXAMPLES, model.config.channels, *size, dtype=torch.uint8)
+    shapes: dict[int, Any] = {0: Dim("batch", min=1)}
+    if any_size:
+        step, smallest = step_of_size(model), _smallest(model)
+        sides = (Dim(name, min=smallest // step, max=LARGEST_SIDE // step) for name in ("rows", "columns"))
+        shapes |= {place: step * side for place, side in enumerate(sides, start=2)}
     try:
         with torch.no_grad(), attention_path("fused"):
-            return export(network, (example,), dynamic_shapes={INPUT: {0: Dim("batch", min=1)}}, strict=False)
+            return export(network, (example,), dynamic_shapes={INPUT: shapes}, strict=False)
     except Exception as error:  # traced code may raise anything: torch has no common class for it
         raise ExportError(f"torch.export cannot trace this network: {reason(error)}") from error
+
+
+def step_of_size(model: ViT | ResNet) -> int:
+    """Return the number of pixels that must divide height and width in a program for any size."""
+    return model.config.patch if isinstance(model, ViT) else 1
+
+
+def _smallest(model: ViT | ResNet) -> int:
+    """Return the smallest side in pixels: one patch, or what leaves a ResNet two positions to compute on."""
+    return model.config.patch if isinstance(model, ViT) else 4 * 2 ** (len(model.config.units) - 1) + 1
 
 
 def outputs_per_image(traced: ExportedProgram) -> int:
@@ -66,10 +88,13 @@ def compute(network: ViT | ResNet, images: Tensor, output: OutputName, several: 
 class Exportable(nn.Module):
     """uint8 images [batch, channels, *size] -> `output`, float32 [batch, classes or features].
 
-    Raises UsageError for a size in pixels (height, width) that does not fit the model.
+    With `any_size`, positions are resampled for the size of the images. Raises UsageError for a size in pixels (height,
+    width) that does not fit the model.
     """
 
-    def __init__(self, model: ViT | ResNet, size: tuple[int, int], output: OutputName, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: ViT | ResNet, size: tuple[int, int], output: OutputName, dtype: torch.dtype, *, any_size: bool
+    ) -> None:
         super().__init__()
         self.output, self.several = output, predicts_several(model)
         self.network = freeze(model, dtype, portable=True)
@@ -77,8 +102,9 @@ class Exportable(nn.Module):
             if isinstance(model.stem, LinearStem):  # folded in its own type, then rounded to dtype
                 self.network.stem = PatchConvolution(model.stem).to(dtype)
             grid = model.grid(torch.empty(1, model.config.channels, *size, device="meta"))
-            fixed = FixedPositions(self.network.positions, grid)
-            self.network.positions = fixed  # type: ignore[assignment]
+            if not any_size:
+                fixed = FixedPositions(self.network.positions, grid)
+                self.network.positions = fixed  # type: ignore[assignment]
         elif isinstance(self.network, ResNet):
             self.network.root_pool = BorderedPool()
 

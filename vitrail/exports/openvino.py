@@ -78,7 +78,14 @@ def function(network: openvino.Model, precision: str = "float32") -> Callable[[n
         compiled = openvino.Core().compile_model(network, "CPU", hint)
     except RuntimeError as error:
         raise ExportError(f"OpenVINO {openvino.__version__} does not run it: {reason(error)}") from error
-    return lambda images: [np.array(output) for output in compiled(images).values()]
+
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        try:
+            return [np.array(output) for output in compiled(images).values()]
+        except RuntimeError as error:
+            raise ExportError(f"OpenVINO does not run it: {reason(error)}") from error
+
+    return run
 
 
 def argument(images: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -48,14 +48,32 @@ class Parity:
     """Largest accepted value of `relative`."""
     agreement: float | None = None
     """Share of the images for which both predict the same class; None if the outputs are features."""
+    sizes: int = 1
+    """Number of image sizes."""
 
     @property
     def passed(self) -> bool:
         """Whether the difference is within the tolerance; NaN is not."""
         return self.relative <= self.tolerance
 
+    def and_(self, other: Parity) -> Parity:
+        """Return the differences of both comparisons together: `other` is of images of another size."""
+        agreement = None
+        if self.agreement is not None and other.agreement is not None:
+            right = self.agreement * self.images + other.agreement * other.images
+            agreement = right / (self.images + other.images)
+        return replace(
+            self,
+            images=self.images + other.images,
+            absolute=max(self.absolute, other.absolute),
+            relative=float(np.maximum(self.relative, other.relative)),  # NaN stays NaN
+            agreement=agreement,
+            sizes=self.sizes + other.sizes,
+        )
+
     def __str__(self) -> str:
         kinds = f"{self.real} of yours" if self.real else "synthetic"
+        kinds += f", {self.sizes} sizes" if self.sizes > 1 else ""
         text = (
             f"{self.runtime}, {self.images} images ({kinds}), batches of {' and '.join(map(str, BATCHES))}: largest "
             f"difference {self.absolute:.1e}, relative to the largest output {self.relative:.1e} "
@@ -101,6 +119,13 @@ def compare(
         tolerance=TOLERANCES[precision],
         agreement=agreement,
     )
+
+
+def images_of_another_size(card: Card, step: int) -> np.ndarray:
+    """Return synthetic images that are one step of pixels higher and two steps wider than the card's, as above."""
+    height, width = card.preprocess.image_size
+    shape = (sum(BATCHES), card.config.channels, height + step, width + 2 * step)
+    return np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
 
 
 def images_to_compare(paths: Sequence[str | Path], card: Card) -> tuple[np.ndarray, int]:

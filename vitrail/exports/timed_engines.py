@@ -7,7 +7,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from matplotlib.figure import Figure
 
 from vitrail.device import ComputePrecision, memory_in_use
-from vitrail.errors import VitrailError
+from vitrail.errors import ExportError, VitrailError
 from vitrail.evaluation.classify import Predict, predictor
 from vitrail.exports.engine import Engine
 from vitrail.exports.engines import BATCHES, Engines, TimedEngine, log
@@ -33,17 +33,22 @@ ROUNDS = 3
 """Number of times that each engine is measured; the median counts."""
 
 
-def measure(source: str | Path, image_size: int | None, engines: Engines, seconds: float) -> list[TimedEngine]:
-    """Measure every engine that is installed, for about `seconds` per batch size, and return them, the fastest first.
+def measure(
+    source: str | Path, image_size: int | None, engines: Engines, seconds: float, names: Sequence[Installed]
+) -> list[TimedEngine]:
+    """Measure engines for about `seconds` per batch size, and return them, the fastest first.
 
-    An engine that cannot express the network, or computes something else, is left out with a warning.
+    An engine that cannot express the network, or computes something else, is left out with a warning; if that leaves
+    none, its error is raised.
     """
     differences: dict[Installed, float] = {}
     files: dict[Installed, Path | None] = {}
-    for name in engines.names():
+    for name in names:
         try:
             differences[name] = _difference(engines, name)
         except VitrailError as error:
+            if name == names[-1] and not differences:
+                raise
             log.warning("%s is left out: %s", name, error)
             continue
         files[name] = None if name == "torch" else engines.program(name).path
@@ -53,8 +58,14 @@ def measure(source: str | Path, image_size: int | None, engines: Engines, second
         found: dict[Installed, list[list[float]]] = {name: [] for name in files}
         for _ in range(ROUNDS):
             for name, pipe in pipes.items():
-                pipe.send(seconds / ROUNDS)
-                found[name].append(pipe.recv())
+                try:
+                    pipe.send(seconds / ROUNDS)
+                    found[name].append(pipe.recv())
+                except (EOFError, OSError) as error:
+                    raise ExportError(
+                        f"the process that measures the engine {name} has ended. It may lack memory: close other "
+                        "programs, or measure one engine at a time (--engine)"
+                    ) from error
     for name, rounds in found.items():
         one, many, memory = (statistics.median(column) for column in zip(*rounds, strict=True))
         latency = 1000 * BATCHES[0] / one
@@ -82,17 +93,19 @@ class _EngineProcess:
 
     def __init__(self, source: str | Path, image_size: int | None, file: Path | None, engines: Engines) -> None:
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
+        self.pipe, self._theirs = context.Pipe()
         shape = (engines.network.config.channels, *card_of(engines.network).preprocess.image_size)
-        arguments = (theirs, str(source), image_size, file, engines.precision, shape)
+        arguments = (self._theirs, str(source), image_size, file, engines.precision, shape)
         self.process = context.Process(target=_run, args=arguments, daemon=True)
 
     def __enter__(self) -> Connection:
         self.process.start()
+        self._theirs.close()  # so that a process that ends early is noticed
         return self.pipe
 
     def __exit__(self, *problem: object) -> None:
-        self.pipe.send(None)
+        with suppress(OSError):  # the process may have ended
+            self.pipe.send(None)
         self.process.join()
 
 

@@ -17,8 +17,8 @@ from vitrail.exports.describe import describe
 from vitrail.exports.elsewhere import origin_here
 from vitrail.exports.int8 import Quantisable, Quantised, quantise, samples
 from vitrail.exports.kinds import CARD, KINDS, OutputName, ProgramPrecision, To, runtime
-from vitrail.exports.network import outputs_per_image, trace
-from vitrail.exports.parity import Parity, compare, images_to_compare
+from vitrail.exports.network import outputs_per_image, step_of_size, trace
+from vitrail.exports.parity import Parity, compare, images_of_another_size, images_to_compare
 from vitrail.files import beside, check_writable, sha256, take_place
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
@@ -69,12 +69,14 @@ def export_model(
     images: Sequence[str | Path] = (),
     calibrate: str | Path | None = None,
     max_drop: float = MAX_DROP,
+    any_size: bool = False,
     overwrite: bool = False,
 ) -> Exported:
     """Write `model`, float32 on the CPU, as a program into `folder`, with a card.json that describes how to use it.
 
-    The program takes uint8 images [batch, channels, height, width] of the card's size, in batches of any size. Its
-    runtime runs it on `images` (files, folders, patterns), or on synthetic images, and its outputs are compared with
+    The program takes uint8 images [batch, channels, height, width] of the card's size, in batches of any size; with
+    `any_size` of any height and width that the patch divides. Its runtime runs it on `images` (files, folders,
+    patterns), or on synthetic images, and with `any_size` on images of another size, too. Its outputs are compared with
     the model's. Only if they agree is the program put into `folder`; otherwise nothing remains. Existing files are
     replaced only with `overwrite`.
 
@@ -95,12 +97,16 @@ def export_model(
     with writing(folder, ExportError), beside(folder) as temporary:
         temporary.mkdir()
         dtype = DTYPES[stored if stored in kind.traced else "float32"]
-        traced = trace(model, card.preprocess.image_size, output, dtype)
-        about = describe(card, to, output, stored, outputs_per_image(traced), checksum(model.state_dict()))
+        traced = trace(model, card.preprocess.image_size, output, dtype, any_size=any_size)
+        step = step_of_size(model) if any_size else 0
+        about = describe(card, to, output, stored, outputs_per_image(traced), checksum(model.state_dict()), step)
         module.write(traced, temporary / kind.file, about)
         name = kind.packages[-1]
         opened = module.read(temporary / kind.file)
         parity = compare(opened.run, model, compared, output, stored, runtime=f"{name} {version(name)}", real=real)
+        if any_size and parity.passed:
+            other = images_of_another_size(card, step)
+            parity = parity.and_(compare(opened.run, model, other, output, stored, runtime=parity.runtime))
         if not parity.passed:
             raise ExportError(
                 f"the outputs of the {to} program differ from the network's, so nothing was written to {folder}: "

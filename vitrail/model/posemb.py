@@ -181,7 +181,7 @@ def bias_rows(places: Tensor, grid: Grid, *, class_token: bool) -> Tensor:
     places [..., tokens] are raster indices in `grid`. With `class_token` there is one more token in front.
     """
     (rows, columns), span = grid, 2 * grid[1] - 1
-    line = places // columns * span + places % columns  # a difference of two is dy * span + dx
+    line = places + places // columns * (span - columns)  # a difference of two is dy * span + dx
     table = line[..., :, None] - line[..., None, :] + (rows - 1) * span + columns - 1
     if not class_token:
         return table

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitrail.costs.count import parameters
 from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
 from vitrail.device import Precision, choose_device
@@ -25,6 +26,7 @@ from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
 from vitrail.evaluation.classify import NOT_FINITE, Predict
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.evaluation.predict import as_text
+from vitrail.exports.engine import Engine
 from vitrail.exports.engines import engine_predictor
 from vitrail.exports.kinds import EngineName
 from vitrail.inspection.maps import HeadMaps, head_maps, patch_attention
@@ -81,7 +83,7 @@ class AttentionQuery:
 
 
 class ServedModel:
-    """A network with its card, under a name. Call it from one thread at a time."""
+    """A network, or an exported program, with its card, under a name. Call it from one thread at a time."""
 
     def __init__(
         self,
@@ -153,8 +155,9 @@ class ServedModel:
         return [self._look(image, what) for image, what in wanted]
 
     def _look(self, image: PreparedImage, what: AttentionQuery) -> dict[str, Any] | Exception:
-        place = next(self.network.parameters()).device
-        images = _stack([image]).to(place)
+        if isinstance(self.network, Engine):
+            return UsageError(f"{self.name} is an exported program, which shows no attention. Serve the model itself")
+        images = _stack([image]).to(next(self.network.parameters()).device)
         try:
             joint = rollout(self.network, images)[0]
             if what.patch is None:
@@ -196,7 +199,7 @@ class ServedModel:
             "name": self.name,
             "class_names": self.class_names,
             "several_labels": self.card.several,
-            "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
+            "parameters": parameters(config),
             "image_size": list(self.card.preprocess.image_size),
             "attention": vit,
             "layers": config.depth if vit else 0,

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitrail.device import ComputePrecision, Precision
 from vitrail.disk import writing
 from vitrail.errors import UsageError
+from vitrail.exports.kinds import EngineName, Installed
 from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, Seconds, Side, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.terminal import page, table
+from vitrail.words import listing
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +74,8 @@ class EngineBench:
 
     machine: str
     engines: list[TimedEngine]
+    used: Installed | None = None
+    """The engine that `--engine auto` takes from now on; None if only one was measured."""
 
 
 @checked
@@ -83,6 +87,7 @@ def bench(
     device: str | None = None,
     precision: Precision = "auto",
     engines: bool = False,
+    engine: EngineName = "auto",
     seconds: Seconds = 1.0,
     out: str | Path | None = None,
 ) -> Bench | EngineBench:
@@ -92,25 +97,28 @@ def bench(
 
     With --engines, one trained network is measured on this machine's CPU with each engine that is installed: torch,
     OpenVINO and ONNX Runtime, each in a process of its own. `predict`, `evaluate`, `embed` and `serve` then take the
-    fastest.
+    fastest. With --engine, only that one is measured.
 
     Args:
-        models: Model names such as B/16, R50x1 or R50+B/16; with --engines one network as `vitrail predict` takes it.
+        models: Model names such as B/16, R50x1 or R50+B/16; for engines one network as `vitrail predict` takes it.
         image_size: Side of the square input image in pixels; may be repeated (default: 64, 128, 224 and 384).
         batch_size: Batch size to try; may be repeated (default: 1, 2, 4, ... until larger batches are not faster).
         mode: Whether to measure inference, training or both.
         engines: Compare the engines of a trained network.
+        engine: Measure a trained network with this engine only: torch, openvino or onnx.
         seconds: Seconds of measuring per batch size.
-        out: Folder to write bench.json and the figure bench.png to.
+        out: Folder to write bench.json and the figure bench.png to; for engines, engines.json and engines.png.
     """
-    compute = Compute(device=device, precision=precision)
+    compute = Compute(device=device, precision=precision, engine=engine)
     if not models:
         raise UsageError("no network is given. Name at least one: vitrail bench B/16 (or several: B/16 R50x1)")
     if out is not None:
         check_writable(Path(out), UsageError, folder=True)
-    if engines:
+    if engines and engine != "auto":
+        raise UsageError(f"--engines measures every engine, and --engine only {engine}: give one of them")
+    if engines or engine != "auto":
         if len(models) != 1 or len(image_size) > 1 or batch_size:
-            raise UsageError("--engines measures one network at one --image-size, with batches of 1 and 8 images")
+            raise UsageError("engines are measured for one network at one --image-size, in batches of 1 and 8 images")
         return _measure_engines(models[0], image_size[0] if image_size else None, compute, seconds, out)
     import torch
 
@@ -142,13 +150,24 @@ def _measure_engines(
     from vitrail.verbs.network.classifier import load_classifier
 
     if compute.place().type != "cpu":
-        raise UsageError("--engines compares what computes on a CPU: add --device cpu")
+        raise UsageError("engines compute on a CPU: add --device cpu")
     found = Engines(load_classifier(model, image_size), compute.precision)
+    names = found.names()
+    if compute.engine != "auto":
+        if compute.engine not in names:
+            raise UsageError(
+                f"the engine {compute.engine} is not installed (pip install 'vitrail[export]') or does not compute in "
+                f"{found.precision}; there are {listing(names, quoted=False)}"
+            )
+        names = [compute.engine]
     with fast_float32():
-        rows = measure(model, image_size, found, seconds)
-    found.remember(rows)
+        rows = measure(model, image_size, found, seconds, names)
+    if compute.engine == "auto":
+        found.remember(rows)
     threads = torch.get_num_threads()
-    result = EngineBench(f"{processor()}, {found.precision}, {threads} threads, torch {torch.__version__}", rows)
+    used = found.fastest() if compute.engine == "auto" else None
+    machine = f"{processor()}, {found.precision}, {threads} threads, torch {torch.__version__}"
+    result = EngineBench(machine, rows, used)
     if out is not None:
         with writing(Path(out), UsageError):
             with replacing_text(Path(out) / "engines.json") as file:
@@ -236,7 +255,8 @@ def show(result: Bench | EngineBench) -> Any:
             )
             for row in result.engines
         ]
-        note = f"{result.machine}; {result.engines[0].engine} will be used (--engine auto)"
+        fastest = f"; {result.used} will be used (--engine auto)" if result.used else ""
+        note = f"{result.machine}{fastest}"
         return page(table(("engine", "images/s", "ms for one", "MiB", "difference"), lines), note)
     rows = [
         (

@@ -15,7 +15,7 @@ from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network import label_results
-from vitrail.verbs.network.classifier import load_classifier, output_names
+from vitrail.verbs.network.classifier import load_runnable, output_names
 from vitrail.verbs.terminal import page, table, unreadable_lines
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import GroupAccuracy
     from vitrail.evaluation.labels.scores import LabelScores
+    from vitrail.exports.engine import Engine
     from vitrail.model.resnet.network import ResNet
     from vitrail.model.vit import ViT
 
@@ -91,7 +92,8 @@ def evaluate(
     do.
 
     Args:
-        model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
+        model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
+            `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes.
         data: The images, in any form that `vitrail train` takes (default: the run's own test images, else its
             validation images).
         split: Split of the images to use (default: test, else validation, else all images).
@@ -121,7 +123,7 @@ def evaluate(
             refuse_within(out, str(data))
         check(Path(out))
     named = {} if groups is None else read_groups(Path(groups))
-    network = load_classifier(model, image_size)
+    network = load_runnable(model, compute)
     task = _own(network, model, data, split) if protocol is None else _protocol(network, protocol, str(data), labels)
     notes = [*task.notes, *(group_warnings(named, task.class_names) if groups is not None else [])]
     if task.several and groups is not None:
@@ -136,7 +138,7 @@ def evaluate(
     return result
 
 
-def _classify(network: ViT | ResNet, task: _Task, compute: Compute) -> Classification | LabelScores:
+def _classify(network: ViT | ResNet | Engine, task: _Task, compute: Compute) -> Classification | LabelScores:
     from vitrail.evaluation.classify import classify, refusing
     from vitrail.evaluation.imagenet import choosing
     from vitrail.evaluation.labels.scores import score_labels
@@ -150,7 +152,7 @@ def _classify(network: ViT | ResNet, task: _Task, compute: Compute) -> Classific
         return classify(predict, loader, task.class_names, task.key)
 
 
-def _own(network: ViT | ResNet, model: str | Path, data: str | Path | None, split: str | None) -> _Task:
+def _own(network: ViT | ResNet | Engine, model: str | Path, data: str | Path | None, split: str | None) -> _Task:
     """Return the task for any images with the network's classes."""
     from vitrail.data.images.ops import eval_transform
     from vitrail.data.item import View
@@ -166,7 +168,7 @@ def _own(network: ViT | ResNet, model: str | Path, data: str | Path | None, spli
     return _Task(source, name, names, eval_transform(card.preprocess), several=card.several)
 
 
-def _protocol(network: ViT | ResNet, protocol: str, data: str, labels: str | Path | None) -> _Task:
+def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: str | Path | None) -> _Task:
     """Return the task for one of ImageNet's test sets."""
     from vitrail.data.benchmarks.imagenet import open_benchmark
     from vitrail.evaluation.imagenet import output_order, view

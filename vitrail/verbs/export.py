@@ -23,6 +23,7 @@ def export(
     precision: ProgramPrecision = "float32",
     calibrate: str | Path | None = None,
     max_drop: NotNegative = 0.5,
+    any_size: bool = False,
     overwrite: bool = False,
 ) -> Exported:
     """Write a network as a program for another runtime. The program reads uint8 images and knows its classes.
@@ -43,6 +44,8 @@ def export(
             trained on. int8 takes its ranges from training images, and its accuracy is measured on held-out ones.
         max_drop: Largest loss of top-1 accuracy with int8, in points. Layers that cost most stay in float32 if
             necessary; a larger loss is an error.
+        any_size: Take images of any height and width that the patch divides; positions are resampled inside the
+            program (default: only images of the network's size).
         overwrite: Replace an existing folder.
     """
     from vitrail.exports.write import export_model
@@ -59,6 +62,7 @@ def export(
         images=images,
         calibrate=calibrate,
         max_drop=max_drop,
+        any_size=any_size,
         overwrite=overwrite,
     )
 

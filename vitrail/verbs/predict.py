@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any, overload
 from vitrail.device import Precision
 from vitrail.disk import writing
 from vitrail.errors import UsageError
-from vitrail.exports.kinds import EngineName, find_program
+from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, class_columns, is_bulk, open_job, run
-from vitrail.verbs.network.classifier import load_classifier
+from vitrail.verbs.network.classifier import load_runnable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vitrail.evaluation.classify import Predict
     from vitrail.evaluation.predict import FileKind, Prediction, Row, Summary, Unreadable
 
 log = logging.getLogger("vitrail")
@@ -124,7 +123,8 @@ def predict(
     if out is not None and not is_bulk(out):
         for file in (Path(out), errors_file(Path(out))):
             check_writable(file, UsageError)
-    network, predictions_of = _load(model, compute)
+    network = load_runnable(model, compute)
+    predictions_of = compute.predictor(network)
     if network is predictions_of:  # an exported program has the precision of its export
         compute = replace(compute, precision="float32")
     if out is not None and is_bulk(out):
@@ -150,22 +150,6 @@ def _exit_code(bad: list[Unreadable], strict: bool) -> int:
     from vitrail.evaluation.classify import NOT_FINITE
 
     return int((strict and bool(bad)) or any(row.reason == NOT_FINITE for row in bad))
-
-
-def _load(model: str | Path, compute: Compute) -> tuple[Any, Predict]:
-    """Return the owner of the card, and the function that computes logits. An exported program is both."""
-    if program := find_program(model):
-        if compute.device not in (None, "cpu") or (compute.precision, compute.engine) != ("auto", "auto"):
-            raise UsageError(
-                f"{program} is an exported program, which runs on the CPU, in the precision and the runtime of its "
-                "export. Remove --device, --precision and --engine"
-            )
-        from vitrail.exports.engine import Engine
-
-        engine = Engine(program)
-        return engine, engine
-    network = load_classifier(model)
-    return network, compute.predictor(network)
 
 
 def _write(

@@ -53,7 +53,8 @@ def serve(
     The server has no password, so open it to other machines only if everybody there may use it.
 
     Args:
-        models: Run folders (their best models), model folders, weight files, or names on the hub.
+        models: Run folders (their best models), model folders, weight files, or names on the hub, or programs that
+            `vitrail export` wrote for ONNX Runtime or OpenVINO, which then compute.
         host: Address to listen at; 0.0.0.0 means every address of this machine.
         port: Port to listen at; 0 chooses a free one.
         allow_host: Another name by which clients reach the server, such as that of a proxy. May be repeated.
@@ -97,11 +98,11 @@ def load_served(models: tuple[str | Path, ...], compute: Compute) -> list[Served
     """Load the networks under distinct names. Raises WeightsError, UsageError."""
     from vitrail.server.served_model import ServedModel
     from vitrail.verbs.inspect.inputs import network_labels
-    from vitrail.verbs.network.classifier import load_classifier
+    from vitrail.verbs.network.classifier import load_runnable
 
     place = compute.place()
     return [
-        ServedModel(name, load_classifier(source, compute.image_size), place, compute.precision, compute.engine)
+        ServedModel(name, load_runnable(source, compute), place, compute.precision, compute.engine)
         for name, source in zip(network_labels(models), models, strict=True)
     ]
 

@@ -1,4 +1,4 @@
-"""`vitrail.load`: a model from any weights, vitrail's or another library's, on disk or on the hub.
+"""`load`: a model from any weights, vitrail's or another library's, on disk or on the hub.
 
 Before the first tensor is read, every tensor of the file must be accounted for: it is loaded, or there is a reason to
 leave it out; otherwise the file is rejected. `model.load_report` records what happened.
@@ -75,22 +75,9 @@ def load(
 ) -> ViT | ResNet:
     """Return the model at `source`, in eval mode, with `model.card` and `model.load_report`.
 
-    source is a model or run folder of vitrail; a weight file of Google's vision_transformer, big_vision, BiT, timm,
-    transformers, torchvision or DeiT, or a folder with one; or a hub name such as "google/vit-base-patch16-224-in21k".
-    Format and architecture are recognised from the content. The model computes what its origin computed, in float32.
-    `kind=vitrail.ViT` or `kind=vitrail.ResNet` refuses the other kind, and type checkers then know what is returned.
-
-    `classes` replaces the head (pre-logits included) by a zero linear layer, even if the number of classes does not
-    change; the model then has no class names. `image_size`, in pixels (one side, or height and width), resamples the
-    positions with `resize_mode` (default: the mode of the weights' origin). `patch`, in pixels, resamples the patch
-    kernels (FlexiViT) and, because the grid changes, the positions. `channels` adapts the kernels that read the image:
-    for one channel they are summed; for other numbers they are repeated and scaled, so that the outputs keep their
-    size. The pixels' mean and std follow. `drop_path` is the rate of stochastic depth in training. `model.config`
-    records all of them. The tensors are in memory: a file that is changed or removed later does not change the model.
-    A .pth file that is cut during the call ends the process (SIGBUS), because PyTorch maps it; other files raise.
-
-    A run that tuned only a part of a network (`Run.tune`) holds that part. The rest is read from the weights it
-    started from, which must be unchanged and in the same place.
+    This is `vitrail.load` (`vitrail.exports.load`) without exported programs; see there. A run that tuned only a part
+    of a network (`Run.tune`) holds that part. The rest is read from the weights it started from, which must be
+    unchanged and in the same place.
 
     Raises WeightsError, naming file and tensor, for a tensor that is missing, unexpected, of a wrong shape, not finite
     or unsafe, and for weights of another `kind`; UsageError for values that do not fit the model.

@@ -185,6 +185,30 @@ def test_with_one_label_per_image_no_separator_is_looked_for(tmp_path: Path) -> 
         find(str(file), Columns(separator="|", per_image="one"))
 
 
+def test_with_several_labels_per_image_a_cell_may_be_empty(tmp_path: Path) -> None:
+    file = csv_with(tmp_path / "d", ["cat", "", "dog", "cat", "dog", ""])
+    with pytest.raises(DataError, match=r"row 3: no label for '1.png'.*set data.labels_per_image to 'several'"):
+        find(str(file))
+    expected = [("cat",), (), ("dog",), ("cat",), ("dog",), ()]
+    assert names_of(only(find(str(file), Columns(per_image="several")))) == expected
+    texts = parquet(tmp_path / "a.parquet", pa.array([one[0] if one else None for one in expected]))
+    assert names_of(only(find(str(texts), Columns(per_image="several")))) == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "warned"),
+    [
+        (["cat, dog", "dog", "cat", "dog, tree", "tree", "cat, tree"], True),
+        (["tench, Tinca tinca", "goldfish, Carassius", "cock", "hen", "cock", "hen"], False),
+    ],
+)
+def test_sets_with_commas_are_noticed(cells: list[str], warned: bool, tmp_path: Path) -> None:
+    """A comma is part of many names, so it has to be named; names that look like sets are warned of."""
+    found = find(str(csv_with(tmp_path / "d", cells)))
+    assert isinstance(only(found).labels, np.ndarray)
+    assert any("set data.label_separator to ','" in line for line in found.findings.warnings) is warned
+
+
 def test_cells_without_names_are_names(tmp_path: Path) -> None:
     """A class may be called ';': a separator stands between names."""
     file = csv_with(tmp_path / "d", cells := [";", ";;", "a", "a;", ";", "a"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.settings import Columns
@@ -28,7 +28,8 @@ def read_cells(cells: Sequence[str], columns: Columns, where: Where) -> list[str
     Cells hold sets if `columns` name a separator, if all are lists ("['cat', 'dog']"), or if one of `SEPARATORS` splits
     them into fewer names than there are different cells. That is so for sets, because a label occurs in many cells,
     but not for names that contain the character, such as a taxonomy "Animalia|Chordata". A separator is not looked for
-    if each image has one label by `columns`. Raises DataError for a list that cannot be read, with its row.
+    if each image has one label by `columns`. If it has several by `columns`, a cell may be empty. Raises DataError for
+    a list that cannot be read, with its row.
     """
     distinct = {cell.strip() for cell in set(cells)} - {""}
     filled = {cell for cell in distinct if cell.lower() not in MISSING}
@@ -37,6 +38,8 @@ def read_cells(cells: Sequence[str], columns: Columns, where: Where) -> list[str
     separator = columns.separator or None
     if separator is None and columns.per_image != "one":
         separator = next((one for one in SEPARATORS if _splits(filled, one)), None)
+    if separator is None and columns.per_image == "several":
+        return [() if cell.strip().lower() in MISSING else (cell,) for cell in cells]
     if separator is None:
         return list(cells)
     parts = {cell: _parts(cell, separator) for cell in {*cells}}
@@ -56,10 +59,19 @@ def _splits(cells: set[str], separator: str) -> bool:
     return all(sets) and len({name for names in sets for name in names}) < len(cells)
 
 
-def unsplit(cells: Iterable[str | tuple[str, ...]]) -> str | None:
-    """Return a separator that names of classes contain, because it does not split them into sets; or None."""
-    names = {cell for cell in set(cells) if isinstance(cell, str)}
-    return next((one for one in SEPARATORS if any(one in name for name in names)), None)
+def unsplit(cells: Iterable[str | tuple[str, ...]], columns: Columns) -> Iterator[str]:
+    """Yield a warning if names of classes contain a separator that does not split them into sets.
+
+    A comma is part of many names, so it counts only if it splits them into fewer names than there are cells.
+    """
+    names = {name for cell in set(cells) for name in ([cell] if isinstance(cell, str) else cell)} - {""}
+    inside = next((one for one in SEPARATORS if any(one in name for name in names)), None)
+    inside = inside or ("," if _splits(names, ",") else None)
+    if columns.separator is None and inside:
+        yield (
+            f"names of classes contain {inside!r}. If it stands between the labels of an image, set "
+            f"data.label_separator to {inside!r}"
+        )
 
 
 def _list(cell: str, row: int, where: Where) -> tuple[str, ...]:

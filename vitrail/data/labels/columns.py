@@ -108,12 +108,8 @@ def _from_texts(splits: Sequence[LabelColumns], columns: Columns, findings: Find
     distinct = pc.unique(pa.chunked_array([c for split in splits for c in _only(split).chunks])).to_pylist()
     cells = [cell or "" for cell in distinct]
     read = read_cells(cells, columns, lambda index: _place(splits, distinct[index]))
+    findings.warnings += unsplit(read, columns)
     if all(isinstance(cell, str) for cell in read):
-        if inside := unsplit(read):
-            findings.warnings.append(
-                f"names of classes contain {inside!r}. If it stands between the labels of an image, set "
-                f"data.label_separator to {inside!r}"
-            )
         return None
     names = dict(zip(distinct, read, strict=True))
     return [named([names[cell] for cell in _only(split).to_pylist()]) for split in splits]

@@ -107,11 +107,7 @@ def _labels(tables: list[_Table], columns: Columns, findings: Findings) -> Itera
     cells = [label for table in tables for label in table.labels if isinstance(label, str)]
     places = [(table, row) for table in tables if not table.classes for row in table.rows]
     read = read_cells(cells, columns, lambda cell: f"{places[cell][0].file}, {places[cell][1]}")
-    if columns.separator is None and (inside := unsplit(read)):
-        findings.warnings.append(
-            f"names of classes contain {inside!r}. If it stands between the labels of an image, set "
-            f"data.label_separator to {inside!r}"
-        )
+    findings.warnings += unsplit(read, columns)
     remaining = iter(read)
     for table in tables:
         yield [next(remaining) if isinstance(label, str) else label for label in table.labels]
@@ -209,7 +205,9 @@ class Rows:
         for row, name, label, split in records:
             if isinstance(label, str) and label.lower() in MISSING:
                 raise DataError(
-                    f"{where}, {row}: no label for {name!r} (found {label!r}). Give it a label or remove the row"
+                    f"{where}, {row}: no label for {name!r} (found {label!r}). Give it a label or remove the row. If "
+                    "images have several labels or none, set data.labels_per_image to 'several', and "
+                    "data.label_separator to the text between labels"
                 )
             file, size = self._locate(name)
             if size is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
-from vitrail.exports.kinds import EngineName
+from vitrail.exports.kinds import EngineName, find_program
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
@@ -71,7 +71,8 @@ def embed(
     and repeated, and several processes (torchrun, a Slurm array) share the shards.
 
     Args:
-        model: A run folder (its best model), a model folder, a weight file, or a name on the hub.
+        model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
+            `vitrail export --output features` wrote for ONNX Runtime or OpenVINO.
         paths: Image files, folders and patterns such as 'photos/**/*.jpg', any number of them; or one data set.
         out: The .npz file to write, or a folder.
         merge: With a folder as --out: write all features to this .parquet file, too, once they are complete.
@@ -90,6 +91,8 @@ def embed(
         )
     if tokens and engine not in ("auto", "torch"):
         raise UsageError(f"the engine {engine} computes no tokens: remove --engine")
+    if tokens and find_program(model) is not None:
+        raise UsageError(f"{model} is an exported program, which computes no tokens. Give the model itself")
     if layers and not tokens:
         raise UsageError("--layers chooses the layers of --tokens: give both")
     if is_bulk(out):

@@ -6,10 +6,13 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import DataError, WeightsError
+from vitrail.errors import DataError, UsageError, WeightsError
+from vitrail.exports.kinds import find_program
+from vitrail.verbs.flags.compute import Compute
 
 if TYPE_CHECKING:
     from vitrail.data.item import Listed
+    from vitrail.exports.engine import Engine
     from vitrail.model.resnet.network import ResNet
     from vitrail.model.vit import ViT
 
@@ -39,7 +42,28 @@ def load_classifier(source: str | Path, image_size: int | None = None) -> ViT | 
     return network
 
 
-def output_names(network: ViT | ResNet, images: Listed, source: str | Path) -> list[str]:
+def load_runnable(source: str | Path, compute: Compute, *, features: bool = False) -> ViT | ResNet | Engine:
+    """Return a network with a classifier, or the exported program at `source`; with `features`, a network of any kind.
+
+    A program computes in its own way: raises UsageError for a device, a precision, an engine and an image size that are
+    asked for. Raises ExportError for a program that computes something else than what is needed, WeightsError for a
+    network without a classifier.
+    """
+    program = find_program(source)
+    if program is None:
+        return load_network(source, compute.image_size) if features else load_classifier(source, compute.image_size)
+    fixed = (compute.image_size, compute.precision, compute.engine)
+    if compute.device not in (None, "cpu") or fixed != (None, "auto", "auto"):
+        raise UsageError(
+            f"{program} is an exported program, which runs on the CPU, in the image size, the precision and the "
+            "runtime of its export. Remove --image-size, --device, --precision and --engine"
+        )
+    from vitrail.exports.engine import Engine
+
+    return Engine(program, "features" if features else "logits")
+
+
+def output_names(network: ViT | ResNet | Engine, images: Listed, source: str | Path) -> list[str]:
     """Return the name of each output: from the weights, or else the classes of the images, in order.
 
     Raises DataError if the weights have no names and the numbers of outputs and classes differ.

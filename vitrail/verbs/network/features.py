@@ -17,7 +17,7 @@ from vitrail.ranges import Layers, selected
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.flags.settings import OpenedData
-from vitrail.verbs.network.classifier import load_network
+from vitrail.verbs.network.classifier import load_runnable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +124,7 @@ class Embedder:
         from vitrail.data.images.ops import eval_transform
         from vitrail.evaluation.fewshot_images import FewShotImages
 
-        self.network = load_network(model, compute.image_size)
+        self.network: Any = load_runnable(model, compute, features=True)
         preprocess = self.network.card.preprocess
         self._size = preprocess.image_size
         self.transform = FewShotImages(self._size) if prepare == "protocol" else eval_transform(preprocess)
