@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,24 @@ def test_evaluate_writes_everything(trained: Result, data: Path, tmp_path: Path)
     assert head.startswith("class,images,predicted,right,average precision") and len(rows) == 3
     assert (tmp_path / "e" / "cooccurrence.csv").read_text().startswith("class,blue,green,red\n")
     assert (tmp_path / "e" / "reliability.png").stat().st_size > 1000
+
+
+def test_evaluate_reads_labels_as_the_run_did(trained: Result, data: Path, tmp_path: Path) -> None:
+    """Other images may have labels with the run's separator, and none: the network predicts several."""
+    rows = list(csv.reader((data / "test.csv").open()))[1:]
+    found = evaluate(trained.folder, data, split="test").found
+    plain = [(data / path, labels) for path, labels in rows]
+    commas = [(path, labels.replace("|", ", ")) for path, labels in plain]
+    folder = shutil.copytree(trained.folder, tmp_path / "run")
+    config = folder / "config.yaml"
+    for separator, cells in (("|", plain), (",", commas)):
+        config.write_text(config.read_text().replace("label_separator: null", f"label_separator: '{separator}'"))
+        assert f"label_separator: '{separator}'" in config.read_text()
+        again = evaluate(folder, table(tmp_path / "t.csv", [("path", "label"), *cells])).found
+        assert isinstance(again, LabelScores) and again.metrics() == found.metrics()
+        config.write_text(config.read_text().replace(f"label_separator: '{separator}'", "label_separator: null"))
+    single = [(path, labels.split("|")[0]) for path, labels in plain]
+    assert evaluate(trained.folder, table(tmp_path / "t.csv", [("path", "label"), *single])).found.count == 40
 
 
 def test_predictions_are_lists(trained: Result, data: Path, tmp_path: Path) -> None:

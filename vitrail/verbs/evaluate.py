@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.config import from_yaml
 from vitrail.device import Precision
-from vitrail.errors import UsageError
+from vitrail.errors import UsageError, VitrailError
 from vitrail.exports.kinds import EngineName
 from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.training.run import Run
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet.network import ResNet
     from vitrail.model.vit import ViT
+    from vitrail.weights.card import Card
 
 WORST = 15
 """Maximum number of classes and confusions shown on a terminal; --json shows all."""
@@ -159,7 +160,7 @@ def _own(network: ViT | ResNet | Engine, model: str | Path, data: str | Path | N
     from vitrail.data.labels.sets import one_label
 
     card = network.card
-    source, name = _source(model, data, split, card.class_names or None)
+    source, name = _source(model, data, split, card)
     names = output_names(network, source, model)
     if card.several:
         source = View(source, several=True)
@@ -183,20 +184,30 @@ def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: 
     return _Task(opened.source, name, opened.class_names, shown, outputs, opened.key, notes)
 
 
-def _source(
-    model: str | Path, data: str | Path | None, split: str | None, class_names: list[str] | None
-) -> tuple[Listed, str]:
-    """Open the images to evaluate, and name them."""
+def _source(model: str | Path, data: str | Path | None, split: str | None, card: Card) -> tuple[Listed, str]:
+    """Open the images to evaluate, and name them. Their labels are read as those of the run were."""
+    from vitrail.data.settings import Columns
     from vitrail.data.sources.open import open_data, open_split
 
-    if data is not None:
-        return open_split(data, split, class_names), str(data)
     written = Path(model) / "config.yaml"
-    if not written.is_file():
+    run: Run | None = None
+    if written.is_file():
+        try:
+            run = from_yaml(written, Run())
+        except VitrailError:  # such as a class of the user's own that is not imported here
+            if data is None:
+                raise
+    columns = Columns() if run is None else run.data.columns
+    if run is not None and data is not None and str(data) != run.data.path:  # its columns may have other names
+        columns = Columns(separator=columns.separator, per_image=columns.per_image)
+    columns = columns._replace(per_image="several") if card.several else columns
+    names = card.class_names or None
+    if data is not None:
+        return open_split(data, split, names, columns), str(data)
+    if run is None:
         raise UsageError(f"no images are given, and {model} is not a run with images: vitrail evaluate {model} DIR")
-    run = from_yaml(written, Run())
     if split is not None:
-        return open_split(run.data.path, split, class_names), f"{run.data.path}, split {split}"
+        return open_split(run.data.path, split, names, columns), f"{run.data.path}, split {split}"
     splits = open_data(run.data, seed=run.seed)
     if splits.test is not None:
         return splits.test, f"the test images of {run.data.path}"

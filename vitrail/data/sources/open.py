@@ -145,12 +145,17 @@ def _never(train: Listed, split: str) -> Iterator[str]:
         yield f"no image of split {split!r} has the labels {listing(names)}: the network cannot learn them"
 
 
-def open_split(path: str | Path, split: str | None = None, class_names: list[str] | None = None) -> Listed:
+def open_split(
+    path: str | Path,
+    split: str | None = None,
+    class_names: list[str] | None = None,
+    columns: Columns = Columns(),
+) -> Listed:
     """Open one split for evaluation. Its labels are indices into `class_names` (a model's), matched by name.
 
     Default for `split`: the test split if there is one, else validation, else the only split. Raises DataError, with
     a list, for classes that `class_names` lacks, and UsageError for a split that does not exist."""
-    found = find_and_warn(str(path))
+    found = find_and_warn(str(path), columns)
     if split is not None:
         name = named_split(found, split, str(path))
     else:
@@ -177,9 +182,9 @@ def find_data(data: Data, *, labels: bool = True) -> DataSet:
     return _checked(data.path, data_set(data.find(labels=labels)), data.columns)
 
 
-def find_and_warn(path: str) -> DataSet:
+def find_and_warn(path: str, columns: Columns = Columns()) -> DataSet:
     """Return what `find` returns, and log its warnings, for a caller that does not show the findings."""
-    found = find(path)
+    found = find(path, columns)
     for line in found.findings.warnings:
         log.warning("%s", line)
     return found
