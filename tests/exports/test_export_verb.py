@@ -109,7 +109,7 @@ def test_predict_asks_a_program(
     assert "the precision and the runtime of its export" in capsys.readouterr().err
 
 
-def test_python_loads_a_program_in_place_of_the_network(run_folder: Path, program: Path, tmp_path: Path) -> None:
+def test_python_loads_a_program_in_place_of_the_network(run_folder: Path, program: Path, photos: Path) -> None:
     model = vitrail.load(run_folder, kind=vitrail.ViT)
     images = torch.randint(0, 256, (3, 3, 16, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for engine in (vitrail.load(program), vitrail.load(program / "model.onnx", kind=vitrail.Engine)):
@@ -127,6 +127,8 @@ def test_python_loads_a_program_in_place_of_the_network(run_folder: Path, progra
         vitrail.load(program, classes=3, image_size=32)
     with pytest.raises(WeightsError, match="is an exported program, and kind is ViT"):
         vitrail.load(program, kind=vitrail.ViT)
+    with pytest.raises(WeightsError, match=r"holds an exported program \(model.onnx\), and here the weights"):
+        vitrail.finetune(photos, weights=program)
     with pytest.raises(WeightsError, match="holds no program"):
         vitrail.load(run_folder, kind=vitrail.Engine)
     with pytest.raises(UsageError, match=r"valid: vitrail.ViT, vitrail.ResNet, vitrail.Engine"):

@@ -38,6 +38,9 @@ HELD_OUT = 1000
 RANKED = 32
 """Number of images on which layers are compared, if some have to stay in float32."""
 
+_LOUD = ("nncf", "torch.utils.cpp_extension")
+"""Loggers that warn during quantisation: NNCF, which imports parts of torch late, and such a part that misses CUDA."""
+
 Labelled = tuple[np.ndarray, int]
 """One image, uint8 [1, channels, height, width], and its class."""
 
@@ -255,7 +258,7 @@ def _nncf() -> Iterator[Any]:
     before = os.environ.get(silent)
     os.environ[silent] = "1"
     try:
-        with errors_only("torch.utils.cpp_extension"):  # its warning that CUDA is missing does not matter here
+        with errors_only(*_LOUD):
             import nncf
     except ImportError as error:
         raise UsageError(f"int8 programs need {error.name or 'nncf'}: pip install 'vitrail[export]'") from error
@@ -263,5 +266,5 @@ def _nncf() -> Iterator[Any]:
         os.environ.pop(silent)
         if before is not None:
             os.environ[silent] = before
-    with errors_only("nncf"), redirect_stdout(io.StringIO()):  # progress bars
+    with errors_only(*_LOUD), redirect_stdout(io.StringIO()):  # progress bars
         yield nncf

@@ -31,6 +31,8 @@ ArchiveKind = Literal["npz", "safetensors", "torch"]
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
+PROGRAMS = ("model.onnx", "model.xml", "model.pt2")
+"""Files of the programs that `vitrail export` writes. They hold weights, but not as tensors with names."""
 MOST_TENSORS = 100_000
 """Maximum number of tensors in a file, because names are compared with each other."""
 MOST_DIMENSIONS = 8
@@ -166,6 +168,11 @@ def _open_folder(folder: Path) -> Archive:
     for name in INDEX:
         if (folder / name).is_file():
             return _open_index(folder / name)
+    if program := next((name for name in PROGRAMS if (folder / name).is_file()), None):
+        raise WeightsError(
+            f"{folder} holds an exported program ({program}), and here the weights of a network are needed. Give the "
+            "model that it was exported from"
+        )
     found = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
     if len(found) == 1:
         return _open_file(found[0])
