@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import vitrail
 from vitrail import cli
 from vitrail.errors import ExportError, UsageError
 from vitrail.exports import engines as module
+from vitrail.exports import timed_engines
 from vitrail.exports.engine import Engine
 from vitrail.exports.engines import Engines, TimedEngine, engine_predictor
 from vitrail.server.served_model import AttentionQuery, ServedModel
@@ -125,6 +127,23 @@ def test_auto_computes_with_torch_if_its_choice_cannot_be_used(caplog: pytest.Lo
     assert found.fastest() == "torch" and "is damaged" in caplog.text
 
 
+def test_a_process_that_ends_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def __init__(self, *_: Any) -> None:
+            self.ours, theirs = multiprocessing.Pipe()
+            theirs.close()
+
+        def __enter__(self) -> Any:
+            return self.ours
+
+        def __exit__(self, *_: object) -> None:
+            self.ours.close()
+
+    monkeypatch.setattr(timed_engines, "_EngineProcess", Gone)
+    with pytest.raises(ExportError, match=r"measures the engine torch has ended.*--engine"):
+        timed_engines.measure("m", None, Engines(made(), "float32"), 0.1, ["torch"])
+
+
 def test_what_an_engine_cannot_do() -> None:
     model = made()
     with pytest.raises(UsageError, match="onnx does not compute in bf16: add --precision float32"):
@@ -202,3 +221,31 @@ def test_a_server_answers_by_an_engine(tmp_path: Path) -> None:
         program.features([image])
     assert program.describe()["parameters"] == served.describe()["parameters"] > 1000
     assert program.describe()["attention"] is False
+
+
+@pytest.mark.slow
+def test_engines_use_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+    import openvino
+
+    found: list[Any] = []
+    session, compile_model = onnxruntime.InferenceSession, openvino.Core.compile_model
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(
+        onnxruntime,
+        "InferenceSession",
+        lambda program, options, **more: (
+            found.append(options.intra_op_num_threads) or session(program, options, **more)
+        ),
+    )
+    monkeypatch.setattr(
+        openvino.Core,
+        "compile_model",
+        lambda core, network, device, settings: (
+            found.append(settings["INFERENCE_NUM_THREADS"]) or compile_model(core, network, device, settings)
+        ),
+    )
+    engines = Engines(made(), "float32")
+    for name in ("onnx", "openvino"):
+        engines.program(name)  # type: ignore[arg-type]
+    assert len(found) >= 4 and set(found) == {3}

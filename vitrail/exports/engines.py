@@ -70,7 +70,7 @@ class Engines:
             "weights": checksum(self.network.state_dict()),
             "card": card_of(self.network).to_dict(),
             "precision": self.precision,
-            "machine": [processor(), available_cores()],
+            "machine": [processor(), available_cores(), torch.get_num_threads()],
             "versions": [_version(package) for package in ("vitrail", "torch", *_packages())],
         }
         text = json.dumps(about, sort_keys=True, default=str)

@@ -49,6 +49,7 @@ def _session(program: Path | bytes) -> InferenceSession:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only: its warnings are about its own optimisations
+    options.intra_op_num_threads = torch.get_num_threads()  # it does not know OMP_NUM_THREADS
     try:
         return onnxruntime.InferenceSession(program, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common base class

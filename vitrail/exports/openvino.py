@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from vitrail.errors import ExportError
 from vitrail.exports import onnx
@@ -72,10 +73,13 @@ def function(network: openvino.Model, precision: str = "float32") -> Callable[[n
     """Return what a network computes on the CPU, in bfloat16 if `precision` is bf16. Raises ExportError."""
     import openvino
 
-    # without this hint OpenVINO computes in bfloat16 if the processor supports it
-    hint = {"INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32"}
+    settings = {
+        # without this hint OpenVINO computes in bfloat16 if the processor supports it
+        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
     try:
-        compiled = openvino.Core().compile_model(network, "CPU", hint)
+        compiled = openvino.Core().compile_model(network, "CPU", settings)
     except RuntimeError as error:
         raise ExportError(f"OpenVINO {openvino.__version__} does not run it: {reason(error)}") from error
 
