@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from torch import nn
-
 from vitrail.errors import UsageError, WeightsError
 from vitrail.exports.engine import Engine
 from vitrail.exports.kinds import find_program
@@ -16,7 +14,7 @@ from vitrail.model.vit import ViT
 from vitrail.weights.load import load as load_weights
 from vitrail.words import shown
 
-Loaded = TypeVar("Loaded", bound=nn.Module)
+Loaded = TypeVar("Loaded", ViT, ResNet, Engine)
 
 
 @overload
