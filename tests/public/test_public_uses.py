@@ -227,6 +227,9 @@ found['vitrail']['vitrail'] == vitrail.__version__
 # export
 written = vitrail.export('model', to='program', out='program')
 written.folder.is_dir()
+# Engine
+engine = vitrail.load(vitrail.export('model', to='onnx', out='onnx').folder, kind=vitrail.Engine)
+engine(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 2)
 # report
 run = vitrail.fit(vitrail.from_yaml('run.yaml', vitrail.Run()))
 vitrail.report(run.folder).path.is_file()
