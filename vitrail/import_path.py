@@ -15,7 +15,7 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitrail.errors import UsageError, did_you_mean
+from vitrail.errors import UsageError, VitrailError, did_you_mean
 from vitrail.ranges import Settings
 from vitrail.words import listing, shown
 
@@ -50,11 +50,12 @@ def own_class(path: str, bases: tuple[type[T], ...], *, imports: bool) -> type[T
     module, name = _parts(path)
     found: Any = _module(module, path, imports=imports)
     for part in name.split("."):
-        if part not in vars(found):
-            classes = [each for each, value in vars(found).items() if isinstance(value, type)]
+        inside = getattr(found, "__dict__", {})
+        if part not in inside:
+            classes = [each for each, value in inside.items() if isinstance(value, type)]
             near = did_you_mean(part, classes)
             raise UsageError(f"the module {module} ({_file(module)}) has no class {part!r}.{near}")
-        found = vars(found)[part]
+        found = inside[part]
     _check_class(found, path, bases)
     return found  # type: ignore[no-any-return]
 
@@ -89,7 +90,7 @@ def import_module(module: str) -> None:
                 f"the module {module} cannot be imported: it needs {error.name}, which is absent"
             ) from error
         raise UsageError(_absent(module, error.name)) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself
         raise UsageError(f"the module {module} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -148,3 +149,9 @@ def _check_class(found: Any, path: str, bases: tuple[type, ...]) -> None:
     for field in fields(kind):
         if field.default is MISSING and field.default_factory is MISSING:
             raise UsageError(f"{path} has no default for {field.name!r}: give each setting a default")
+    try:
+        kind()
+    except VitrailError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{path} cannot be made with its defaults: {type(error).__name__}: {error}") from error

@@ -126,10 +126,13 @@ FACTS: dict[str, Any] = {
 """The types of run.json. "" stands for every other entry, which is otherwise left as it is."""
 
 
-def fitting(facts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the entries of a run.json that have the types a run writes, and the names of the others."""
+def fitting(facts: Mapping[str, Any], shape: Mapping[str, Any] = FACTS) -> tuple[dict[str, Any], list[str]]:
+    """Return the entries of a run.json that have the types a run writes, and the names of the others.
+
+    `shape` states the types of another file as `FACTS` does.
+    """
     wrong: list[str] = []
-    return _fitting(facts, {"": object, **FACTS}, "", wrong), wrong
+    return _fitting(facts, {"": object, **shape}, "", wrong), wrong
 
 
 def _fitting(value: Any, shape: Any, place: str, wrong: list[str]) -> Any:

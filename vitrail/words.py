@@ -62,6 +62,18 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def is_name(text: str) -> bool:
+    """Return whether a text can be the name of a class: it can be written as UTF-8 and holds no NUL.
+
+    Bytes of a folder's name that are not UTF-8, which Python reads as surrogates, are valid.
+    """
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
 def shown(value: Any) -> str:
     """Return a value for an error message, as `repr` does but short: it may come from a file and be of any size."""
     return _SHORT.repr(value)

@@ -289,3 +289,24 @@ def test_the_built_in_schedule_uses_the_same_method() -> None:
     assert isinstance(
         Optim(name="sgd").build([{"name": "kernels", "params": [nn.Parameter(torch.ones(1))]}]), torch.optim.SGD
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("import sys; sys.exit(3)", "mine.a cannot be imported: SystemExit: 3"),
+        ("A = 5", "is not a subclass of"),
+        ("class B:\n    __slots__ = ('A',)\nA = B()", "has no class 'C'"),
+        (
+            "from dataclasses import dataclass\nfrom vitrail import Supervised\n@dataclass(frozen=True)\n"
+            "class A(Supervised):\n    def __post_init__(self): raise ValueError('never')",
+            "cannot be made with its defaults: ValueError: never",
+        ),
+    ],
+)
+def test_modules_that_do_not_give_a_class(body: str, reason: str, mine: Path) -> None:
+    name = f"broken_{abs(hash(body))}"
+    (mine / f"{name}.py").write_text(body)
+    path = f"{name}:A.C" if "__slots__" in body else f"{name}:A"
+    with pytest.raises(UsageError, match=reason.replace("mine.a", name).replace("(", "\\(")):
+        merge(Run(), {"objective": {"class": path}}, imports=True)

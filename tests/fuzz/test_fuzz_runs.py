@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from changes import changed, changes
 from hypothesis import HealthCheck, given, settings
@@ -15,8 +18,11 @@ from hypothesis import strategies as st
 from run_folders import answers, run_folder
 
 from vitrail.data.settings import Data
+from vitrail.evaluation.labels.scores import LabelScores
+from vitrail.evaluation.labels.store import save_results
 from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import training_curves
+from vitrail.reports.gallery import worst_mistakes
 from vitrail.reports.run_record import read_run
 from vitrail.reports.tables import data_problems, particulars
 from vitrail.run_log import fitting
@@ -75,6 +81,57 @@ def test_65_any_facts_of_a_run(whole: Path, facts: dict[str, Any]) -> None:
     look(whole)
     kept, wrong = fitting(facts)
     assert {name for name, value in facts.items() if value is not None} - set(kept) <= set(wrong)
+
+
+def several(folder: Path) -> None:
+    """Results of a network that predicts several labels."""
+    target = np.arange(12).reshape(6, 2) % 3 == 0
+    share = np.linspace(0, 1, 12, dtype=np.float32).reshape(6, 2)
+    found = LabelScores(
+        ["a", "b"], np.arange(6), target.astype(np.int8), share, share.sum(1).astype(np.float64), np.full(2, 0.5)
+    )
+    save_results(folder / "evaluation.npz", found)
+
+
+WRONG: dict[str, Callable[[np.ndarray], np.ndarray | None]] = {
+    "absent": lambda values: None,
+    "short": lambda values: values[:-1],
+    "empty": lambda values: values[:0],
+    "a number": lambda values: np.array(3),
+    "nested": lambda values: values[None],
+    "flat": lambda values: values.reshape(-1),
+    "floats": lambda values: values + 0.5,
+    "infinite": lambda values: np.full(values.shape, np.inf),
+    "negative": lambda values: np.full(values.shape, -7),
+    "huge": lambda values: np.full(values.shape, 2**62),
+    "unsigned": lambda values: np.full(values.shape, 2**64 - 1, dtype=np.uint64),
+    "bool": lambda values: values.astype(bool),
+    "text": lambda values: np.full(values.shape, "x"),
+}
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+def test_65_arrays_of_results_that_do_not_fit(whole: Path, tmp_path: Path, kind: str) -> None:
+    """They are left out with a note, or they are read and a page can be made of them."""
+    run = shutil.copytree(whole, tmp_path / "run-1")
+    if kind == "several":
+        several(run)
+    file = run / "evaluation.npz"
+    with np.load(file) as stored:
+        arrays = dict(stored)
+    for name, change in itertools.product(arrays.keys() - {"bad"}, WRONG):
+        changed_array = WRONG[change](arrays[name])
+        if change == "flat" and arrays[name].ndim == 1:
+            continue
+        kept = {other: array for other, array in arrays.items() if other != name}
+        np.savez(file, **kept, **({} if changed_array is None else {name: changed_array}))
+        record = read_run(run)
+        noted = any("evaluation.npz cannot be used" in note for note in record.notes)
+        if change not in ("floats", "infinite", "bool", "absent"):
+            assert noted, (name, change)
+        for found in filter(None, (record.evaluation, record.scores)):
+            worst_mistakes(found)
+            found.metrics()
 
 
 @QUIETLY

@@ -146,7 +146,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         (
             "classes.json",
             b'["a", "b"]',
-            "evaluation.npz cannot be used: it names class number 9, but there are 2 classes",
+            "names class 9, and there are 2 classes",
         ),
         ("metrics.jsonl", None, "metrics.jsonl is missing"),
         ("evaluation.npz", b"PK\x03\x04", "evaluation.npz cannot be used"),

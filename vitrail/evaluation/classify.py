@@ -7,7 +7,7 @@ depend on batch size, number of processes or order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -323,6 +323,27 @@ def save_classification(path: Path, found: Classification) -> None:
         np.savez_compressed(file, **arrays)
 
 
+NUMBERS: dict[str, tuple[str, int]] = {
+    "index": ("i", 1),
+    "label": ("i", 1),
+    "top": ("i", 2),
+    "probability": ("f", 2),
+    "loss": ("f", 1),
+    "brier": ("f", 1),
+}
+"""Field of `Classification` -> kind of its numbers (`numpy.dtype.kind`) and number of its dimensions."""
+
+
+def check_rows(arrays: Mapping[str, np.ndarray], numbers: Mapping[str, tuple[str, int]]) -> None:
+    """Raise ValueError, naming the field, unless arrays from a file are rows of images: see `NUMBERS`."""
+    for name, (kind, dimensions) in numbers.items():
+        array = arrays[name]
+        if array.dtype.kind != kind or array.ndim != dimensions or len(array) != len(arrays["index"]):
+            raise ValueError(f"{name} is {array.dtype} of shape {array.shape}")
+    if (np.diff(arrays["index"], prepend=-1) < 1).any():
+        raise ValueError("the numbers of the images are not ascending")
+
+
 def load_classification(path: Path, class_names: Sequence[str]) -> Classification:
     """Read a file that `save_classification` wrote. Raises DataError for a damaged or different file."""
     try:
@@ -331,8 +352,14 @@ def load_classification(path: Path, class_names: Sequence[str]) -> Classificatio
                 field: file.read(name) for name, field in STORED.items() if name != "brier" or name in file.headers
             }
             bad = [(str(id_), str(reason)) for id_, reason in file.read("bad", "U")]
-        arrays["top"] = arrays["top"].astype(np.int64)
         arrays.setdefault("brier", np.full(len(arrays["index"]), np.nan))  # absent in earlier versions
-    except (ValueError, KeyError) as error:
+        check_rows(arrays, NUMBERS)
+        if arrays["top"].shape != arrays["probability"].shape or not arrays["top"].shape[1]:
+            raise ValueError(f"classes are {arrays['top'].shape} and probabilities {arrays['probability'].shape}")
+        arrays["top"] = arrays["top"].astype(np.int64)
+        for name in ("label", "top"):
+            if arrays[name].size and not -1 <= arrays[name].min() <= arrays[name].max() < len(class_names):
+                raise ValueError(f"{name} names class {arrays[name].max()}, and there are {len(class_names)} classes")
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read as the outputs of an evaluation: {error}") from error
     return Classification(list(class_names), **arrays, bad=bad)

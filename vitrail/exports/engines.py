@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -81,11 +81,15 @@ class Engines:
         output: Literal["features", "logits"] = "features" if features else "logits"
         place = self.folder / f"{name}-{output}"
         file = place / KINDS[name].file
-        if not file.is_file():
-            from vitrail.exports.write import export_model  # torch.export takes a while to import
+        if file.is_file():
+            try:
+                return Engine(file, output)
+            except ExportError as error:
+                log.warning("a program in the cache cannot be used and is written again: %s", error)
+        from vitrail.exports.write import export_model  # torch.export takes a while to import
 
-            log.info("writing a program for %s, once: %s", name, place)
-            export_model(self.network, place, name, output=output, precision=self.precision, overwrite=True)
+        log.info("writing a program for %s, once: %s", name, place)
+        export_model(self.network, place, name, output=output, precision=self.precision, overwrite=True)
         return Engine(file, output)
 
     def names(self) -> list[Installed]:
@@ -94,17 +98,17 @@ class Engines:
         return ["torch", *(name for name in able if all(_version(package) for package in KINDS[name].packages))]
 
     def measured(self) -> list[TimedEngine]:
-        """Return the engines measured here, the fastest first; an empty list if none was, or the file is damaged."""
+        """Return what was measured here, the fastest first; empty if nothing was, or if the file is damaged."""
         if not _all_engines().is_dir() or not (file := self.folder / MEASURED).is_file():
             return []
         try:
             found = [TimedEngine(**row) for row in read_json_object(file, UsageError)["engines"]]
-            return sorted(found, key=lambda row: -row.images_per_second)
-        except (UsageError, LookupError, TypeError) as error:
-            log.warning(
-                "%s is ignored, because it is damaged (%s). Run vitrail bench MODEL --engines again", file, error
-            )
+            if not all(row.engine in get_args(Installed) and row.images_per_second > 0 for row in found):
+                raise ValueError("a value that is not valid")
+        except (UsageError, LookupError, TypeError, ValueError) as error:
+            log.warning("%s is not used (%s). Measure again: vitrail bench MODEL --engines", file, error)
             return []
+        return sorted(found, key=lambda row: -row.images_per_second)
 
     def remember(self, rows: Sequence[TimedEngine]) -> None:
         """Store the measurements, by which `auto` chooses."""

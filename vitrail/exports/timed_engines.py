@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import statistics
 import time
@@ -23,7 +22,7 @@ from vitrail.exports.engine import Engine
 from vitrail.exports.engines import BATCHES, Engines, TimedEngine, log
 from vitrail.exports.kinds import CARD, Installed
 from vitrail.exports.parity import compare, images_to_compare
-from vitrail.files import replacing
+from vitrail.files import read_json_object, replacing
 from vitrail.weights.load import load
 from vitrail.weights.rebuild import card_of
 
@@ -54,18 +53,13 @@ def measure(
         files[name] = None if name == "torch" else engines.program(name).path
     rows = []
     with ExitStack() as stack:
-        pipes = {name: stack.enter_context(_EngineProcess(source, image_size, files[name], engines)) for name in files}
+        processes = {
+            name: stack.enter_context(_EngineProcess(source, image_size, files[name], engines)) for name in files
+        }
         found: dict[Installed, list[list[float]]] = {name: [] for name in files}
         for _ in range(ROUNDS):
-            for name, pipe in pipes.items():
-                try:
-                    pipe.send(seconds / ROUNDS)
-                    found[name].append(pipe.recv())
-                except (EOFError, OSError) as error:
-                    raise ExportError(
-                        f"the process that measures the engine {name} has ended. It may lack memory: close other "
-                        "programs, or measure one engine at a time (--engine)"
-                    ) from error
+            for name, process in processes.items():
+                found[name].append(process.measure(seconds / ROUNDS))
     for name, rounds in found.items():
         one, many, memory = (statistics.median(column) for column in zip(*rounds, strict=True))
         latency = 1000 * BATCHES[0] / one
@@ -76,8 +70,11 @@ def measure(
 def _difference(engines: Engines, name: Installed) -> float:
     """Return the difference of an engine's outputs from the network's in float32; write its program if necessary."""
     if name != "torch":
-        card = json.loads((engines.program(name).path.parent / CARD).read_text(encoding="utf-8"))
-        return float(card["parity"]["relative"])
+        card = engines.program(name).path.parent / CARD
+        try:
+            return float(read_json_object(card, ExportError)["parity"]["relative"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise ExportError(f"{card} does not state the difference of the program. Remove its folder") from error
     network = engines.network
     images, _ = images_to_compare((), card_of(network))
     predict = predictor(network, CPU, engines.precision)
@@ -89,7 +86,7 @@ def _difference(engines: Engines, name: Installed) -> float:
 
 
 class _EngineProcess:
-    """A process that runs one engine: send seconds, receive images/s at each batch size and its memory in bytes."""
+    """A process that runs one engine."""
 
     def __init__(self, source: str | Path, image_size: int | None, file: Path | None, engines: Engines) -> None:
         context = multiprocessing.get_context("spawn")
@@ -98,13 +95,25 @@ class _EngineProcess:
         arguments = (self._theirs, str(source), image_size, file, engines.precision, shape)
         self.process = context.Process(target=_run, args=arguments, daemon=True)
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> _EngineProcess:
         self.process.start()
-        self._theirs.close()  # so that a process that ends early is noticed
-        return self.pipe
+        self._theirs.close()  # so that the pipe ends with the process
+        return self
+
+    def measure(self, seconds: float) -> list[float]:
+        """Return images/s at each batch size, and the memory of the process in bytes. Raises ExportError if it ends."""
+        try:
+            self.pipe.send(seconds)
+            return self.pipe.recv()  # type: ignore[no-any-return]
+        except (EOFError, OSError) as error:
+            self.process.join()
+            raise ExportError(
+                f"the process that measures an engine ended with exit code {self.process.exitcode}. If memory ran out "
+                "(exit code -9), close other programs or choose a smaller network"
+            ) from error
 
     def __exit__(self, *problem: object) -> None:
-        with suppress(OSError):  # the process may have ended
+        with suppress(OSError):  # it has ended
             self.pipe.send(None)
         self.process.join()
 
@@ -127,9 +136,10 @@ def _run(
     batches = [torch.randint(0, 256, (batch, *shape), dtype=torch.uint8) for batch in BATCHES]
     for images in batches:
         predict(images)
-    while (seconds := pipe.recv()) is not None:
-        rates = [_rate(predict, images, seconds) for images in batches]
-        pipe.send([*rates, memory_in_use(CPU)])
+    with suppress(EOFError, OSError):  # the main process has ended
+        while (seconds := pipe.recv()) is not None:
+            rates = [_rate(predict, images, seconds) for images in batches]
+            pipe.send([*rates, memory_in_use(CPU)])
 
 
 def _rate(predict: Predict, images: torch.Tensor, seconds: float) -> float:

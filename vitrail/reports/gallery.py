@@ -84,7 +84,9 @@ def exhibits(rows: np.ndarray, evaluation: Classification | LabelScores, source:
 
 
 def decoded_image(source: Any, index: int) -> tuple[str, np.ndarray] | None:
-    """Return id and pixels of image `index`, uint8 [H, W, 3]; None if it can no longer be decoded."""
+    """Return id and pixels of image `index`, uint8 [H, W, 3]; None if it is absent or can no longer be decoded."""
+    if index >= len(source):  # the results are those of other images
+        return None
     try:
         item = source[index]
         return item.id, decode(item.image) if isinstance(item.image, bytes) else item.image

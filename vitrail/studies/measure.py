@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from contextlib import closing
@@ -28,6 +27,7 @@ from vitrail.evaluation.features import Features, collect
 from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.evaluation.imagenet import choosing, output_order, view
 from vitrail.evaluation.knn import knn
+from vitrail.files import read_json_object
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.studies.sets import IMAGENET, Sets
 from vitrail.studies.study import Counted, MetricName, Stage
@@ -110,10 +110,12 @@ class Probes:
 
 
 def _known(path: Path) -> dict[str, float]:
+    """Return the numbers that were measured before; empty if there are none, or if the file is damaged."""
     try:
-        return {str(key): float(value) for key, value in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}  # no measurement is stored yet
+        found = {key: float(value) for key, value in read_json_object(path, TrainingError).items()}
+    except (TrainingError, ValueError, TypeError, OverflowError):
+        return {}
+    return {key: value for key, value in found.items() if math.isfinite(value)}
 
 
 def _embedder(model: Path) -> Callable[[Listed], Features]:

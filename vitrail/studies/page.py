@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from vitrail.errors import UsageError
-from vitrail.files import replacing_text
+from vitrail.files import read_bytes, read_json_object, replacing_text
 from vitrail.studies.catalog import NAMES
 from vitrail.studies.results import published_tables
 from vitrail.studies.study import Place, Study
 from vitrail.studies.table import axes, column, number
 
+log = logging.getLogger("vitrail")
 PAGE = "index.html"
 
 
@@ -34,30 +35,49 @@ def write_gallery(folder: Path) -> Path:
         lstrip_blocks=True,
     )  # fmt: skip
     page = environment.get_template("gallery.html").render(studies=found)
-    with replacing_text(folder / PAGE, UsageError) as stream:
+    with replacing_text(folder / PAGE, UsageError, errors="backslashreplace") as stream:
         stream.write(page)
     return folder / PAGE
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return what the page shows of a study; None if it has no readable result."""
+    """Return what the page shows of a study; None, with a warning, if its files cannot be read."""
+    if not path.exists():
+        return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        picture = path.with_suffix(".png").read_bytes()
+        found = read_json_object(path, UsageError)
+        picture = read_bytes(path.with_suffix(".png"))
         return {
-            "name": found["study"],
-            "where": found["where"],
-            "title": found["title"],
+            "name": str(found["study"]),
+            "where": str(found["where"]),
+            "title": str(found["title"]),
             "about": _about(found),
             "picture": "data:image/png;base64," + base64.b64encode(picture).decode("ascii"),
             "tables": {name: _lines(rows) for name, rows in found["tables"].items()},
             "published": published_tables(_quoting(found)),
-            "claims": found["claims"],
-            "missing": [cell for cell in found["cells"] if cell["score"] is None],
+            "claims": [
+                {"verdict": str(one["verdict"]), "claim": str(one["claim"]), "difference": _difference(one)}
+                for one in found["claims"]
+            ],
+            "missing": [
+                {name: str(cell[name]) for name in ("row", "at", "table", "seed", "reason")}
+                for cell in found["cells"]
+                if cell["score"] is None
+            ],
             "runs": _runs(found["cells"], path.parent),
         }
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UsageError, OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        reason = f" ({error})" if isinstance(error, UsageError | OSError) else ""
+        log.warning("%s is left out of the page: it does not hold the results of a study%s", path, reason)
         return None
+
+
+def _difference(claim: Mapping[str, Any]) -> str:
+    """Return " (+1.20 ± 0.30)"; empty for a claim that is not decided."""
+    if claim["difference"] is None:
+        return ""
+    deviation = "" if claim["deviation"] is None else f" ± {claim['deviation']:.2f}"
+    return f" ({claim['difference']:+.2f}{deviation})"
 
 
 def _about(found: Mapping[str, Any]) -> str:

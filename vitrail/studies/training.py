@@ -59,7 +59,8 @@ class Training:
 
     def _train(self, pairs: Sequence[tuple[Wanted, Trial]]) -> None:
         trials = {trial.key: trial for _, trial in pairs}
-        ended = {key: found for key, trial in trials.items() if (found := finished(trial.folder)) is not None}
+        found = {key: finished(trial.folder) for key, trial in trials.items()}
+        ended = {key: one for key, one in found.items() if one is not None and _has_network(one)}
         if ended:
             log.info("%d of %d runs are finished already", len(ended), len(trials))
         waiting = [] if self._late() else [trial for key, trial in trials.items() if key not in ended]
@@ -121,6 +122,11 @@ class Training:
         if key not in self._opened:
             self._opened[key] = open_data(run.data, seed=run.seed)
         return self._opened[key]
+
+
+def _has_network(outcome: Outcome) -> bool:
+    """Return whether a finished run still has what the next stages and the measurements need."""
+    return outcome.status != "done" or RunFolder(Path(outcome.run)).last.is_dir()
 
 
 def chosen(cell: Cell, training: Training, seed: int) -> Stage:

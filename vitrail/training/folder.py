@@ -119,7 +119,7 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write `value` to file `name`; numbers that are not finite become null."""
-        self.write_bytes(name, (_json_text(value, indent=2) + "\n").encode("utf-8"))
+        self.write_bytes(name, (json_text(value, indent=2) + "\n").encode("utf-8"))
 
     def write_text(self, name: str, text: str) -> None:
         """Replace file `name` atomically."""
@@ -137,7 +137,7 @@ class RunFolder:
         line = {"kind": kind, "step": step, **values, "time": round(time.time(), 3)}
         try:
             with writing(self.metrics), open(self.metrics, "ab", opener=_without_waiting) as file:
-                file.write((_json_text(line) + "\n").encode("utf-8"))
+                file.write((json_text(line) + "\n").encode("utf-8"))
         except OSError as error:
             self._warn("metrics.jsonl", error)
             self.lost["lines of metrics.jsonl"] = str(error)
@@ -230,7 +230,7 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
-def _json_text(value: Any, indent: int | None = None) -> str:
+def json_text(value: Any, indent: int | None = None) -> str:
     """Return `value` as JSON that UTF-8 can hold: bytes of file names that are not UTF-8 are escaped."""
     text = json.dumps(json_value(value), indent=indent, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -22,7 +22,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vitrail.config import from_yaml, plain, to_yaml
 from vitrail.data.sources.open import Splits
@@ -30,9 +30,10 @@ from vitrail.device import available_cores, choose_device, keep_freed_memory
 from vitrail.disk import writing
 from vitrail.errors import CheckpointError, UsageError, VitrailError
 from vitrail.files import lock, replacing_text
+from vitrail.run_log import NUMBERS, fitting
 from vitrail.training.checkpoints.checkpoint import latest_valid
 from vitrail.training.checkpoints.state import identity
-from vitrail.training.folder import RunFolder, json_value
+from vitrail.training.folder import RunFolder, json_text
 from vitrail.training.guard import Diverged, Interrupted
 from vitrail.training.loop import fit
 from vitrail.training.processes.parent import end_with_parent
@@ -44,13 +45,16 @@ NAME = "run"
 ELSEWHERE = ("name", "out", "device", "workers", "cache", "accumulate", "compile", "activation_checkpointing", "keep",
              "checkpoint_every", "wide_branches")  # fmt: skip
 """Settings that say where and how a run is executed, not what it computes."""
+Status = Literal["done", "diverged", "failed"]
+_SHAPE = {"status": str, "reason": str, "run": str, "dev": NUMBERS, "test": NUMBERS, "steps": int, "seconds": float}
+"""Field of `Outcome` -> its type in outcome.json, as `vitrail.run_log.FACTS` states types."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The result of a trial."""
 
-    status: Literal["done", "diverged", "failed"]
+    status: Status
     """A diverged run would diverge again. A failed run (memory, disk, a kill) is tried again."""
     reason: str = ""
     run: str = ""
@@ -121,7 +125,7 @@ def trial_key(run: Run, splits: Splits, weights: str) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Replace the JSON file `path`. Raises UsageError if it cannot be written: without it the work is not recorded."""
     with replacing_text(path, UsageError) as file:
-        file.write(json.dumps(json_value(value), indent=2, ensure_ascii=False) + "\n")
+        file.write(json_text(value, indent=2) + "\n")
 
 
 def finished(folder: Path) -> Outcome | None:
@@ -131,11 +135,19 @@ def finished(folder: Path) -> Outcome | None:
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """Return the recorded outcome of a trial, which may be a failure; None if there is none."""
+    """Return the recorded outcome of a trial, which may be a failure; None if there is none, or if it is damaged.
+
+    Its run folder is looked for in `folder`, because a sweep may have been moved.
+    """
+    values, wrong = fitting(RunFolder(folder).read_json(OUTCOME), _SHAPE)
     try:
-        return Outcome(**RunFolder(folder).read_json(OUTCOME))
+        outcome = Outcome(**values)
     except TypeError:  # empty, incomplete or of another version
         return None
+    if wrong or outcome.status not in get_args(Status):
+        return None
+    here = folder / Path(outcome.run).name
+    return replace(outcome, run=str(here)) if here.is_dir() else outcome
 
 
 def run_trial(folder: Path, *, device: str | None = None, cores: int | None = None) -> Outcome:

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.data.item import Joined, View
-from vitrail.data.labels.sets import LabelSets, class_counts, joined, named, names_of_text, one_label, stored_texts
+from vitrail.data.labels.sets import (
+    LabelSets,
+    class_counts,
+    joined,
+    named,
+    names_of_text,
+    one_label,
+    order_classes,
+    stored_texts,
+)
 from vitrail.data.labels.stratify import stratified, stratified_order
 from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.split import fingerprint, hold_out, subset
@@ -117,3 +126,23 @@ def test_splits_with_other_classes_are_joined_by_name() -> None:
     both = Joined({"x": first, "y": second})
     assert both.class_names == ["a", "b", "c", "d", "e", "z"]
     assert isinstance(both.labels, LabelSets) and plain(both.labels) == [[0, 1], [], [1]]
+
+
+def test_an_order_of_images_whose_labels_no_other_image_has() -> None:
+    """Nothing can be in proportion, so the images are halved by their number."""
+    labels = LabelSets.of([[2 * image, 2 * image + 1] for image in range(50)], 100)
+    assert sorted(stratified_order(labels, np.arange(50)).tolist()) == list(range(50))
+    assert stratified(labels, np.arange(50), 0.5).sum() == 25
+    assert not stratified(labels, np.arange(50), 0.1).any()  # training keeps the only image of a label
+
+
+def test_classes_that_nobody_has_change_no_split() -> None:
+    sets = [[image % 3, 3 + image % 5] for image in range(60)]
+    few, many = (LabelSets.of(sets, width) for width in (8, 100_000))
+    assert stratified(few, np.arange(60), 0.2).tolist() == stratified(many, np.arange(60), 0.2).tolist()
+
+
+@pytest.mark.parametrize("name", ["--5", "9" * 5000, "-", "\u00b2", "5-5"])
+def test_names_that_only_look_like_numbers_are_sorted_as_text(name: str) -> None:
+    assert order_classes({name, "10", "9"}) == sorted([name, "10", "9"])
+    assert order_classes({"10", "-9", "9"}) == ["-9", "9", "10"]

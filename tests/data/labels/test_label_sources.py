@@ -222,6 +222,8 @@ def test_cells_without_names_are_names(tmp_path: Path) -> None:
         (["['cat'", "['dog']"], "no"),
         (["['cat', ['dog']]", "['dog']"], r"row 2.*a label in the list .* is \['dog'\]"),
         (["['cat', 1.5]", "['dog']"], r"row 2.*is 1.5"),
+        (['["cat\\ud800"]', "['dog']"], r"row 2.*a label in the list .* is 'cat\\ud800'"),
+        (['["cat\\u0000"]', "['dog']"], r"row 2.*a label in the list .* is 'cat\\x00'"),
         (["[cat, dog]", "['dog']"], r"row 2: the list of labels '\[cat, dog\]' cannot be read"),
     ],
 )
@@ -233,6 +235,18 @@ def test_lists_that_cannot_be_read(cells: list[str], error: str, tmp_path: Path)
         return
     with pytest.raises(DataError, match=error):
         find(str(file))
+
+
+def test_a_separator_alone_is_a_name(tmp_path: Path) -> None:
+    file = csv_with(tmp_path / "d", [";", "|"] * 3)
+    assert only(find(str(file))).class_names == [";", "|"]
+
+
+def test_labels_of_one_image_each_cannot_be_held_out(tmp_path: Path) -> None:
+    file = csv_with(tmp_path / "d", [f"['a{number}', 'b{number}']" for number in range(len(NAMES))])
+    with pytest.raises(DataError, match=r"no image of .* can be held out .* data.holdout to 0"):
+        open_data(Data(path=str(file)))
+    assert open_data(Data(path=str(file), holdout=0)).validation is None
 
 
 def test_ragged_rows_and_other_values_in_columns_of_classes(tmp_path: Path) -> None:

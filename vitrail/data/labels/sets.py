@@ -6,6 +6,7 @@ that can use one class per image only calls `one_label`, which rejects the other
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -243,7 +244,7 @@ def summary(labels: LabelSets) -> str:
 
 
 def order_classes(names: set[str]) -> list[str]:
-    """Sort class names: by value if all are integers, else by code point."""
-    if all(name.lstrip("-").isdecimal() for name in names):
+    """Sort class names: by value if all are integers of at most 1,000 digits, else by code point."""
+    if all(re.fullmatch(r"-?\d{1,1000}", name) for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)

@@ -28,6 +28,7 @@ from vitrail.data.sources.folder import read_file
 from vitrail.data.sources.table import IMAGE_COLUMNS, Rows, find_column, group_by_split
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
+from vitrail.words import is_name
 
 _ROWS = 512  # rows copied at a time: the most of a data set that is in memory
 
@@ -206,7 +207,8 @@ def _class_names(schema: pa.Schema, label: str) -> list[str] | None:
         names = feature["names"] if feature["_type"] == "ClassLabel" else None
     except (KeyError, TypeError, ValueError, IndexError, RecursionError):  # not written by the hub
         return None
-    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+    valid = isinstance(names, list) and all(isinstance(name, str) and is_name(name) for name in names)
+    return names if valid else None
 
 
 def read_hub(splits: dict[str, Any], root: Path, columns: Columns) -> DataSet:

@@ -102,6 +102,11 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
         validation, held = others[chosen], dict[str, Any](validation=chosen)
     elif data.holdout > 0:
         remaining, out = hold_out(train, data.holdout, seed)
+        if not len(out):
+            raise DataError(
+                f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "
+                "images, name a validation split (data.validation), or set data.holdout to 0"
+            )
         ids = [train.id(int(index)) for index in out]
         held = {"seed": seed, "share": data.holdout, "from": name, "ids": ids}
         train, validation = View(train, remaining), View(train, out)

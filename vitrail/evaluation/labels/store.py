@@ -10,7 +10,7 @@ import numpy as np
 
 from vitrail.data.npz import Npz
 from vitrail.errors import DataError
-from vitrail.evaluation.classify import Classification, load_classification, save_classification
+from vitrail.evaluation.classify import Classification, check_rows, load_classification, save_classification
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.files import replacing
 
@@ -22,6 +22,9 @@ STORED = {
     "thresholds": "thresholds",
 }
 """Array in the file -> field of `LabelScores`."""
+
+NUMBERS = {"index": ("i", 1), "target": ("i", 2), "probability": ("f", 2), "loss": ("f", 1)}
+"""See `vitrail.evaluation.classify.NUMBERS`."""
 
 
 def save_results(path: Path, found: Classification | LabelScores) -> None:
@@ -43,11 +46,14 @@ def load_results(path: Path, class_names: Sequence[str]) -> Classification | Lab
                 return load_classification(path, class_names)
             arrays = {field: file.read(name) for name, field in STORED.items()}
             bad = [(str(id_), str(reason)) for id_, reason in file.read("bad", "U")]
+        check_rows(arrays, NUMBERS)
+        if arrays["thresholds"].dtype.kind != "f" or arrays["thresholds"].shape != (len(class_names),):
+            raise ValueError(f"thresholds are {arrays['thresholds'].shape}, and there are {len(class_names)} classes")
         shape = (len(arrays["index"]), len(class_names))
         if arrays["target"].shape != shape or arrays["probability"].shape != shape:
             raise ValueError(
                 f"probabilities are {arrays['probability'].shape}, and there are {len(class_names)} classes"
             )
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read as the outputs of an evaluation: {error}") from error
     return LabelScores(list(class_names), **arrays, bad=bad)

@@ -35,6 +35,7 @@ def batch_picture(images: Tensor, captions: list[str]) -> bytes:
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
     for i, (image, caption) in enumerate(zip(shown, captions, strict=False)):
         left, top = i % columns * (width + 4), i // columns * (height + CAPTION + 4)
+        caption = " ".join(caption[:width].split())  # measuring a very long text takes minutes
         while caption and draw.textlength(caption, font) > width:
             caption = caption[:-1]
         draw.text((left + 2, top + 1), caption, "black", font)
