@@ -11,7 +11,7 @@ TITLES = {
         "vitrail.training vitrail.recipes vitrail.durations vitrail.config vitrail.objective vitrail.evaluation"
     ),
     "Data": "vitrail.data",
-    "Networks and weights": "vitrail.model vitrail.weights",
+    "Networks, weights and programs": "vitrail.model vitrail.weights vitrail.exports",
     "Looking inside": "vitrail.inspection",
     "Errors": "vitrail.errors",
 }
