@@ -83,6 +83,7 @@ def test_commands_inside_sentences_are_accepted() -> None:
     assert {pair: why for pair in found if (why := why_refused(pair[1]))} == {}
 
 
+@pytest.mark.slow
 def test_flags_inside_sentences_exist() -> None:
     named = {flag for verb in VERBS.values() for name, _ in each_flag(verb.load()[1]) for flag in spellings(name)}
     flags = {(page, text.split()[0].partition("=")[0]) for page, text in INLINE if text.startswith("--")}
@@ -209,6 +210,7 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
     assert sorted(listed) == sorted(set(vitrail.__all__) - {"__version__"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["evaluate", "data check", "train"])
 def test_the_page_of_a_verb_has_its_flags_with_their_help(verb: str) -> None:
     _, function = VERBS[verb].load()
@@ -252,6 +254,7 @@ def test_the_citation_is_of_this_version() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_published_weights_are_as_timm_states_them() -> None:
     import timm
 
