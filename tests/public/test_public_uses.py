@@ -188,6 +188,9 @@ found.rows[0].classes[0] in ('cat', 'dog')
 # embed
 written = vitrail.embed('model', 'photos', out='f.npz')
 written.images == {'': 12} and written.width == 32
+# search
+found = vitrail.search('model', 'photos', like='photos/cat/0.png', top=3)
+found.images == 12 and len(found.matches) == 3 and found.matches[0].image != 'photos/cat/0.png'
 # inspect
 found = vitrail.inspect('model', 'photos/cat/0.png', what=('rollout',))
 found.pages[0].what == 'rollout'
