@@ -26,6 +26,7 @@ PRELOADED = [
         "torch.distributed.checkpoint",
         "torch.distributed.fsdp",
     ),
+    "forked_imports",
 ]
 
 
@@ -36,7 +37,7 @@ def server() -> Any:
     context = get_context("forkserver")
     before = dict(os.environ)
     # the server is a new interpreter
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), before.get("PYTHONPATH")]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         context.set_forkserver_preload(PRELOADED)

@@ -110,7 +110,7 @@ class Call:
             return 0
         if self.json:
             from vitrail.config import plain
-            from vitrail.training.folder import json_value
+            from vitrail.files import json_value
 
             value = self.module.as_json(result) if hasattr(self.module, "as_json") else plain(result)
             print(json.dumps(json_value(value), indent=2, ensure_ascii=False))

@@ -6,10 +6,11 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -292,3 +293,22 @@ def read_json_object(path: Path, error: type[VitrailError]) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise error(f"{path} should hold a JSON object, not a {type(content).__name__}")
     return content
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return `value` as JSON that UTF-8 can hold: bytes of file names that are not UTF-8 are escaped."""
+    text = json.dumps(json_value(value), indent=indent, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def json_value(value: Any) -> Any:
+    """Return `value` as JSON values: text for paths, null for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(value)

@@ -8,12 +8,10 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import tarfile
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -417,22 +415,32 @@ def test_73_a_pipe_is_read_where_it_is_named_and_nowhere_else(tmp_path: Path) ->
     photos = draw(tmp_path / "photos", count=2)
     image, model = photos / "red" / "1.png", small_model(tmp_path / "model")
     os.mkfifo(photos / "red" / "9.png")
-    program = f"{sys.executable} -m vitrail predict {model} --device cpu --workers 1"
-    shell: dict[str, Any] = dict(cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    program = ("predict", model, "--device", "cpu", "--workers", "1")
+
+    def predict(named: str | Path, command: str = "true", at: int = 0) -> Command:
+        return run(*program, named, cwd=tmp_path, before=piped, given=(command, at))
+
     answers: set[str] = set()
-    for command in (f"cat {image} | {program} /dev/stdin", f"{program} <(cat {image})", f"{program} {image}"):
-        done = subprocess.run(["bash", "-c", command], **shell)
-        assert done.returncode == 0 and "skipped" not in done.stderr, done.stderr
-        answer = done.stdout.splitlines()[1].partition(",")[2]
+    for done in (predict("/dev/stdin", f"cat {image}"), predict("/dev/fd/63", f"cat {image}", 63), predict(image)):
+        assert done.process.exitcode == 0 and "skipped" not in done.err, done.err
+        answer = done.out.splitlines()[1].partition(",")[2]
         assert answer.startswith(("red,", "blue,"))
         answers.add(answer)
     assert len(answers) == 1
-    done = subprocess.run(["bash", "-c", f"{program} {photos}"], **shell)
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 5
-    assert "9.png: it is not a regular file" in done.stderr
-    for endless in ("/dev/zero", f"<(cat {__file__})", "<(true)"):
-        done = subprocess.run(["bash", "-c", f"{program} {endless}"], **shell)
-        assert "skipped" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    done = predict(photos)
+    assert done.process.exitcode == 0 and len(done.out.splitlines()) == 5
+    assert "9.png: it is not a regular file" in done.err
+    for done in (predict("/dev/zero"), predict("/dev/fd/63", f"cat {__file__}", 63), predict("/dev/fd/63", "true", 63)):
+        assert "skipped" in done.err and "Traceback" not in done.err, done.err
+
+
+def piped(command: str, at: int) -> None:
+    """The output of another program comes through a pipe with the descriptor `at`, as a shell starts two programs."""
+    with subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        os.dup2(other.stdout.fileno(), at)
+        other.stdout = None  # so that nothing waits for it here
+        other.returncode = 0
 
 
 def small_model(folder: Path) -> Path:

@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 
 from vitrail.errors import ExportError, UsageError
+from vitrail.exports.engine import Engine
 from vitrail.exports.engines import MEASURED, Engines, TimedEngine
 from vitrail.exports.timed_engines import _EngineProcess
 from vitrail.model.variants import ViTConfig
@@ -186,6 +187,19 @@ def test_74_an_engine_whose_process_is_killed_is_an_error() -> None:
     process.process = context.Process(target=os._exit, args=(9,))  # type: ignore[assignment]
     with pytest.raises(ExportError, match="ended with exit code 9"), process:
         process.measure(0.1)
+
+
+@pytest.mark.parametrize("name", ["model.xml", "model.bin", "model.onnx", "model.onnx.data"])
+@pytest.mark.parametrize("kind", ["pipe", "loop", "folder"])
+def test_74_what_took_the_place_of_a_program_is_refused(name: str, kind: str, tmp_path: Path) -> None:
+    """A runtime would wait for a pipe, and a loop of links would end the process."""
+    program = tmp_path / ("model.onnx" if "onnx" in name else "model.xml")
+    program.write_text("program")
+    file = tmp_path / name
+    file.unlink(missing_ok=True)
+    {"pipe": os.mkfifo, "loop": lambda place: place.symlink_to(place.name), "folder": os.mkdir}[kind](file)
+    with pytest.raises(ExportError, match=f"{name} cannot be read"):
+        Engine(program)
 
 
 # ---- pictures

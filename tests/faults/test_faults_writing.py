@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from commands import run
 from forked import ROOT
 from scenes import CHANGES, HIDE, SHORT, changing, read_only, small_disk, snapshot, vanishing
-from writers import HIDDEN, TUNED, WRITERS, Scene, debris, files, scene_in, write, write_capped
+from writers import HIDDEN, TUNED, WRITERS, Scene, debris, files, scene_in, sizes_of_disks, write, write_capped
 
 from vitrail.data.cache import refuse_within
 from vitrail.errors import DataError, WriteError
@@ -126,9 +127,10 @@ def test_68_what_is_an_address_and_what_is_a_name(tmp_path: Path, monkeypatch: p
         check_writable(Path(name), folder=True)
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("most", [0, 700, 20_000])
-def test_68_a_disk_that_is_full_at_any_byte(name: str, most: int, scene: Scene, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), sizes_of_disks("0", "700", "20_000"))
+def test_68_a_disk_that_is_full_at_any_byte(name: str, size: str, scene: Scene, tmp_path: Path) -> None:
+    most = int(size)
     code, said = write_capped(WRITERS[name], scene, tmp_path, most)
     assert "Traceback" not in said and "Exception ignored" not in said, said
     if code == 0:
@@ -153,8 +155,7 @@ def test_27_a_run_says_what_it_could_not_write(scene: Scene, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("size", ["4k", "12k", "64k"])
+@pytest.mark.parametrize(("name", "size"), sizes_of_disks("4k", "12k", "64k"))
 def test_68_a_small_disk(name: str, size: str, scene: Scene, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size) as disk:
         command = write(WRITERS[name], scene, disk)
@@ -239,9 +240,18 @@ READERS = {
 """Verb -> whether it fails if no image can be read; the others list the images or do not read them."""
 
 
+TRAINING = [words for words in READERS if words.split()[0] in ("train", "finetune")]
+READ = [
+    (words, change)
+    for words in READERS
+    for number, change in enumerate(CHANGES)
+    # training takes seconds, so each change comes to one verb that trains, unless a long run is asked for
+    if words not in TRAINING or "VITRAIL_TEST_EXAMPLES" in os.environ or TRAINING[number % 2] == words
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("words", READERS, ids=lambda words: " ".join(words.split()[:2]))
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("words", "change"), READ, ids=lambda text: " ".join(text.split()[:4]))
 def test_69_photographs_that_change_during_the_work(words: str, change: str, scene: Scene, tmp_path: Path) -> None:
     photos, expected = tmp_path / "photos", tmp_path / "expected"
     for copy in (photos, expected):

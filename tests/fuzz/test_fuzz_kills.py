@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scenes import SHORT, draw
 
-EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "2"))
+EXAMPLES = int(os.environ.get("VITRAIL_TEST_EXAMPLES", "1"))
 STEPS = 150
 MOMENTS: dict[str, Callable[[Family, Path], object]] = {
     "start": lambda family, _: True,

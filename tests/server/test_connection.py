@@ -14,6 +14,7 @@ pytest.importorskip("uvicorn", reason="the server needs vitrail[serve]")
 import uvicorn
 
 from vitrail.server.connection import Connection
+from vitrail.server.process import take_port
 
 begin = Connection.connection_made
 WHOLE = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -95,3 +96,11 @@ def test_a_head_that_does_not_end_ends_the_connection() -> None:
         return b"closed"
 
     assert talk(30, client) == b"closed"
+
+
+def test_answers_are_sent_at_once() -> None:
+    """Without TCP_NODELAY the second answer of a connection waits 40 ms for the client's acknowledgement."""
+    with take_port("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -10,7 +10,8 @@ import pytest
 
 import vitrail
 from vitrail.errors import CheckpointError, UsageError
-from vitrail.training.folder import RunFolder, json_value
+from vitrail.files import json_value
+from vitrail.training.folder import RunFolder
 from vitrail.training.provenance import command
 
 

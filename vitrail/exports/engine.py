@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from vitrail.errors import ExportError, UsageError, WeightsError
 from vitrail.exports.describe import card_in
 from vitrail.exports.elsewhere import check_here
 from vitrail.exports.kinds import KINDS, runtime
+from vitrail.files import open_regular
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.words import shown
@@ -40,6 +42,12 @@ class Engine(nn.Module):
                 f"{path} is not run, because such files can hold code. Use the model itself, or export it to "
                 f"{' or '.join(READ)}"
             )
+        for file in (path, path.with_suffix(".bin"), path.with_name(f"{path.name}.data")):
+            if os.path.lexists(file):  # a runtime would wait for a pipe, and end the process at a loop of links
+                try:
+                    open_regular(file).close()
+                except OSError as error:
+                    raise ExportError(f"{file} cannot be read: {error.strerror}") from error
         self._run, about = runtime(kind, writing=False).read(path)
         try:
             self.card: Card = card_in(about)

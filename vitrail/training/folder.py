@@ -17,14 +17,12 @@ runs/<name>-<n>/
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,7 +33,7 @@ from safetensors import SafetensorError
 from vitrail import world
 from vitrail.disk import writing
 from vitrail.errors import CheckpointError, UsageError
-from vitrail.files import check_writable, open_regular, read_json_object, replacing
+from vitrail.files import check_writable, json_text, open_regular, read_json_object, replacing
 from vitrail.run_log import Dropped, fitting, log_lines
 
 
@@ -228,22 +226,3 @@ def _show_error(show: Callable[[threading.ExceptHookArgs], object], args: thread
 def _without_waiting(path: str, flags: int) -> int:
     """Open a file; a pipe that nobody reads is an OSError."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
-
-
-def json_text(value: Any, indent: int | None = None) -> str:
-    """Return `value` as JSON that UTF-8 can hold: bytes of file names that are not UTF-8 are escaped."""
-    text = json.dumps(json_value(value), indent=indent, ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def json_value(value: Any) -> Any:
-    """Return `value` as JSON values: text for paths, null for numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return str(value)

@@ -29,11 +29,11 @@ from vitrail.data.sources.open import Splits
 from vitrail.device import available_cores, choose_device, keep_freed_memory
 from vitrail.disk import writing
 from vitrail.errors import CheckpointError, UsageError, VitrailError
-from vitrail.files import lock, replacing_text
+from vitrail.files import json_text, lock, replacing_text
 from vitrail.run_log import NUMBERS, fitting
 from vitrail.training.checkpoints.checkpoint import latest_valid
 from vitrail.training.checkpoints.state import identity
-from vitrail.training.folder import RunFolder, json_text
+from vitrail.training.folder import RunFolder
 from vitrail.training.guard import Diverged, Interrupted
 from vitrail.training.loop import fit
 from vitrail.training.processes.parent import end_with_parent

@@ -40,6 +40,20 @@ class Writer:
         return [*words, *SHORT, "2 steps"] if words[0] == "train" and "--resume" not in words else words
 
 
+DEAR = ("bench", "export", "export onnx", "finetune", "report", "sweep", "train", "vtab")
+"""Writers that take a second or more."""
+
+
+def sizes_of_disks(*sizes: str) -> list[tuple[str, str]]:
+    """Return each writer with each size of a disk; those of `DEAR` with one size by turns.
+
+    VITRAIL_TEST_EXAMPLES asks for all.
+    """
+    every = "VITRAIL_TEST_EXAMPLES" in os.environ
+    turns = {name: [sizes[number % len(sizes)]] for number, name in enumerate(DEAR)}
+    return [(name, size) for name in WRITERS for size in (sizes if every else turns.get(name, sizes))]
+
+
 RUN = r"r/.*"
 TUNED = "--epochs 1 --batch-size 4 --image-size 8 --device cpu"
 SWEPT = "--parallel 0 --lr 0.01 --seeds 1 --dev 0.3"
@@ -67,7 +81,9 @@ WRITERS: dict[str, Writer] = {
     "convert torch": Writer("weights convert {weights} {out} --format timm", "r.pth"),
     "convert google": Writer("weights convert {tanh} {out} --format google", "r.npz"),
     "recipe": Writer("recipes cp digits {out}", "r.yaml"),
-    "bench": Writer("bench Ti/16 --image-size 16 --batch-size 1 --seconds 0.01 --out {out}", "r", True, RUN),
+    "bench": Writer(
+        "bench Ti/16 --image-size 16 --batch-size 1 --mode inference --seconds 0.01 --out {out}", "r", True, RUN
+    ),
     "export onnx": Writer("export {weights} --out {out}", "r", True),
     "predict merge": Writer("predict {weights} {photos} --out {spare} --merge {out}", "r.parquet"),
     "embed merge": Writer("embed {weights} {photos} --out {spare} --merge {out}", "r.parquet"),

@@ -31,7 +31,7 @@ def write(found: Classification | LabelScores, numbers: Any, out: Path, *, raw: 
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.labels.store import save_results
     from vitrail.evaluation.reliability import draw
-    from vitrail.training.folder import json_value
+    from vitrail.files import json_value
 
     with writing(out, UsageError):
         if _is_file(out):
