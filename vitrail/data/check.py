@@ -158,7 +158,9 @@ def _warnings(report: Report, splits: dict[str, Listed], tally: Tally) -> Iterat
         yield f"{len(report.leaks)} images are in more than one split: results on them are not to be trusted"
     repeated = sum(len(group) - 1 for group in report.duplicates)
     if repeated:
-        yield f"{repeated} images are exact copies of others"
+        yield (
+            "1 image is an exact copy of another" if repeated == 1 else f"{repeated} images are exact copies of others"
+        )
     torn = [group for group in report.duplicates if len({copy.label for copy in group if copy.label}) > 1]
     if torn:
         yield f"{len(torn)} images occur with different labels"
