@@ -195,6 +195,13 @@ def test_with_several_labels_per_image_a_cell_may_be_empty(tmp_path: Path) -> No
     assert names_of(only(find(str(texts), Columns(per_image="several")))) == expected
 
 
+def test_predictions_are_labels_even_if_no_image_has_two(tmp_path: Path) -> None:
+    images(tmp_path / "d")
+    rows = [("0.png", "cat", "0.9"), ("1.png", "", ""), ("2.png", "dog", "0.8")]
+    file = table(tmp_path / "d" / "p.csv", [("path", "labels", "probabilities"), *rows])
+    assert names_of(only(find(str(file)))) == [("cat",), (), ("dog",)]
+
+
 @pytest.mark.parametrize(
     ("cells", "warned"),
     [

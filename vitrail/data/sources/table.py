@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from vitrail.data.item import UNKNOWN, DataSet, Findings, role_of
 from vitrail.data.labels.cells import MISSING, NO, YES, class_columns, marked, read_cells, unsplit
-from vitrail.data.labels.sets import order_classes
+from vitrail.data.labels.sets import SEPARATOR, order_classes
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import FileSource, named_file_source
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, unescape_formula
@@ -80,6 +80,8 @@ class _Table(NamedTuple):
     splits: list[str]
     classes: tuple[str, ...]
     """Columns that are classes; empty if there is a column of labels."""
+    predictions: bool
+    """Whether `vitrail predict` wrote it for a network that predicts several labels."""
 
 
 def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
@@ -104,6 +106,8 @@ def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
 
 def _labels(tables: list[_Table], columns: Columns, findings: Findings) -> Iterator[list[str | tuple[str, ...]]]:
     """Yield the labels of each table: those in cells are read alike in all tables of a data set."""
+    if columns.per_image != "one" and any(table.predictions for table in tables):
+        columns = columns._replace(separator=columns.separator or SEPARATOR)
     cells = [label for table in tables for label in table.labels if isinstance(label, str)]
     places = [(table, row) for table in tables if not table.classes for row in table.rows]
     read = read_cells(cells, columns, lambda cell: f"{places[cell][0].file}, {places[cell][1]}")
@@ -124,7 +128,8 @@ def _read(file: Path, columns: Columns, findings: Findings) -> _Table:
     split = lowered.index("split") if "split" in lowered else None
     label, classes = _label_columns(file, header, rows, columns, {image, split})
     text = unescape_formula if _is_predictions(header) else str
-    table = _Table(file, [], [], [], [], classes)
+    predicted = tuple(header[: len(LABEL_PREDICTIONS)]) == LABEL_PREDICTIONS
+    table = _Table(file, [], [], [], [], classes, predicted)
     places = [header.index(name) for name in classes]
     for number, row in rows:
         where = f"row {number}"
