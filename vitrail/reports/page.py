@@ -20,6 +20,7 @@ from vitrail.reports.figures import confusion, cooccurrence, reliability
 from vitrail.reports.gallery import exhibits, most_uncertain, worst_mistakes
 from vitrail.reports.render import render, short, write_page
 from vitrail.reports.run_record import read_run, validation_images
+from vitrail.reports.suggestions import suggestions
 from vitrail.weights.load import load
 
 MOST_DRAWN = 1000
@@ -56,6 +57,7 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
         record=record,
         network=tables.network_in_words(record),
         parameters=None if model is None else sum(parameter.numel() for parameter in model.parameters()),
+        suggestions=suggestions(record, None if model is None else min(model.config.image_size)),
         shares=SHARES,
         curves=training_curves(record),
         classes=None if evaluation is None else _classes(evaluation),

@@ -1,0 +1,149 @@
+"""What the report suggests, from made-up results: each rule where it holds, and where it does not."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from documents import refused
+from run_folders import answers
+
+from vitrail.data.settings import Data
+from vitrail.durations import Epochs
+from vitrail.evaluation.classify import Classification
+from vitrail.objective.settings import MAE, Supervised
+from vitrail.reports.run_record import RunRecord
+from vitrail.reports.suggestions import MOST, suggestions
+from vitrail.training.run import Run
+
+FINISHED = {"ended": "all steps done", "steps": 60}
+FLAT = [0.6, 0.73, 0.72, 0.72, 0.72]
+
+
+def record(
+    evaluation: Classification | None = None,
+    accuracy: list[float] = FLAT,
+    losses: list[float] | None = None,
+    **more: Any,
+) -> RunRecord:
+    run = more.pop("run", Run(data=Data("my photos/"), duration=Epochs(20)))
+    losses = losses or [1.0] * len(accuracy)
+    facts = {"result": FINISHED, "data": {"images": {"train": 50_000}}, **more}
+    lines = [
+        {"step": 10 * n, "top1": top1, "nll": nll} for n, (top1, nll) in enumerate(zip(accuracy, losses, strict=True))
+    ]
+    found = evaluation or answers(["a", "b", "c", "d"], 300)
+    return RunRecord(Path("runs/train 1"), run, facts, found.class_names, lines, found, None, None)
+
+
+def said(found: RunRecord, image_size: int | None = 32) -> str:
+    return " | ".join(f"{one.reason} {one.command}" for one in suggestions(found, image_size))
+
+
+def test_a_good_run_is_used_and_looked_into() -> None:
+    text = said(record())
+    assert (
+        "vitrail predict 'runs/train 1' new-photos/ --out classes.csv" in text
+        and "vitrail inspect 'runs/train 1'" in text
+    )
+    assert len(suggestions(record(), 32)) == 2
+
+
+def test_a_run_that_has_not_ended_is_resumed_first() -> None:
+    first = suggestions(record(result=None), 32)[0]
+    assert first.command == "vitrail train --resume 'runs/train 1'"
+
+
+@pytest.mark.parametrize(
+    ("images", "side", "weights", "expected"),
+    [(500, 224, None, True), (50_000, 224, None, False), (500, 32, None, False), (500, 224, "vit.npz", False)],
+)
+def test_pretrained_weights_for_few_photographs(images: int, side: int, weights: str | None, expected: bool) -> None:
+    found = record(data={"images": {"train": images}}, run=Run(data=Data("photos"), weights=weights))
+    assert ("vitrail finetune photos --from google/" in said(found, side)) == expected
+
+
+def test_rising_accuracy_asks_for_twice_the_time() -> None:
+    rising = [0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    assert "--duration '40 epochs'" in said(record(accuracy=rising))
+    limited = Run(data=Data("photos"), time_limit=7.5)
+    assert "--time-limit 15" in said(record(accuracy=rising, run=limited))
+    assert "twice as long" not in said(record(accuracy=[*rising, 0.85]))  # the best is not at the end
+    assert "twice as long" not in said(record(accuracy=rising, result={"ended": "early stop"}))
+    assert "twice as long" not in said(record(accuracy=[0.5, 0.7, 0.71, 0.715, 0.718, 0.72]))  # within the error
+
+
+@pytest.mark.parametrize(("passes", "weights", "expected"), [(8, None, True), (30, None, False), (8, "vit.npz", False)])
+def test_few_passes_from_scratch(passes: float, weights: str | None, expected: bool) -> None:
+    run = Run(data=Data("photos"), weights=weights, duration=Epochs(passes))
+    text = said(record(run=run, result={**FINISHED, "epochs": passes}))
+    assert ("saw each image only 8 times" in text and "--duration '16 epochs'" in text) == expected
+
+
+def test_a_loss_that_rises_asks_for_regularisation() -> None:
+    assert "--augment.mixup 0.8" in said(record(losses=[2.0, 1.0, 1.05, 1.3, 1.5]))
+    assert "--augment.mixup 0.8" not in said(record(losses=[2.0, 1.5, 1.2, 1.0, 1.05]))
+    better = record(accuracy=[0.5, 0.6, 0.7, 0.75, 0.8], losses=[2.0, 1.0, 1.05, 1.3, 1.5])
+    assert "--augment.mixup 0.8" not in said(better)  # more confident, but right more often
+
+
+def imbalanced(rare_right: bool) -> Classification:
+    """Class a has 200 images, class b 10; all of a are right."""
+    label = np.array([0] * 200 + [1] * 10)
+    guess = label if rare_right else np.zeros_like(label)
+    top = np.stack([guess, 1 - guess], 1)
+    share = np.tile(np.float32([0.7, 0.3]), (210, 1))
+    loss = np.where(guess == label, 0.36, 1.2)
+    return Classification(["a", "b"], np.arange(210), label, top, share, loss, np.full(210, 0.2))
+
+
+def test_rare_classes_that_fail() -> None:
+    assert "--objective.logit-adjustment 1" in said(record(imbalanced(False)))
+    assert "--objective.logit-adjustment 1" not in said(record(imbalanced(True)))
+    sigmoid = Run(data=Data("photos"), objective=Supervised(loss="sigmoid"))
+    assert "--data.sampler sqrt" in said(record(imbalanced(False), run=sigmoid))
+
+
+def test_certain_mistakes_are_looked_at() -> None:
+    found = answers(["a", "b", "c", "d"], 300)
+    probability = found.probability.copy()
+    probability[~found.correct, 0] = 0.95
+    assert "wrong predictions were made with a probability of at least 90%" in said(
+        record(replace(found, probability=probability))
+    )
+    probability[~found.correct, 0] = 0.5
+    assert "at least 90%" not in said(record(replace(found, probability=probability)))
+
+
+def test_one_pair_of_classes() -> None:
+    found = answers(["a", "b", "c", "d"], 300)
+    label, top = found.label.copy(), found.top.copy()
+    for row in np.flatnonzero(~found.correct):
+        label[row], top[row] = 2, [3, 2, 1, 0]
+    wrong = int((~found.correct).sum())
+    assert f"{wrong} of the {wrong} mistakes are images of 'c' that are taken for 'd'" in said(
+        record(replace(found, label=label, top=top))
+    )
+    assert "taken for" not in said(record(found))
+
+
+def test_what_has_no_suggestions() -> None:
+    nothing = replace(record(), evaluation=None)
+    assert suggestions(nothing, 32) == [] and suggestions(replace(record(), run=None), 32) == []
+    assert suggestions(replace(record(), run=Run(objective=MAE())), 32) == []
+
+
+def test_there_are_at_most_three_and_every_command_is_one() -> None:
+    records = [
+        record(result=None, data={"images": {"train": 500}}, accuracy=[0.4, 0.5, 0.6, 0.7, 0.8, 0.9]),
+        record(imbalanced(False), losses=[2.0, 1.0, 1.05, 1.3, 1.5]),
+        record(),
+    ]
+    found = [suggestions(one, 224) for one in records]
+    assert max(map(len, found)) == MOST
+    commands = [one.command for some in found for one in some if one.command]
+    assert len(commands) > 6 and [refused(shlex.split(command)) for command in commands] == [""] * len(commands)

@@ -1,0 +1,196 @@
+"""What to do next: suggestions with commands, drawn from the results of a run.
+
+Each rule looks at one thing and gives a reason with its numbers. The page shows the first three, in the order of the
+rules: what is unfinished, then what usually gains most.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from vitrail.data.imbalance import FLAGS, IMBALANCED, OTHER_LOSSES, imbalance
+from vitrail.evaluation.classify import Classification
+from vitrail.objective.settings import Supervised
+from vitrail.reports.run_record import RunRecord
+from vitrail.reports.tables import most_confused
+from vitrail.training.run import Run
+
+MOST = 3
+"""Maximum number of suggestions on a page."""
+FEW_IMAGES = 20_000
+"""Number of training images below which pretrained weights gain most (paper, section 4.3)."""
+PHOTOGRAPHS = 96
+"""Side in pixels from which images are taken for photographs, which published weights know."""
+PRETRAINED = "google/vit-base-patch16-224-in21k"
+"""Weights of a network that fits into any machine; README lists smaller ones."""
+FEW_PASSES = 20
+"""Number of passes over the images below which training from scratch has hardly begun; DeiT takes 300."""
+CERTAIN = 0.9
+"""Probability of a wrong class from which the label of an image is looked at."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One thing to do."""
+
+    reason: str
+    """What was seen, with its numbers, and what follows."""
+    command: str | None = None
+
+
+def suggestions(record: RunRecord, image_size: int | None) -> list[Suggestion]:
+    """Return at most three suggestions for a classifier with one label per image; none without an evaluation.
+
+    image_size: Shorter side of the network's input in pixels, if the network could be loaded.
+    """
+    if record.evaluation is None or record.run is None or not isinstance(record.run.objective, Supervised):
+        return []
+    seen = _Seen(record, record.run, record.evaluation, image_size or 0)
+    found = (rule(seen) for rule in RULES)
+    return [one for one in found if one is not None][:MOST]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    record: RunRecord
+    run: Run
+    evaluation: Classification
+    image_size: int
+
+    @property
+    def folder(self) -> str:
+        """The run folder, as a word of a command."""
+        return shlex.quote(str(self.record.folder))
+
+    @property
+    def data(self) -> str:
+        """The data set, as a word of a command."""
+        return shlex.quote(self.run.data.path)
+
+    def again(self, flags: str) -> str:
+        """Return the command that repeats the run with other flags."""
+        return f"vitrail train --config {self.folder}/config.yaml {flags}"
+
+
+def _unfinished(seen: _Seen) -> Suggestion | None:
+    if seen.record.result:
+        return None
+    return Suggestion(
+        "The run has not ended. It continues at the step where it stopped.", f"vitrail train --resume {seen.folder}"
+    )
+
+
+def _pretrained(seen: _Seen) -> Suggestion | None:
+    images = seen.record.data_facts.get("images", {}).get("train") or math.inf
+    if seen.run.weights or images >= FEW_IMAGES or seen.image_size < PHOTOGRAPHS:
+        return None
+    return Suggestion(
+        f"The network was trained from scratch on {images:,} images. With so few, weights that were trained on "
+        "millions of photographs are usually far better.",
+        f"vitrail finetune {seen.data} --from {PRETRAINED}",
+    )
+
+
+def _overfitting(seen: _Seen) -> Suggestion | None:
+    """The loss on the validation images has risen by a tenth since its minimum, while the accuracy has not risen."""
+    _, losses = seen.record.curve("nll", having="nll")
+    _, accuracy = seen.record.curve("top1", having="nll")
+    if len(losses) < 4 or losses[-1] < 1.1 * losses.min() or accuracy[-1] > accuracy[losses.argmin()]:
+        return None
+    return Suggestion(
+        f"The validation loss has risen from {losses.min():.3f} to {losses[-1]:.3f}: the network has begun to learn "
+        "the training images by heart. Mixing images and dropping layers work against that.",
+        seen.again("--augment.mixup 0.8 --augment.cutmix 1 --vit.drop-path 0.1"),
+    )
+
+
+def _longer(seen: _Seen) -> Suggestion | None:
+    """Accuracy was still rising, or a network from scratch has seen each image only a few times."""
+    run, passes = seen.run, seen.record.result.get("epochs") or math.inf
+    if rise := _rise(seen):
+        reason = f"Accuracy was still rising at the end: from {rise[0]:.1%} to {rise[1]:.1%} in the last quarter."
+    elif not run.weights and passes < FEW_PASSES:
+        reason = f"The network was trained from scratch and saw each image only {passes:.0f} times."
+    else:
+        return None
+    if run.time_limit is not None:
+        longer = f"--time-limit {2 * run.time_limit:g}"
+    else:
+        longer = f"--duration '{replace(run.duration, value=2 * run.duration.value)}'"
+    return Suggestion(f"{reason} Train twice as long.", seen.again(longer))
+
+
+def _rise(seen: _Seen) -> tuple[float, float] | None:
+    """Return the accuracies at three quarters and at the end, if the end is ahead by more than its standard error."""
+    _, accuracy = seen.record.curve("top1", having="nll")
+    if len(accuracy) < 4 or accuracy[-1] < accuracy.max() or seen.record.result.get("ended") == "early stop":
+        return None
+    before, last = float(accuracy[: -(len(accuracy) // 4)][-1]), float(accuracy[-1])
+    return (before, last) if last - before > math.sqrt(last * (1 - last) / seen.evaluation.count) else None
+
+
+def _rare_classes(seen: _Seen) -> Suggestion | None:
+    evaluation, objective = seen.evaluation, seen.run.objective
+    behind = evaluation.top1 - evaluation.balanced_accuracy
+    if imbalance(evaluation.class_count) < IMBALANCED or behind < 0.02:
+        return None
+    flags = FLAGS if isinstance(objective, Supervised) and objective.loss == "softmax" else OTHER_LOSSES
+    return Suggestion(
+        "Rare classes fail more often than frequent ones: the mean accuracy of the classes, "
+        f"{evaluation.balanced_accuracy:.1%}, is {100 * behind:.1f} points below the accuracy of the images.",
+        seen.again(flags),
+    )
+
+
+def _labels(seen: _Seen) -> Suggestion | None:
+    """At least three mistakes, and a tenth of them, were made with great confidence."""
+    evaluation = seen.evaluation
+    wrong = evaluation.known & ~evaluation.correct & (evaluation.top[:, 0] >= 0)
+    certain = int((evaluation.probability[wrong, 0] >= CERTAIN).sum())
+    if certain < 3 or certain < 0.1 * wrong.sum():
+        return None
+    return Suggestion(
+        f"{certain} of the {int(wrong.sum())} wrong predictions were made with a probability of at least "
+        f"{CERTAIN:.0%}. Look at the worst mistakes below: the labels of some may be wrong, or images may show two "
+        "classes. This command writes all predictions to tables.",
+        f"vitrail evaluate {seen.folder} {seen.data} --out predictions/",
+    )
+
+
+def _one_pair(seen: _Seen) -> Suggestion | None:
+    """One confusion makes up a quarter of at least eight mistakes of a network for more than two classes."""
+    confusions, wrong = most_confused(seen.evaluation), int((~seen.evaluation.correct & seen.evaluation.known).sum())
+    if len(seen.evaluation.class_names) < 3 or wrong < 8 or confusions[0].images < 0.25 * wrong:
+        return None
+    first = confusions[0]
+    return Suggestion(
+        f"{first.images} of the {wrong} mistakes are images of {first.true!r} that are taken for "
+        f"{first.predicted!r}. More images of these two classes help most; if even you cannot tell them apart, make "
+        "them one class."
+    )
+
+
+def _use(seen: _Seen) -> Suggestion | None:
+    return Suggestion("Name the classes of new images.", f"vitrail predict {seen.folder} new-photos/ --out classes.csv")
+
+
+def _look(seen: _Seen) -> Suggestion | None:
+    return Suggestion(
+        "Look inside: what the filters, positions and attention have learned.", f"vitrail inspect {seen.folder}"
+    )
+
+
+RULES: tuple[Callable[[_Seen], Suggestion | None], ...] = (
+    _unfinished,
+    _pretrained,
+    _overfitting,
+    _longer,
+    _rare_classes,
+    _labels,
+    _one_pair,
+    _use,
+    _look,
+)
