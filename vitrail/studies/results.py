@@ -49,7 +49,7 @@ def read(path: Path) -> Tables:
         CellResult(cells[one["table"], one["row"], one["at"]], one["seed"], one["score"], one["reason"], one["run"])
         for one in found["cells"]
     ]
-    return Tables(study, results, not paper and not found.get("rows"))
+    return Tables(study, results, not found.get("rows"))
 
 
 def redraw(folder: Path) -> None:

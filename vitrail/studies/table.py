@@ -83,7 +83,7 @@ class Tables:
     study: Study
     results: Sequence[CellResult]
     whole: bool = True
-    """Whether these are all rows of the grid at laptop scale, which the claims need."""
+    """Whether all rows of the grid were run, which the claims need."""
 
     @property
     def tables(self) -> list[Table]:
@@ -104,22 +104,29 @@ class Tables:
     def answers(self) -> list[Answer]:
         """Return the verdict on each claim.
 
-        It is "not finished" if numbers of its table are missing, and "not decided" if not all rows were run, or if
-        the grid is the paper's.
+        It is "not finished" if numbers of its table are missing. It is "not decided" if not all rows were run, or if the
+        paper's grid does not have the networks that it compares.
         """
-        if not self.whole:
-            return [Answer(claim, "not decided") for claim in self.study.claims]
         found = {table.name: table.scores for table in self.tables}
         incomplete = {result.cell.table for result in self.missing}
         first = next(iter(found), MEAN)
         answers = []
         for claim in self.study.claims:
             table = claim.table or first
-            if table not in found or table in incomplete or (table == MEAN and incomplete):
+            if not self.whole or (table not in found and table != MEAN):
+                answers.append(Answer(claim, "not decided"))
+            elif table not in found or table in incomplete or (table == MEAN and incomplete):
                 answers.append(Answer(claim, "not finished"))
             else:
-                answers.append(Answer(claim, *claim.verdict(found[table])))
+                answers.append(_answer(claim, found[table]))
         return answers
+
+
+def _answer(claim: Claim, found: Scores) -> Answer:
+    try:
+        return Answer(claim, *claim.verdict(found))
+    except (LookupError, ValueError):  # the best, or the first, of no network
+        return Answer(claim, "not decided")
 
 
 def axes(places: Sequence[Place]) -> tuple[list[str], list[float | str]]:
