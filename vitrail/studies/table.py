@@ -104,8 +104,8 @@ class Tables:
     def answers(self) -> list[Answer]:
         """Return the verdict on each claim.
 
-        It is "not finished" if numbers of its table are missing. It is "not decided" if not all rows were run, or if the
-        paper's grid does not have the networks that it compares.
+        It is "not finished" if numbers of its table are missing. It is "not decided" if not all rows were run, or if
+        the paper's grid does not have the networks that it compares.
         """
         found = {table.name: table.scores for table in self.tables}
         incomplete = {result.cell.table for result in self.missing}
