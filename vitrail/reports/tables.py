@@ -108,9 +108,9 @@ def weakest_labels(scores: LabelScores, calibrated: LabelCalibration) -> list[La
 
 def wrong_beside(scores: LabelScores) -> list[Confusion]:
     """Return the labels that are most often wrongly predicted for images that have another label."""
-    truth, names = scores.truth, scores.class_names
-    wrong = truth.T.astype(np.float32) @ (scores.predicted[scores.known] & ~truth)
-    without = scores.class_count[:, None] - scores.cooccurrence
+    truth, names = scores.truth[:, scores.paired], [scores.class_names[label] for label in scores.paired.tolist()]
+    wrong = truth.T.astype(np.float32) @ (scores.predicted[scores.known][:, scores.paired] & ~truth)
+    without = scores.class_count[scores.paired][:, None] - scores.cooccurrence
     cells = np.argsort(-wrong, axis=None, kind="stable")[:MOST_CONFUSIONS]
     places = [divmod(int(cell), len(names)) for cell in cells]
     return [

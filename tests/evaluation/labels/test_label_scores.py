@@ -14,11 +14,13 @@ from sklearn import calibration as sklearn_calibration
 from sklearn import metrics
 
 from vitrail.errors import DataError
+from vitrail.evaluation.labels import scores
 from vitrail.evaluation.labels.calibration import label_calibration
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.evaluation.labels.scores import LabelScores, score_labels
 from vitrail.evaluation.labels.store import load_results, save_results
 from vitrail.evaluation.labels.thresholds import best_threshold, best_thresholds
+from vitrail.reports.tables import wrong_beside
 
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -164,3 +166,34 @@ def test_answers_are_those_above_their_thresholds() -> None:
     assert several.predicted is not None
     named = [several.classes[row][several.predicted[row]].tolist() for row in range(2)]
     assert named == [[2, 1], []]  # sigmoid(2) = 0.88, sigmoid(-1) = 0.27, sigmoid(0.5) = 0.62
+
+
+@pytest.mark.parametrize("values", [1, 50, 1 << 21])
+def test_average_precision_with_equal_scores_is_scikit_learns(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "VALUES", values)
+    rng = np.random.default_rng(0)
+    for images, levels in ((1, 1), (7, 2), (40, 5), (40, 1)):
+        y = rng.integers(0, 2, (images, 9)).astype(np.int8)
+        y[0] = 1  # every label is there
+        p = (rng.integers(0, levels, (images, 9)) / 8).astype(np.float32)
+        names = [str(number) for number in range(9)]
+        found = LabelScores(names, np.arange(images), y, p, np.zeros(images), np.full(9, 0.5))
+        expected = [metrics.average_precision_score(y[:, label], p[:, label]) for label in range(9)]
+        np.testing.assert_allclose(found.average_precision, expected, rtol=1e-12)
+
+
+def test_pairs_of_very_many_labels_are_those_of_the_most_frequent() -> None:
+    """All pairs of 100,000 labels would be 80 GB."""
+    classes = 100_000
+    y = np.zeros((6, classes), dtype=np.int8)
+    y[:, 7::200] = 1  # 500 labels of all images
+    y[0, 3] = 1
+    names = [str(number) for number in range(classes)]
+    found = LabelScores(names, np.arange(6), y, np.full(y.shape, 0.7, np.float32), np.zeros(6), np.full(classes, 0.5))
+    assert (
+        found.paired[:3].tolist() == [0, 1, 2]
+        and len(found.paired) == 1000
+        and set(range(7, classes, 200)) <= {*found.paired.tolist()}
+    )
+    assert found.cooccurrence.shape == found.predicted_together.shape == (1000, 1000)
+    assert wrong_beside(found)[0].images == 6

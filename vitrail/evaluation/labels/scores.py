@@ -17,6 +17,11 @@ from vitrail.errors import DataError
 from vitrail.evaluation.classify import Batches, Predict, gather_rows
 from vitrail.evaluation.labels.thresholds import best_thresholds
 
+PAIRED = 1000
+"""Maximum number of labels whose pairs are counted, because the number of pairs is the square."""
+VALUES = 1 << 21
+"""Probabilities that are ranked at a time."""
+
 
 @dataclass(frozen=True)
 class LabelScores:
@@ -73,12 +78,11 @@ class LabelScores:
     @cached_property
     def average_precision(self) -> np.ndarray:
         """float64 [classes]: area under the precision-recall curve, as scikit-learn computes it."""
-        from sklearn.metrics import average_precision_score  # a second to import
-
         scores, found = self.probability[self.known], np.full(len(self.class_names), np.nan)
         if np.isfinite(scores).all():
-            for label in np.flatnonzero(self.class_count).tolist():
-                found[label] = average_precision_score(self.truth[:, label], scores[:, label])
+            labels = np.flatnonzero(self.class_count)
+            for part in np.array_split(labels, 1 + self.truth[:, labels].size // VALUES):
+                found[part] = _average_precision(self.truth[:, part], scores[:, part])
         return found
 
     @property
@@ -139,20 +143,42 @@ class LabelScores:
         return float(self.loss[self.known].mean())
 
     @cached_property
+    def paired(self) -> np.ndarray:
+        """int64 [pairs]: the labels whose pairs are counted: all, or the `PAIRED` that most images have, ascending."""
+        return np.sort(np.argsort(-self.class_count, kind="stable")[:PAIRED])
+
+    @cached_property
     def cooccurrence(self) -> np.ndarray:
-        """int64 [classes, classes]: number of images with both labels; on the diagonal, with the label."""
-        marks = self.truth.astype(np.float32)  # exact up to 16 million images
+        """int64 [pairs, pairs]: number of images with both labels; on the diagonal, with the label."""
+        marks = self.truth[:, self.paired].astype(np.float32)  # exact up to 16 million images
         return (marks.T @ marks).astype(np.int64)
 
     @cached_property
     def predicted_together(self) -> np.ndarray:
-        """int64 [classes, classes]: number of images with label (row) for which label (column) is predicted."""
-        return (self.truth.T.astype(np.float32) @ self.predicted[self.known].astype(np.float32)).astype(np.int64)
+        """int64 [pairs, pairs]: number of images with label (row) for which label (column) is predicted."""
+        there, predicted = self.truth[:, self.paired], self.predicted[self.known][:, self.paired]
+        return (there.T.astype(np.float32) @ predicted.astype(np.float32)).astype(np.int64)
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers to log: map, micro_f1, macro_f1, exact, nll, count."""
         names = ("map", "micro_f1", "macro_f1", "exact", "nll", "count")
         return {name: getattr(self, name) for name in names}
+
+
+def _average_precision(truth: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return the area under the precision-recall curve of each column, float64 [columns], as scikit-learn defines it.
+
+    truth: bool [N, columns], with an image of each; scores: [N, columns]. Each image with the label adds the precision
+    at its own score, where images with equal scores are predicted together.
+    """
+    order = np.argsort(-scores, axis=0, kind="stable")
+    scores, truth = np.take_along_axis(scores, order, 0), np.take_along_axis(truth, order, 0)
+    place = np.arange(len(scores))[:, None]
+    last = np.where(np.diff(scores, axis=0, append=np.inf) != 0, place, len(scores) - 1)
+    last = np.minimum.accumulate(last[::-1], axis=0)[::-1]  # of the images with an equal score
+    precision = np.cumsum(truth, axis=0) / (place + 1)
+    found: np.ndarray = (np.take_along_axis(precision, last, 0) * truth).sum(axis=0) / truth.sum(axis=0)
+    return found
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

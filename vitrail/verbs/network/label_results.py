@@ -62,7 +62,10 @@ def _percent(share: float) -> str:
 
 
 def as_json(found: LabelScores) -> dict[str, Any]:
-    """Return the results as JSON values: numbers, every label, and how many images have each pair of labels."""
+    """Return the results as JSON values: numbers, every label, and how many images have each pair of labels.
+
+    Of very many labels, pairs are those of the labels that most images have ("paired").
+    """
     from vitrail.evaluation.labels.calibration import label_calibration
 
     calibrated = label_calibration(found)
@@ -76,6 +79,7 @@ def as_json(found: LabelScores) -> dict[str, Any]:
         "classes": [
             {"name": name, **dict(zip(names, (*counts, *shares), strict=True))} for name, counts, shares in _rows(found)
         ],
+        "paired": _paired(found),
         "cooccurrence": found.cooccurrence.tolist(),
         "predicted_together": found.predicted_together.tolist(),
         "bad": [{"id": id_, "reason": reason} for id_, reason in found.bad],
@@ -98,5 +102,9 @@ def write(found: LabelScores, out: Path, *, raw: bool = False) -> None:
             writer.writerow((name, *counts, *("" if share != share else f"{share:.6f}" for share in shares)))
     with replacing_text(out / "cooccurrence.csv") as file:
         writer = SafeWriter(file, raw=raw)
-        writer.writerow(("class", *found.class_names))
-        writer.writerows((name, *row) for name, row in zip(found.class_names, found.cooccurrence.tolist(), strict=True))
+        writer.writerow(("class", *_paired(found)))
+        writer.writerows((name, *row) for name, row in zip(_paired(found), found.cooccurrence.tolist(), strict=True))
+
+
+def _paired(found: LabelScores) -> list[str]:
+    return [found.class_names[label] for label in found.paired.tolist()]
