@@ -18,7 +18,7 @@ from typing import Any
 
 from vitrail.device import in_words, keep_freed_memory, out_of_memory
 from vitrail.errors import UsageError, VitrailError, did_you_mean
-from vitrail.streams import prepare_streams, settle_output
+from vitrail.verbs.streams import prepare_streams, settle_output
 from vitrail.verbs.table import GROUPS, VERBS, Verb
 from vitrail.version import __version__
 from vitrail.words import printable

@@ -32,7 +32,7 @@ def page() -> str:
     for title, packages in TITLES.items():
         names = [name for name in vitrail.__all__ if under(name) in packages.split()]
         lines += [f"## {title}", "", *(f"::: vitrail.{name}\n" for name in sorted(names, key=str.lower))]
-    return "\n".join(lines)
+    return "\n".join([*lines, "## In scikit-learn's shape", "", "::: vitrail.sklearn.ViTClassifier"])
 
 
 def under(name: str) -> str:

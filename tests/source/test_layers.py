@@ -17,9 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 LAYER = {
-    **dict.fromkeys(
-        ("errors", "version", "device", "disk", "files", "streams", "words", "world", "config", "durations"), 0
-    ),
+    **dict.fromkeys(("errors", "version", "device", "disk", "files", "words", "world", "config", "durations"), 0),
     **dict.fromkeys(("ranges", "durations", "import_path", "run_log", "torch_private"), 0),
     **dict.fromkeys(("model", "data"), 1),
     **dict.fromkeys(("weights", "objective", "evaluation", "inspection", "costs"), 2),
@@ -28,7 +26,7 @@ LAYER = {
     "recipes": 5,
     **dict.fromkeys(("studies", "server", "reports"), 6),
     "verbs": 7,
-    "cli": 8,
+    **dict.fromkeys(("cli", "sklearn"), 8),
     # the public face and `python -m vitrail`: they may reach everything, nothing reaches them
     **dict.fromkeys(("__init__", "__main__"), 9),
 }
