@@ -107,7 +107,7 @@ FLAGS = {
     "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",
     "weights verify": "source",
-    "weights push": "source repository licence private dry_run",
+    "weights push": "source repository format licence private dry_run",
     "recipes list": "",
     "recipes show": "name yaml",
     "recipes cp": "name file",

@@ -130,15 +130,18 @@ def push(
     source: str | Path,
     repository: str,
     *,
+    format: Literal["vitrail", "hf", "timm"] = "vitrail",
     licence: str | None = None,
     private: bool = False,
     dry_run: bool = False,
 ) -> Pushed:
-    """Upload weights to the hub, with a model card: accuracy, preprocessing, class names, licence.
+    """Upload weights to the hub, with a model card: results, base model, preprocessing, class names, licence.
 
     Args:
         source: A run, a model folder, a weight file of any known library, or a name on the hub.
         repository: Repository owner/name. It is created if it does not exist.
+        format: Format of the weights: 'hf' loads with AutoModelForImageClassification of transformers, 'timm' with
+            timm.create_model('hf-hub:owner/name').
         licence: Licence of the weights, such as apache-2.0 (default: the licence on their card).
         private: Make a new repository private.
         dry_run: Show what would be uploaded, and exit.
@@ -153,7 +156,7 @@ def push(
         raise UsageError(f"{repository!r} is not the name of a repository; give owner/name")
     model: Any = load(source)
     with TemporaryDirectory() as folder:
-        files = prepare(model, folder, repository, licence)
+        files = prepare(model, folder, repository, licence, format)
         text = (Path(folder) / README).read_text(encoding="utf-8")
         url = None if dry_run else upload(folder, repository, private=private)
     return Pushed(repository, files, text, url)

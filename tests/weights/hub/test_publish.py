@@ -5,17 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import yaml
 from hub_server import REPOSITORY, FakeHub, serving, use
+from huggingface_hub import ModelCard
 from torch import nn
+from transformers import AutoModelForImageClassification
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.card import Card, architecture
-from vitrail.weights.hub.publish import prepare, push, readme
+from vitrail.weights.hub.publish import HubFormat, prepare, push, readme
 from vitrail.weights.load import load
 
 CLASSES = ["tabby *cat*", "<script>alert(1)</script>", "a|b"]
@@ -71,6 +74,53 @@ def test_a_licence_can_be_given_and_its_lack_is_told(tmp_path: Path, caplog: pyt
     prepare(made(licence=""), tmp_path / "b", "owner/name", licence="apache-2.0")
     assert header((tmp_path / "b" / "README.md").read_text())["license"] == "apache-2.0"
     assert load(tmp_path / "b").card.licence == "apache-2.0"
+
+
+def test_the_hub_reads_results_and_the_base_model(tmp_path: Path) -> None:
+    metrics = {"validation top1": 0.93210, "validation nll": 0.2, "test top1": 0.9, "test top5": 1.0, "step": 3}
+    provenance = {"data": "photos/flowers/", "from": "google/vit-base-patch16-224-in21k"}
+    prepare(made(metrics=metrics, provenance=provenance), tmp_path / "m", "owner/name")
+    found = ModelCard.load(tmp_path / "m" / "README.md").data
+    assert found.base_model == "google/vit-base-patch16-224-in21k" and found.library_name == "vitrail"
+    assert [(one.dataset_name, one.dataset_split, one.metric_name, one.metric_value) for one in found.eval_results] == [
+        ("flowers", "validation", "top-1 accuracy", 0.9321),
+        ("flowers", "test", "top-1 accuracy", 0.9),
+        ("flowers", "test", "top-5 accuracy", 1.0),
+    ]
+    prepare(made(metrics={}, provenance={"from": "runs/train-1/model"}), tmp_path / "other", "owner/name")
+    assert header((tmp_path / "other" / "README.md").read_text()).keys() & {"base_model", "model-index"} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("format", "library"), [("hf", "transformers"), ("timm", "timm")])
+def test_users_of_other_libraries_load_it_by_its_name(tmp_path: Path, format: HubFormat, library: str) -> None:
+    model, images = square(), torch.randn(2, 3, 16, 16)
+    files = prepare(model, tmp_path / "m", "owner/name", format=format)
+    assert sorted(files) == sorted({"README.md", "config.json", "model.safetensors", *extra(format)})
+    text = (tmp_path / "m" / "README.md").read_text()
+    assert header(text)["library_name"] == library and 'owner/name"' in text
+    with torch.inference_mode():
+        if format == "timm":
+            found = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()(images)
+        else:
+            found = AutoModelForImageClassification.from_pretrained(tmp_path / "m").eval()(images).logits
+        torch.testing.assert_close(found, model(images), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(load(tmp_path / "m")(images), model(images), rtol=1e-5, atol=1e-5)
+
+
+def extra(format: str) -> set[str]:
+    return {"preprocessor_config.json"} if format == "hf" else set()
+
+
+def square() -> Any:
+    """A network that all three libraries have."""
+    torch.manual_seed(0)
+    config = ViTConfig(width=64, depth=2, heads=1, mlp_dim=256, patch=8, image_size=(16, 16), classes=3)
+    model: Any = build(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    model.card = Card(config, ["a", "b", "c"], Preprocess((16, 16), crop=0.9, interpolation="bicubic"), licence="mit")
+    return model
 
 
 def test_the_home_folder_stays_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,18 @@
-"""A model for the hub: the weights with their card, and a README.md that says what they are and how to use them."""
+"""A model for the hub: the weights with their card, and a README.md that says what they are and how to use them.
+
+The weights are in vitrail's format, or in that of transformers or timm, whose users then load them by the repository's
+name. The header of the README is what the hub reads: library, licence, base model and results.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from torch import nn
@@ -17,18 +22,32 @@ from vitrail.weights.card import Card, architecture, parameters
 from vitrail.weights.hub.download import refusal, unreachable
 from vitrail.weights.rebuild import card_of, rebuilt
 from vitrail.weights.reference import reference
-from vitrail.weights.store import save_model
+from vitrail.weights.save import save
 
 log = logging.getLogger("vitrail")
 README = "README.md"
+HubFormat = Literal["vitrail", "hf", "timm"]
+"""Formats that the hub's users load by the name of a repository."""
+LIBRARIES: dict[HubFormat, str] = {"vitrail": "vitrail", "hf": "transformers", "timm": "timm"}
+USES: dict[HubFormat, str] = {
+    "vitrail": 'import vitrail\n\nmodel = vitrail.load("{}")',
+    "hf": "from transformers import AutoModelForImageClassification\n\n"
+    'model = AutoModelForImageClassification.from_pretrained("{}")',
+    "timm": 'import timm\n\nmodel = timm.create_model("hf-hub:{}", pretrained=True)',
+}
+MEASURES = {"top1": ("accuracy", "top-1 accuracy"), "top5": ("accuracy", "top-5 accuracy"), "map": ("mAP", "mAP")}
+"""Measure of a card -> its type and name in the hub's results."""
 NAMED = 1000
 """Class names written into the README; card.json has all of them."""
 
 
-def prepare(model: nn.Module, folder: Path | str, repository: str, licence: str | None = None) -> dict[str, int]:
+def prepare(
+    model: nn.Module, folder: Path | str, repository: str, licence: str | None = None, format: HubFormat = "vitrail"
+) -> dict[str, int]:
     """Write everything that `push` uploads into `folder`, and return the size of each file in bytes.
 
-    `licence` takes the place of the card's. Raises WeightsError as `save` does.
+    `licence` takes the place of the card's. Raises WeightsError as `save` does, for example if the library of `format`
+    has no such network.
     """
     folder = Path(folder)
     card = card_of(model)
@@ -36,8 +55,10 @@ def prepare(model: nn.Module, folder: Path | str, repository: str, licence: str 
     card = card if licence is None else replace(card, licence=licence)
     if not card.licence:
         log.warning("no licence is known for these weights, so others may not use them: say it with --licence")
-    save_model(folder, rebuilt(model, card), card)
-    (folder / README).write_text(readme(card, parameters(model), repository), encoding="utf-8")
+    network: Any = rebuilt(model, card)
+    network.card = card
+    save(network, folder, format)
+    (folder / README).write_text(readme(card, parameters(model), repository, format), encoding="utf-8")
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 
 
@@ -62,16 +83,22 @@ def push(folder: Path | str, repository: str, *, private: bool = False) -> str:
     return f"{api.endpoint}/{repository}"
 
 
-def readme(card: Card, count: int, repository: str) -> str:
+def readme(card: Card, count: int, repository: str, format: HubFormat = "vitrail") -> str:
     """Return the model card for the hub, Markdown with the hub's header; `count` is the number of parameters."""
+    name = repository.rpartition("/")[2]
     header: dict[str, Any] = {"license": card.licence} if card.licence else {}
-    header |= {"library_name": "vitrail", "pipeline_tag": "image-classification", "tags": ["vision-transformer"]}
+    header |= {"library_name": LIBRARIES[format], "pipeline_tag": "image-classification"}
+    header |= {"tags": ["vision-transformer", "vitrail"]}
+    if base := _base(card):
+        header["base_model"] = base
+    if results := _results(card):
+        header["model-index"] = [{"name": name, "results": results}]
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False)}---",
-        f"# {repository.rpartition('/')[2]}",
+        f"# {name}",
         f"{architecture(card.config)}, {count:,} parameters. Weights from: {card.source}.",
         f"```bash\nvitrail predict {repository} photos/\n```",
-        f'```python\nimport vitrail\n\nmodel = vitrail.load("{repository}")\n```',
+        f"```python\n{USES[format].format(repository)}\n```",
         "## Accuracy",
         _table("measure", card.metrics) or "Not measured by the card that came with these weights.",
         "## Preprocessing",
@@ -82,6 +109,32 @@ def readme(card: Card, count: int, repository: str) -> str:
         card.licence or "Not stated: ask the owner before using these weights.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _base(card: Card) -> str | None:
+    """Return the repository of the weights that these were trained from, if they came from the hub."""
+    start = card.provenance.get("from")
+    named = isinstance(start, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", start) and not Path(start).exists()
+    return start if named else None
+
+
+def _results(card: Card) -> list[dict[str, Any]]:
+    """Return the accuracies of the card as the hub's results, one entry for each split that was measured."""
+    splits: dict[str, list[dict[str, Any]]] = {}
+    for measure, value in card.metrics.items():
+        split, _, name = measure.rpartition(" ")
+        if name in MEASURES and isinstance(value, float):
+            kind, title = MEASURES[name]
+            splits.setdefault(split, []).append({"type": kind, "name": title, "value": round(value, 6)})
+    data = Path(str(card.provenance.get("data") or "images")).name or "images"
+    return [
+        {
+            "task": {"type": "image-classification"},
+            "dataset": {"type": data, "name": data, **({"split": split} if split else {})},
+            "metrics": metrics,
+        }
+        for split, metrics in splits.items()
+    ]
 
 
 def _without_home(value: Any) -> Any:
