@@ -271,7 +271,7 @@ def _check_types(kind: Any) -> None:
     except (NameError, TypeError) as error:
         raise UsageError(f"the types of {import_path(kind)} cannot be read: {error}") from error
     for name, hint in settings.items():
-        if not _is_readable(hint):
+        if not _is_readable(hint) or (doors_of(hint) and NoneType in arms(hint)):
             raise UsageError(
                 f"{import_path(kind)} has a setting {name!r} of type {getattr(hint, '__name__', hint)}. Valid: bool, "
                 "int, float, str, None, Literal, Duration, tuples and unions of them, and dataclasses of settings"

@@ -90,7 +90,9 @@ def import_module(module: str) -> None:
                 f"the module {module} cannot be imported: it needs {error.name}, which is absent"
             ) from error
         raise UsageError(_absent(module, error.name)) from None
-    except (Exception, SystemExit) as error:  # a script may end itself
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a script may end itself
         raise UsageError(f"the module {module} cannot be imported: {type(error).__name__}: {error}") from error
 
 

@@ -295,6 +295,12 @@ def test_the_built_in_schedule_uses_the_same_method() -> None:
     ("body", "reason"),
     [
         ("import sys; sys.exit(3)", "mine.a cannot be imported: SystemExit: 3"),
+        ("class End(BaseException): pass\nraise End('now')", "mine.a cannot be imported: End: now"),
+        (
+            "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom vitrail import Supervised\n"
+            "@dataclass(frozen=True)\nclass A(Supervised):\n    inner: A | None = None",
+            "has a setting 'inner' of type .*A.* | None",
+        ),
         ("A = 5", "is not a subclass of"),
         ("class B:\n    __slots__ = ('A',)\nA = B()", "has no class 'C'"),
         (
