@@ -176,7 +176,7 @@ def test_csv_holds_every_row_and_the_errors_beside_it(folder: Path, tmp_path: Pa
     assert [line[1] for line in table[1:]] == ["red", "blue, <i>", "green"]
     assert read_csv(out.with_name("out.csv.errors.csv"))[1][:2] == [str(folder / "b" / "broken.jpg"), "empty"]
     assert summary.predicted == 3
-    assert str(summary) == (f"3 images predicted; 1 files could not be read (1 empty), listed in {out}.errors.csv")
+    assert str(summary) == (f"3 images predicted; 1 file could not be read (1 empty), listed in {out}.errors.csv")
     write_predictions(rows([folder / "a.bmp"]), out)  # the list of an earlier run is not left behind
     assert sorted(os.listdir(out.parent)) == ["out.csv"]
 

@@ -499,12 +499,14 @@ def test_46_predict_goes_on_past_bad_files_and_strict_says_so(trained: Path, pho
     for flags, code in (([], 0), (["--strict"], 1)):
         command = run("predict", trained, *files, "--out", "answers.csv", *flags, cwd=tmp_path)
         assert command.process.exitcode == code
-        assert "21 images predicted; 1 files could not be read (1 truncated)" in command.out
+        assert "21 images predicted; 1 file could not be read (1 truncated)" in command.out
         assert len(list(csv.DictReader((tmp_path / "answers.csv").open()))) == 21
         (row,) = csv.DictReader((tmp_path / "answers.csv.errors.csv").open())
         assert row["path"] == str(tmp_path / "torn.png") and row["reason"] == "truncated"
     shown = run("predict", trained, *files, "--strict", cwd=tmp_path)
     assert shown.process.exitcode == 1 and shown.out.count("\n") == 22
+    nothing = run("predict", trained, tmp_path / "torn.png", cwd=tmp_path)
+    assert nothing.process.exitcode == 1 and "skipped" in nothing.err  # none of the files could be read
 
 
 def killed_after(rows: int) -> None:

@@ -213,13 +213,14 @@ class Summary:
     """CSV with the unreadable files; None if all were readable or the rows went to a stream."""
 
     def __str__(self) -> str:
-        text = f"{self.predicted} images predicted"
+        text = f"{self.predicted} image{'s' * (self.predicted != 1)} predicted"
         if not self.unreadable:
             return text
         counts = Counter(row.reason for row in self.unreadable)
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
         listed = f", listed in {self.errors}" if self.errors else ""
-        return f"{text}; {len(self.unreadable)} files could not be read ({reasons}){listed}"
+        files = "1 file" if len(self.unreadable) == 1 else f"{len(self.unreadable)} files"
+        return f"{text}; {files} could not be read ({reasons}){listed}"
 
 
 def write_predictions(rows: Iterable[Row], out: Path | TextIO, *, kind: FileKind = "csv", raw: bool = False) -> Summary:

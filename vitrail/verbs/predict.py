@@ -40,8 +40,8 @@ class Predictions:
     raw: bool = False
     """Whether names stand in a CSV as they are."""
     exit_code: int = 0
-    """Exit status of the command: 1 if the network's output for an image is not finite, or with `strict` if a file
-    could not be read."""
+    """Exit status of the command: 1 if the network's output for an image is not finite, if no file could be read, or
+    with `strict` if one could not."""
 
 
 @overload
@@ -104,7 +104,8 @@ def predict(
             `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes.
         images: Files, folders and patterns such as 'photos/**/*.jpg', any number of them; /dev/stdin for a pipe.
         top: Number of classes to name for each image.
-        strict: Exit with 1 if a file could not be read. The results for all other files are still written.
+        strict: Exit with 1 if a file could not be read, and not only if none could. The results for all other files are
+            still written.
         out: Write to this .csv or .jsonl file, one image after another, or to a folder (default: CSV on stdout).
         merge: With a folder as --out: write all results to this .parquet file, too, once they are complete.
     """
@@ -134,22 +135,22 @@ def predict(
     rows = partial(rows, batch_size=batch_size, workers=compute.threads())
     if out is not None:
         written = _write(Path(out), [weights_fingerprint(model), top, precision], images, rows, raw)
-        return Predictions(
-            [], written.unreadable, str(written), str(out), exit_code=_exit_code(written.unreadable, strict)
-        )
+        return Predictions([], written.unreadable, str(written), str(out), exit_code=_exit_code(written, strict))
     found = list(rows())
     bad = [row for row in found if isinstance(row, Unreadable)]
     for row in bad:
         log.warning("skipped %s: %s", row.path, row.message)
     good = [row for row in found if isinstance(row, Prediction)]
-    return Predictions(good, bad, str(Summary(len(good), bad)), raw=raw, exit_code=_exit_code(bad, strict))
+    summary = Summary(len(good), bad)
+    return Predictions(good, bad, str(summary), raw=raw, exit_code=_exit_code(summary, strict))
 
 
-def _exit_code(bad: list[Unreadable], strict: bool) -> int:
-    """Return 1 if the network failed on an image, or with `strict` if a file could not be read."""
+def _exit_code(summary: Summary, strict: bool) -> int:
+    """Return 1 if the network failed on an image, if no file could be read, or with `strict` if one could not."""
     from vitrail.evaluation.classify import NOT_FINITE
 
-    return int((strict and bool(bad)) or any(row.reason == NOT_FINITE for row in bad))
+    bad = summary.unreadable
+    return int(bool(bad) and (strict or not summary.predicted or any(row.reason == NOT_FINITE for row in bad)))
 
 
 def _write(
