@@ -42,14 +42,13 @@ def read(path: Path) -> Tables:
     """
     found = json.loads(path.read_text(encoding="utf-8"))
     study = study_named(found["study"])
-    paper = found["scale"] == "paper"
-    grid = study.paper() if paper else study.laptop(LaptopData(found["images"], found["sets"]))
+    grid = study.paper() if found["scale"] == "paper" else study.laptop(LaptopData(found["images"], found["sets"]))
     cells = {(cell.table, cell.row, cell.at): cell for cell in grid}
     results = [
         CellResult(cells[one["table"], one["row"], one["at"]], one["seed"], one["score"], one["reason"], one["run"])
         for one in found["cells"]
     ]
-    return Tables(study, results, not found.get("rows"))
+    return Tables(study, results, found["scale"], not found.get("rows"))
 
 
 def redraw(folder: Path) -> None:

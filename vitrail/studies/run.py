@@ -64,7 +64,7 @@ def run_study(study: Study, asked: Asked, folder: Path, execute: Executor) -> tu
         "sets": list(given.sets),
         "few-shot": {"shots": SHOTS, "draws": DRAWS},
     }
-    return Tables(study, results, not asked.rows), about
+    return Tables(study, results, asked.scale, not asked.rows), about
 
 
 def planned(study: Study, asked: Asked) -> Planned:

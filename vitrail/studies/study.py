@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from vitrail.training.run import Run
 
@@ -123,6 +123,18 @@ class Claim:
     """Function: the scores of its table -> the difference for each seed, in the unit of the table."""
     table: str | None = None
     """The table whose numbers decide it (default: the first)."""
+    paper: Mapping[Any, float | str] = field(default_factory=dict)
+    """Row, column or table of the laptop's grid -> that of the paper's, where the names differ."""
+
+    def of_paper(self, scores: Scores) -> Scores:
+        """Return scores of the paper's grid by the names of the laptop's, which `difference` reads."""
+        back = {theirs: ours for ours, theirs in self.paper.items()}
+        hidden = self.paper.keys() - back.keys()  # in the paper's grid, these names mean other networks
+        return {
+            (back.get(row, row), back.get(at, at)): values
+            for (row, at), values in scores.items()
+            if row not in hidden and at not in hidden
+        }
 
     def verdict(self, scores: Scores) -> tuple[Verdict, float, float]:
         """Return the verdict, the mean difference and its deviation over seeds (n - 1; NaN for one seed).

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.studies.study import MEAN, Cell, Claim, Place, Scores, Study
+from vitrail.studies.study import MEAN, Cell, Claim, Place, Scale, Scores, Study
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Tables:
 
     study: Study
     results: Sequence[CellResult]
+    scale: Scale = "laptop"
     whole: bool = True
     """Whether all rows of the grid were run, which the claims need."""
 
@@ -109,16 +110,17 @@ class Tables:
         """
         found = {table.name: table.scores for table in self.tables}
         incomplete = {result.cell.table for result in self.missing}
-        first = next(iter(found), MEAN)
+        first, paper = next(iter(found), MEAN), self.scale == "paper"
         answers = []
         for claim in self.study.claims:
             table = claim.table or first
+            table = str(claim.paper.get(table, table)) if paper else table
             if not self.whole or (table not in found and table != MEAN):
                 answers.append(Answer(claim, "not decided"))
             elif table not in found or table in incomplete or (table == MEAN and incomplete):
                 answers.append(Answer(claim, "not finished"))
             else:
-                answers.append(_answer(claim, found[table]))
+                answers.append(_answer(claim, claim.of_paper(found[table]) if paper else found[table]))
         return answers
 
 

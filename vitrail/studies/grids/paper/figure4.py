@@ -65,6 +65,8 @@ def _behind(scores: Scores) -> list[float]:
     return minus(scores, (RESNET, few), (LARGE, few))
 
 
+NAMES = {LARGE: "ViT-B/32", RESNET: "ResNet50x1 (BiT)"}
+"""Networks of equal cost at laptop scale -> those that the paper compares."""
 STUDY = Study(
     name="figure4",
     where="Figure 4",
@@ -73,8 +75,8 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("ResNets are better than ViTs with few images to pre-train on.", _behind),
-        Claim("ViTs gain more than ResNets from more images to pre-train on.", _gap),
+        Claim("ResNets are better than ViTs with few images to pre-train on.", _behind, paper=NAMES),
+        Claim("ViTs gain more than ResNets from more images to pre-train on.", _gap, paper=NAMES),
     ),
     log=True,
 )

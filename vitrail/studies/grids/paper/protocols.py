@@ -54,7 +54,15 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("Fine-tuning everything is better than a linear classifier.", _over(_tuned(ALL), LINEAR)),
-        Claim("Fine-tuning attention is better than a linear classifier.", _over(_tuned(ATTENTION), LINEAR)),
+        Claim(
+            "Fine-tuning everything is better than a linear classifier.",
+            _over(_tuned(ALL), LINEAR),
+            paper={OURS: PAPERS},
+        ),
+        Claim(
+            "Fine-tuning attention is better than a linear classifier.",
+            _over(_tuned(ATTENTION), LINEAR),
+            paper={OURS: PAPERS},
+        ),
     ),
 )

@@ -114,6 +114,8 @@ def _minus(one: str, other: str) -> Any:
     return difference
 
 
+NAMES = {RANDOM: "nothing", AT: "ImageNet", TUNED: UNITS["top-1"]}
+"""Row, column and table at laptop scale -> those of the paper."""
 STUDY = Study(
     name="self-supervision",
     where="Section 4.6",
@@ -122,8 +124,9 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("Masked patch prediction is better than training from scratch.", _minus(COLOUR, RANDOM), TUNED),
-        Claim("Pre-training with labels is better than masked patch prediction.", _minus(WITH_LABELS, COLOUR), TUNED),
+        Claim("Masked patch prediction is better than training from scratch.", _minus(COLOUR, RANDOM), TUNED, NAMES),
+        Claim("Pre-training with labels is better than masked patch prediction.", _minus(WITH_LABELS, COLOUR), TUNED,
+              NAMES),
         Claim("Predicting pixels is worse than predicting colours.", _minus(COLOUR, PIXELS), UNITS["5-shot"]),
     ),
     published=printed(),

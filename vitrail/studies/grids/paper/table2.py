@@ -88,10 +88,13 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("More images to pre-train on are better, on average over the data sets.", _more_data),
-        Claim("The larger ViT is better than the smaller one.", _larger),
-        Claim("The ViT is better than the ResNet that costs as much.", _over_resnet),
+        Claim("More images to pre-train on are better, on average over the data sets.", _more_data,
+              paper={MORE: "ViT-L/16 (JFT)", LESS: "ViT-L/16 (I21k)"}),
+        Claim("The larger ViT is better than the smaller one.", _larger,
+              paper={MORE: "ViT-H/14 (JFT)", SMALL: "ViT-L/16 (JFT)"}),
+        Claim("The ViT is better than the ResNet that costs as much.", _over_resnet,
+              paper={MORE: "ViT-L/16 (JFT)", RESNET: "BiT-L (ResNet152x4)"}),
     ),
     published=printed(),
     quoted=("BiT-L (ResNet152x4)", "Noisy Student (EfficientNet-L2)"),
-)
+)  # fmt: skip

@@ -97,6 +97,11 @@ def _vit_with_many(scores: Scores) -> list[float]:
 
 
 NEW = f"fine-tuned on {LABELS['down']}"
+NAMES: dict[float | str, float | str] = {
+    LARGE: "ViT-L/16", SMALL: "ViT-B/16", RESNET: "R152x2 (BiT)", NEW: "fine-tuned on ImageNet",
+    1.0: "ImageNet", 2.0: "ImageNet-21k", 3.0: "JFT-300M",
+}  # fmt: skip
+"""Row, table and place on the axis at laptop scale -> those of the paper; its pre-training sets are in their order."""
 STUDY = Study(
     name="table5",
     where="Table 5 and Figure 3",
@@ -105,11 +110,12 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("More images to pre-train on make the large network better on other classes.", _more_data, NEW),
-        Claim("The larger network gains more than the smaller one from more images to pre-train on.", _gains, NEW),
-        Claim("With few images to pre-train on, the ResNet is better than the ViT.", _resnet_with_few, NEW),
-        Claim("With many images to pre-train on, the ViT is better than the ResNet.", _vit_with_many, NEW),
+        Claim("More images to pre-train on make the large network better on other classes.", _more_data, NEW, NAMES),
+        Claim("The larger network gains more than the smaller one from more images to pre-train on.", _gains, NEW,
+              NAMES),
+        Claim("With few images to pre-train on, the ResNet is better than the ViT.", _resnet_with_few, NEW, NAMES),
+        Claim("With many images to pre-train on, the ViT is better than the ResNet.", _vit_with_many, NEW, NAMES),
     ),
     published=printed(),
     log=True,
-)
+)  # fmt: skip

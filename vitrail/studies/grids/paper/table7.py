@@ -70,7 +70,8 @@ STUDY = Study(
     axis="optimiser of pre-training",
     laptop=laptop,
     paper=paper,
-    claims=(Claim("Pre-training with Adam is better than with SGD, on average over the data sets.", _ahead, MEAN),),
+    claims=(Claim("Pre-training with Adam is better than with SGD, on average over the data sets.", _ahead, MEAN,
+                  dict(zip(NETWORKS, PAPER, strict=True))),),
     published=printed(),
     mean=True,
-)
+)  # fmt: skip

@@ -40,7 +40,7 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("Two branches are better than one.", _over_one),
-        Claim("Two branches are better than three or four.", _over_more),
+        Claim("Two branches are better than one.", _over_one, paper={ROW: "36 blocks"}),
+        Claim("Two branches are better than three or four.", _over_more, paper={ROW: "36 blocks"}),
     ),
 )

@@ -40,6 +40,8 @@ def _wide(scores: Scores) -> list[float]:
     return minus(scores, (PARALLEL, float(WIDTHS[-1])), (SEQUENTIAL, float(WIDTHS[-1])))
 
 
+NAMES: dict[float | str, float | str] = {float(WIDTHS[0]): SIZES[0], float(WIDTHS[-1]): SIZES[-1]}
+"""Width at laptop scale -> size of the paper."""
 STUDY = Study(
     name="three-figure2",
     where="Follow-up, Figure 2",
@@ -48,7 +50,7 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("The widest network is better with two branches.", _wide),
-        Claim("The wider the network, the more it gains from two branches.", _more_for_wide),
+        Claim("The widest network is better with two branches.", _wide, paper=NAMES),
+        Claim("The wider the network, the more it gains from two branches.", _more_for_wide, paper=NAMES),
     ),
 )

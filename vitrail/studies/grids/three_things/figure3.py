@@ -36,6 +36,13 @@ def _grows(scores: Scores) -> list[float]:
     return [b - a for a, b in zip(few, many, strict=True)]
 
 
+NAMES: dict[float | str, float | str] = {
+    SEQUENTIAL: f"S, {SEQUENTIAL}",
+    PARALLEL: f"S, {PARALLEL}",
+    float(BLOCKS[0]): float(PAPER["S"][0]),
+    float(BLOCKS[-1]): float(PAPER["S"][-1]),
+}
+"""Row and number of blocks at laptop scale -> those of the paper."""
 STUDY = Study(
     name="three-figure3",
     where="Follow-up, Figure 3",
@@ -43,5 +50,5 @@ STUDY = Study(
     axis="blocks",
     laptop=laptop,
     paper=paper,
-    claims=(Claim("The deeper the network, the more it gains from two branches.", _grows),),
+    claims=(Claim("The deeper the network, the more it gains from two branches.", _grows, paper=NAMES),),
 )

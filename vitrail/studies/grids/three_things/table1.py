@@ -59,6 +59,9 @@ def _longer(scores: Scores) -> list[float]:
     return mean_of([minus(scores, (f"width {w}", _at(*SCALED)), (f"width {w}", _at(*PLAIN))) for w in WIDTHS])
 
 
+NAMES = {_at(*PLAIN): COLUMNS[0], _at(*SCALED): COLUMNS[1]}
+NAMES |= {f"width {width}": f"{size}/16" for width, size in zip(WIDTHS, ("Ti", "S", "L"), strict=True)}
+"""Row and column at laptop scale -> those of the paper."""
 STUDY = Study(
     name="three-table1",
     where="Follow-up, Table 1",
@@ -67,8 +70,8 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("The widest network is better than the narrowest.", _larger),
-        Claim("Longer training with LayerScale is better at every width, on average.", _longer),
+        Claim("The widest network is better than the narrowest.", _larger, paper=NAMES),
+        Claim("Longer training with LayerScale is better at every width, on average.", _longer, paper=NAMES),
     ),
     published=printed(),
 )

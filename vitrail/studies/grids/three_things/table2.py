@@ -40,6 +40,8 @@ def _levels(scores: Scores) -> list[float]:
     return [abs(a) - abs(b) for a, b in zip(without, with_it, strict=True)]
 
 
+NAMES = dict(zip(SHAPES, ("B36x1", "B18x2"), strict=True))
+"""Network at laptop scale -> network of the paper."""
 STUDY = Study(
     name="three-table2",
     where="Follow-up, Table 2",
@@ -48,7 +50,7 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("LayerScale helps deep networks.", _helps),
-        Claim("LayerScale makes the two shapes more alike.", _levels),
+        Claim("LayerScale helps deep networks.", _helps, paper=NAMES),
+        Claim("LayerScale makes the two shapes more alike.", _levels, paper=NAMES),
     ),
 )

@@ -41,6 +41,8 @@ def _deeper(at: str) -> Callable[[Scores], list[float]]:
     return difference
 
 
+NAMES = {NARROW: "S48x1", NARROW_PARALLEL: "S24x2", WIDE: "B12x1", AT: "300 epochs"}
+"""Row and column at laptop scale -> those of the paper."""
 STUDY = Study(
     name="three-table3",
     where="Follow-up, Table 3",
@@ -49,7 +51,7 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("More blocks are better than more width, at equal parameters.", _deeper(AT)),
+        Claim("More blocks are better than more width, at equal parameters.", _deeper(AT), paper=NAMES),
         Claim("With LayerScale, more blocks are better than more width.", _deeper(SCALED)),
     ),
 )

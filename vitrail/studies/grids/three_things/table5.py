@@ -45,8 +45,8 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("Tuning attention is better than tuning the FFNs.", _attention),
-        Claim("Tuning attention is within a point of tuning everything.", _as_good),
+        Claim("Tuning attention is better than tuning the FFNs.", _attention, paper={AT: "s16"}),
+        Claim("Tuning attention is within a point of tuning everything.", _as_good, paper={AT: "s16"}),
         Claim("Tuning attention stores less than tuning everything.", _smaller, UNITS["stored"]),
         Claim("Tuning attention takes less memory than tuning everything.", _smaller, UNITS["memory"]),
         Claim("Tuning attention takes less time than tuning everything.", _smaller, UNITS["step"]),

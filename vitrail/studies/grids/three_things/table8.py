@@ -94,7 +94,7 @@ STUDY = Study(
     laptop=laptop,
     paper=paper,
     claims=(
-        Claim("The follow-up's procedure is better than the others.", _best),
+        Claim("The follow-up's procedure is better than the others.", _best, paper={AT: "B/16"}),
         Claim("When training is this short, light augmentation is better than strong.", _light),
     ),
 )
