@@ -91,6 +91,9 @@ def test_what_is_said_of_the_three_things_was_measured() -> None:
     lessons = json.loads((record.RESULTS / "lessons.json").read_text())
     tops = [row["mean"] for row in lessons["tuning"]]
     tops += [row[arm]["mean"] for row in lessons["stems"] for arm in ("supervised", "masked") if arm in row]
+    for name in ("three-figure1", "three-table2", "three-table3"):
+        study = json.loads((record.RESULTS / "studies" / f"{name}.json").read_text())
+        tops += [row["mean"] for row in study["tables"]["top-1 on the test images, %"]]
     parallel = json.loads((record.RESULTS / "parallel.json").read_text())["results"]
     faster = [row["over_sequential"]["median"] for case in parallel for row in case["rows"]]
     faster += [row["faster"]["median"] for row in lessons["tuning"]]
