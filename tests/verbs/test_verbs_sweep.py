@@ -176,13 +176,13 @@ def test_what_is_asked_for_goes_first(photos: Path, weights: Path) -> None:
     ],
 )
 def test_values_are_read_as_in_a_configuration(text: str, name: str, values: tuple[Any, ...]) -> None:
-    assert verb.values_of(text, Run()) == (name, values)
+    assert verb.values_to_try(text, Run()) == (name, values)
 
 
 @pytest.mark.parametrize("text", ["optim.lr", "=1", "optim.lr=", "optim.lr=[1", "optim.lrr=1", "optim.lr=fast"])
 def test_values_that_mean_nothing(text: str) -> None:
     with pytest.raises(UsageError):
-        verb.values_of(text, Run())
+        verb.values_to_try(text, Run())
 
 
 def test_what_is_missing_or_contradicts_is_told(photos: Path, weights: Path) -> None:

@@ -216,7 +216,7 @@ def test_what_is_not_there_is_told(verb: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_the_group_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("weights") == 2
-    assert "Valid: convert, info, verify, push" in capsys.readouterr().err
+    assert "Valid: info, convert, verify, push" in capsys.readouterr().err
     assert run("weights", "covnert", "a", "b") == 2
     assert "Did you mean 'convert'?" in capsys.readouterr().err
 
@@ -293,4 +293,4 @@ def test_finetune_from_what_is_not_there_is_told_at_once(photos: Path, tmp_path:
 
 
 def test_the_flag_knows_every_format() -> None:
-    assert sorted(get_args(verbs.Format)) == sorted(FORMATS)
+    assert sorted(get_args(verbs.FormatName)) == sorted(FORMATS)

@@ -175,5 +175,5 @@ def test_the_kind_of_a_network_may_be_required(tmp_path: Path) -> None:
         WeightsError, match=r"holds a ResNet, and kind is ViT\. Give other weights, or call load without"
     ):
         vitrail.load(tmp_path / "resnet", kind=ViT)
-    with pytest.raises(UsageError, match=r"kind is 'vit'; valid: vitrail.ViT, vitrail.ResNet, or None"):
+    with pytest.raises(UsageError, match=r"kind is 'vit'; valid: vitrail.ViT, vitrail.ResNet, vitrail.Engine, or None"):
         vitrail.load(tmp_path / "vit", kind="vit")

@@ -318,9 +318,9 @@ def test_index_lists_are_splits(tmp_path: Path) -> None:
 
 
 def test_a_joined_list_counts_only_without_its_parts(tmp_path: Path) -> None:
-    root = _lists(tmp_path, train800val200=["i/a.png 0", "i/b.png 1"], test=["i/c.png 0"])
+    root = _lists(tmp_path, train800val200=["i/a.png 0", "i/d.png 0", "i/b.png 1"], test=["i/c.png 0"])
     opened = open_data(str(root))
-    assert len(opened.train) + len(opened.validation or ()) == 2 and opened.held_out["from"] == "train800val200"
+    assert len(opened.train) + len(opened.validation or ()) == 3 and opened.held_out["from"] == "train800val200"
     assert set(index_lists(_lists(tmp_path, train800=["i/a.png 0"], val200=["i/b.png 1"]))) == {
         "train800",
         "val200",

@@ -98,6 +98,10 @@ def embed(
     if is_bulk(out):
         if split is not None:
             raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
+        from vitrail.data.cache import refuse_within
+
+        for path in paths:  # before a network is loaded
+            refuse_within(out, str(path))
         embedder = Embedder(model, compute, prepare)
         settings: dict[str, Any] = {"prepare": prepare, "image_size": image_size, "precision": precision}
         if tokens:
