@@ -141,7 +141,7 @@ def _loader(source: Listed, transform: Op, preprocess: Preprocess) -> Loader:
 def counted(metric: Counted, stage: Stage) -> float:
     """Return what the network of a stage costs, in the unit of `vitrail.studies.study.UNITS`.
 
-    Times and memory are measured on this machine, in the fastest precision that it has.
+    Times and memory are measured on this machine, in the precision of the training.
     """
     config = config_of(stage)
     if metric == "parameters":
@@ -149,7 +149,7 @@ def counted(metric: Counted, stage: Stage) -> float:
     if metric == "MACs":
         return macs(config) / 1e6
     device = choose_device(None)
-    precision = compute_precision(device)
+    precision = compute_precision(device, stage.run.precision)
     if metric in ("memory", "step"):
         prepare = partial(freeze_rest, tune=stage.run.tune)
         step = TimedNetwork(config, "training", device, precision, prepare)
