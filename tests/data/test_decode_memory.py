@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -19,15 +20,16 @@ from vitrail.errors import DecodeError
 
 SIDE = 4096
 MEASURE = """
-import resource, sys
+import sys
+from peak_memory import peak_growth
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import Squash, ResizeSmall
 decode(open(sys.argv[2], "rb").read())
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-image = decode(open(sys.argv[1], "rb").read(), max_pixels=2 * 4096**2)
-for transform in (Squash((224, 224)), ResizeSmall((224, 224))):
-    transform(image, None)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+with peak_growth() as growth:
+    image = decode(open(sys.argv[1], "rb").read(), max_pixels=2 * 4096**2)
+    for transform in (Squash((224, 224)), ResizeSmall((224, 224))):
+        transform(image, None)
+    print(growth())
 """
 
 
@@ -80,7 +82,9 @@ def test_memory_per_pixel(tmp_path: Path, name: str) -> None:
     (tmp_path / "large").write_bytes(LARGE[name]())
     (tmp_path / "small").write_bytes(png(8, 8))
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "large"), str(tmp_path / "small")]
-    used = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout) * 1024
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=environment)
+    used = int(done.stdout) * 1024
     weight = 2 if name in ("WebP", "JPEG 2000") else 1
     assert used <= BYTES_PER_PIXEL * weight * SIDE**2
 

@@ -341,12 +341,13 @@ def test_60_an_index_reads_only_its_own_complete_folder(tmp_path: Path, places: 
 # ---- memory
 
 MEASURE = """
-import json, resource, sys
+import json, sys
+from peak_memory import kibibytes
 from vitrail.errors import VitrailError
 from vitrail.weights.load import load
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return 1024 * kibibytes("VmHWM")
 
 legitimate, *hostile = sys.argv[1:]
 load(legitimate)
@@ -384,7 +385,7 @@ def test_60_nothing_large_is_allocated_for_a_claim(tmp_path: Path) -> None:
     legitimate = model(tmp_path / "legitimate")
     folders = [changed(model(tmp_path / str(number)), **claim) for number, claim in enumerate(claims)]
     command = [sys.executable, "-c", MEASURE, str(legitimate), *map(str, folders)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True, env=environment).stdout)
     before = found.pop("legitimate")
     assert max(found.values()) - before < 128 << 20, found

@@ -227,7 +227,7 @@ READERS = {
     "data dedup {photos}": False,
     "data split {photos} {out} 4": False,
     "data pack {photos} {out}": True,
-    "predict {weights} {photos}": False,
+    "predict {weights} {photos}": True,
     "predict {weights} {photos} --out {out}": True,
     "embed {weights} {photos} --out {out}": True,
     "embed {weights} {photos} --out {out}.npz": True,
