@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,19 @@ def log_as_before() -> Iterator[None]:
     before = log.level, list(log.handlers), log.propagate
     yield
     log.level, log.handlers, log.propagate = before
+
+
+@pytest.fixture(autouse=True)
+def children_end_as_before() -> Iterator[None]:
+    """What torch's DataLoader installs for children that end is taken away after the test.
+
+    Otherwise every later process that ends interrupts this one. On processors with AMX, the state that the kernel saves
+    then may not fit on the stack that libraries set aside for signals, and the test process dies.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    if signal.getsignal(signal.SIGCHLD) is not before:
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
