@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own import EXAMPLES, SMALL, config, importable, train, weights, write
+from own import SMALL, config, train, weights, write
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
@@ -20,21 +20,6 @@ from vitrail.data.images.ops import train_transform
 from vitrail.data.sources.indexed import IndexedSource, data_set
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.classify import classify
-
-
-@pytest.fixture
-def examples() -> Iterator[None]:
-    with importable(EXAMPLES):
-        yield
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    with importable(folder):
-        yield folder
-
 
 # augmentation
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,20 +26,6 @@ FOUR = (
     *("--vit.stem", "overlapping_stem:Overlapping", "--vit.stem.overlap", "1"),
     *("--vit.positions", "alibi:Alibi", "--vit.attention", "qk_norm:QKNorm"),
 )
-
-
-@pytest.fixture
-def examples() -> Iterator[None]:
-    with importable(EXAMPLES):
-        yield
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    with importable(folder):
-        yield folder
 
 
 def test_a_network_of_own_parts_is_trained_resumed_and_loaded(tmp_path: Path, examples: None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,20 +22,6 @@ THREE = (
     *("--objective", "focal:Focal", "--objective.gamma", "1.5"),
     *("--optim", "lion:Lion", "--schedule", "cyclic:Cyclic", "--schedule.cycles", "2"),
 )
-
-
-@pytest.fixture
-def examples() -> Iterator[None]:
-    with importable(EXAMPLES):
-        yield
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    with importable(folder):
-        yield folder
 
 
 def test_a_run_with_own_classes_is_written_and_resumed(tmp_path: Path, examples: None) -> None:
