@@ -79,12 +79,30 @@ def test_bfloat16_stays_close_to_float32_on_both_paths() -> None:
 
 
 def test_the_rule_prefers_fused_on_a_gpu_and_for_long_sequences() -> None:
-    assert not uses_explicit(197, torch.device("cuda"))
-    assert not uses_explicit(5000, torch.device("cpu"))
+    elsewhere, here = torch.empty(1, device="meta"), torch.empty(1)
+    assert not uses_explicit(197, elsewhere)
+    assert not uses_explicit(5000, here)
     with attention_path("explicit"):
-        assert uses_explicit(5000, torch.device("cuda"))
+        assert uses_explicit(5000, elsewhere)
     with attention_path("fused"):
-        assert not uses_explicit(10, torch.device("cpu"))
+        assert not uses_explicit(10, here)
+
+
+@pytest.mark.parametrize(("amx", "dtype", "trained", "expected"), [
+    (False, torch.float32, False, True),
+    (False, torch.bfloat16, True, True),
+    (True, torch.bfloat16, True, True),
+    (True, torch.bfloat16, False, False),
+    (True, torch.float32, True, False),
+])  # fmt: skip
+def test_the_rule_with_amx_is_explicit_for_training_in_bfloat16_only(
+    monkeypatch: pytest.MonkeyPatch, amx: bool, dtype: torch.dtype, trained: bool, expected: bool
+) -> None:
+    monkeypatch.setattr("vitrail.model.attention._HAS_AMX", amx)
+    like = torch.empty(1, dtype=dtype, requires_grad=trained)
+    assert uses_explicit(197, like) is expected
+    with torch.no_grad():
+        assert uses_explicit(197, like) is (not amx)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,8 +1,9 @@
 """Multi-head self-attention (paper, appendix A) and the two ways to compute it.
 
 * "fused" is torch's scaled_dot_product_attention. It is the faster one on a GPU.
-* "explicit" is two matrix products with a softmax between them. On a CPU without AMX it is 2.5 to 8 times faster in
-  training, because oneDNN computes its products (`python -m benchmarks.attention` measures both).
+* "explicit" is two matrix products with a softmax between them. On a CPU it is 2.5 to 8 times faster in training,
+  because oneDNN computes its products. With AMX this is true of bfloat16 alone, and the fused path is the faster one
+  in float32 and in prediction (`python -m benchmarks.attention` measures both).
 
 Both agree to rounding, forward and backward. `uses_explicit` chooses, and `attention_path` overrides the choice.
 Recording attention maps (`vitrail.model.record`) does not change it.
@@ -49,15 +50,18 @@ def attention_path(path: Path) -> Iterator[None]:
         _path.reset(token)
 
 
-def uses_explicit(tokens: int, device: torch.device) -> bool:
+def uses_explicit(tokens: int, like: Tensor) -> bool:
     """Return whether attention over this many tokens is computed by the explicit path.
 
-    The rule is fixed and not measured at start, so that two runs on one machine give the same bits.
+    `like` has the device and the type of the queries, and requires a gradient if they do. The rule is fixed and not
+    measured at start, so that two runs on one machine give the same bits.
     """
     path = _path.get()
     if path != "auto":
         return path == "explicit"
-    return device.type == "cpu" and tokens <= LONGEST_EXPLICIT and not _HAS_AMX
+    if like.device.type != "cpu" or tokens > LONGEST_EXPLICIT:
+        return False
+    return not _HAS_AMX or (like.dtype == torch.bfloat16 and like.requires_grad and torch.is_grad_enabled())
 
 
 def explicit(qkv: Tensor, bias: Tensor | None) -> Tensor:
@@ -109,7 +113,7 @@ def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     qkv = qkv.permute(2, 0, 3, 1, 4)
     mask = None if bias is None else bias.to(qkv.dtype)
-    if not uses_explicit(qkv.shape[3], qkv.device):
+    if not uses_explicit(qkv.shape[3], qkv):
         query, key, value = qkv
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
     elif may_be_fast(qkv) and (mask is None or len(mask) == 1):
@@ -127,7 +131,7 @@ def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None
     query = query.unflatten(-1, (heads, -1))
     extra = bias(query.transpose(1, 2)) if bias else None
     mask = None if extra is None else extra.to(query.dtype)
-    if uses_explicit(key_value.shape[1], key_value.device):
+    if uses_explicit(key_value.shape[1], key_value):
         keys, values = key_value.chunk(2, dim=-1)
         return _explicit_first(query, keys, values, mask)
     key, value = key_value.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)

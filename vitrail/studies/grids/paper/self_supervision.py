@@ -15,7 +15,7 @@ from vitrail.durations import Percent, Steps
 from vitrail.objective.settings import MaskedPatch
 from vitrail.recipes.registry import recipe
 from vitrail.studies.grids.paper.published_runs import IMAGENET, JFT, fine_tuned, pre_trained
-from vitrail.studies.laptop import LABELS, PRECISION, SIDE, fine_tuning, pre_training
+from vitrail.studies.laptop import LABELS, SIDE, fine_tuning, pre_training
 from vitrail.studies.study import UNITS, Cell, Claim, LaptopData, Scores, Stage, Study, Trained, minus
 from vitrail.training.run import Model, Run
 from vitrail.transfer.grid import changed
@@ -34,7 +34,7 @@ def _small(name: str, epochs: float, **objective: Any) -> Run:
     vit = Model() if run.vit == Model() else replace(run.vit, width=64, heads=2, mlp_dim=256)  # a tokenizer has none
     run = replace(run, vit=vit, duration=like.duration, data=like.data)
     return replace(run, image_size=SIDE, preprocess=like.preprocess, evaluate_every=Percent(100),
-                   checkpoint_every=Percent(25), precision=PRECISION)  # fmt: skip
+                   checkpoint_every=Percent(25))  # fmt: skip
 
 
 def _ways() -> dict[str, Stage]:

@@ -14,7 +14,7 @@ from vitrail.durations import Epochs, Percent
 from vitrail.objective.settings import BEiT, MaskedPatch
 from vitrail.recipes.registry import recipe
 from vitrail.studies.grids.three_things.depth import baseline
-from vitrail.studies.laptop import PRECISION, SIDE, pre_training
+from vitrail.studies.laptop import SIDE, pre_training
 from vitrail.studies.study import UNITS, Cell, Claim, LaptopData, Scores, Stage, Study, minus
 from vitrail.training.run import Run
 
@@ -62,7 +62,6 @@ def _masked(row: str) -> Stage:
     run, like = recipe("masked-patch-small"), pre_training("ViT-64/8", MASKED_EPOCHS)
     run = replace(run, model=like.model, vit=like.vit, duration=like.duration, data=like.data, image_size=SIDE)
     run = replace(run, preprocess=like.preprocess, evaluate_every=Percent(100), checkpoint_every=Percent(25))
-    run = replace(run, precision=PRECISION)
     return Stage(_maskable(_with_stem(run, row, 6), row))
 
 
@@ -72,7 +71,7 @@ def _tuned(start: Stage) -> Stage:
     run = recipe("finetune-small")
     return Stage(
         replace(run, data=like.data, image_size=SIDE, preprocess=like.preprocess, duration=like.duration,
-                evaluate_every=Percent(100), checkpoint_every=Percent(25), precision=PRECISION),
+                evaluate_every=Percent(100), checkpoint_every=Percent(25)),
         start,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.durations import Epochs, Percent
 from vitrail.recipes.registry import recipe
 from vitrail.studies.grids.three_things.depth import tested
-from vitrail.studies.laptop import HOLDOUT, NETWORKS, PRECISION, SIDE
+from vitrail.studies.laptop import HOLDOUT, NETWORKS, SIDE
 from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Stage, Study, mean_of, minus
 
 EPOCHS = 8
@@ -50,7 +50,6 @@ def _small(name: str) -> list[Stage]:
         schedule=replace(run.schedule, warmup=Percent(5)),
         duration=Epochs(EPOCHS),
         batch_size=128,
-        precision=PRECISION,
         evaluate_every=Percent(100),
         checkpoint_every=Percent(25),
     )
