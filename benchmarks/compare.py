@@ -186,18 +186,19 @@ def autocast(precision: str) -> AbstractContextManager[object]:
 
 
 def ceiling(size: int = 2048, *, repeats: int = 5) -> dict[str, float]:
-    """Return the GFLOP/s of torch's fastest matrix products: float32 by both routes, and bfloat16."""
+    """Return the GFLOP/s of torch's fastest matrix products: float32 by both routes, bfloat16 and int8."""
     cases = {
-        "float32, torch's default": (torch.float32, stock),
-        "float32": (torch.float32, tuned),
-        "bf16": (torch.bfloat16, stock),
+        "float32, torch's default": (torch.float32, stock, torch.mm),
+        "float32": (torch.float32, tuned, torch.mm),
+        "bf16": (torch.bfloat16, stock, torch.mm),
+        "int8": (torch.int8, stock, torch._int_mm),
     }
     best = dict.fromkeys(cases, 0.0)
-    for (name, (dtype, setting)), turn in itertools.product(cases.items(), range(repeats + 1)):
-        a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
+    for (name, (dtype, setting, product)), turn in itertools.product(cases.items(), range(repeats + 1)):
+        a, b = (torch.randn(size, size).mul(30).clamp(-127, 127).to(dtype) for _ in range(2))
         with setting():
             start = time.perf_counter()
-            torch.mm(a, b)
+            product(a, b)
             elapsed = time.perf_counter() - start
         if turn:  # the first one prepares
             best[name] = max(best[name], 2 * size**3 / elapsed / 1e9)

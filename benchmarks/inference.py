@@ -124,7 +124,7 @@ def main() -> None:
         measure(architecture, batch, precision, options, peak[precision])
         for precision, batch in itertools.product(PRECISIONS, BATCHES)
     ]
-    record.save("inference", options, ceiling_gflops=peak, logit_difference=differences, results=results)
+    record.save("inference", options, logit_difference=differences, results=results)
 
 
 if __name__ == "__main__":

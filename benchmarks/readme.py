@@ -357,6 +357,8 @@ def _origin(name: str, document: dict[str, Any]) -> str:
     """Return the command, the machine and the date of a measurement."""
     machine = document["machine"]
     where = f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}"
+    if "gflops" in machine:  # results from before the machine's speed was measured have none
+        where += "".join(f", {machine['gflops'][kind]:,.0f} GFLOP/s {kind}" for kind in ("float32", "bf16", "int8"))
     return f"`python -m benchmarks.{name}` ({where}, {document['date']})"
 
 

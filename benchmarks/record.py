@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import compare
 from benchmarks.compare import Measurement
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,8 +49,8 @@ def prepare(options: argparse.Namespace) -> None:
         options.rounds = 2
 
 
-def machine() -> dict[str, Any]:
-    """Return the processor, its relevant flags, the memory, threads and versions."""
+def processor() -> tuple[str, set[str]]:
+    """Return the name of the processor and its flags."""
     model, flags = platform.processor(), set()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -59,8 +60,15 @@ def machine() -> dict[str, Any]:
                 model = value.strip()
             elif key.strip() in ("flags", "Features"):
                 flags = set(value.split())
+    return model, flags
+
+
+def machine() -> dict[str, Any]:
+    """Return the processor, its relevant flags, its measured GFLOP/s, the memory, threads and versions."""
+    model, flags = processor()
     return {
         "cpu": model,
+        "gflops": compare.ceiling(),
         "flags": [flag for flag in CPU_FLAGS if flag in flags],
         "cores": psutil.cpu_count(logical=False),
         "threads": torch.get_num_threads(),

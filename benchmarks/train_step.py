@@ -262,7 +262,7 @@ def main() -> None:
         results.append(measure(case, precision, options, peak[precision]))
         summary = {k: v for k, v in results[-1].items() if k not in ("rows", "case", "batch", "precision")}
         print(*(f"  {key}: {value}" for key, value in summary.items()), sep="\n")
-    record.save("train_step", options, ceiling_gflops=peak, results=results)
+    record.save("train_step", options, results=results)
 
 
 if __name__ == "__main__":

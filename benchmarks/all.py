@@ -1,0 +1,103 @@
+"""Measure every table again on this machine, one after another: `python -m benchmarks.all`, about three quiet hours.
+
+All tables of one release come from one machine. The command continues where it was stopped; `--again` starts anew.
+After each table it names the figures that moved by more than their spread since the result that was kept before, and
+at the end it writes the documents (`benchmarks.readme`). `results/all.json` lists what was measured and what moved.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import readme, record
+
+IDENTITY = ("work", "case", "shape", "name", "batch", "precision", "engine")
+"""Fields of a result that say what was measured."""
+OTHERS = ("attention", "memory", "reading", "probe", "plan")
+"""Benchmarks without a section of docs/numbers/benchmarks.md."""
+
+
+class Figure(NamedTuple):
+    """A measured figure and its spread."""
+
+    low: float
+    median: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.4g} ({self.low:.4g} to {self.high:.4g})"
+
+
+def figures(part: Any, label: str = "") -> Iterator[tuple[str, Figure]]:
+    """Yield all figures with a spread in a result document, each with what was measured."""
+    if isinstance(part, list):
+        for number, item in enumerate(part):
+            yield from figures(item, f"{label}/{_identity(item) or number}")
+    if not isinstance(part, dict):
+        return
+    median = part.get("median", part.get("images_per_second"))
+    if isinstance(median, int | float) and "low" in part and "high" in part:
+        yield label, Figure(part["low"], median, part["high"])
+    for key, item in part.items():
+        if key not in ("machine", "rounds"):
+            yield from figures(item, f"{label}/{key}")
+
+
+def _identity(item: Any) -> str:
+    known = [item[key] for key in IDENTITY if key in item] if isinstance(item, dict) else []
+    return ", ".join(str(value) for value in known if value is not None)
+
+
+def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return a line for each figure of both documents whose spreads do not overlap."""
+    old = dict(figures(before))
+    return [
+        f"{label.lstrip('/')}: {old[label]} -> {new}"
+        for label, new in figures(after)
+        if label in old and (new.low > old[label].high or new.high < old[label].low)
+    ]
+
+
+def measure(name: str, more: Sequence[str], results: Path = record.RESULTS) -> dict[str, Any]:
+    """Run one benchmark. Return its seconds and what moved. Raises SystemExit if it fails."""
+    path = results / f"{name}.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *more], cwd=record.ROOT, check=False)
+    if done.returncode:
+        raise SystemExit(f"benchmarks.{name} failed with {done.returncode}. The same command continues with it.")
+    after = json.loads(path.read_text()) if path.exists() else {}
+    return {"seconds": round(time.monotonic() - start), "moved": moved(before, after)}
+
+
+def main() -> None:
+    """Measure all that is not measured yet, and write the documents."""
+    parser = record.arguments(__doc__)
+    parser.add_argument("--again", action="store_true", help="measure all tables, also those that are finished")
+    options = parser.parse_args()
+    more = [f"--rounds={options.rounds}", *(["--quick"] if options.quick else [])]
+    path = record.RESULTS / "all.json"
+    state = {} if options.again or not path.exists() else json.loads(path.read_text())
+    if state and state["machine"]["cpu"] != (here := record.processor()[0]):
+        before = state["machine"]["cpu"]
+        raise SystemExit(f"{path} was begun on {before}, this is {here}: one release needs one machine (--again)")
+    finished: dict[str, Any] = state.get("finished", {})
+    for name in (*readme.TABLES, *OTHERS):
+        if name in finished:
+            continue
+        print(f"benchmarks.{name}", file=sys.stderr, flush=True)
+        finished[name] = measure(name, more)
+        print(*(f"  moved: {line}" for line in finished[name]["moved"]), sep="\n", flush=True)
+        record.save("all", options, finished=finished)
+    if not options.quick:
+        readme.main()
+
+
+if __name__ == "__main__":
+    main()
