@@ -23,6 +23,10 @@ OTHERS = ("attention", "memory", "reading", "probe", "plan")
 """Benchmarks without a section of docs/numbers/benchmarks.md."""
 
 
+NETWORKS = Path("runs") / "benchmarks"
+"""Where `benchmarks.learn` leaves its networks, from which others start."""
+
+
 class Figure(NamedTuple):
     """A measured figure and its spread."""
 
@@ -76,6 +80,12 @@ def measure(name: str, more: Sequence[str], results: Path = record.RESULTS) -> d
     return {"seconds": round(time.monotonic() - start), "moved": moved(before, after)}
 
 
+def special(name: str) -> list[str]:
+    """Return the arguments that only this benchmark takes."""
+    networks = [str(path) for path in sorted(NETWORKS.glob("scratch-small-*"))]
+    return {"learn": ["--keep", str(NETWORKS)], "transfer": networks, "protocols": networks[:1]}.get(name, [])
+
+
 def main() -> None:
     """Measure all that is not measured yet, and write the documents."""
     parser = record.arguments(__doc__)
@@ -92,7 +102,7 @@ def main() -> None:
         if name in finished:
             continue
         print(f"benchmarks.{name}", file=sys.stderr, flush=True)
-        finished[name] = measure(name, more)
+        finished[name] = measure(name, [*special(name), *more])
         print(*(f"  moved: {line}" for line in finished[name]["moved"]), sep="\n", flush=True)
         record.save("all", options, finished=finished)
     if not options.quick:
