@@ -99,19 +99,26 @@ def objective_step(
     data: Iterator[Any] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Step:
-    """The step of an objective of ours, of the parts and in the order of `vitrail.training.loop`; the rest as above."""
+    """The step of an objective of ours, of the parts and in the order of `vitrail.training.loop`; the rest as above.
+
+    As in the loop, threads compute micro-batches at the same time where that is the default.
+    """
+    from vitrail.training.given import Given
     from vitrail.training.optim.optimizer import build_optimizer
-    from vitrail.training.run import Optim
+    from vitrail.training.processes.distribute import distribute
+    from vitrail.training.processes.threads import concurrent
+    from vitrail.training.run import Optim, Run
     from vitrail.training.step import backward, seed_step
 
     optimizer = optimizer or build_optimizer(objective, Optim(lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY))
     feed = data or itertools.cycle([_batch(images, labels) for images, labels in batches(case)])
-    steps = itertools.count()
+    steps, run = itertools.count(), Run(batch_size=case.batch)
+    network = distribute(objective, replace(run, concurrent=concurrent(objective, run, Given(), {})))
 
     def step() -> float:
         number = next(steps)
         seed_step(0, number, 0)
-        outcome = backward(objective, next(feed), step=number, parts=1, autocast=precision == "bf16")
+        outcome = backward(objective, next(feed), step=number, parts=1, autocast=precision == "bf16", network=network)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return outcome.loss

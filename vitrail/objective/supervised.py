@@ -78,6 +78,8 @@ class SupervisedObjective(Objective):
     that favour rare classes. Raises UsageError if the settings contradict each other.
     """
 
+    pure = True
+
     def __init__(
         self,
         model: nn.Module,

@@ -22,7 +22,7 @@ from vitrail.device import free_memory, in_words, out_of_memory
 from vitrail.errors import TrainingError
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.objective.base import Objective
-from vitrail.training.processes.parallel import checkpointed_parts
+from vitrail.training.processes.distribute import checkpointed_parts
 from vitrail.training.processes.sharding import sharded
 from vitrail.training.run import Run
 

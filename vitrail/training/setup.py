@@ -18,7 +18,9 @@ from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.optim.progressive import Sizes
 from vitrail.training.optim.tune import Tuned, tune
-from vitrail.training.processes.parallel import Parallel, distribute
+from vitrail.training.processes.distribute import distribute
+from vitrail.training.processes.parallel import Parallel
+from vitrail.training.processes.threads import concurrent
 from vitrail.training.resolve import Resolved, build_model, resolve
 from vitrail.training.run import Run
 from vitrail.training.timetable import Timetable
@@ -55,6 +57,7 @@ class Setup:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.network.close()
         self.loader.close()
         self.validation.close()
 
@@ -87,6 +90,7 @@ def set_up(
     if run.accumulate is None:
         run = replace(run, accumulate=micro_batches(objective, run, resolved.config, each or 0.0))
         resolved.decisions["accumulate"] = f"{run.accumulate}: micro-batches that fit in memory"
+    run = replace(run, concurrent=concurrent(objective, run, given, resolved.decisions))
     network = distribute(objective, run)
     optimizer = build_optimizer(objective, run.optim)
 

@@ -11,6 +11,7 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -120,10 +121,11 @@ def backward(
 ) -> StepSums:
     """Set the gradient of the mean loss over the batches of all processes, and return the sums of the step.
 
-    The batch is cut into `parts` micro-batches. Each gives the gradient of a *sum*; the sums are divided once, at the
-    end, by the global count. So the gradient depends neither on `parts` nor on the number of processes, apart from
-    rounding and from normalisation over the batch (BatchNorm). `own` returns further numbers of this process, which are
-    summed over the processes.
+    The batch is cut into `parts` micro-batches, and each of them into `network.at_once` that are computed at the same
+    time. Each gives the gradient of a *sum*; the sums are divided once, at the end, by the global count. The gradient
+    depends neither on the number of micro-batches nor on the number of processes, apart from rounding and from
+    normalisation over the batch (BatchNorm). `own` returns further numbers of this process, which are summed over the
+    processes.
     """
     network = network or SingleProcess(objective)
     device = next(objective.parameters()).device
@@ -132,15 +134,11 @@ def backward(
     prepared = objective.prepare(batch, step=step)
     with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         prepared = objective.before_step(prepared, parts)
-    pieces = prepared.split(parts)
     wide = torch.float32 if device.type == "mps" else torch.float64
-    for number, part in enumerate(pieces, start=1):
-        with network.last(number == len(pieces)):
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-                loss, count, metrics = network.loss(part)
-            loss.backward()
+    context = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=autocast)
+    for loss, count, metrics in network.backward(prepared.split(parts * network.at_once), context):
         examples += count
-        for name, value in {**metrics, LOSS: loss.detach()}.items():
+        for name, value in {**metrics, LOSS: loss}.items():
             value = value.to(device, wide, non_blocking=True)
             totals[name] = totals[name] + value if name in totals else value
     known = {COUNT: float(examples), **{f"{OWN}{name}": value for name, value in own().items()}}

@@ -224,7 +224,8 @@ class Rehearsal:
         setup = self.setup
         seed_step(setup.run.seed, 0, 0)
         began = self._now()
-        backward(setup.objective, setup.resize(batch, growth), step=0, parts=1, autocast=setup.resolved.autocast)
+        resized, autocast = setup.resize(batch, growth), setup.resolved.autocast
+        backward(setup.objective, resized, step=0, parts=1, autocast=autocast, network=setup.network)
         between = self._now()
         clip_(setup.objective.parameters(), setup.run.optim.clip)
         setup.optimizer.step()

@@ -42,8 +42,8 @@ from vitrail.training.run import Run
 
 RUN, LOG, OUTCOME = "run.yaml", "log.txt", "outcome.json"
 NAME = "run"
-ELSEWHERE = ("name", "out", "device", "workers", "cache", "accumulate", "compile", "activation_checkpointing", "keep",
-             "checkpoint_every", "wide_branches")  # fmt: skip
+ELSEWHERE = ("name", "out", "device", "workers", "cache", "accumulate", "concurrent", "compile",
+             "activation_checkpointing", "keep", "checkpoint_every", "wide_branches")  # fmt: skip
 """Settings that say where and how a run is executed, not what it computes."""
 Status = Literal["done", "diverged", "failed"]
 _SHAPE = {"status": str, "reason": str, "run": str, "dev": NUMBERS, "test": NUMBERS, "steps": int, "seconds": float}

@@ -28,7 +28,7 @@ def resumed_run(run: Run, folder: RunFolder, given: Given) -> tuple[Run, str | N
 
 def inherit(run: Run, recorded: Run) -> Run:
     """Return `run` with its automatic settings as in `recorded`: a resumed run decides nothing again."""
-    automatic = ("image_size", "preprocess", "batch_size", "accumulate", "precision", "workers", "cache")
+    automatic = ("image_size", "preprocess", "batch_size", "accumulate", "concurrent", "precision", "workers", "cache")
     decided = {name: getattr(recorded, name) for name in automatic if getattr(run, name) in (None, "auto")}
     return replace(run, **decided)
 

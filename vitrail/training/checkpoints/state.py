@@ -22,8 +22,8 @@ from vitrail.weights.base import BaseWeights
 
 IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune")
 """Settings that a resumed run must share with the run it continues. All others may change: duration, time_limit,
-early_stop, how often to evaluate and save, and everything about the machine (accumulate, precision, workers, cache,
-compile, activation_checkpointing, wide_branches, device). The result is then the same up to rounding."""
+early_stop, how often to evaluate and save, and everything about the machine (accumulate, concurrent, precision,
+workers, cache, compile, activation_checkpointing, wide_branches, device). The result is the same up to rounding."""
 SPLITS = ("train", "validation", "holdout", "subset", "together", "sampler")
 """Settings of the data that a resumed run must share with the run it continues."""
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second")

@@ -1,19 +1,10 @@
-"""What is applied to the single-device model from outside, in this order:
-
-0. the branches of parallel blocks are computed as one, if the run asks for it;
-1. activation checkpointing, on each block: what is recomputed must be inside what is compiled;
-2. torch.compile, on each block: the blocks share one compiled graph, so that only one block has to be compiled;
-3. several processes: gradients are summed while they are computed; or, with `Run.shard`, FSDP2 on each block and on the
-   objective (`training.processes.sharding`). Communication stays outside of what is recomputed.
-
-The names in the model's state_dict stay the same: a checkpoint does not depend on how it was trained.
-"""
+"""An objective as the processes of a run compute it: gradients are sums over the examples of all of them."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -22,47 +13,47 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vitrail import torch_private, world
-from vitrail.model.vit import ViT
-from vitrail.model.wide import compute_together
 from vitrail.objective.base import Moment, Objective, Prepared
 from vitrail.training.optim.average import Averager, Swapped
-from vitrail.training.processes.sharding import GatheredAverage, GatheredCopy, shard, sharded
-from vitrail.training.run import Run
+from vitrail.training.processes.sharding import GatheredAverage, GatheredCopy, shard
 
-
-def prepare(model: nn.Module, run: Run) -> None:
-    """Apply wide branches, activation checkpointing and compilation to `model`, in place, as `run` asks for.
-
-    A network without encoder blocks (a ResNet) is treated as one block.
-    """
-    if run.wide_branches:
-        compute_together(model)
-    for block in checkpointed_parts(model):
-        if run.activation_checkpointing:
-            block.recompute = True
-        if run.compile:
-            block.compile()
-
-
-def checkpointed_parts(model: Any) -> list[Any]:
-    """Return the modules that are prepared one by one: the encoder blocks of a ViT, or else the whole network."""
-    return list(model.blocks) if isinstance(model, ViT) else [model]
+Computed = tuple[Tensor, int, dict[str, Tensor]]
+"""Loss, number of examples and metrics of a micro-batch, as an objective returns them."""
 
 
 class Parallel(ABC):
     """An objective computed by all processes of a run: gradients are sums over the examples of all processes."""
 
+    at_once = 1
+    """Number of micro-batches that are computed at the same time."""
+
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
-    def __call__(self, part: Prepared, *, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
+    def __call__(self, part: Prepared, *, step: int) -> Computed:
         """Return loss, count and metrics of the objective for this process's part of the batch."""
         return self.objective(part, step=step)  # type: ignore[no-any-return]
 
     @property
-    def loss(self) -> Callable[[Prepared], tuple[Tensor, int, dict[str, Tensor]]]:
+    def loss(self) -> Callable[[Prepared], Computed]:
         """Return the function that a step calls for each micro-batch; a prepared batch needs no step number."""
         return partial(self, step=0)
+
+    def backward(
+        self, pieces: Sequence[Prepared], context: Callable[[], AbstractContextManager[object]]
+    ) -> list[Computed]:
+        """Add the gradient of each micro-batch, and return what was computed. Losses are computed in a `context`."""
+        computed = []
+        for number, part in enumerate(pieces, start=1):
+            with self.last(number == len(pieces)):
+                with context():
+                    loss, count, metrics = self.loss(part)
+                loss.backward()
+            computed.append((loss.detach(), count, metrics))
+        return computed
+
+    def close(self) -> None:  # noqa: B027
+        """End the threads of this object. Most have none."""
 
     def at(self, moment: Moment) -> None:
         """Pass on how far the run is."""
@@ -87,7 +78,7 @@ class SingleProcess(Parallel):
     """A single process."""
 
     @property
-    def loss(self) -> Callable[[Prepared], tuple[Tensor, int, dict[str, Tensor]]]:
+    def loss(self) -> Callable[[Prepared], Computed]:
         """Return the objective's loss itself: nothing stands between it and the step."""
         return self.objective.loss
 
@@ -113,7 +104,7 @@ class Replicated(Parallel):
             )
         self._network.register_comm_hook(None, _summed)
 
-    def __call__(self, part: Prepared, *, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
+    def __call__(self, part: Prepared, *, step: int) -> Computed:
         """See `Parallel`."""
         return self._network(part, step=step)  # type: ignore[no-any-return]
 
@@ -155,13 +146,3 @@ class Sharded(Parallel):
         self._cut.set_requires_gradient_sync(last)
         self._cut.set_is_last_backward(last)
         return nullcontext()
-
-
-def distribute(objective: Objective, run: Run) -> Parallel:
-    """Return `objective`, which is on its device, prepared and distributed over the processes of the run."""
-    if not sharded(run):
-        prepare(objective.model, run)
-        return SingleProcess(objective) if world.size() == 1 else Replicated(objective)
-    whole = GatheredCopy(objective)
-    prepare(objective.model, run)
-    return Sharded(objective, whole)

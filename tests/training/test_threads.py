@@ -1,0 +1,130 @@
+"""Micro-batches that threads compute at the same time: one gradient, the same bits twice, and when it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.training.test_fit import assert_same_bits, interrupt_at, interrupted, lines, tiny
+from tests.training.test_step import Images, data, make
+from vitrail.durations import Steps
+from vitrail.errors import UsageError
+from vitrail.model.build import create
+from vitrail.objective.supervised import SupervisedObjective
+from vitrail.training.given import Given
+from vitrail.training.loop import fit
+from vitrail.training.processes.threads import Threaded, concurrent
+from vitrail.training.run import Model, Run
+from vitrail.training.step import backward
+
+
+def gradients(objective: SupervisedObjective, batch: Images, threads: int, parts: int = 1) -> list[Tensor | None]:
+    network = Threaded(objective, threads)
+    try:
+        objective.zero_grad(set_to_none=True)
+        sums = backward(objective, batch, step=0, parts=parts, autocast=False, network=network)
+        assert sums.count == len(batch.labels)
+        return [None if each.grad is None else each.grad.clone() for each in objective.parameters()]
+    finally:
+        network.close()
+
+
+@pytest.mark.parametrize(("threads", "parts", "count"), [(2, 1, 12), (3, 2, 11), (4, 1, 3)])
+def test_threads_give_the_gradient_of_the_whole_batch_and_the_same_bits_twice(
+    threads: int, parts: int, count: int
+) -> None:
+    objective, batch = make(), data(count)
+    objective.model.cls.requires_grad_(False)
+    objective.zero_grad(set_to_none=True)
+    one = backward(objective, batch, step=0, parts=1, autocast=False)
+    expected = [each.grad for each in objective.parameters()]
+    first, second = (gradients(objective, batch, threads, parts) for _ in range(2))
+    for a, b, c in zip(first, second, expected, strict=True):
+        assert (a is None) == (b is None) == (c is None)
+        if a is not None and b is not None:
+            assert torch.equal(a, b)
+            torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-6)
+    assert one.count == count and first.count(None) == 1
+
+
+def test_threads_see_weights_that_changed_or_moved() -> None:
+    objective, batch = make(), data()
+    network = Threaded(objective, 2)
+    for change in (lambda weight: weight.data.mul_(2), lambda weight: setattr(weight, "data", weight.data * 3)):
+        change(objective.model.head.weight)
+        objective.zero_grad(set_to_none=True)
+        threaded = backward(objective, batch, step=0, parts=1, autocast=False, network=network)
+        objective.zero_grad(set_to_none=True)
+        assert threaded.loss == pytest.approx(
+            backward(objective, batch, step=0, parts=1, autocast=False).loss, rel=1e-5
+        )
+    network.close()
+
+
+def test_an_error_of_a_thread_is_raised_and_leaves_no_gradient_in_a_copy() -> None:
+    objective, batch = make(), data()
+    network = Threaded(objective, 2)
+    batch.labels[-1] = 99  # not a class: the second micro-batch fails
+    with pytest.raises((IndexError, RuntimeError)):
+        backward(objective, batch, step=0, parts=1, autocast=False, network=network)
+    assert all(each.grad is None for one in network._copies for each in one.parameters())
+    network.close()
+
+
+class _OwnStem(nn.Conv2d):
+    pass
+
+
+def test_what_cannot_be_computed_at_the_same_time_is_refused_with_a_reason() -> None:
+    def reason(objective: SupervisedObjective, given: Given | None = None, **run: object) -> str:
+        decisions: dict[str, str] = {}
+        asked = Run(batch_size=64, **run)
+        assert concurrent(objective, asked, given or Given(), decisions) == 1 and not decisions
+        with pytest.raises(UsageError, match="it must be 1") as refused:
+            concurrent(objective, replace(asked, concurrent=2), given or Given(), decisions)
+        return str(refused.value)
+
+    assert "dropout" in reason(make(dropout=0.1)) and "dropout" in reason(make(drop_path=0.1))
+    assert "BatchNorm" in reason(make(stem="hmlp", patch=16))
+    assert "compile" in reason(make(), compile=True)
+    assert "own" in reason(make(), Given(objective=lambda logits, targets: logits.sum(-1)))
+    hooked, replaced = make(), make()
+    hooked.model.head.register_forward_hook(lambda *_: None)
+    replaced.model.head = _OwnStem(16, 5, 1)
+    assert "hooks" in reason(hooked) and "parts of your own" in reason(replaced)
+
+
+def test_the_default_follows_cores_batch_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def default(objective: SupervisedObjective, batch: int) -> int:
+        return concurrent(objective, Run(batch_size=batch), Given(), {})
+
+    with torch.device("meta"):
+        large = create("B/16", classes=5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert [default(make(), batch) for batch in (7, 16, 24, 512)] == [1, 2, 3, 4]
+    monkeypatch.setattr("vitrail.training.processes.threads.hindrance", lambda *_: None)
+    objective = make()
+    objective.model = large
+    assert default(objective, 512) == 1
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert default(make(), 512) == 1
+
+
+@pytest.mark.slow
+def test_a_run_with_threads_learns_the_same_and_resumes_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {"vit": Model(width=16, depth=2, heads=2, mlp_dim=32), "duration": Steps(6)}
+    one = fit(tiny(tmp_path / "one", concurrent=1, **plain)).folder
+    two = fit(tiny(tmp_path / "two", concurrent=2, **plain)).folder
+    losses = [[line["loss"] for line in lines(folder, "train")] for folder in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and len(losses[0]) == 6
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 3)
+        half = interrupted(tiny(tmp_path / "half", concurrent=2, **plain))
+    fit(tiny(tmp_path / "half", **plain), resume=half)
+    assert_same_bits(half, two)

@@ -1,0 +1,58 @@
+"""What is applied to the single-device model from outside, in this order:
+
+0. the branches of parallel blocks are computed as one, if the run asks for it;
+1. activation checkpointing, on each block: what is recomputed must be inside what is compiled;
+2. torch.compile, on each block: the blocks share one compiled graph, so that only one block has to be compiled;
+3. several threads, each with micro-batches of its own (`training.processes.threads`); or several processes, whose
+   gradients are summed while they are computed; or, with `Run.shard`, FSDP2 on each block and on the objective
+   (`training.processes.sharding`). Communication stays outside of what is recomputed.
+
+The names in the model's state_dict stay the same: a checkpoint does not depend on how it was trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from vitrail import world
+from vitrail.model.vit import ViT
+from vitrail.model.wide import compute_together
+from vitrail.objective.base import Objective
+from vitrail.training.processes.parallel import Parallel, Replicated, Sharded, SingleProcess
+from vitrail.training.processes.sharding import GatheredCopy, sharded
+from vitrail.training.processes.threads import Threaded
+from vitrail.training.run import Run
+
+
+def prepare(model: nn.Module, run: Run) -> None:
+    """Apply wide branches, activation checkpointing and compilation to `model`, in place, as `run` asks for.
+
+    A network without encoder blocks (a ResNet) is treated as one block.
+    """
+    if run.wide_branches:
+        compute_together(model)
+    for block in checkpointed_parts(model):
+        if run.activation_checkpointing:
+            block.recompute = True
+        if run.compile:
+            block.compile()
+
+
+def checkpointed_parts(model: Any) -> list[Any]:
+    """Return the modules that are prepared one by one: the encoder blocks of a ViT, or else the whole network."""
+    return list(model.blocks) if isinstance(model, ViT) else [model]
+
+
+def distribute(objective: Objective, run: Run) -> Parallel:
+    """Return `objective`, which is on its device, prepared and distributed over the threads or processes of the run."""
+    if sharded(run):
+        whole = GatheredCopy(objective)
+        prepare(objective.model, run)
+        return Sharded(objective, whole)
+    prepare(objective.model, run)
+    if world.size() > 1:
+        return Replicated(objective)
+    threads = run.concurrent or 1
+    return Threaded(objective, threads) if threads > 1 else SingleProcess(objective)

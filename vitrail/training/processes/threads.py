@@ -1,0 +1,136 @@
+"""Several micro-batches at the same time on one CPU, each computed by a thread with its share of the cores.
+
+torch divides every operation among the cores and waits for all of them at its end. Operations of a small network are
+too short for that. A thread that computes a whole micro-batch waits once a step (`python -m benchmarks.train_step`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from contextvars import copy_context
+
+import torch
+from torch import nn
+
+from vitrail import torch_private, world
+from vitrail.errors import UsageError
+from vitrail.model.resnet.network import ResNet
+from vitrail.model.vit import ViT
+from vitrail.objective.base import Objective, Prepared
+from vitrail.training.given import Given
+from vitrail.training.processes.parallel import Computed, SingleProcess
+from vitrail.training.run import Run
+
+MOST = 4
+"""Threads by default: each holds gradients of all weights."""
+LARGEST = 30_000_000
+"""Parameters of the largest network that has several threads by default."""
+FEWEST = 8
+"""Images of a batch for each thread, at least."""
+
+
+def hindrance(objective: Objective, run: Run, given: Given) -> str | None:
+    """Return why micro-batches of this run cannot be computed at the same time; None if they can."""
+    if next(objective.parameters()).device.type != "cpu":
+        return "only a CPU has threads to compute them"
+    if world.size() > 1 or run.compile or run.shard:
+        return "they need one process that does not compile"
+    if not objective.pure or given.losses is not None or type(objective.model) not in (ViT, ResNet):
+        return "the objective or the network may have a state of its own"
+    if any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d) for part in objective.modules()):
+        return "BatchNorm changes with each micro-batch"
+    if any(getattr(part, "drop_path", 0) or (isinstance(part, nn.Dropout) and part.p) for part in objective.modules()):
+        return "the numbers that dropout and stochastic depth draw would depend on the order of the threads"
+    if any(torch_private.has_hooks(part) or not _is_known(part) for part in objective.modules()):
+        return "the network has hooks or parts of your own"
+    return None
+
+
+def _is_known(part: nn.Module) -> bool:
+    return type(part).__module__.startswith(("vitrail.", "torch.nn.modules."))
+
+
+def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str, str]) -> int:
+    """Return how many micro-batches are computed at the same time.
+
+    It is a function of the network, the batch and the number of cores alone, so that two runs on one machine give the
+    same bits. Raises UsageError if the run asks for more than one and that is not possible.
+    """
+    why = hindrance(objective, run, given)
+    if run.concurrent is not None:
+        if run.concurrent > 1 and why is not None:
+            raise UsageError(f"concurrent is {run.concurrent}, but here it must be 1: {why}")
+        return run.concurrent
+    parameters = sum(each.numel() for each in objective.parameters())
+    if why is not None or parameters > LARGEST:
+        return 1
+    count = max(1, min(MOST, torch.get_num_threads(), (run.batch_size or 1) // FEWEST))
+    if count > 1:
+        decisions["concurrent"] = f"{count}: micro-batches at the same time, each on its share of the cores"
+    return count
+
+
+def _places(objective: Objective) -> list[tuple[int, bool]]:
+    """Return where each weight is in memory, and whether it is trained."""
+    return [(each.data_ptr(), each.requires_grad) for each in objective.parameters()]
+
+
+class Threaded(SingleProcess):
+    """A single process with `threads` threads, each with a copy of the objective that shares its weights.
+
+    The copies have gradients of their own, which are added in the order of the threads: two runs give the same bits.
+    (Threads that share one network can wait for each other forever inside torch.)
+    """
+
+    def __init__(self, objective: Objective, threads: int) -> None:
+        super().__init__(objective)
+        self.at_once = threads
+        cores = torch.get_num_threads()
+        share = max(1, cores // threads)
+        self._pool = ThreadPoolExecutor(threads, "micro-batch", initializer=torch.set_num_threads, initargs=(share,))
+        self._copies: list[Objective] = []
+
+    def backward(
+        self, pieces: Sequence[Prepared], context: Callable[[], AbstractContextManager[object]]
+    ) -> list[Computed]:
+        """See `Parallel`."""
+        copies = self._current_copies()
+        jobs = [
+            self._pool.submit(copy_context().run, SingleProcess(each).backward, pieces[turn :: self.at_once], context)
+            for turn, each in enumerate(copies)
+        ]
+        wait(jobs)
+        try:
+            computed = [job.result() for job in jobs]
+            self._add_gradients(copies)
+        finally:
+            for each in copies:
+                each.zero_grad(set_to_none=True)
+        return [computed[number % self.at_once][number // self.at_once] for number in range(len(pieces))]
+
+    def _add_gradients(self, copies: Sequence[Objective]) -> None:
+        for weight, *same in zip(self.objective.parameters(), *(each.parameters() for each in copies), strict=True):
+            for one in same:
+                if one.grad is not None:
+                    weight.grad = one.grad if weight.grad is None else weight.grad.add_(one.grad)
+
+    def _current_copies(self) -> list[Objective]:
+        """Return the copies, made anew if the weights are no longer where they were or other ones are trained."""
+        if not self._copies or _places(self._copies[0]) != _places(self.objective):
+            self._copies = [self._copy() for _ in range(self.at_once)]
+        for each in self._copies:
+            each.at(self.objective.moment)
+        return self._copies
+
+    def _copy(self) -> Objective:
+        shared: dict[int, object] = {
+            id(each): nn.Parameter(each.detach(), each.requires_grad) for each in self.objective.parameters()
+        }
+        return copy.deepcopy(self.objective, shared | {id(each): each for each in self.objective.buffers()})
+
+    def close(self) -> None:
+        """See `Parallel`."""
+        self._pool.shutdown()
