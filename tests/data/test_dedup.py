@@ -12,9 +12,9 @@ import scipy.fft
 from PIL import Image, ImageFilter
 
 from vitrail.data.copies import dedup, hashes
+from vitrail.data.copies.confirm import find_copies
 from vitrail.data.copies.dedup import (
     HashedImages,
-    find_copies,
     hashed,
     remaining,
     shared,

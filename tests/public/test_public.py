@@ -102,7 +102,8 @@ FLAGS = {
     "data check": "path out raw workers",
     "data stats": "path",
     "data pack": "path folder short_side quality shard_mb shuffle workers",
-    "data dedup": "path against model distance cosine mirrored out keep_list raw batch_size workers device precision",
+    "data dedup": "path against model distance cosine mirrored out keep_list sheet raw "
+    "batch_size workers device precision",
     "data split": "path folder sizes seed holdout raw",
     "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",

@@ -66,9 +66,11 @@ def run(*words: object) -> int:
 @pytest.mark.slow
 def test_training_images_that_are_test_images(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(sets)
-    pairs, kept = tmp_path / "lists" / "pairs.csv", tmp_path / "lists" / "kept.csv"
+    pairs, kept, sheet = (tmp_path / "lists" / name for name in ("pairs.csv", "kept.csv", "sheet.png"))
     against = ("--against", sets / "task")
-    assert run("data", "dedup", sets / "pretrain", *against, "--out", pairs, "--keep-list", kept, "--workers", 2) == 0
+    assert run("data", "dedup", sets / "pretrain", *against, "--out", pairs, "--keep-list", kept, "--sheet", sheet) == 0
+    with Image.open(sheet) as drawn:
+        assert drawn.format == "PNG"
     text = "".join(capsys.readouterr().out.split())  # lines break where a path ends
     assert "20of24imagesremain" in text and "".join(str(kept).split()) in text
     assert contents(sets) == before
@@ -151,6 +153,8 @@ def test_what_cannot_be_asked(sets: Path, tmp_path: Path) -> None:
             dedup(data, against=(sets / "task",), keep_list=place)
     with pytest.raises(UsageError, match=r"end in \.csv"):
         dedup(data, out=tmp_path / "pairs.json")
+    with pytest.raises(UsageError, match=r"end in \.png"):
+        dedup(data, sheet=tmp_path / "pairs.jpg")
     (tmp_path / "file").write_text("")
     for choice in ("out", "keep_list"):
         with pytest.raises(UsageError, match="cannot write"):

@@ -1,4 +1,4 @@
-"""Find images that are in two sets, or twice in one set: exact copies, and near copies by perceptual hashes.
+"""Images that are in two sets, or twice in one set: exact copies, and candidates for near copies by perceptual hashes.
 
 Pre-training sets are de-duplicated against the test sets of all downstream tasks (paper, section 4.1, after
 Kolesnikov et al. 2020), because the accuracy on a test image seen in training is too high. The copies and the remaining
@@ -11,6 +11,7 @@ Measured on 960 flowers and 72 ImageNet photographs. Distance 6 finds every JPEG
 32 pixels to twice the original, blurred and gray copies, and central crops: 99.7 % of those of 98 %, 79 % of those of
 95 % and 13 % of those of 90 %. Distance 10 finds 99 % and 54 % of the latter two, but a network must confirm its pairs.
 Among 531,996 pairs of these photographs, distance 6 found 60. All of them are photographs that the set contains twice.
+Images of one kind have many candidates that are no copies, so `confirm` compares their pixels.
 """
 
 from __future__ import annotations
@@ -101,9 +102,14 @@ class HashedImages:
 
     def name(self, number: int) -> Name:
         """Return the identity of an image by its number."""
-        place = int(self.part_of(np.array(number)))
-        part = self.parts[place]
-        return Name(part.data, part.split, part.source.id(number - self.numbers(place).start))
+        part = self.parts[int(self.part_of(np.array(number)))]
+        source, index = self.place(number)
+        return Name(part.data, part.split, source.id(index))
+
+    def place(self, number: int) -> tuple[Listed, int]:
+        """Return the source that holds an image, and its index there."""
+        part = int(self.part_of(np.array(number)))
+        return self.parts[part].source, number - self.numbers(part).start
 
     @cached_property
     def copies(self) -> Copies:
@@ -149,7 +155,10 @@ FARTHEST = 31
 """Largest valid distance: at 32 half of all pairs would count as copies."""
 MOST = 20_000_000
 """Maximum number of pairs; with more, the distance is too large for these images."""
-COLUMNS = (*Name._fields, *(f"other_{name}" for name in Name._fields), "distance", "exact", "mirrored", "cosine")
+COLUMNS = (
+    *(*Name._fields, *(f"other_{name}" for name in Name._fields)),
+    *("distance", "correlation", "exact", "mirrored", "cosine"),
+)
 """Columns of the table of pairs."""
 
 
@@ -163,6 +172,8 @@ class Pairs(ArrayTable):
     """int64 [P]."""
     distance: np.ndarray
     """uint8 [P]: number of bits in which the frequency hashes differ."""
+    correlation: np.ndarray
+    """float32 [P]: correlation of the details of the aligned pixels; NaN for equal bytes, and before `confirm`."""
     exact: np.ndarray
     """bool [P]: whether the stored bytes are equal."""
     mirrored: np.ndarray
@@ -172,22 +183,23 @@ class Pairs(ArrayTable):
 
     @classmethod
     def found(cls, left: np.ndarray, right: np.ndarray, distance: np.ndarray, *, exact: bool, mirrored: bool) -> Pairs:
-        """Return pairs that were all found in the same way, not yet seen by a network."""
+        """Return pairs that were all found in the same way, and not yet compared by pixels or by a network."""
         count = len(left)
-        cosine = np.full(count, np.nan, np.float32)
-        return cls(left, right, distance.astype(np.uint8), np.full(count, exact), np.full(count, mirrored), cosine)
+        unknown = np.full(count, np.nan, np.float32)
+        flags = np.full(count, exact), np.full(count, mirrored)
+        return cls(left, right, distance.astype(np.uint8), unknown, *flags, unknown)
 
     def confirmed(self, cosine: np.ndarray, least: float) -> Pairs:
         """Return the exact pairs and those with a cosine similarity of at least `least`; `cosine` is float32 [P]."""
         return replace(self, cosine=cosine).chosen(self.exact | (cosine >= least))
 
 
-def find_copies(
+def candidates(
     left: HashedImages, right: HashedImages | None, *, distance: int = DISTANCE, mirrored: bool = False
 ) -> Pairs:
-    """Return the copies that images of `left` have in `right`, or (None) in `left` itself, the earlier one on the left.
+    """Return similar pairs of an image of `left` and one of `right`, or (None) within `left`, the earlier one first.
 
-    Two images are copies if their stored bytes are equal, or if at most `distance` bits of their frequency hashes and
+    Two images are similar if their stored bytes are equal, or if at most `distance` bits of their frequency hashes and
     at most `GRADIENT_SLACK` more bits of their gradient hashes differ. With `mirrored` the mirror image of the right
     one counts, too. Images with the same bytes form a group: each image of a group is paired with the first of its
     group. If two groups are near, each image of one is paired with the first of the other. No copy is left out
@@ -316,13 +328,14 @@ def shared(left: HashedImages, right: HashedImages | None, pairs: Pairs) -> list
 
 
 def rows(left: HashedImages, right: HashedImages, pairs: Pairs) -> Iterator[tuple[object, ...]]:
-    """Yield the values of `COLUMNS` of each pair; the cosine is "" without a network."""
+    """Yield the values of `COLUMNS` of each pair; the correlation and the cosine are "" if they are not known."""
     for place in range(len(pairs)):
-        cosine = float(pairs.cosine[place])
+        correlation, cosine = float(pairs.correlation[place]), float(pairs.cosine[place])
         yield (
             *left.name(int(pairs.left[place])),
             *right.name(int(pairs.right[place])),
             int(pairs.distance[place]),
+            "" if np.isnan(correlation) else f"{correlation:.3f}",
             int(pairs.exact[place]),
             int(pairs.mirrored[place]),
             "" if np.isnan(cosine) else f"{cosine:.4f}",

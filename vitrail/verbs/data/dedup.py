@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,18 +56,20 @@ def dedup(
     mirrored: bool = False,
     out: str | Path | None = None,
     keep_list: str | Path | None = None,
+    sheet: str | Path | None = None,
     raw: bool = False,
     batch_size: Count = 64,
     workers: Threads | None = None,
     device: str | None = None,
     precision: Precision = "auto",
 ) -> Duplicates:
-    """Find training images that are also test images, or duplicates: exact, re-encoded or resized copies.
+    """Find training images that are also test images, or duplicates: exact, re-encoded, resized or cropped copies.
 
-    Two perceptual hashes of 64 bits propose pairs; with a model, the features of both images confirm each pair. Your
-    images are not changed: the results are lists of the copies and of the remaining images. All splits except test and
-    validation are training images. Hashes are cached, so that a second call takes no time. --batch-size, --device and
-    --precision are settings of the model.
+    Two perceptual hashes of 64 bits propose pairs. Their pixels confirm a pair: the images are laid over each other and
+    correlated. With a model, the features of both images must be similar, too. Your images are not changed: the results
+    are lists of the copies and of the remaining images. All splits except test and validation are training images.
+    Hashes are cached, so that a second call reads only the images of pairs. --batch-size, --device and --precision are
+    settings of the model.
 
     Args:
         path: The training images, in any form that `vitrail train` takes.
@@ -76,25 +78,29 @@ def dedup(
             splits).
         model: A run, weights or a name on the hub. A pair then counts only if its features are similar, too.
         distance: Maximum number of differing bits, of 64, between the hashes of two copies (default: 6, or 10 with
-            a model).
+            a model). A larger distance finds copies that are cropped more, and takes longer.
         cosine: Minimum cosine similarity for two images to count as copies (needs --model).
         mirrored: Find mirror images, too.
         out: Write all pairs to this CSV file.
         keep_list: Write the remaining images and the other splits to this CSV file, for `vitrail train FILE`.
+        sheet: Draw the pairs side by side in this PNG file, the least similar first (at most 60).
     """
     compute = Compute(None, batch_size, workers, device, precision)
-    from vitrail.data.copies.dedup import DISTANCE, WIDE, find_copies, remaining, rows, shared, staying, write_pairs
+    from vitrail.data.copies.confirm import find_copies, pairs_sheet
+    from vitrail.data.copies.dedup import DISTANCE, WIDE, remaining, rows, shared, staying, write_pairs
     from vitrail.data.sources.lists import write_list
     from vitrail.data.sources.open import find_and_warn
 
     against = (against,) if isinstance(against, str | Path) else against
-    files = _outside((out, keep_list), [str(path), *map(str, against)])
+    files = outside({".csv": (out, keep_list), ".png": (sheet,)}, [str(path), *map(str, against)])
+    threads = compute.threads(alone=True)
     found = find_and_warn(str(path))
-    left, right = _hashed(str(path), found, against, compute.threads(alone=True))
+    left, right = _hashed(str(path), found, against, threads)
     other = left if right is None else right
     if distance is None:
         distance = DISTANCE if model is None else WIDE
-    pairs = find_copies(left, right, distance=distance, mirrored=mirrored)
+    progress = ProgressLine("compared")
+    pairs = find_copies(left, right, distance=distance, mirrored=mirrored, workers=threads, progress=progress)
     if model is not None:
         pairs = pairs.confirmed(_cosines(model, left, other, pairs, compute), cosine)
     stays = staying(left, right, pairs)
@@ -102,6 +108,8 @@ def dedup(
         write_pairs(files[0], left, other, pairs, raw=raw)
     if files[1] is not None:
         write_list(files[1], str(path), found, remaining(found, left, stays), raw=raw)
+    if files[2] is not None:
+        pairs_sheet(files[2], left, other, pairs)
     return Duplicates(
         path=str(path),
         images=len(left),
@@ -114,17 +122,22 @@ def dedup(
     )
 
 
-def _outside(files: Sequence[str | Path | None], data: list[str]) -> list[Path | None]:
-    """Return the paths of the output files. Raises UsageError or DataError, before any work, if one is not valid."""
+def outside(asked: Mapping[str, Sequence[str | Path | None]], data: list[str]) -> list[Path | None]:
+    """Return the paths of the output files, by the ending that each must have.
+
+    Raises UsageError or DataError, before any work, if one is not valid or lies within the data.
+    """
     from vitrail.data.cache import refuse_within
 
-    for file in [Path(file) for file in files if file is not None]:
-        for place in data:
-            refuse_within(file, place)
-        if file.suffix.lower() != ".csv":
-            raise UsageError(f"{file}: lists are CSV files, so the name must end in .csv")
-        check_writable(file.expanduser(), UsageError)
-    return [None if file is None else Path(file).expanduser() for file in files]
+    for ending, files in asked.items():
+        for file in [Path(file) for file in files if file is not None]:
+            for place in data:
+                refuse_within(file, place)
+            if file.suffix.lower() != ending:
+                what = {".csv": "lists are CSV files", ".png": "contact sheets are PNG files"}[ending]
+                raise UsageError(f"{file}: {what}, so the name must end in {ending}")
+            check_writable(file.expanduser(), UsageError)
+    return [None if file is None else Path(file).expanduser() for files in asked.values() for file in files]
 
 
 def _hashed(
@@ -178,10 +191,10 @@ def _split(data: str, split: str) -> str:
 
 
 def _line(pair: tuple[object, ...]) -> str:
-    data, split, name, other_data, other_split, other, distance, exact, mirrored, cosine = map(str, pair)
+    data, split, name, other_data, other_split, other, distance, correlation, exact, mirrored, cosine = map(str, pair)
     first = " ".join(filter(None, (split, name)))
     second = " ".join(filter(None, ("" if data == other_data else Path(other_data).name, other_split, other)))
-    how = "same bytes" if exact == "1" else f"{distance} of 64 bits differ"
+    how = "same bytes" if exact == "1" else f"{distance} of 64 bits differ, correlation {correlation}"
     how += ", mirrored" if mirrored == "1" else ""
     how += f", cosine {cosine}" if cosine else ""
     return f"{first} = {second}: {how}"
