@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import dedup, memory, record
+from benchmarks import audit, dedup, memory, record
 from benchmarks.self_supervised import SHOWN, cell
 
 BEGIN, END = "<!-- {}: written by python -m benchmarks.readme -->", "<!-- end of {} -->"
@@ -288,6 +288,7 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "self_supervised": ("Learning without labels", self_supervised),
     "mae": ("A step of MAE", mae),
     "saving": ("Checkpoints", saving),
+    "audit": ("Wrong labels", audit.summary),
     "dedup": ("Copies among images that look alike", dedup.summary),
     "inspect": ("Memory of looking inside", inspect),
     "soak": ("Long runs", soak),

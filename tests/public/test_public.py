@@ -104,6 +104,7 @@ FLAGS = {
     "data pack": "path folder short_side quality shard_mb shuffle workers",
     "data dedup": "path against model distance cosine mirrored out keep_list sheet raw "
     "batch_size workers device precision",
+    "data audit": "path weights split folds seed out sheet raw image_size batch_size workers device precision",
     "data split": "path folder sizes seed holdout raw",
     "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",

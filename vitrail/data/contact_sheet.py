@@ -17,14 +17,14 @@ from vitrail.files import replacing
 SIDE = 112
 """Side in pixels of the square that a picture is fitted into."""
 MOST = 60
-"""Maximum number of cells."""
+"""Maximum number of frames."""
 WIDTH = 8
 """Number of pictures in a row."""
 _MARGIN, _LINE, _SIZE = 8, 14, 11
 _INK, _FAINT, _PAPER = (20, 20, 20), (215, 215, 215), (255, 255, 255)
 
 
-class Cell(NamedTuple):
+class Frame(NamedTuple):
     """Pictures that belong together, and the lines below them."""
 
     pictures: Sequence[tuple[Listed, int]]
@@ -32,22 +32,22 @@ class Cell(NamedTuple):
     lines: Sequence[str]
 
 
-def write_contact_sheet(file: Path, title: str, cells: Iterable[Cell]) -> None:
-    """Draw at most `MOST` cells. Raises UsageError if the file cannot be written."""
-    shown = list(islice(cells, MOST))
-    beside = max((len(cell.pictures) for cell in shown), default=1)
+def write_contact_sheet(file: Path, title: str, frames: Iterable[Frame]) -> None:
+    """Draw at most `MOST` frames. Raises UsageError if the file cannot be written."""
+    shown = list(islice(frames, MOST))
+    beside = max((len(frame.pictures) for frame in shown), default=1)
     columns = WIDTH // beside
-    lines = max((len(cell.lines) for cell in shown), default=0)
+    lines = max((len(frame.lines) for frame in shown), default=0)
     wide, high = beside * SIDE + _MARGIN, SIDE + lines * _LINE + _MARGIN
     top = _MARGIN + 2 * _LINE
     sheet = Image.new("RGB", (columns * wide + _MARGIN, top + -(-len(shown) // columns) * high), _PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(_SIZE)
     draw.text((_MARGIN, _MARGIN), _fitted(title, font, sheet.width - 2 * _MARGIN), _INK, font)
-    for number, cell in enumerate(shown):
+    for number, frame in enumerate(shown):
         left, upper = _MARGIN + number % columns * wide, top + number // columns * high
-        for place, (source, index) in enumerate(cell.pictures):
+        for place, (source, index) in enumerate(frame.pictures):
             sheet.paste(_picture(source, index), (left + place * SIDE, upper))
-        for row, line in enumerate(cell.lines):
+        for row, line in enumerate(frame.lines):
             draw.text((left, upper + SIDE + row * _LINE), _fitted(line, font, wide - _MARGIN), _INK, font)
     with replacing(file, UsageError) as temporary:
         sheet.save(temporary, "PNG")

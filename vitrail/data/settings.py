@@ -57,6 +57,9 @@ class Data(Open, section="data"):
     """Largest share of training images that may be unreadable. Training stops if there are more."""
     strict: bool = False
     """Reject data with any defect: an empty class folder, a broken link, an unreadable image."""
+    exclude: str | None = None
+    """CSV file with columns split and id: images that are left out, such as the list of `vitrail data audit --out`
+    (default: none)."""
     subset: Count | Part | None = None
     """Number of training images to use, or their share (0.1), drawn by the seed in proportion to the classes. A smaller
     subset is part of a larger one; the validation images stay the same (default: all images)."""

@@ -62,6 +62,9 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "data dedup": Verb(
             "vitrail.verbs.data.dedup:dedup", "find duplicates, and training images that are also test images"
         ),
+        "data audit": Verb(
+            "vitrail.verbs.data.audit:audit", "rank labels that are probably wrong, copies with two labels, outliers"
+        ),
         "data split": Verb(
             "vitrail.verbs.data.split:split", "write lists of nested random subsets, to study data size"
         ),

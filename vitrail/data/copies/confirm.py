@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.data.check import OnProgress
-from vitrail.data.contact_sheet import Cell, write_contact_sheet
+from vitrail.data.contact_sheet import Frame, write_contact_sheet
 from vitrail.data.copies.align import SIDE, correlations, details
 from vitrail.data.copies.dedup import DISTANCE, HashedImages, Pairs, candidates
 from vitrail.data.images.decode import decode
@@ -126,11 +126,11 @@ def pairs_sheet(file: Path, left: HashedImages, right: HashedImages, pairs: Pair
     """Draw pairs side by side, the most doubtful first. Raises UsageError if the file cannot be written."""
     order = np.argsort(np.where(pairs.exact, 2, pairs.correlation), kind="stable")
 
-    def cell(place: int) -> Cell:
+    def frame(place: int) -> Frame:
         one, two = int(pairs.left[place]), int(pairs.right[place])
         how = "same bytes" if pairs.exact[place] else f"correlation {pairs.correlation[place]:.3f}"
         how += ", mirrored" if pairs.mirrored[place] else ""
-        return Cell((left.place(one), right.place(two)), (left.name(one).id, right.name(two).id, how))
+        return Frame((left.place(one), right.place(two)), (left.name(one).id, right.name(two).id, how))
 
     title = f"{len(pairs):,} pairs of copies, the least similar first"
-    write_contact_sheet(file, title, map(cell, order.tolist()))
+    write_contact_sheet(file, title, map(frame, order.tolist()))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.item import DataSet, Findings, Joined, Listed, View
+from vitrail.data.item import DataSet, Findings, Joined, Listed, View, split_title
 from vitrail.data.labels.sets import label_text
 from vitrail.data.sources.folder import file_of
 from vitrail.data.spreadsheet import SafeWriter, unescape_formula
@@ -134,6 +134,43 @@ def _chosen(file: Path, source: Listed, wanted: _Wanted, findings: Findings) -> 
                 f"{label!r} in the data it refers to; a list cannot change labels"
             )
     return View(source, places[known])
+
+
+EXCLUSION = ("split", "id")
+"""Columns that name an image in a list of excluded images; it may have other columns."""
+
+
+def without(found: DataSet, file: Path) -> DataSet:
+    """Return `found` without the images that the CSV `file` names in the columns `EXCLUSION`.
+
+    A warning counts the rows whose image does not exist. Raises DataError if the file cannot be read, has other columns
+    or an unknown split, or leaves no image in a split.
+    """
+    excluded: dict[str, set[str]] = {}
+    try:
+        with open(regular_descriptor(file), newline="", encoding="utf-8-sig", errors="surrogateescape") as stream:
+            rows = csv.DictReader(stream)
+            if missing := [name for name in EXCLUSION if name not in (rows.fieldnames or ())]:
+                raise DataError(f"{file} has no column {missing[0]!r}. A list of excluded images has {EXCLUSION}")
+            for number, row in enumerate(rows, start=2):
+                split, name = (unescape_formula(row[column] or "") for column in EXCLUSION)
+                if split not in found.splits:
+                    there = ", ".join(map(repr, found.splits))
+                    raise DataError(f"{file}, row {number}: the data have no split {split!r}; there are {there}")
+                excluded.setdefault(split, set()).add(name)
+    except (OSError, csv.Error) as error:
+        raise DataError(f"the list of excluded images {file} cannot be read: {error}") from error
+    splits = dict(found.splits)
+    for split, names in excluded.items():
+        source = splits[split]
+        stays = np.array([source.id(index) not in names for index in range(len(source))], dtype=bool)
+        if not stays.any():
+            raise DataError(f"{file} excludes all {len(source)} images of {split_title(split)}")
+        gone = len(source) - int(stays.sum())
+        if gone < len(names):
+            found.findings.warnings.append(f"{file.name}: {len(names) - gone} of its images are not in the data")
+        splits[split] = View(source, np.flatnonzero(stays))
+    return DataSet(splits, found.findings)
 
 
 def _class(source: Listed, index: int) -> str:

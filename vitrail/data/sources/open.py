@@ -27,7 +27,7 @@ from vitrail.data.sources.arrays import read_digits, read_npz
 from vitrail.data.sources.arrow import hub_cached, open_hub, read_parquet
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.layouts import open_folder
-from vitrail.data.sources.lists import read_list, refers_to
+from vitrail.data.sources.lists import read_list, refers_to, without
 from vitrail.data.sources.remote import find_remote
 from vitrail.data.sources.shards import read_shards
 from vitrail.data.split import fingerprint, hold_out, subset
@@ -76,6 +76,8 @@ def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) ->
 
 def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = True) -> Splits:
     """Split what `find` returned for `data.path` for training. Raises as `open_data` does."""
+    if data.exclude is not None:
+        found = without(found, Path(data.exclude).expanduser())
     findings = found.findings
     names = training_splits(found, data)
     name = "+".join(names)

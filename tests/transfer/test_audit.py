@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from vitrail.errors import DataError, UsageError
+from vitrail.transfer.audit import folds_of, out_of_fold, outliers, suspects
+
+
+def clusters(per_class: int, classes: int = 4, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), per_class)
+    centres = 3 * random.normal(size=(classes, width))
+    return (centres[labels] + random.normal(size=(len(labels), width))).astype(np.float32), labels
+
+
+def test_folds_hold_each_class_in_equal_parts() -> None:
+    labels = np.repeat([0, 1, 2], [50, 7, 1])
+    fold = folds_of(labels, 5, seed=3)
+    assert np.bincount(fold[labels == 0]).tolist() == [10] * 5
+    assert sorted(np.bincount(fold[labels == 1], minlength=5).tolist()) == [1, 1, 1, 2, 2]
+    np.testing.assert_array_equal(fold, folds_of(labels, 5, seed=3))
+    assert (fold != folds_of(labels, 5, seed=4)).any()
+    with pytest.raises(DataError, match="two classes"):
+        folds_of(np.array([0, 0, 1]), 2, seed=0)
+
+
+def test_probabilities_are_scikit_learns_without_the_image() -> None:
+    features, labels = clusters(15)
+    found = out_of_fold(features, labels, 4, folds=3, strengths=[0.1], seed=1)
+    fold = folds_of(labels, 3, seed=1)
+    for number in range(3):
+        rows = fold != number
+        mean, deviation = features[rows].mean(axis=0), features[rows].std(axis=0)
+        scaled = (features - mean) / deviation
+        theirs = LogisticRegression(C=1 / (0.1 * rows.sum()), tol=1e-6, max_iter=1000).fit(scaled[rows], labels[rows])
+        np.testing.assert_allclose(found[~rows], theirs.predict_proba(scaled[~rows]), atol=2e-3)
+    with pytest.raises(UsageError, match="folds is 1"):
+        out_of_fold(features, labels, 4, folds=1)
+
+
+def test_suspects_follow_the_definition_of_confident_learning() -> None:
+    labels = np.array([0, 0, 0, 1, 1, 1])
+    first = np.array([0.9, 0.8, 0.1, 0.2, 0.45, 0.7])
+    probabilities = np.stack([first, 1 - first], axis=1)
+    # typical of class 0: (0.9 + 0.8 + 0.1) / 3 = 0.6; of class 1: (0.8 + 0.55 + 0.3) / 3 = 0.55
+    found = suspects(probabilities, labels)
+    assert found.rows.tolist() == [2, 5] and found.suggested.tolist() == [1, 0]
+    np.testing.assert_allclose(found.margin, [0.1 - 0.9, 0.3 - 0.7])
+
+
+def test_flipped_labels_are_found() -> None:
+    features, labels = clusters(60, width=16)
+    random = np.random.default_rng(5)
+    flipped = random.permutation(len(labels))[:12]
+    given = labels.copy()
+    given[flipped] = (labels[flipped] + random.integers(1, 4, 12)) % 4
+    found = suspects(out_of_fold(features, given, 4), given)
+    assert len(set(found.rows) & set(flipped)) >= 10 and len(found.rows) <= 12
+    right = {row: label for row, label in zip(found.rows.tolist(), found.suggested.tolist(), strict=True)}
+    assert all(right[row] == labels[row] for row in set(right) & set(flipped.tolist()))
+
+
+def test_an_image_like_no_other_is_an_outlier() -> None:
+    features, _ = clusters(20, classes=1)
+    far = np.concatenate([features, -features.mean(axis=0, keepdims=True)])
+    rows, nearest, similarity = outliers(far)
+    assert rows.tolist()[0] == 20 and similarity[20] == similarity.min() and (nearest != np.arange(21)).all()
+    unit = far / np.linalg.norm(far, axis=1, keepdims=True)
+    cosine = np.sort(unit @ unit[3])[::-1]
+    assert similarity[3] == pytest.approx(cosine[1:11].mean(), abs=1e-5)

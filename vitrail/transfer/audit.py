@@ -1,0 +1,117 @@
+"""Find images that probably have a wrong label, and outliers, from the features of a frozen network.
+
+Wrong labels: a linear probe is trained on all folds of the images but one and predicts the classes of that one, so that
+no image is judged by a classifier that has seen its label. Confident learning (Northcutt, Jiang, Chuang 2021) then
+suspects an image if another class has a probability that is typical of that class: at least the mean probability of
+the class among the images with its label. Suspects are ranked by the probability of their label minus the largest other
+one.
+
+Outliers: images whose mean similarity to their nearest neighbours lies far below that of the others, by Tukey's rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vitrail.data.loading.order import stream
+from vitrail.errors import DataError, UsageError
+from vitrail.evaluation.knn import neighbours
+from vitrail.transfer.softmax import solve
+
+FOLDS = 5
+STRENGTHS = (1.0, 0.1, 1e-2, 1e-3)
+"""Of the L2 penalty; the one with the best probabilities out of fold is used."""
+NEIGHBOURS = 10
+FAR = 3.0
+"""Number of interquartile ranges below the first quartile at which an image is an outlier (Tukey 1977)."""
+TURNS = 23
+"""Purpose of a random stream (the others are in `vitrail.data` and `vitrail.transfer.linear_probe`)."""
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Images that probably have a wrong label, the most probable first."""
+
+    rows: np.ndarray
+    """int64 [S]."""
+    suggested: np.ndarray
+    """int64 [S]: class that the probe suggests."""
+    margin: np.ndarray
+    """float64 [S]: probability of the label minus that of the suggested class; -1 is the most certain."""
+
+
+def folds_of(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
+    """Return the fold of each image, int64 [N]: the images of each class are dealt out in random order.
+
+    Raises DataError unless two classes have two images or more, which a probe needs.
+    """
+    found = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        rows = stream(seed, 0, int(label), TURNS).permutation(np.flatnonzero(labels == label))
+        found[rows] = (np.arange(len(rows)) + label) % folds
+    if np.count_nonzero(np.bincount(labels) > 1) < 2:
+        raise DataError("wrong labels are found by comparing classes, so two classes must have two images or more")
+    return found
+
+
+def out_of_fold(
+    features: np.ndarray,
+    labels: np.ndarray,
+    classes: int,
+    *,
+    folds: int = FOLDS,
+    strengths: Sequence[float] = STRENGTHS,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> np.ndarray:
+    """Return the probability of each class, float32 [N, K], from a probe that has not seen the image.
+
+    features float32 [N, D], labels int64 [N]. Raises UsageError for fewer than two folds, and DataError for too few
+    images.
+    """
+    if folds < 2:
+        raise UsageError(f"folds is {folds}; valid is 2 or more")
+    fold = folds_of(labels, folds, seed)
+    found = np.zeros((len(strengths), len(labels), classes), np.float32)
+    for number in np.unique(fold).tolist():
+        rows, out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+        for place, solution in enumerate(solve(features, labels, rows, strengths, classes=classes, device=device)):
+            logits = solution.classifier.logits(torch.from_numpy(features[out]))
+            found[place, out] = logits.softmax(dim=1).cpu().numpy()
+    own = found[:, np.arange(len(labels)), labels].astype(np.float64)
+    return found[np.log(own.clip(1e-12)).mean(axis=1).argmax()]
+
+
+def suspects(probabilities: np.ndarray, labels: np.ndarray) -> Suspects:
+    """Return the images whose label is probably wrong, by probabilities [N, K] of a probe that has not seen them."""
+    every = np.arange(len(labels))
+    own = probabilities[every, labels].astype(np.float64)
+    counts = np.bincount(labels, minlength=probabilities.shape[1])
+    typical = np.where(counts, np.bincount(labels, own, len(counts)) / np.maximum(counts, 1), np.inf)
+    confident = np.where(probabilities >= typical, probabilities, -1)
+    suggested = confident.argmax(axis=1)
+    wrong = (confident[every, suggested] >= 0) & (suggested != labels)
+    margin = own - probabilities[every, suggested]
+    rows = np.flatnonzero(wrong)
+    rows = rows[np.argsort(margin[rows], kind="stable")]
+    return Suspects(rows, suggested[rows], margin[rows])
+
+
+def outliers(features: np.ndarray, device: torch.device | str = "cpu") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows of outliers among features [N, D], the farthest first, and of all images two arrays [N].
+
+    These are the row of the nearest other image, and the mean cosine to the `NEIGHBOURS` nearest other images.
+    """
+    count = min(NEIGHBOURS + 1, len(features))
+    blocks = [(near.cpu().numpy(), row.cpu().numpy()) for near, row in neighbours(features, features, count, device)]
+    near, row = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    # an image is the nearest to itself, unless another one equals it
+    nearest = np.where(row[:, 0] == np.arange(len(row)), row[:, min(1, count - 1)], row[:, 0])
+    similarity = near[:, 1:].mean(axis=1) if count > 1 else near[:, 0]
+    low, high = np.quantile(similarity, [0.25, 0.75])
+    rows = np.flatnonzero(similarity < low - FAR * (high - low))
+    return rows[np.argsort(similarity[rows], kind="stable")], nearest, similarity

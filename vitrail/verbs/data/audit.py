@@ -1,0 +1,239 @@
+"""`vitrail data audit`: rank labels that are probably wrong, copies with different labels, and outliers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+
+from vitrail.device import Precision
+from vitrail.errors import UsageError
+from vitrail.ranges import Count, Range, Seed, Side, Threads, checked
+from vitrail.verbs.data.dedup import outside
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.network.features import Embedder
+from vitrail.verbs.terminal import ProgressLine, first_lines, page, table, unreadable_json, unreadable_lines
+
+if TYPE_CHECKING:
+    from vitrail.data.item import Listed
+    from vitrail.evaluation.features import Features
+
+log = logging.getLogger("vitrail")
+Reason = Literal["label", "copy", "outlier"]
+WEAK = 0.5
+"""Accuracy of the probe below which a warning says that its list is of little use."""
+COLUMNS = ("split", "id", "reason", "score", "label", "suggested", "like")
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """One image that should be looked at."""
+
+    split: str
+    id: str
+    reason: Reason
+    """label: the label is probably wrong; copy: a copy has another label; outlier: no image is similar."""
+    score: float
+    """label: probability of the label minus that of the suggested class, -1 is the most certain; copy: correlation of
+    the pixels; outlier: mean cosine similarity to the nearest images."""
+    label: str
+    suggested: str
+    """Class that the probe suggests, or the label of the copy; "" for an outlier."""
+    like: str
+    """The most similar image of the suggested class, the copy, or the nearest image."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of an audit."""
+
+    path: str
+    split: str
+    images: int
+    """Number of images with a label."""
+    accuracy: float
+    """Share of these images whose label the probe predicts, which has not seen them."""
+    doubts: list[Doubt]
+    """Probably wrong labels, then copies with different labels, then outliers; the worst of each first."""
+    unreadable: list[tuple[str, str]]
+    """(image, reason) of each image that could not be read."""
+    written: list[str]
+    """Files."""
+
+
+@checked
+def audit(
+    path: str | Path,
+    *,
+    weights: str | Path | None = None,
+    split: str | None = None,
+    folds: Annotated[int, Range(2, 100)] = 5,
+    seed: Seed = 0,
+    out: str | Path | None = None,
+    sheet: str | Path | None = None,
+    raw: bool = False,
+    image_size: Side | None = None,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
+    device: str | None = None,
+    precision: Precision = "auto",
+) -> Audit:
+    """Rank labels that are probably wrong, copies with different labels, and outliers. Nothing is changed.
+
+    A linear probe on the features of a frozen network predicts the class of each image without having seen its label,
+    and confident learning chooses the suspects. Look at them, remove the rows of correct images from the CSV file, and
+    train without the others: `vitrail train DATA --data.exclude FILE`.
+
+    Args:
+        path: The images, in any form that `vitrail train` takes.
+        weights: A run, weights or a name on the hub, whose features are used. Best is a network that was not trained on
+            these labels.
+        split: Split to examine (default: the training split).
+        folds: Number of parts of the images; each is judged by a probe trained on the others.
+        seed: Seed of the folds.
+        out: Write all of them to this CSV file, which `--data.exclude` reads.
+        sheet: Draw the first 60 in this PNG file, each beside an image of the suggested class.
+    """
+    compute = Compute(image_size, batch_size, workers, device, precision)
+    if weights is None:
+        raise UsageError(f"no network is given, whose features are compared: vitrail data audit {path} --from MODEL")
+    from vitrail.data.copies.dedup import splits_to_clean
+    from vitrail.data.roles import named_split
+    from vitrail.data.sources.open import find_and_warn
+
+    files = outside({".csv": (out,), ".png": (sheet,)}, [str(path)])
+    found = find_and_warn(str(path))
+    name = splits_to_clean(found)[0] if split is None else named_split(found, split, str(path))
+    images = found.splits[name]
+    features = Embedder(weights, compute)(images)
+    features.labelled("examined")  # before the images are read again
+    accuracy, labels = _labels(features, folds, seed, compute)
+    if accuracy < WEAK:
+        log.warning(
+            "the probe predicts only %.0f %% of the labels, so most of the listed images may have the right label. Use "
+            "a network with better features",
+            100 * accuracy,
+        )
+    copies = _copies(str(path), name, images, compute.threads(alone=True))
+    pairs = [*labels, *copies, *_outliers(features, compute)]
+    doubts = [
+        Doubt(name, images.id(one), reason, round(score, 4), _class(images, one), suggested, images.id(other))
+        for reason, one, other, score, suggested in pairs
+    ]
+    if files[0] is not None:
+        _write(files[0], doubts, raw)
+    if files[1] is not None:
+        _draw(files[1], images, doubts, pairs)
+    count = int((features.labels >= 0).sum())
+    written = [str(file) for file in files if file is not None]
+    return Audit(str(path), name, count, accuracy, doubts, features.bad, written)
+
+
+Found = tuple[Reason, int, int, float, str]
+"""Reason, image, image to compare it with, score, suggested class."""
+
+
+def _labels(features: Features, folds: int, seed: int, compute: Compute) -> tuple[float, list[Found]]:
+    """Return the accuracy of the probe, and images whose label is probably wrong."""
+    from vitrail.evaluation.features import unit_rows
+    from vitrail.transfer.audit import out_of_fold, suspects
+
+    rows, labels = features.labelled("examined")
+    index = features.index[features.labels >= 0]
+    names = features.class_names
+    probabilities = out_of_fold(rows, labels, len(names), folds=folds, seed=seed, device=compute.place())
+    found, unit = suspects(probabilities, labels), unit_rows(rows)
+    doubts: list[Found] = []
+    for row, suggested, margin in zip(found.rows.tolist(), found.suggested.tolist(), found.margin, strict=True):
+        among = np.flatnonzero(labels == suggested)
+        like = among[(unit[among] @ unit[row]).argmax()]
+        doubts.append(("label", int(index[row]), int(index[like]), float(margin), names[suggested]))
+    return float((probabilities.argmax(axis=1) == labels).mean()), doubts
+
+
+def _copies(path: str, split: str, images: Listed, workers: int) -> list[Found]:
+    """Return copies that have different labels."""
+    from vitrail.data.copies.confirm import find_copies
+    from vitrail.data.copies.dedup import HashedImages, HashedSplit
+    from vitrail.data.copies.hashes import hashes_of
+
+    hashes = hashes_of(images, workers=workers, progress=ProgressLine("hashed"))
+    hashed = HashedImages([HashedSplit(path, split, images, hashes)])
+    pairs = find_copies(hashed, None, workers=workers, progress=ProgressLine("compared"))
+    score = np.where(pairs.exact, 1.0, pairs.correlation)
+    labels = np.asarray(images.labels)  # one for each image: `audit` refuses others
+    one, two = labels[pairs.left], labels[pairs.right]
+    differ = np.flatnonzero((one != two) & (one >= 0) & (two >= 0))
+    order = differ[np.argsort(-score[differ], kind="stable")]
+    return [
+        ("copy", left, right, float(score[place]), _class(images, right))
+        for place, left, right in zip(order, pairs.left[order].tolist(), pairs.right[order].tolist(), strict=True)
+    ]
+
+
+def _outliers(features: Features, compute: Compute) -> list[Found]:
+    """Return images that are similar to no other."""
+    from vitrail.transfer.audit import outliers
+
+    rows, nearest, similarity = outliers(features.features, compute.place())
+    index = features.index
+    return [("outlier", int(index[row]), int(index[nearest[row]]), float(similarity[row]), "") for row in rows.tolist()]
+
+
+def _class(images: Listed, index: int) -> str:
+    from vitrail.data.labels.sets import label_text
+
+    return label_text(images.labels, index, images.class_names)
+
+
+def _write(file: Path, doubts: list[Doubt], raw: bool) -> None:
+    from vitrail.data.spreadsheet import SafeWriter
+    from vitrail.files import replacing_text
+
+    with replacing_text(file, UsageError, errors="surrogateescape") as stream:
+        writer = SafeWriter(stream, raw=raw, read_back=True)
+        writer.writerow(COLUMNS)
+        writer.writerows([getattr(doubt, name) for name in COLUMNS] for doubt in doubts)
+
+
+def _draw(file: Path, images: Listed, doubts: list[Doubt], pairs: list[Found]) -> None:
+    from vitrail.data.contact_sheet import Frame, write_contact_sheet
+
+    frames = []
+    for doubt, (_, one, other, _, _) in zip(doubts, pairs, strict=True):
+        how = {"label": f"rather {doubt.suggested}", "copy": f"copy: {doubt.suggested}", "outlier": "outlier; nearest"}
+        lines = (doubt.id, f"labelled {doubt.label}", f"{how[doubt.reason]} ({doubt.score:.2f})")
+        frames.append(Frame(((images, one), (images, other)), lines))
+    title = f"{len(doubts):,} images to look at; beside each: an image of the suggested class, its copy or its nearest"
+    write_contact_sheet(file, title, frames)
+
+
+def show(result: Audit) -> Any:
+    """Return the result as tables for a terminal."""
+    from collections import Counter
+
+    counts = Counter(doubt.reason for doubt in result.doubts)
+    lines = []
+    for doubt in result.doubts:
+        how = {"label": f"rather {doubt.suggested}", "copy": f"{doubt.like} is {doubt.suggested}", "outlier": "outlier"}
+        lines.append(f"{doubt.id}, labelled {doubt.label}: {how[doubt.reason]} ({doubt.score:.2f})")
+    row = (result.split or "all", result.images, f"{100 * result.accuracy:.1f} %")
+    return page(
+        table(
+            ("split", "images", "probe's accuracy", "wrong labels", "copies with two labels", "outliers"),
+            [(*row, *(counts[reason] for reason in ("label", "copy", "outlier")))],
+        ),
+        first_lines(lines),
+        unreadable_lines(result.unreadable),
+        [f"written to {file}" for file in result.written],
+    )
+
+
+def as_json(result: Audit) -> Any:
+    """Return the result as JSON values."""
+    from vitrail.config import plain
+
+    return {**plain(result), "unreadable": unreadable_json(result.unreadable)}
