@@ -51,9 +51,10 @@ def find_copies(
     pairs = candidates(left, right, distance=distance, mirrored=mirrored)
     near = np.flatnonzero(~pairs.exact)
     found = np.full(len(pairs), np.nan, np.float32)
+    other = left if right is None else right
     if len(near):
         with threads(workers) as pool:
-            found[near] = _compared(left, right or left, pairs.chosen(near), pool, progress)
+            found[near] = _compared(left, other, pairs.chosen(near), pool, progress)
     return replace(pairs, correlation=found).chosen(pairs.exact | (found >= CORRELATION))
 
 

@@ -151,7 +151,10 @@ def without(found: DataSet, file: Path) -> DataSet:
         with open(regular_descriptor(file), newline="", encoding="utf-8-sig", errors="surrogateescape") as stream:
             rows = csv.DictReader(stream)
             if missing := [name for name in EXCLUSION if name not in (rows.fieldnames or ())]:
-                raise DataError(f"{file} has no column {missing[0]!r}. A list of excluded images has {EXCLUSION}")
+                raise DataError(
+                    f"{file} has no column {missing[0]!r}. A list of excluded images has the columns "
+                    f"{' and '.join(EXCLUSION)}"
+                )
             for number, row in enumerate(rows, start=2):
                 split, name = (unescape_formula(row[column] or "") for column in EXCLUSION)
                 if split not in found.splits:
