@@ -167,6 +167,24 @@ def _choices(kind: Any) -> dict[str, tuple[tuple[Any, ...], tuple[type, ...]]]:
 _LISTED: dict[Any, tuple[Any, ...]] = {bool: (True, False), NoneType: (None,)}
 
 
+def check_values(settings: Any, ranges: Mapping[str, tuple[float, float]], meant: Mapping[str, str]) -> None:
+    """Raise UsageError as `check_choices` does, and for a number outside of its range, field -> (least, most).
+
+    Whole numbers stand for fields of whole numbers. A tuple is checked number by number. Ranges of fields that the
+    dataclass lacks are ignored, and None where it is the default.
+    """
+    check_choices(settings, meant)
+    for name, (low, high) in ranges.items():
+        value = getattr(settings, name, None)
+        if value is None and getattr(type(settings), name, None) is None:
+            continue
+        kind: Any
+        kind, form = (Integral, ",") if isinstance(low, int) else (Real, "g")
+        for number in value if isinstance(value, tuple) else (value,):
+            if not isinstance(number, kind) or isinstance(number, bool) or not low <= number <= high:
+                raise UsageError(f"{name} is {shown(number)}; valid: {low:{form}} to {high:{form}}")
+
+
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Return a function that raises UsageError for an argument outside of the range of its parameter's type."""
     parameters = signature(function)

@@ -17,7 +17,7 @@ from vitrail.ranges import Range, limits, ranged_types
 from vitrail.training.run import Model
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"gelu": "relu"}, r"gelu is 'relu'; valid: 'erf', 'tanh'\.$"),
+    ({"gelu": "relu"}, r"gelu is 'relu'; valid: 'erf', 'tanh', 'quick'\.$"),
     ({"gelu": "tan"}, r"gelu is 'tan'; .* Did you mean 'tanh'\?"),
     ({"depth": 0}, "depth is 0; valid: 1 to 1,000"),
     ({"norm_eps": -1}, "norm_eps is -1; valid: 0 to 1"),

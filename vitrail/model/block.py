@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.model.attention import Attention, Bias
-from vitrail.model.layers import LayerNorm, dense, dense_after_gelu, is_plain, new_linear
+from vitrail.model.layers import LayerNorm, QuickGELU, dense, dense_after_gelu, is_plain, new_gelu, new_linear
 from vitrail.model.own_part import build_part
 from vitrail.model.posemb import Grid, Positions
 from vitrail.model.recompute import recomputable
@@ -26,7 +26,7 @@ class MLP(nn.Module):
         super().__init__()
         self.fc1 = new_linear(width, hidden)
         self.fc2 = new_linear(hidden, width)
-        self.act: nn.Module = nn.GELU(approximate="tanh" if gelu == "tanh" else "none")
+        self.act = new_gelu(gelu)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,26 +88,29 @@ class Residual(nn.Module):
 
 
 class AttentionBranch(nn.Module):
-    """LN, MSA, dropout: the branch of Eq. 2."""
+    """LN, MSA, dropout: the branch of Eq. 2. With `config.norm_after` the LN comes last."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.norm_after = config.norm_after
         self.attention = build_attention(config)
         self.dropout = nn.Dropout(config.dropout)
         self.residual = Residual(config, drop_path)
 
     def forward(self, x: Tensor, bias: Bias | None = None, read: int | None = None) -> Tensor:
         """Return the values to add to x [batch, tokens, width], or to its first `read` tokens."""
-        return self.residual(self.dropout(self.attention(self.norm(x), bias, read)))
+        mixed = self.dropout(self.attention(x if self.norm_after else self.norm(x), bias, read))
+        return self.residual(self.norm(mixed) if self.norm_after else mixed)
 
 
 class MLPBranch(nn.Module):
-    """LN, MLP: the branch of Eq. 3."""
+    """LN, MLP: the branch of Eq. 3. With `config.norm_after` the LN comes last."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.norm_after = config.norm_after
         if config.mlp == "swiglu":
             self.mlp: MLP | SwiGLU = SwiGLU(config.width, config.mlp_dim, config.dropout)
         else:
@@ -116,7 +119,7 @@ class MLPBranch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the values to add to x [batch, tokens, width]."""
-        return self.residual(self.mlp(self.norm(x)))
+        return self.residual(self.norm(self.mlp(x)) if self.norm_after else self.mlp(self.norm(x)))
 
 
 class Block(nn.Module):
@@ -162,7 +165,7 @@ class Block(nn.Module):
 
 
 _PER_TOKEN = (
-    *(Block, AttentionBranch, Attention, MLPBranch, MLP, SwiGLU, Residual),
+    *(Block, AttentionBranch, Attention, MLPBranch, MLP, SwiGLU, Residual, QuickGELU),
     *(nn.ModuleList, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.GELU, nn.SiLU, nn.ReLU, nn.Dropout, nn.Identity),
 )
 """Types of modules that compute the attention of ours, or each token from itself."""

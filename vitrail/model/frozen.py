@@ -119,7 +119,7 @@ class FrozenMLP(nn.Module):
         self.fc1, self.fc2 = layer(*wide.inner), layer(wide.outer.weight, wide.outer.bias.sum(0))
         self.activate: Callable[[Tensor], Tensor] = swiglu
         if isinstance(mlp, MLP):
-            self.activate = partial(F.gelu, approximate=mlp.act.approximate)  # type: ignore[arg-type]
+            self.activate = mlp.act
 
     def forward(self, x: Tensor, normed: Tensor) -> Tensor:
         """Return x [batch, tokens, width] + the MLP of normed, which has the same shape."""
@@ -186,9 +186,9 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32, *, portable: bo
     frozen = frozen.to(dtype).eval().requires_grad_(False)
     if not isinstance(frozen, ViT) or not isinstance(model, ViT) or frozen.config.block == "axial":
         return frozen
-    packed = on_onednn(frozen.norm.weight, dtype) and not portable
+    packed = on_onednn(frozen.like, dtype) and not portable
     # packed, only bfloat16 joins; not packed, export and a GPU do
-    joins = dtype == torch.bfloat16 if packed else portable or frozen.norm.weight.device.type != "cpu"
+    joins = dtype == torch.bfloat16 if packed else portable or frozen.like.device.type != "cpu"
     together = joins and frozen.config.branches > 1
     if not (packed or together or portable):
         return frozen

@@ -250,6 +250,19 @@ def zero_linear(inputs: int, outputs: int, like: Tensor | None = None) -> nn.Lin
     return layer
 
 
+class QuickGELU(nn.Module):
+    """x * sigmoid(1.702 x), the approximation of GELU in OpenAI's CLIP."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[...] -> the same shape."""
+        return x * torch.sigmoid(1.702 * x)
+
+
+def new_gelu(kind: str) -> nn.Module:
+    """Return the activation that a config's `gelu` names: "erf", "tanh" or "quick"."""
+    return QuickGELU() if kind == "quick" else nn.GELU(approximate="tanh" if kind == "tanh" else "none")
+
+
 class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` over the last dimension, computed by `layer_norm`."""
 

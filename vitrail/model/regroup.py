@@ -30,8 +30,8 @@ def regroup(model: ViT, branches: int) -> ViT:
     table for every layer, because their number would change.
     """
     config = regrouped(model.config, branches)
-    with torch.device(model.norm.weight.device):
-        other = ViT(config).to(model.norm.weight.dtype)
+    with torch.device(model.like.device):
+        other = ViT(config).to(model.like.dtype)
     names = {name: _moved(name, model.config.branches, branches) for name in model.state_dict()}
     other.load_state_dict({names[name]: tensor for name, tensor in model.state_dict().items()})
     learning = {names[name]: parameter.requires_grad for name, parameter in model.named_parameters()}

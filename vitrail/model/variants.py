@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, TypeVar
 
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.model.own_part import OwnPart
-from vitrail.ranges import DEEPEST, Depth, DropPath, Heads, Hidden, Registers, Side, Width, check_choices, ends
-from vitrail.words import shown
+from vitrail.ranges import DEEPEST, Depth, DropPath, Heads, Hidden, Registers, Side, Width, check_values, ends
 
 Stem = Literal["linear", "linear+norm", "linear+gelu", "linear+norm+gelu", "levit", "early", "hmlp", "resnet"]
 PositionKind = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"]
@@ -107,8 +106,13 @@ class ViTConfig:
     distilled: bool = False
     """Whether there is a distillation token. Its classifier is averaged with the class token's (DeiT, section 4)."""
     registers: int = 0
-    final_norm: Literal["tokens", "pooled"] = "tokens"
-    """Where Eq. 4's LayerNorm is applied: to all tokens, or to the pooled features (BEiT and MAE, fine-tuned)."""
+    final_norm: Literal["tokens", "pooled", "none"] = "tokens"
+    """Where Eq. 4's LayerNorm is applied: to all tokens, to the pooled features (BEiT and MAE, fine-tuned), or nowhere
+    (InternViT)."""
+    norm_after: bool = False
+    """Whether the norms of a block come behind attention and MLP, before the addition (Swin V2, timm's rpn)."""
+    pre_norm: bool = False
+    """Whether a LayerNorm of its own stands before the first block (CLIP, Radford et al. 2021)."""
     head: OwnPart | None = None  # of the user's own; None: a linear layer
     pre_logits: int | None = None
     """Width of the tanh hidden layer before the classifier (section 3.1, pre-training only)."""
@@ -118,7 +122,8 @@ class ViTConfig:
     drop_path_shape: Literal["linear", "constant"] = "linear"
     layer_scale: float | None = None  # initial value; None means no LayerScale
     norm_eps: float = 1e-6
-    gelu: Literal["erf", "tanh"] = "erf"
+    gelu: Literal["erf", "tanh", "quick"] = "erf"
+    """quick: x * sigmoid(1.702 x), CLIP's approximation (Hendrycks and Gimpel 2016, section 2)."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean and standard deviation of pixels in [0, 1], for uint8 images. One value may stand for all channels."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -267,16 +272,7 @@ def _set_tuples(config: ViTConfig | ResNetConfig, *names: str) -> None:
 
 def check_ranges(config: Any) -> None:
     """Raise UsageError for a number outside of `RANGES`, and for a word that the type of a field does not list."""
-    check_choices(config, MEANT)
-    for name, (low, high) in RANGES.items():
-        value = getattr(config, name, None)
-        if value is None and getattr(type(config), name, None) is None:
-            continue
-        kind: Any
-        kind, form = (Integral, ",") if isinstance(low, int) else (Real, "g")
-        for number in value if isinstance(value, tuple) else (value,):
-            if not isinstance(number, kind) or isinstance(number, bool) or not low <= number <= high:
-                raise UsageError(f"{name} is {shown(number)}; valid: {low:{form}} to {high:{form}}")
+    check_values(config, RANGES, MEANT)
 
 
 def _check_depth(layers: int, stages: int) -> None:

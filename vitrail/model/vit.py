@@ -60,8 +60,9 @@ class ViT(nn.Module):
         self.registers = nn.Parameter(torch.empty(1, config.registers, config.width)) if config.registers else None
         self.positions = build_positions(config)
         self.dropout = nn.Dropout(config.dropout)
+        self.pre_norm = LayerNorm(config.width, eps=config.norm_eps) if config.pre_norm else nn.Identity()
         self.blocks = build_blocks(config, self.positions)
-        self.norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = nn.Identity() if config.final_norm == "none" else LayerNorm(config.width, eps=config.norm_eps)
         self.pool = build_pool(config)
         self.pre_logits = PreLogits(config.pooled, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head, self.head_dist = build_heads(config)
@@ -81,7 +82,7 @@ class ViT(nn.Module):
 
         It is None (all tokens) if hooks, or modules that are not ours, may see the others.
         """
-        if not isinstance(self.norm, nn.LayerNorm) or not getattr(self.blocks[-1], "takes_read", bool)():
+        if not isinstance(self.norm, nn.LayerNorm | nn.Identity) or not getattr(self.blocks[-1], "takes_read", bool)():
             return None
         parts = (*self.blocks[-1].modules(), self.norm, self.pool)
         return None if any(has_hooks(part) for part in parts) else getattr(self.pool, "reads", None)
@@ -98,7 +99,7 @@ class ViT(nn.Module):
         """E x_p of Eq. 1: images -> patch embeddings [batch, grid, width] without positions, in raster order."""
         self.grid(images)  # raises UsageError for images that do not fit
         if images.dtype == torch.uint8 and not getattr(self.stem, "folds_normalisation", False):
-            images = self.normalise(images).to(self.norm.weight.dtype)
+            images = self.normalise(images).to(self.like.dtype)
         maps = self.stem(images)
         if is_own_part(self.stem) and (shape := (self.config.width, *self.grid(images))) != tuple(maps.shape[1:]):
             raise UsageError(
@@ -107,17 +108,20 @@ class ViT(nn.Module):
         return rearrange(maps, "b d h w -> b (h w) d")
 
     def place(self, patches: Tensor, grid: Grid) -> Tensor:
-        """The rest of Eq. 1: patch embeddings [batch, grid, width] -> tokens. Adds the prefix in front, and E_pos."""
+        """The rest of Eq. 1: patch embeddings [batch, grid, width] -> tokens. Adds the prefix in front, and E_pos.
+
+        With `config.pre_norm` the LayerNorm before the first block follows.
+        """
         prefix = (self.cls, self.dist, self.registers)
         front = [token.expand(patches.shape[0], -1, -1) for token in prefix if token is not None]
         tokens = torch.cat([*front, patches], dim=1) if front else patches
         positions = self.positions.added(None, grid)
-        return self.dropout(tokens if positions is None else tokens + positions)
+        return self.pre_norm(self.dropout(tokens if positions is None else tokens + positions))
 
     def encode(
         self, tokens: Tensor, grid: Grid | None = None, keep: Tensor | None = None, read: int | None = None
     ) -> Tensor:
-        """Eq. 2, 3 for every layer, then the LayerNorm of Eq. 4, unless `config.final_norm` is "pooled".
+        """Eq. 2, 3 for every layer, then the LayerNorm of Eq. 4 if `config.final_norm` is "tokens".
 
         tokens [batch, prefix + grid, width] -> [batch, prefix + kept, width].
 
@@ -153,6 +157,11 @@ class ViT(nn.Module):
 
     def _normed(self, tokens: Tensor) -> Tensor:
         return self.norm(tokens) if self.config.final_norm == "tokens" else tokens
+
+    @property
+    def like(self) -> Tensor:
+        """A parameter, with the device and the type of the others."""
+        return next(self.parameters())
 
     @property
     def layers(self) -> int:
@@ -232,7 +241,8 @@ class ViT(nn.Module):
         includes the final norm; the head. `coarse` makes no difference.
         """
         norm = [(r"^norm\.", (99999,))] if self.config.final_norm == "tokens" else []
-        return dict(stem=r"^(?:stem|cls|dist|registers|positions)\b", blocks=[(r"^blocks\.(\d+)\.", None), *norm])
+        stem = r"^(?:stem|cls|dist|registers|positions|pre_norm)\b"
+        return dict(stem=stem, blocks=[(r"^blocks\.(\d+)\.", None), *norm])
 
     def reset_head(self, classes: int) -> None:
         """Replace the whole head by a linear layer that starts at zero (fine-tuning, section 3.2).
@@ -241,7 +251,7 @@ class ViT(nn.Module):
         """
         self.config = replace(self.config, classes=classes, pre_logits=None)
         self.pre_logits = nn.Identity()
-        self.head, self.head_dist = build_heads(self.config, self.norm.weight)
+        self.head, self.head_dist = build_heads(self.config, self.like)
 
 
 def _on_grid(tokens: Tensor, grid: Grid) -> Tensor:

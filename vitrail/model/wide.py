@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vitrail.model.attention import Attention, Bias, mix
 from vitrail.model.block import MLP, AttentionBranch, Block, MLPBranch, Residual, SwiGLU, swiglu
-from vitrail.model.layers import LayerNorm, is_plain, layer_norm, linear, linear_after_gelu
+from vitrail.model.layers import LayerNorm, QuickGELU, is_plain, layer_norm, linear, linear_after_gelu
 from vitrail.model.posemb import Grid
 from vitrail.model.recompute import recomputable
 
@@ -139,7 +139,7 @@ class WideBlock(Block):
         mlp: Any = mlps[0].mlp
         if not isinstance(mlp, MLP):
             return x + _summed(swiglu(hidden), out, alive)
-        if alive is None:
+        if alive is None and isinstance(mlp.act, nn.GELU):
             return x + linear_after_gelu(hidden, out.weight, out.bias.sum(0), mlp.act.approximate)  # type: ignore[arg-type]
         return x + _summed(mlp.act(hidden), out, alive)
 
@@ -154,14 +154,19 @@ def compute_together(model: nn.Module) -> None:
 
 _KINDS = (
     *(AttentionBranch, Attention, MLPBranch, MLP, SwiGLU, Residual),
-    *(LayerNorm, nn.Linear, nn.Dropout, nn.GELU, nn.SiLU),
+    *(LayerNorm, nn.Linear, nn.Dropout, nn.GELU, QuickGELU, nn.SiLU),
 )
 """Types of all modules in the branches of a block."""
 
 
 def can_join(block: nn.Module) -> bool:
-    """Return whether the branches may be computed from their parameters: all layers are plain and none drops out."""
+    """Return whether the branches may be computed from their parameters: all layers are plain and none drops out.
+
+    Norms behind the branches cannot be folded into a layer, because LayerScale and the sum of the branches follow them.
+    """
     assert isinstance(block, Block)
+    if any(branch.norm_after for branch in (*block.attentions, *block.mlps)):
+        return False
     parts = [part for branches in (block.attentions, block.mlps) for branch in branches for part in branch.modules()]
     if block.training and any(isinstance(part, nn.Dropout) and part.p for part in parts):
         return False
@@ -169,7 +174,7 @@ def can_join(block: nn.Module) -> bool:
         return False
     mlps: list[Any] = [branch.mlp for branch in block.mlps]
     acts = {(type(mlp), type(mlp.act), getattr(mlp.act, "approximate", "")) for mlp in mlps}
-    return len(acts) == 1 and acts.pop()[:2] in ((MLP, nn.GELU), (SwiGLU, nn.SiLU))
+    return len(acts) == 1 and acts.pop()[:2] in ((MLP, nn.GELU), (MLP, QuickGELU), (SwiGLU, nn.SiLU))
 
 
 def _alive(branches: Sequence[Any], x: Tensor) -> Tensor | None:

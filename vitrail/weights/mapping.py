@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import WeightsError
-from vitrail.model.variants import SIZES
+from vitrail.model.variants import SIZES, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.words import shown
 
@@ -228,6 +228,24 @@ def stage_units(archive: Archive, names: Iterable[str], prefix: str, digits: int
 def imagenet_statistics(channels: int) -> dict[str, tuple[float, ...]]:
     """Return ImageNet's mean and std as values of a config; {} for other than three channels, which have none."""
     return dict(zip(("mean", "std"), IMAGENET, strict=True)) if channels == 3 else {}
+
+
+def without_stem_bias(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+    """Return a model's tensors without `stem.bias`, for formats that have none: the grid's positions take it over.
+
+    The model computes the same, at other resolutions too, because resampling keeps constants. Raises WeightsError for a
+    bias without learned positions at the input.
+    """
+    left = {name: tensor for name, tensor in state.items() if name != "stem.bias"}
+    bias, name = state["stem.bias"], "positions.embedding"
+    if not bias.any():
+        return left
+    if config.positions != "1d" or config.place != "input":
+        raise WeightsError(
+            "the format has no bias of the patch embedding, and the model has one and no learned positions that could "
+            "take it over. Save it as 'vitrail'"
+        )
+    return left | {name: torch.cat([state[name][:, : config.front], state[name][:, config.front :] + bias], dim=1)}
 
 
 def first_reason(reasons: Mapping[str, bool]) -> str:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
-from vitrail.model.layers import Conv2d
+from vitrail.model.layers import Conv2d, new_gelu
 from vitrail.model.own_part import build_part
 from vitrail.model.stems.hybrid import HybridStem
 from vitrail.model.stems.patch import LinearStem
@@ -52,7 +52,7 @@ class NormalisedStem(_Layers):
 
     def __init__(self, config: ViTConfig) -> None:
         _, *after = str(config.stem).split("+")
-        layers = {"norm": _norm(config.width, config), "gelu": _gelu(config)}
+        layers = {"norm": _norm(config.width, config), "gelu": new_gelu(config.gelu)}
         projection = Conv2d(config.channels, config.width, config.patch, config.patch)
         super().__init__([projection, *(layers[name] for name in after)])
 
@@ -100,7 +100,7 @@ class HMLPStem(_Layers):
         inputs, width = config.channels, config.width // 4
         *stages, last = hmlp_stages(config.patch)
         for kernel in stages:
-            layers += [Conv2d(inputs, width, kernel, kernel), _norm(width, config), _gelu(config)]
+            layers += [Conv2d(inputs, width, kernel, kernel), _norm(width, config), new_gelu(config.gelu)]
             inputs = width
         layers += [Conv2d(inputs, config.width, last, last), _norm(config.width, config)]
         super().__init__(layers)
@@ -135,10 +135,6 @@ def _norm(features: int, config: ViTConfig) -> nn.Module:
     if config.stem_norm == "layer":
         return LayerNorm2d(features, eps=config.norm_eps)
     return nn.BatchNorm2d(features)
-
-
-def _gelu(config: ViTConfig) -> nn.Module:
-    return nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
 
 
 def _halvings(config: ViTConfig) -> list[tuple[nn.Module, nn.Module]]:

@@ -15,7 +15,7 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.timm.bit import bit_architecture
-from vitrail.weights.timm.names import POOLS, Naming
+from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming
 
 KINDS = {
     "hybrid (3, 4, 9)": ("vit_base_r50_s16_224", r"vit_base_r50_s16"),
@@ -26,9 +26,11 @@ KINDS = {
     "distilled": ("deit_base_distilled_patch16_224", r"deit_.*_distilled_"),
     "parallel": ("vit_small_patch16_18x2_224", r"vit_.*_18x2_"),
     "gated": ("vit_giant_patch14_dinov2", r"vit_giant_patch14_(reg\d_)?(dinov2|tipsv2)$"),
+    "clip": ("vit_base_patch16_clip_224", r"vit_.*_clip_"),
+    "norms behind": ("vit_base_patch16_rpn_224", r"vit_(?!.*relpos).*_rpn_"),
     "plain": (
         "vit_base_patch16_224",
-        r"(vit|deit3?)_(?!.*(_resnet|_mci_|_radio_|_intern))|flexivit_|eva_large_|test_vit$",
+        r"(vit|deit3?)_(?!.*(_resnet|_mci_|relpos))|flexivit_|eva_large_|test_vit$",
     ),
 }
 """Kind of network -> its usual architecture, and the pattern of all architectures of this kind."""
@@ -99,6 +101,8 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
         kind = "distilled"
     elif config.block == "parallel":
         kind = "parallel"
+    elif config.pre_norm or config.norm_after:
+        kind = "clip" if config.pre_norm else "norms behind"
     else:
         kind = "gated" if config.mlp == "swiglu" else "plain"
     if kind not in KINDS:
@@ -121,8 +125,9 @@ def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
         no_embed_class=config.prefix > 0 and config.front == 0,
         reg_tokens=config.registers,
         fc_norm=config.final_norm == "pooled",
+        final_norm=config.final_norm != "none",
     )
-    return values if gated else values | dict(act_layer="gelu_tanh" if config.gelu == "tanh" else "gelu")
+    return values if gated else values | dict(act_layer=ACTIVATIONS[config.gelu])
 
 
 def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:

@@ -24,6 +24,9 @@ BARE = (".safetensors", ".pth", ".pt", ".bin")
 NORM_EPS = 1e-6
 """Epsilon of the LayerNorms in timm's ViTs."""
 
+CLIP_EPS = 1e-5
+"""Epsilon of the LayerNorms in timm's CLIP, the networks with a norm before the first block."""
+
 GROUP_NORM_EPS = 1e-5
 """Epsilon of the GroupNorms in timm's ResNets."""
 

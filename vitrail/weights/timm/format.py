@@ -61,6 +61,8 @@ class Timm:
             config, entries = vit, conversions(vit, naming)
             if not naming.qkv_bias:
                 zeros = dict.fromkeys(qkv_biases(vit), "no bias of queries, keys and values")
+            if vit.pre_norm:
+                zeros["stem.bias"] = "no bias of the patch embedding"
             origin |= {"beit": naming.beit, "qkv_bias": naming.qkv_bias}
         card = Card(
             config,

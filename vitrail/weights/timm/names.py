@@ -4,6 +4,7 @@
 |---|---|
 | `blocks.0.attentions.0`, `blocks.0.mlps.0` | `blocks.0.{norm1,attn,ls1}`, `blocks.0.{norm2,mlp,ls2}` |
 | the same in parallel blocks, branch 1 | `blocks.0.attns.1.{norm,attn,ls}`, `blocks.0.ffns.1.{norm,mlp,ls}` |
+| `pre_norm` | `norm_pre`; the patch embedding then has no bias |
 | `norm` | `norm`, or `fc_norm` if it is applied to the pooled features |
 | `stem.root`, `stem.stages.0.1` | `patch_embed.backbone.stem`, `patch_embed.backbone.stages.0.blocks.1` |
 | `pool.{probe,query,key_value,out,norm,mlp}` | `attn_pool.{latent,q,kv,proj,norm,mlp}` |
@@ -24,6 +25,9 @@ TABLE = "relative_position_bias_table"
 POOLS = {"cls": "token", "gap": "avg", "map": "map"}
 """vitrail's name of a pooling -> timm's."""
 
+ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
+"""`ViTConfig.gelu` -> timm's `act_layer`."""
+
 
 @dataclass(frozen=True)
 class Naming:
@@ -37,10 +41,12 @@ class Naming:
 def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
     """Return the conversions of all tensors of a model in a timm file."""
     entries = [*_stem(config), *_tokens(config), *_positions(config)]
+    entries += same_pair("pre_norm", "norm_pre") if config.pre_norm else []
     for layer in range(config.depth):
         for branch in range(config.branches):
             entries += _branch(config, naming, layer, branch)
-    entries += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
+    if config.final_norm != "none":
+        entries += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
     if config.pool == "map":
         entries += _attention_pool()
     if config.pre_logits:
@@ -59,7 +65,8 @@ def qkv_biases(config: ViTConfig) -> list[str]:
 
 def _stem(config: ViTConfig) -> list[Conversion]:
     if config.stem == "linear":
-        return same_pair("stem", "patch_embed.proj")
+        parts = ("weight",) if config.pre_norm else ("weight", "bias")
+        return [same(f"stem.{part}", f"patch_embed.proj.{part}") for part in parts]
     backbone = "patch_embed.backbone"
     root = f"{backbone}.stem" if config.stem_units else backbone
     entries = [same("stem.root.conv.weight", f"{root}.conv.weight"), *same_pair("stem.root.norm", f"{root}.norm")]

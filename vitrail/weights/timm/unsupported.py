@@ -12,7 +12,6 @@ from vitrail.weights.timm.names import Naming
 from vitrail.words import shown
 
 _TENSORS = (
-    (r"^norm_pre\.", "a norm in front of the first block, as in CLIP"),
     (r"^patch_embed\.norm\.", "a norm on the patches"),
     (r"\.running_mean$", "a BatchNorm"),
     (
@@ -35,8 +34,6 @@ _TENSORS = (
 _ARCHITECTURES = (
     (r"rope|eva02|dinov3|vit_pe_", "rotary positions"),
     (r"naflex", "patches of any aspect ratio"),
-    (r"_rpn_", "norms behind attention and MLP"),
-    (r"quickgelu", "another approximation of GELU"),
     (r"^test_vit3$", "pooling over registers"),
 )
 """(pattern of architectures, a part that vitrail does not have), for parts that names and shapes do not show."""
@@ -65,6 +62,8 @@ def refuse_untold(file: TimmFile, blocks: Mapping[str, Any], naming: Naming) -> 
     `blocks` are sizes and kind of the blocks, as fields of the config.
     """
     networks = None
+    if "norm_pre.weight" in file.archive:
+        networks = "CLIP, which has the exact GELU or, as OpenAI's own weights, quick_gelu"
     tokenless = file.archive.names.isdisjoint({"cls_token", "attn_pool.latent"})
     if naming.beit and (blocks["mlp"] == "swiglu" or blocks["width"] == 1792):
         networks = "EVA-02, which has rotary positions or norms behind attention and MLP"

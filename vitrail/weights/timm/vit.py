@@ -14,8 +14,8 @@ from vitrail.errors import WeightsError
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import rows, shape_of, stem_sizes, usual_heads
-from vitrail.weights.timm.file import GROUP_NORM_EPS, NORM_EPS, TimmFile, statistics
-from vitrail.weights.timm.names import POOLS, TABLE, Naming
+from vitrail.weights.timm.file import CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, statistics
+from vitrail.weights.timm.names import ACTIVATIONS, POOLS, TABLE, Naming
 from vitrail.weights.timm.unsupported import refuse, refuse_untold
 from vitrail.words import shown
 
@@ -56,6 +56,7 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     if not architecture and not tokens["cls_token"]:
         architecture = _siglip2(blocks["width"], stem["patch"], positions["image_size"][0])
     heads = positions.pop("heads", None) or _heads(file, architecture, blocks["width"])
+    clip = "norm_pre.weight" in archive
     gamma = file.argument("init_values", (int, float)) or 1e-5
     config = ViTConfig(
         **blocks | stem | positions | _pooling(file, bool(tokens["cls_token"])),
@@ -67,7 +68,9 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
         pre_logits=rows(archive, "pre_logits.fc.weight") or None,
         gelu=_gelu(file, architecture, blocks["mlp"]),
         resize_mode="timm",
-        norm_eps=NORM_EPS,
+        pre_norm=clip,
+        norm_after="_rpn_" in file.architecture,
+        norm_eps=CLIP_EPS if clip else NORM_EPS,
         **statistics(file, stem["channels"]),
     )
     _refuse_combinations(file, config)
@@ -160,14 +163,14 @@ def _scaled(archive: Archive) -> bool:
     return not archive.names.isdisjoint({"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma"})
 
 
-def _gelu(file: TimmFile, architecture: str, mlp: str) -> Literal["erf", "tanh"]:
+def _gelu(file: TimmFile, architecture: str, mlp: str) -> Literal["erf", "tanh", "quick"]:
     """Return the kind of GELU: from `act_layer`, else from the architecture."""
     act = file.argument("act_layer", str)
     if mlp == "swiglu" or act is None:
-        return "tanh" if _TANH.match(architecture) else "erf"
-    if act not in ("gelu", "gelu_tanh"):
-        raise file.error(f"act_layer of config.json is {shown(act)}; valid: gelu, gelu_tanh")
-    return "tanh" if act == "gelu_tanh" else "erf"
+        return "tanh" if _TANH.match(architecture) else "quick" if "quickgelu" in architecture else "erf"
+    if act not in ACTIVATIONS.values():
+        raise file.error(f"act_layer of config.json is {shown(act)}; valid: {', '.join(ACTIVATIONS.values())}")
+    return next(gelu for gelu, theirs in ACTIVATIONS.items() if theirs == act)  # type: ignore[return-value]
 
 
 def _heads(file: TimmFile, architecture: str, width: int) -> int:
@@ -190,10 +193,13 @@ def _pooling(file: TimmFile, cls: bool) -> dict[str, Any]:
     """Return pooling, class token and final norm as fields of the config; `cls`: the file has a class token."""
     archive = file.archive
     norms = [name for name in ("norm", "fc_norm") if f"{name}.weight" in archive]
-    if len(norms) != 1:
-        found = "both 'norm.weight' and 'fc_norm.weight'" if norms else "neither 'norm.weight' nor 'fc_norm.weight'"
-        like = "" if norms else ". InternViT and RADIO have none, and vitrail does not support them"
-        raise WeightsError(f"{archive.path} has {found}; a ViT has exactly one norm after its last block{like}")
+    none = file.argument("final_norm", bool) is False or re.search("_intern|_radio_", file.architecture)
+    if len(norms) != (0 if none else 1):
+        found = "'norm.weight'" if norms else "neither 'norm.weight' nor 'fc_norm.weight'"
+        found = "both 'norm.weight' and 'fc_norm.weight'" if len(norms) > 1 else found
+        which = "no" if none else "exactly one"
+        like = "" if none or norms else ". InternViT and RADIO have none; their config.json says so"
+        raise WeightsError(f"{archive.path} has {found}; this ViT has {which} norm after its last block{like}")
     if file.pool == "map" or "attn_pool.latent" in archive:
         if (probes := shape_of(archive, "attn_pool.latent", 3)[1]) != 1:
             raise file.error(f"'attn_pool.latent' holds {probes} probes; valid: one")
@@ -204,14 +210,16 @@ def _pooling(file: TimmFile, cls: bool) -> dict[str, Any]:
             raise file.error(f"global_pool of config.json is {shown(file.pool)}; valid: {', '.join(pools)}")
         pool = pools[file.pool]
     else:
-        pool = "cls" if cls and norms == ["norm"] else "gap"
+        pool = "cls" if cls and norms != ["fc_norm"] else "gap"
         if cls:
+            what_norm = f"the name {norms[0]!r}" if norms else "a class token"
             what = "those of the class token" if pool == "cls" else "the average over the grid's tokens"
             file.notes.append(
-                f"features are {what}, as the name {norms[0]!r} suggests; the file does not say how they are pooled"
+                f"features are {what}, as {what_norm} suggests; the file does not say how they are pooled"
             )
     token = None if cls == (pool == "cls") else cls  # None: what the pool implies
-    return dict(pool=pool, class_token=token, final_norm="pooled" if norms == ["fc_norm"] else "tokens")
+    places = {"norm": "tokens", "fc_norm": "pooled"}
+    return dict(pool=pool, class_token=token, final_norm=places[norms[0]] if norms else "none")
 
 
 def _positions(file: TimmFile, patch: int, tokens: dict[str, int]) -> dict[str, Any]:

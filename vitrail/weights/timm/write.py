@@ -22,10 +22,10 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
 from vitrail.weights.formats import foreign_tensors, origin_of, state_of, write_tensors
-from vitrail.weights.mapping import first_reason
+from vitrail.weights.mapping import first_reason, without_stem_bias
 from vitrail.weights.timm.bit import bit_conversions
 from vitrail.weights.timm.config_json import bit_json, vit_json
-from vitrail.weights.timm.file import BARE, GROUP_NORM_EPS, NORM_EPS, read_timm_file
+from vitrail.weights.timm.file import BARE, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, read_timm_file
 from vitrail.weights.timm.names import Naming, conversions, qkv_biases
 from vitrail.weights.timm.vit import infer
 
@@ -77,6 +77,7 @@ def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | 
     if reason := vit_refusal(model.config, bare):
         raise WeightsError(f"timm cannot express this ViT: {reason}")
     config, state = _folded(model)
+    state = without_stem_bias(state, config) if config.pre_norm else state
     naming = _naming(config, card, state)
     if not naming.qkv_bias:
         state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
@@ -137,7 +138,7 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
     """Return the values of a config that affect the logits of a preprocessed image."""
     plain = ("width", "depth", "heads", "mlp_dim", "patch", "image_size", "channels", "classes", "stem", "stem_units")
     tokens = ("has_class_token", "distilled", "registers")
-    rest = ("block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
+    rest = ("norm_after", "pre_norm", "block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
     return {name: getattr(config, name) for name in (*plain, *tokens, *rest)} | dict(
         layer_scale=config.layer_scale is not None,
         gelu=config.gelu if config.mlp == "gelu" else None,
@@ -161,9 +162,12 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
         "parallel blocks": config.block == "parallel",
         "gated MLPs": config.mlp == "swiglu",
         "BEiT's positions": positions == "relative_bias",
+        "a norm before the first block": config.pre_norm,
+        "norms behind attention and MLP": config.norm_after,
     }
     together = " together with ".join(name for name, there in special.items() if there)
     kernels, eps = config.std_conv, config.group_norm_eps
+    norm_eps = CLIP_EPS if config.pre_norm else NORM_EPS
     like_deit = (config.registers, config.cls_position, positions, config.final_norm) == (0, True, "1d", "tokens")
     checks = {
         f"its stem is {config.stem!r}": config.stem not in ("linear", "resnet"),
@@ -171,7 +175,8 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
         f"its positions are {positions!r}; timm's have one row for each patch": positions in ("2d", "relative"),
         f"its positions are added at place {config.place!r}": positions in ("1d", "sincos") and config.place != "input",
         f"it pools {config.pool!r}": config.pool == "cls+gap",
-        f"its LayerNorm has the epsilon {config.norm_eps}, timm's {NORM_EPS}": config.norm_eps != NORM_EPS,
+        f"its LayerNorm has the epsilon {config.norm_eps}, timm's {norm_eps}": config.norm_eps != norm_eps,
+        "it has LayerScale and norms behind attention and MLP": config.norm_after and config.layer_scale is not None,
         f"its stem standardises kernels as {kernels!r} and has the GroupNorm epsilon {eps}; timm's are 'timm' and "
         f"{GROUP_NORM_EPS}": hybrid and (kernels, eps) != ("timm", GROUP_NORM_EPS),
         f"it has {together}": sum(special.values()) > 1,
