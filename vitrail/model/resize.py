@@ -10,6 +10,7 @@ mode:
 | hf | bicubic | transformers |
 | deit | bicubic | DeiT, DeiT-III, MAE |
 | torchvision | bicubic, corners aligned | torchvision |
+| naflex | bilinear, antialiased | SigLIP 2 NaFlex (Tschannen et al. 2025, section 2.4.2) |
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _KERNELS: dict[str, dict[str, Any]] = {
     "hf": dict(mode="bicubic", align_corners=False),
     "deit": dict(mode="bicubic", align_corners=False),
     "torchvision": dict(mode="bicubic", align_corners=True),
+    "naflex": dict(mode="bilinear", align_corners=False, antialias=True),
 }
 
 

@@ -27,7 +27,8 @@ Stem = Literal["linear", "linear+norm", "linear+gelu", "linear+norm+gelu", "levi
 PositionKind = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"]
 PositionPlace = Literal["input", "every", "shared"]
 Pool = Literal["cls", "gap", "map", "cls+gap"]
-ResizeMode = Literal["official", "timm", "hf", "deit", "torchvision"]
+ResizeMode = Literal["official", "timm", "hf", "deit", "torchvision", "naflex"]
+Gelu = Literal["erf", "tanh", "quick"]
 StdConv = Literal["hybrid", "bit", "timm"]
 MEANT = {"mean": "gap", "avg": "gap", "token": "cls", "gelu_tanh": "tanh", "rope": "", "silu": "", "relu": ""}
 """Words of other libraries -> ours; "" where the nearest word would be another thing."""
@@ -122,7 +123,7 @@ class ViTConfig:
     drop_path_shape: Literal["linear", "constant"] = "linear"
     layer_scale: float | None = None  # initial value; None means no LayerScale
     norm_eps: float = 1e-6
-    gelu: Literal["erf", "tanh", "quick"] = "erf"
+    gelu: Gelu = "erf"
     """quick: x * sigmoid(1.702 x), CLIP's approximation (Hendrycks and Gimpel 2016, section 2)."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Mean and standard deviation of pixels in [0, 1], for uint8 images. One value may stand for all channels."""

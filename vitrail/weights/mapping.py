@@ -30,6 +30,8 @@ from vitrail.words import shown
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of the pixels of ImageNet, as shares of the full range."""
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Those of CLIP's training images, in every library."""
 LARGEST_NUMBER = 1e30
 """Numbers of foreign files are below it, so that float32 can hold them."""
 

@@ -215,7 +215,7 @@ def test_half_precision_becomes_float32(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("vit", dict(hidden_act="quick_gelu"), r"hidden_act of config.json is 'quick_gelu'.*Valid: gelu"),
+        ("vit", dict(hidden_act="quick_glu"), r"hidden_act of config.json is 'quick_glu'.*Valid: gelu"),
         ("vit", dict(num_hidden_layers=4), r"num_hidden_layers 4, but the tensors are of 3"),
         ("vit", dict(hidden_size=64), r"hidden_size 64, but the tensors are of 32"),
         ("vit", dict(intermediate_size=64), r"intermediate_size 64, but the tensors are of 48"),

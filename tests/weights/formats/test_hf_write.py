@@ -62,6 +62,8 @@ def test_a_model_of_transformers_goes_back_as_it_came(tmp_path: Path, name: str)
     FORMAT.write(model, model.card, tmp_path / "ours")
     assert_opens(tmp_path / "ours", model)
     before, after = (load_file(tmp_path / whose / "model.safetensors") for whose in ("theirs", "ours"))
+    if name == "msn":  # transformers 5.23 saves its blocks without the prefix of the released files
+        before = {"vit." * tensor.startswith("encoder.") + tensor: value for tensor, value in before.items()}
     unused = model.load_report.unused.keys()
     assert after.keys() - unused == before.keys() - unused
     for tensor in after.keys() - unused:
@@ -114,6 +116,10 @@ def ours(**changes: Any) -> nn.Module:
         (dict(pool="cls+gap", layer_scale=0.1, mlp="swiglu", mlp_dim=88), "Dinov2ForImageClassification"),
         (dict(pool="cls+gap", layer_scale=0.1, registers=4), "Dinov2WithRegistersForImageClassification"),
         (dict(registers=2, layer_scale=0.1, classes=0), "Dinov2WithRegistersModel"),
+        (dict(pool="gap", gelu="quick"), "IJepaForImageClassification"),
+        (dict(pre_norm=True, classes=0), "CLIPVisionModel"),
+        (dict(pre_norm=True, pool="gap", class_token=True, final_norm="none"), "CLIPForImageClassification"),
+        (dict(pool="map", classes=0, gelu="tanh"), "SiglipVisionModel"),
     ],
 )
 def test_a_model_of_ours_opens_in_transformers(tmp_path: Path, changes: dict[str, Any], architecture: str) -> None:
@@ -136,8 +142,11 @@ def test_a_model_of_ours_opens_in_transformers(tmp_path: Path, changes: dict[str
     [
         (dict(stem="hmlp"), "linear stems, not hmlp"),
         (dict(block="parallel", branches=2), "no parallel blocks"),
-        (dict(pool="map"), "no attention pooling"),
-        (dict(pool="gap"), "has a class token"),
+        (dict(pool="map"), "the classifier of SiglipForImageClassification reads the mean of the patches"),
+        (dict(pool="gap", final_norm="pooled"), "IJepaModel normalises the patches, not their mean"),
+        (dict(pre_norm=True, pool="gap", class_token=True), "its classifier reads the mean of the patches as it is"),
+        (dict(pre_norm=True), "a layer with a bias, and the projection of CLIPVisionModelWithProjection has none"),
+        (dict(norm_after=True), "no LayerNorm behind attention and MLP"),
         (dict(pool="gap", class_token=True), "no mean of normalised tokens"),
         (dict(cls_position=False), "the class token has a position"),
         (dict(place="every"), "positions at the input only"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from einops import rearrange
 from torch import Tensor, nn
 
 LABELS = {0: "cat", 1: "dog", 2: "<b>"}
@@ -34,6 +35,18 @@ MAE = dict(
     decoder_intermediate_size=24,
 )
 SWIGLU = dict(use_swiglu_ffn=True)
+TOWER = {name: value for name, value in PLAIN.items() if not name.endswith("_prob")}
+TEXTS = dict(
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=24,
+    vocab_size=50,
+    max_position_embeddings=8,
+    **dict(bos_token_id=1, eos_token_id=2),
+)
+PAIR = dict(vision_config=TOWER, text_config=TEXTS)
+NAFLEX = dict(TOWER, num_patches=16)
 
 # name: class, config
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,6 +76,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dinov2-swiglu": ("Dinov2ForImageClassification", dict(DINO, **SWIGLU)),
     "dinov2-registers": ("Dinov2WithRegistersForImageClassification", dict(DINO, num_register_tokens=3)),
     "dinov2-registers-bare": ("Dinov2WithRegistersModel", dict(DINO, num_register_tokens=2, **SWIGLU)),
+    "clip": ("CLIPVisionModelWithProjection", dict(TOWER, projection_dim=20)),
+    "clip-bare": ("CLIPVisionModel", dict(TOWER, hidden_act="gelu")),
+    "clip-pair": ("CLIPModel", dict(PAIR, projection_dim=20)),
+    "clip-classes": ("CLIPForImageClassification", PAIR),
+    "siglip": ("SiglipVisionModel", TOWER),
+    "siglip-pair": ("SiglipModel", PAIR),
+    "siglip-classes": ("SiglipForImageClassification", PAIR),
+    "siglip2": ("Siglip2VisionModel", NAFLEX),
+    "siglip2-classes": ("Siglip2ForImageClassification", dict(PAIR, vision_config=NAFLEX)),
+    "msn": ("ViTMSNForImageClassification", PLAIN),
+    "msn-bare": ("ViTMSNModel", PLAIN),
+    "ijepa": ("IJepaForImageClassification", PLAIN),
+    "ijepa-bare": ("IJepaModel", PLAIN),
+    "data2vec": ("Data2VecVisionForImageClassification", RELATIVE),
+    "data2vec-bare": ("Data2VecVisionModel", SHARED),
 }
 
 
@@ -97,6 +125,11 @@ def saved(folder: Path, name: str, **changes: Any) -> nn.Module:
     return model
 
 
+def tower_of(model: nn.Module) -> Any:
+    """The config of a model's image tower."""
+    return getattr(model.config, "vision_config", model.config)
+
+
 @torch.no_grad()
 def computed(model: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
     """What a model makes of images: logits, or the features where it has no classifier, and every block's output."""
@@ -104,10 +137,13 @@ def computed(model: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
     layers = [
         module
         for name, module in model.named_modules()
-        if re.fullmatch(r"(\w+\.)?(encoder\.)?layers?\.\d+", name) and not name.startswith("decoder")
+        if re.fullmatch(r"(\w+\.)?(encoder\.)?layers?\.\d+", name) and not name.startswith(("decoder", "text_"))
     ]
-    assert len(layers) == model.config.num_hidden_layers
-    handles = [layer.register_forward_hook(lambda _, __, out: blocks.append(out)) for layer in layers]
+    assert len(layers) == tower_of(model).num_hidden_layers
+    handles = [
+        layer.register_forward_hook(lambda _, __, out: blocks.append(out[0] if isinstance(out, tuple) else out))
+        for layer in layers
+    ]
     try:
         return _output(model, images), blocks
     finally:
@@ -118,16 +154,37 @@ def computed(model: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
 def _output(model: nn.Module, images: Tensor) -> Tensor:
     kind = model.config.model_type
     kwargs: dict[str, Any] = {}
-    if kind in ("vit", "deit", "vit_mae"):
-        size = model.config.image_size
+    if kind in (
+        "vit",
+        "deit",
+        "vit_mae",
+        "vit_msn",
+        "ijepa",
+        "clip",
+        "clip_vision_model",
+        "siglip",
+        "siglip_vision_model",
+    ):
+        size = tower_of(model).image_size
         own = [size, size] if isinstance(size, int) else list(size)
         kwargs["interpolate_pos_encoding"] = list(images.shape[-2:]) != own
     if kind == "vit_mae":  # nothing is masked, and the noise keeps the order
         cells = images.shape[-2] * images.shape[-1] // model.config.patch_size**2
         kwargs["noise"] = torch.arange(float(cells)).expand(len(images), -1)
     architecture = type(model).__name__
+    if architecture == "CLIPForImageClassification":  # it has no argument for another size
+        return model.classifier(model.vision_model(images, **kwargs).last_hidden_state[:, 1:].mean(1))
+    if kind.startswith("siglip2"):
+        images, kwargs = _patches(images, tower_of(model).patch_size)
     if "Classification" in architecture:
         return model(images, **kwargs).logits
+    if architecture == "CLIPVisionModelWithProjection":
+        return model(images, **kwargs).image_embeds
+    if architecture in ("CLIPModel", "SiglipModel"):
+        return model.get_image_features(images, **kwargs).pooler_output
+    if architecture in ("IJepaModel", "Data2VecVisionModel"):
+        front = int(architecture != "IJepaModel")
+        return model(images, **kwargs).last_hidden_state[:, front:].mean(1)
     if architecture == "BeitForMaskedImageModeling":
         return model.layernorm(model.beit(images).last_hidden_state)[:, 0]
     output = model.base_model(images, **kwargs)
@@ -135,10 +192,18 @@ def _output(model: nn.Module, images: Tensor) -> Tensor:
     return output.last_hidden_state[:, 0] if pooled is None else pooled
 
 
+def _patches(images: Tensor, patch: int) -> tuple[Tensor, dict[str, Any]]:
+    """The arguments of SigLIP 2: patches, of which each image has as many."""
+    grid = images.shape[-2] // patch, images.shape[-1] // patch
+    cut = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=patch, q=patch)
+    shapes = torch.tensor([grid] * len(images))
+    return cut, dict(pixel_attention_mask=torch.ones(cut.shape[:2], dtype=torch.long), spatial_shapes=shapes)
+
+
 def images_for(model: nn.Module, height: int, width: int) -> Tensor:
     """Two random images, normalised."""
     torch.manual_seed(2)
-    return torch.randn(2, model.config.num_channels, height, width)
+    return torch.randn(2, tower_of(model).num_channels, height, width)
 
 
 def error(ours: Tensor, theirs: Tensor) -> float:

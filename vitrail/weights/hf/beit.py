@@ -128,3 +128,37 @@ class Beit(Encoder):
             joined(f"{ours}.weight", (f"{query}.weight", f"{key}.weight", f"{value}.weight")),
             without_key_bias(f"{ours}.bias", f"{query}.bias", f"{value}.bias"),
         ]
+
+
+class Data2Vec(Beit):
+    """Data2Vec for images: BEiT's network with other weights.
+
+    Its bare model is saved without the LayerNorm of its pooler. Then the features are the mean of the patches as it is.
+    """
+
+    model_type = "data2vec-vision"
+    title = "Data2VecVision"
+    expresses = Beit.expresses | {"network without a last LayerNorm"}
+
+    @classmethod
+    def headed_prefix(cls) -> str:
+        """See `Encoder.headed_prefix`."""
+        return "data2vec_vision."
+
+    @classmethod
+    def final_norm(cls, archive: Archive, prefix: str) -> str:
+        """See `Encoder.final_norm`."""
+        found = any(f"{name}.weight" in archive for name in (f"{prefix}pooler.layernorm", f"{prefix}layernorm"))
+        return super().final_norm(archive, prefix) if found else ""
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        bare = {} if self.norm else dict(pool="gap", final_norm="none")
+        return {**super().own(archive, settings), **bare}
+
+    @classmethod
+    def refusal(cls, config: ViTConfig) -> str:
+        """See `Encoder.refusal`."""
+        if config.final_norm == "none" and (config.classes or config.pool != "gap"):
+            return f"{cls.bare()} has a LayerNorm in front of a classifier, and on the class token"
+        return super().refusal(config)

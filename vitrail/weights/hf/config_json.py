@@ -10,8 +10,8 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
-from vitrail.weights.hf.encoder import STEM, Encoder
-from vitrail.weights.mapping import number_in, size_in, stem_sizes, text_in, usual_heads
+from vitrail.weights.hf.encoder import Encoder
+from vitrail.weights.mapping import number_in, size_in, text_in, usual_heads
 from vitrail.words import shown
 
 SEVERAL = "multi_label_classification"
@@ -33,6 +33,7 @@ ACTIVATIONS = {
     "gelu_new": "tanh",
     "gelu_python_tanh": "tanh",
     "gelu_fast": "tanh",
+    "quick_gelu": "quick",
     "gelu_accurate": "tanh",
 }
 """`hidden_act` in config.json -> kind of GELU. The first name of each kind is written."""
@@ -46,7 +47,7 @@ def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]
     """Return the fields of ViTConfig without mean and std, and the assumptions made. Raises WeightsError."""
     settings = {**COMMON, **encoder.defaults, **archive.config}
     notes = list(encoder.remarks)
-    width, channels, patch = stem_sizes(archive, f"{encoder.prefix}{STEM}.weight")
+    width, channels, patch = encoder.stem_sizes(archive, settings)
     values: dict[str, Any] = dict(
         width=width,
         depth=_depth(archive, encoder),
@@ -64,8 +65,8 @@ def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]
     else:
         values["heads"], sentence = usual_heads(archive, width)
         notes.append(
-            f"{sentence}, LayerNorm epsilon {values['norm_eps']:g} and GELU by erf, the defaults of {encoder.bare()}, "
-            "because there is no config.json"
+            f"{sentence}, LayerNorm epsilon {values['norm_eps']:g} and GELU {values['gelu']!r}, the defaults of "
+            f"{encoder.bare()}, because there is no config.json"
         )
     for name, field in {**FIELDS, **encoder.fields}.items():
         said, found = archive.config.get(name, values[field]), values[field]
@@ -96,7 +97,7 @@ def _depth(archive: Archive, encoder: Encoder) -> int:
 
 
 def _image_size(archive: Archive, encoder: Encoder, patch: int) -> tuple[int, int]:
-    size = archive.config.get("image_size")
+    size = archive.config.get("image_size") if encoder.resize_mode != "naflex" else None
     if size is None:
         size = encoder.side(archive) * patch
     return size_in(size, "image_size of config.json", str(archive.path))
@@ -177,4 +178,4 @@ def to_json(config: ViTConfig, card: Card, encoder: Encoder, dtype: str) -> dict
         names = card.class_names or placeholders(config.classes)
         values["id2label"] = {str(index): name for index, name in enumerate(names)}
         values["label2id"] = {name: index for index, name in enumerate(names)}
-    return values
+    return encoder.document(values)

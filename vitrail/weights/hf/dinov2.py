@@ -122,7 +122,8 @@ class DinoV2WithRegisters(DinoV2):
 
     def tokens(self, config: ViTConfig, embeddings: str) -> list[Conversion]:
         """See `Encoder.tokens`."""
-        return [same("registers", f"{embeddings}.register_tokens")] if config.registers else []
+        registers = [same("registers", f"{embeddings}.register_tokens")] if config.registers else []
+        return [*super().tokens(config, embeddings), *registers]
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:

@@ -30,7 +30,17 @@ from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.variants import ResizeMode, ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.mapping import Conversion, first_reason, joined, rows, same, same_pair, shape_of, square_side
+from vitrail.weights.mapping import (
+    Conversion,
+    first_reason,
+    joined,
+    rows,
+    same,
+    same_pair,
+    shape_of,
+    square_side,
+    stem_sizes,
+)
 from vitrail.words import shown
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -57,9 +67,13 @@ class Encoder:
     """Full name of the LayerNorm after the last block."""
     qkv_bias: bool = True
     """Whether queries, keys and values have a bias."""
+    loose: bool = False
+    """Whether the names of the blocks lack the prefix: transformers 5.23 saves ViT-MSN so."""
 
     model_type: ClassVar[str] = "vit"
     """`model_type` in config.json."""
+    stem: ClassVar[str] = STEM
+    """Name of the patch embedding, without the prefix."""
     title: ClassVar[str] = "ViT"
     """Start of the names of its classes in transformers."""
     norms: ClassVar[tuple[str, str]] = ("layernorm_before", "layernorm_after")
@@ -132,6 +146,10 @@ class Encoder:
         """Return the hidden width of the MLPs."""
         return rows(archive, f"{self.layers}.0.{self.parts['fc1']}.weight")
 
+    def stem_sizes(self, archive: Archive, settings: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Return width, channels and patch."""
+        return stem_sizes(archive, f"{self.prefix}{self.stem}.weight")
+
     @classmethod
     def final_norm(cls, archive: Archive, prefix: str) -> str:
         """Return the full name of the LayerNorm after the last block."""
@@ -147,7 +165,19 @@ class Encoder:
         """Return preprocessing, mean and std of the published models."""
         return Preprocess(image_size, "squash"), HALF
 
+    def absent(self, config: ViTConfig) -> dict[str, str]:
+        """Return the model's tensors that are zero because files lack them, and why; `qkv_bias` aside."""
+        return {}
+
     # writing
+
+    def written(self, config: ViTConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors that a file holds. Raises WeightsError for values it cannot hold."""
+        return state
+
+    def document(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return config.json with the entries of this encoder."""
+        return values
 
     @classmethod
     def refusal(cls, config: ViTConfig) -> str:
@@ -160,6 +190,10 @@ class Encoder:
             f"{config.mlp} MLP": config.mlp != "gelu",
             f"{config.positions} positions": config.positions != "1d",
             f"pooling by {config.pool!r}": config.pool != "cls",
+            "network without a class token": not config.has_class_token,
+            "LayerNorm before the first block": config.pre_norm,
+            "LayerNorm behind attention and MLP": config.norm_after,
+            "network without a last LayerNorm": config.final_norm == "none",
         }
         lacking = [part for part, there in parts.items() if there and part not in cls.expresses]
         return f"{cls.bare()} has no {lacking[0]}" if lacking else ""
@@ -197,7 +231,7 @@ class Encoder:
     @property
     def layers(self) -> str:
         """Name of the list of blocks."""
-        return f"{self.prefix}encoder.layer" if self.disk else f"{self.prefix}layers"
+        return f"{'' if self.loose else self.prefix}encoder.layer" if self.disk else f"{self.prefix}layers"
 
     @property
     def parts(self) -> dict[str, str]:
@@ -207,19 +241,18 @@ class Encoder:
     def conversions(self, config: ViTConfig) -> list[Conversion]:
         """Return the conversions of all tensors."""
         embeddings = f"{self.prefix}embeddings"
-        conversions = [*same_pair("stem", f"{self.prefix}{STEM}"), same("cls", f"{embeddings}.cls_token")]
-        conversions += self.tokens(config, embeddings)
+        conversions = [*same_pair("stem", f"{self.prefix}{STEM}"), *self.tokens(config, embeddings)]
         conversions += self.positions(config)
         for layer in range(config.depth):
             conversions += self.block(config, layer)
-        conversions += same_pair("norm", self.norm)
+        conversions += same_pair("norm", self.norm) if config.final_norm != "none" else []
         if config.pre_logits:
             conversions += same_pair("pre_logits.hidden", f"{self.prefix}pooler.dense")
         return conversions + (self.heads(config) if config.classes else [])
 
     def tokens(self, config: ViTConfig, embeddings: str) -> list[Conversion]:
-        """Return the conversions of tokens in front of the grid, other than the class token."""
-        return []
+        """Return the conversions of the tokens in front of the grid."""
+        return [same("cls", f"{embeddings}.cls_token")] if config.has_class_token else []
 
     def positions(self, config: ViTConfig) -> list[Conversion]:
         """Return the conversions of the position tables."""
@@ -264,10 +297,10 @@ def refusal_of_all(config: ViTConfig) -> str:
     checks = {
         f"transformers' encoders have linear stems, not {config.stem}": config.stem != "linear",
         f"transformers' encoders have no {config.block} blocks": config.block != "sequential",
-        "transformers' encoders have no attention pooling": config.pool == "map",
-        "every encoder of transformers has a class token": not config.has_class_token,
         "transformers adds positions at the input only": learned and config.place != "input",
-        "in transformers the class token has a position of its own": learned and not config.cls_position,
+        "in transformers the class token has a position of its own": learned
+        and config.has_class_token
+        and not config.cls_position,
         f"transformers has no {config.positions} positions": config.positions in ("2d", "relative", "sincos"),
     }
     return first_reason(checks)

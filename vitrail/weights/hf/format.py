@@ -23,20 +23,29 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
-from vitrail.weights.hf.beit import Beit
+from vitrail.weights.hf.beit import Beit, Data2Vec
+from vitrail.weights.hf.clip import Clip, tower
 from vitrail.weights.hf.config_json import class_names, infer, thresholds, to_json
 from vitrail.weights.hf.dinov2 import DinoV2, DinoV2WithRegisters
 from vitrail.weights.hf.encoder import STEM, Encoder, refusal_of_all
 from vitrail.weights.hf.processor import Processing, read_processor, write_processor
-from vitrail.weights.hf.vit import MAE, DeiT
+from vitrail.weights.hf.siglip import Siglip, Siglip2
+from vitrail.weights.hf.vit import MAE, MSN, DeiT, IJepa
 from vitrail.weights.mapping import text_in
 from vitrail.words import shown
 
 ENCODERS: dict[str, type[Encoder]] = {
-    encoder.model_type: encoder for encoder in (Encoder, DeiT, MAE, DinoV2, DinoV2WithRegisters, Beit)
+    encoder.model_type: encoder
+    for encoder in (
+        *(Encoder, DeiT, MAE, MSN, DinoV2, DinoV2WithRegisters, Beit, Data2Vec),
+        *(IJepa, Clip, Siglip, Siglip2),
+    )
 }
 """`model_type` -> encoder. The first that can express a model is the one in which it is saved."""
 PREFIXES = ("", *sorted({encoder.headed_prefix() for encoder in ENCODERS.values()}))
+STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.stem, Clip.stem)]
+TOWERS = {encoder.whole: kind for kind, encoder in ENCODERS.items() if issubclass(encoder, Clip)}
+"""`model_type` of a model of images and texts -> that of its image tower."""
 SIGNS = {
     "embeddings.register_tokens": "dinov2_with_registers",
     "encoder.layer.0.layer_scale1.lambda1": "dinov2",
@@ -44,6 +53,8 @@ SIGNS = {
     "decoder.decoder_embed.weight": "vit_mae",
     "encoder.layer.0.lambda_1": "beit",
     "layers.0.lambda_1": "beit",
+    "pre_layrnorm.weight": "clip_vision_model",
+    "head.probe": "siglip_vision_model",
 }
 """Tensor, with or without a prefix -> the only `model_type` that has it."""
 
@@ -56,11 +67,12 @@ class HuggingFace:
 
     def recognises(self, archive: Archive) -> bool:
         """See `Format.recognises`: its patch embedding, or a config.json with a `model_type` and no `architecture`."""
-        named = any(f"{prefix}{STEM}.weight" in archive for prefix in PREFIXES)
+        named = any(name in archive for name in STEMS)
         return named or ("model_type" in archive.config and "architecture" not in archive.config)
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
+        archive = tower(archive, TOWERS)
         encoder = _encoder(archive)
         values, notes = infer(archive, encoder)
         processing = _processing(archive, encoder, values)
@@ -81,6 +93,7 @@ class HuggingFace:
         others = sorted(archive.names - {name for entry in conversions for name in entry.theirs})
         unused = {name: why for pattern, why in encoder.unused for name in others if re.fullmatch(pattern, name)}
         zeros = {} if encoder.qkv_bias else dict.fromkeys(_biases(config), "no bias of queries, keys and values")
+        zeros |= encoder.absent(config)
         return ForeignModel(card, conversions, unused, zeros, [*notes, *processing.notes])
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
@@ -91,6 +104,7 @@ class HuggingFace:
         encoder = _target(model, config, card)
         absent = () if encoder.qkv_bias else _biases(config)
         state = {ours: tensor for ours, tensor in state_of(model).items() if ours not in absent}
+        state = encoder.written(config, state)
         tensors = encoder.required(config) | foreign_tensors(state, encoder.conversions(config), "hf")
         kinds = {tensor.dtype for tensor in tensors.values()}
         dtype = str(kinds.pop() if len(kinds) == 1 else torch.float32).removeprefix("torch.")
@@ -111,8 +125,8 @@ FORMAT = HuggingFace()
 
 def _encoder(archive: Archive) -> Encoder:
     """Return the encoder of an archive. Raises WeightsError for another kind of model."""
-    found = next((prefix for prefix in PREFIXES if f"{prefix}{STEM}.weight" in archive), None)
-    prefix = found or ""
+    found = next((name for name in STEMS if name in archive), None)
+    prefix = (found or STEM).partition("embeddings.")[0]
     sign = next((kind for name, kind in SIGNS.items() if not archive.names.isdisjoint({name, prefix + name})), None)
     headed = (kind for kind, encoder in ENCODERS.items() if encoder.headed_prefix() == prefix)
     where = f"{archive.path}, config.json"
@@ -124,14 +138,16 @@ def _encoder(archive: Archive) -> Encoder:
         )
     family = ENCODERS[kind]
     if found is None:
-        expected = f"{family.headed_prefix()}{STEM}.weight"
+        expected = f"{family.headed_prefix()}{family.stem}.weight"
         raise WeightsError(f"{archive.path} lacks the tensor {expected!r}.{did_you_mean(expected, archive.names)}")
     usual = family.classifier() if "classifier.weight" in archive else family.bare()
     architectures = archive.config.get("architectures") or [usual]
     first = architectures[0] if isinstance(architectures, list) else architectures
     architecture = text_in(first, "architectures", where)
-    disk = f"{prefix}encoder.layer.0.attention.attention.query.weight" in archive
-    encoder = family(architecture, prefix, disk, family.final_norm(archive, prefix))
+    query = "encoder.layer.0.attention.attention.query.weight"
+    loose = bool(prefix) and query in archive
+    disk = loose or f"{prefix}{query}" in archive
+    encoder = family(architecture, prefix, disk, family.final_norm(archive, prefix), loose=loose)
     return replace(encoder, qkv_bias=f"{encoder.layers}.0.{encoder.parts['query']}.bias" in archive)
 
 
@@ -168,7 +184,7 @@ def _target(model: nn.Module, config: ViTConfig, card: Card) -> Encoder:
     encoder = family.of_model(config)
     if origin is None or family is not type(origin):  # the model may have changed since it was loaded
         return encoder
-    if not encoder.prefix:  # a bare encoder may have been saved with a head that vitrail does not read
+    if encoder.architecture == family.bare():  # it may have been saved with a head that vitrail does not read
         prefix = origin.prefix if origin.prefix in ("", family.headed_prefix()) else ""
         same_place = origin.norm.endswith("pooler.layernorm") == encoder.norm.endswith("pooler.layernorm")
         encoder = replace(encoder, prefix=prefix, norm=origin.norm if same_place else f"{prefix}{encoder.norm}")

@@ -1,10 +1,10 @@
-"""DeiT and ViT-MAE in transformers."""
+"""DeiT, ViT-MSN, I-JEPA and ViT-MAE in transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from vitrail.data.settings import Preprocess
 from vitrail.model.variants import ViTConfig
@@ -56,13 +56,73 @@ class DeiT(Encoder):
 
     def tokens(self, config: ViTConfig, embeddings: str) -> list[Conversion]:
         """See `Encoder.tokens`."""
-        return [same("dist" if config.distilled else "registers", f"{embeddings}.distillation_token")]
+        second = same("dist" if config.distilled else "registers", f"{embeddings}.distillation_token")
+        return [*super().tokens(config, embeddings), second]
 
     def heads(self, config: ViTConfig) -> list[Conversion]:
         """See `Encoder.heads`."""
         if not config.distilled:
             return super().heads(config)
         return [*same_pair("head", "cls_classifier"), *same_pair("head_dist", "distillation_classifier")]
+
+
+class MSN(Encoder):
+    """ViT-MSN (masked siamese networks): a plain ViT without pooler."""
+
+    model_type = "vit_msn"
+    title = "ViTMSN"
+    defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=16)
+
+    @classmethod
+    def headed_prefix(cls) -> str:
+        """See `Encoder.headed_prefix`."""
+        return "vit."
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        return dict(classes=rows(archive, "classifier.weight"))
+
+    @classmethod
+    def preprocess(cls, image_size: tuple[int, int], patch: int) -> tuple[Preprocess, Statistics]:
+        """See `Encoder.preprocess`."""
+        return Preprocess(image_size, "squash"), IMAGENET
+
+    @classmethod
+    def refusal(cls, config: ViTConfig) -> str:
+        """See `Encoder.refusal`."""
+        return f"{cls.bare()} has no pooler" if config.pre_logits else super().refusal(config)
+
+
+class IJepa(MSN):
+    """I-JEPA: no class token; the classifier reads the mean of the patches."""
+
+    model_type = "ijepa"
+    title = "IJepa"
+    front = 0
+    expresses = frozenset({"network without a class token", "pooling by 'gap'"})
+    defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-12, patch_size=16)
+    unused = (
+        (r"(\w+\.)?embeddings\.mask_token", "mask token of masked pre-training"),
+        (r"(\w+\.)?pooler\.dense\.\w+", "the features are the mean of the patches; the pooler reads the first one"),
+    )
+
+    @classmethod
+    def headed_prefix(cls) -> str:
+        """See `Encoder.headed_prefix`."""
+        return "ijepa."
+
+    def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Encoder.own`."""
+        return {**super().own(archive, settings), "pool": "gap", "class_token": False}
+
+    @classmethod
+    def refusal(cls, config: ViTConfig) -> str:
+        """See `Encoder.refusal`."""
+        if config.has_class_token:
+            return f"{cls.bare()} has no class token"
+        if config.final_norm == "pooled":
+            return f"{cls.bare()} normalises the patches, not their mean"
+        return super().refusal(config)
 
 
 class MAE(Encoder):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Gelu, ViTConfig
 from vitrail.weights.mapping import Conversion, same, same_pair, stacked, without_key_bias
 
 TABLE = "relative_position_bias_table"
@@ -25,7 +25,7 @@ TABLE = "relative_position_bias_table"
 POOLS = {"cls": "token", "gap": "avg", "map": "map"}
 """vitrail's name of a pooling -> timm's."""
 
-ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
+ACTIVATIONS: dict[Gelu, str] = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 """`ViTConfig.gelu` -> timm's `act_layer`."""
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from math import isqrt
-from typing import Any, Literal
+from typing import Any
 
 from vitrail.errors import WeightsError
-from vitrail.model.variants import ViTConfig
+from vitrail.model.variants import Gelu, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import rows, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.file import CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, statistics
@@ -163,14 +163,14 @@ def _scaled(archive: Archive) -> bool:
     return not archive.names.isdisjoint({"blocks.0.ls1.gamma", "blocks.0.gamma_1", "blocks.0.attns.0.ls.gamma"})
 
 
-def _gelu(file: TimmFile, architecture: str, mlp: str) -> Literal["erf", "tanh", "quick"]:
+def _gelu(file: TimmFile, architecture: str, mlp: str) -> Gelu:
     """Return the kind of GELU: from `act_layer`, else from the architecture."""
     act = file.argument("act_layer", str)
     if mlp == "swiglu" or act is None:
         return "tanh" if _TANH.match(architecture) else "quick" if "quickgelu" in architecture else "erf"
     if act not in ACTIVATIONS.values():
         raise file.error(f"act_layer of config.json is {shown(act)}; valid: {', '.join(ACTIVATIONS.values())}")
-    return next(gelu for gelu, theirs in ACTIVATIONS.items() if theirs == act)  # type: ignore[return-value]
+    return next(gelu for gelu, theirs in ACTIVATIONS.items() if theirs == act)
 
 
 def _heads(file: TimmFile, architecture: str, width: int) -> int:
