@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitrail.weights.save import Saved
     from vitrail.weights.verify import Verification
 
-FormatName = Literal["vitrail", "google", "big_vision", "bit", "timm", "hf", "torchvision", "deit"]
+FormatName = Literal["vitrail", "google", "big_vision", "bit", "timm", "hf", "torchvision", "deit", "open_clip"]
 SHOWN = 10
 """Maximum number of class names shown on a terminal; --json has all of them."""
 

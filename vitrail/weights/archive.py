@@ -28,7 +28,8 @@ from vitrail.weights.readers.torchfile import read_torch
 from vitrail.words import shown
 
 ArchiveKind = Literal["npz", "safetensors", "torch"]
-SINGLE = ("model.safetensors", "pytorch_model.bin")
+OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+SINGLE = ("model.safetensors", "pytorch_model.bin", *OPEN_CLIP)
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 PROGRAMS = ("model.onnx", "model.xml", "model.pt2")
@@ -53,7 +54,7 @@ class Archive:
     metadata: dict[str, str] = field(default_factory=dict)
     """Metadata in a safetensors header."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Content of the folder's config.json."""
+    """Content of the folder's config.json, or of its open_clip_config.json for weights of OpenCLIP."""
     processor: dict[str, Any] = field(default_factory=dict)
     """Content of the folder's preprocessor_config.json."""
     notes: list[str] = field(default_factory=list)
@@ -142,7 +143,8 @@ def open_archive(path: Path | str) -> Archive:
         raise WeightsError(f"{path} {what}. Give a weight file, or a folder with one.")
     _check_shapes(archive)
     if folder is not None:  # a config.json next to a file of another name may belong to another model
-        archive.config = _json(folder / "config.json")
+        own = archive.path.name not in OPEN_CLIP and (folder / "config.json").exists()
+        archive.config = _json(folder / ("config.json" if own else "open_clip_config.json"))
         archive.processor = _json(folder / "preprocessor_config.json")
     return archive
 

@@ -32,6 +32,7 @@ MODULES = {
     "hf": "hf.format",
     "torchvision": "torchvision",
     "deit": "deit",
+    "open_clip": "open_clip",
 }
 """Every foreign format's name, and the module below `vitrail.weights` that holds it as `FORMAT`."""
 NAMES = tuple(MODULES)

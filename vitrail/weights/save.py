@@ -62,7 +62,7 @@ class Saved:
 
 def save(model: nn.Module, path: Path | str, format: str = OURS, *, overwrite: bool = False) -> Saved:
     """Write `model` to `path` in one of the formats "vitrail", "google", "big_vision", "timm", "hf", "torchvision",
-    "deit" and "bit".
+    "deit", "bit" and "open_clip".
 
     "vitrail" and "hf" are folders, which are created; for the other formats see their modules in `vitrail.weights`.
     The card is the loaded model's (`model.card`), or a new one, with the model's config and a new reference vector. It

@@ -116,6 +116,7 @@ NO_PACKAGE = {
     "big_vision": "big_vision is code for JAX, not a library to install",
     "bit": "BiT's repository is code, not a library to install",
     "deit": "the DeiT repository is code, not a library to install",
+    "open_clip": "OpenCLIP builds an image tower only together with one for texts, which vitrail does not read",
 }
 
 LayerOutputs = dict[str, Tensor]

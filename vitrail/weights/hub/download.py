@@ -24,7 +24,7 @@ from vitrail.files import open_regular
 from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES
 
 log = logging.getLogger("vitrail")
-BESIDE = ("config.json", "preprocessor_config.json", "card.json", "README.md")
+BESIDE = ("config.json", "open_clip_config.json", "preprocessor_config.json", "card.json", "README.md")
 """Files that are downloaded together with the weights, if a repository has them."""
 TIMEOUT = 10.0
 """Seconds to wait for the hub before using the cache."""

@@ -1,0 +1,277 @@
+"""OpenCLIP's Vision Transformers: OpenAI's names of tensors, with the prefix `visual.`, and open_clip_config.json.
+
+| theirs | ours |
+|---|---|
+| `conv1.weight`, without bias | `stem.weight`; the bias is zero |
+| `class_embedding` (D), `positional_embedding` (1 + N, D) | `cls`, `positions.embedding` |
+| `ln_pre`, `ln_post` | `pre_norm`, `norm` |
+| `transformer.resblocks.0.{ln_1, attn.in_proj_*, attn.out_proj, ls_1.gamma}` | `blocks.0.attentions.0` |
+| `transformer.resblocks.0.{ln_2, mlp.c_fc, mlp.c_proj, ls_2.gamma}` | `blocks.0.mlps.0` |
+| `proj` (D, K), without bias | `head.weight` (K, D); its outputs are the embedding that is compared with texts |
+
+The tensors do not tell quick_gelu from GELU. Only OpenAI's own files, which also hold `input_resolution`, are known to
+have quick_gelu; the others need open_clip_config.json. Towers of timm (`visual.trunk.`) are in timm's format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vitrail.data.settings import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.files import replacing_text
+from vitrail.model.variants import Gelu, ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.card import Card
+from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
+from vitrail.weights.mapping import (
+    CLIP,
+    Conversion,
+    first_reason,
+    number_in,
+    numbers_in,
+    reshaped,
+    rows,
+    same,
+    same_pair,
+    shape_of,
+    size_in,
+    square_side,
+    stem_sizes,
+    turned,
+    usual_heads,
+    without_stem_bias,
+)
+from vitrail.words import shown
+
+FILES = ("open_clip_model.safetensors", "open_clip_config.json")
+PREFIXES = ("visual.", "")
+NORM_EPS = 1e-5
+_TEXTS = ("positional_embedding", "text_projection", "logit_scale", "logit_bias", "attn_mask")
+_TEXTS += ("transformer.", "text.", "token_embedding.", "ln_final.")
+"""Names of the tower for texts, or their start."""
+_OPENAI = ("input_resolution", "context_length", "vocab_size")
+_KNOWN = {
+    **dict.fromkeys(("image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size", "ls_init_value")),
+    **dict.fromkeys(("patch_dropout", "norm_kwargs", "act_kwargs", "output_tokens", "no_ln_pre")),
+    **dict(pool_type="tok", pos_embed_type="learnable", attentional_pool=False, final_ln_after_pool=False),
+}
+"""Entry of vision_cfg -> the only value that is supported; None for any."""
+
+
+@dataclass(frozen=True)
+class OpenClip:
+    """The format of OpenCLIP, which is OpenAI's."""
+
+    name: str = "open_clip"
+
+    def recognises(self, archive: Archive) -> bool:
+        """See `Format.recognises`: OpenAI's names of the patch and the class embedding."""
+        return any({f"{prefix}conv1.weight", f"{prefix}class_embedding"} <= archive.names for prefix in PREFIXES)
+
+    def find(self, archive: Archive) -> ForeignModel:
+        """See `Format.find`."""
+        prefix = next(prefix for prefix in PREFIXES if f"{prefix}conv1.weight" in archive)
+        config, notes = _config(archive, prefix)
+        preprocess = _preprocess(archive, config.image_size, notes)
+        entries = _conversions(config, prefix)
+        origin = dict(format=self.name, file=archive.path.name, prefix=prefix, config=dict(archive.config))
+        card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
+        texts = [name for name in sorted(archive.names) if prefix and name.startswith(_TEXTS)]
+        unused = dict.fromkeys(texts, "the tower for texts") | dict.fromkeys(_OPENAI, "a size of the towers")
+        zeros = {"stem.bias": "no bias of the patch embedding", "head.bias": "no bias of the projection"}
+        return ForeignModel(card, entries, {k: why for k, why in unused.items() if k in archive}, zeros, notes)
+
+    def write(self, model: nn.Module, card: Card, path: Path) -> None:
+        """Write a folder with the image tower and open_clip_config.json. Raises WeightsError.
+
+        OpenCLIP builds a model only with a tower for texts; `model.visual.load_state_dict` takes this one.
+        """
+        config = model.config
+        if reason := _refusal(config):
+            raise WeightsError(f"format {self.name!r} has no place for this model: {reason}")
+        assert isinstance(config, ViTConfig)
+        if path.is_file():
+            raise WeightsError(f"{path} is a file, but this format is a folder. Give the name of a folder.")
+        state = without_stem_bias(state_of(model), config)
+        if state.pop("head.bias").any():
+            raise WeightsError(
+                f"format {self.name!r} has no place for this model: its last layer has a bias, and a projection none"
+            )
+        origin = origin_of(card, self.name)
+        tensors = foreign_tensors(state, _conversions(config, origin.get("prefix", PREFIXES[0])), self.name)
+        write_tensors(path / FILES[0], tensors)
+        with replacing_text(path / FILES[1]) as file:
+            file.write(json.dumps(_json(config, card, origin.get("config", {})), indent=2) + "\n")
+
+
+FORMAT = OpenClip()
+
+
+def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
+    """Return the config of the image tower, and the assumptions made. Raises WeightsError."""
+    where, notes = f"{archive.path}, {FILES[1]}", []
+    model = _mapping(archive.config, "model_cfg", where)
+    vision = _mapping(model, "vision_cfg", where)
+    for name, value in vision.items():
+        if name not in _KNOWN or (_KNOWN[name] is not None and value != _KNOWN[name]):
+            raise WeightsError(f"{where}: {name} is {shown(value)} in vision_cfg, which vitrail does not support")
+    width, channels, patch = stem_sizes(archive, f"{prefix}conv1.weight")
+    table, layers = f"{prefix}positional_embedding", f"{prefix}transformer.resblocks"
+    if vision.get("image_size") is None:
+        size = (square_side(archive, table, shape_of(archive, table, 2)[0] - 1) * patch,) * 2
+    else:
+        size = size_in(vision["image_size"], "image_size", where)
+    if vision:
+        heads = width // int(number_in({"head_width": 64} | vision, "head_width", where) or 1)
+    else:
+        heads, sentence = usual_heads(archive, width)
+        notes.append(f"{sentence}, because there is no {FILES[1]}")
+    depth = 0
+    while f"{layers}.{depth}.ln_1.weight" in archive:
+        depth += 1
+    config = ViTConfig(
+        width=width,
+        depth=depth,
+        heads=heads,
+        mlp_dim=rows(archive, f"{layers}.0.mlp.c_fc.weight"),
+        patch=patch,
+        image_size=size,
+        channels=channels,
+        classes=shape_of(archive, f"{prefix}proj", 2)[1],
+        pre_norm=f"{prefix}ln_pre.weight" in archive,
+        layer_scale=_scale(vision, where) if f"{layers}.0.ls_1.gamma" in archive else None,
+        norm_eps=number_in({"eps": NORM_EPS} | _mapping(vision, "norm_kwargs", where), "eps", where),
+        gelu=_gelu(archive, model, vision, where),
+        resize_mode="timm",  # bicubic, antialiased
+        **_statistics(archive, channels, where, notes),
+    )
+    return config, notes
+
+
+def _scale(vision: Mapping[str, Any], where: str) -> float:
+    return number_in({"ls_init_value": vision.get("ls_init_value") or 1e-5}, "ls_init_value", where)
+
+
+def _gelu(archive: Archive, model: Mapping[str, Any], vision: Mapping[str, Any], where: str) -> Gelu:
+    """Return the kind of GELU. Raises WeightsError if nothing tells it."""
+    if set(_OPENAI) <= archive.names or model.get("quick_gelu"):
+        return "quick"
+    if not model:
+        raise WeightsError(
+            f"{archive.path} is a CLIP model, and its tensors do not say whether the MLPs have quick_gelu, as OpenAI's "
+            f"weights, or GELU, as most of OpenCLIP's. Give a folder with the weights, named {FILES[0]} or "
+            f'open_clip_pytorch_model.bin, and {FILES[1]}; {{"model_cfg": {{"quick_gelu": false}}}} is enough'
+        )
+    return "tanh" if _mapping(vision, "act_kwargs", where).get("approximate") == "tanh" else "erf"
+
+
+def _mapping(values: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    """Return the JSON object `name`, {} if there is none. Raises WeightsError for anything else."""
+    found = values.get(name)
+    if found is not None and not isinstance(found, Mapping):
+        raise WeightsError(f"{where}: {name} is {shown(found)}; valid: an object")
+    return dict(found or {})
+
+
+def _statistics(archive: Archive, channels: int, where: str, notes: list[str]) -> dict[str, tuple[float, ...]]:
+    values = dict(zip(("mean", "std"), CLIP, strict=True)) | _mapping(archive.config, "preprocess_cfg", where)
+    return {name: for_channels(name, numbers_in(values, name, where), channels, notes) for name in ("mean", "std")}
+
+
+def _preprocess(archive: Archive, image_size: tuple[int, int], notes: list[str]) -> Preprocess:
+    """Return the preprocessing in open_clip_config.json, or CLIP's: the short side to the size, bicubic, the centre."""
+    values = _mapping(archive.config, "preprocess_cfg", f"{archive.path}, {FILES[1]}")
+    mode, interpolation = values.get("resize_mode") or "shortest", values.get("interpolation") or "bicubic"
+    if not values:
+        notes.append(f"the preprocessing of OpenAI's CLIP, because no {FILES[1]} describes one")
+    if interpolation not in ("bilinear", "bicubic"):
+        notes.append(f"bicubic resizing instead of {shown(interpolation)}")
+        interpolation = "bicubic"
+    if mode == "squash":
+        return Preprocess(image_size, "squash", interpolation=interpolation)
+    if mode != "shortest":
+        notes.append(f"the centre of the image instead of resize_mode {shown(mode)}")
+    return Preprocess(image_size, "small", 1.0, interpolation)
+
+
+def _conversions(config: ViTConfig, prefix: str) -> list[Conversion]:
+    """Return the conversions of all tensors."""
+    entries = [
+        same("stem.weight", f"{prefix}conv1.weight"),
+        reshaped("cls", f"{prefix}class_embedding", (config.width,)),
+        reshaped("positions.embedding", f"{prefix}positional_embedding", (-1, config.width)),
+        *(same_pair("pre_norm", f"{prefix}ln_pre") if config.pre_norm else []),
+        *same_pair("norm", f"{prefix}ln_post"),
+        turned("head.weight", f"{prefix}proj"),
+    ]
+    for layer in range(config.depth):
+        theirs, ours = f"{prefix}transformer.resblocks.{layer}", f"blocks.{layer}"
+        attention, mlp = f"{ours}.attentions.0", f"{ours}.mlps.0"
+        entries += same_pair(f"{attention}.norm", f"{theirs}.ln_1")
+        entries += [
+            same(f"{attention}.attention.qkv.{kind}", f"{theirs}.attn.in_proj_{kind}") for kind in ("weight", "bias")
+        ]
+        entries += same_pair(f"{attention}.attention.out", f"{theirs}.attn.out_proj")
+        entries += same_pair(f"{mlp}.norm", f"{theirs}.ln_2")
+        entries += same_pair(f"{mlp}.mlp.fc1", f"{theirs}.mlp.c_fc")
+        entries += same_pair(f"{mlp}.mlp.fc2", f"{theirs}.mlp.c_proj")
+        if config.layer_scale is not None:
+            entries.append(same(f"{attention}.residual.gamma", f"{theirs}.ls_1.gamma"))
+            entries.append(same(f"{mlp}.residual.gamma", f"{theirs}.ls_2.gamma"))
+    return entries
+
+
+def _refusal(config: Any) -> str:
+    """Return why OpenCLIP cannot express a model, "" if it can."""
+    if not isinstance(config, ViTConfig):
+        return "it is a ResNet"
+    return first_reason(
+        {
+            f"stem {config.stem!r}": config.stem != "linear",
+            f"{config.block} blocks": config.block != "sequential",
+            f"an MLP with {config.mlp}": config.mlp != "gelu",
+            f"positions {config.positions!r} at place {config.place!r}": (config.positions, config.place)
+            != ("1d", "input"),
+            "a class token without a position, or other tokens beside it": (config.front, config.prefix) != (1, 1),
+            f"pooling by {config.pool!r}": config.pool != "cls",
+            "no LayerNorm after the last block": config.final_norm == "none",
+            "norms behind attention and MLP": config.norm_after,
+            "a pre-logits layer": config.pre_logits is not None,
+            "no projection of the class token, because it has 0 classes": not config.classes,
+        }
+    )
+
+
+def _json(config: ViTConfig, card: Card, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Return open_clip_config.json, with the text tower of the file from which the model was loaded."""
+    height, width = config.image_size
+    vision = dict(
+        image_size=height if height == width else [height, width],
+        layers=config.depth,
+        width=config.width,
+        head_width=config.width // config.heads,
+        mlp_ratio=config.mlp_dim / config.width,
+        patch_size=config.patch,
+        ls_init_value=config.layer_scale,
+        no_ln_pre=not config.pre_norm,
+        norm_kwargs=dict(eps=config.norm_eps),
+    )
+    if config.gelu == "tanh":
+        vision["act_kwargs"] = dict(approximate="tanh")
+    texts = {key: value for key, value in dict(origin.get("model_cfg") or {}).items() if key == "text_cfg"}
+    return dict(
+        model_cfg=dict(embed_dim=config.classes, quick_gelu=config.gelu == "quick", vision_cfg=vision, **texts),
+        preprocess_cfg=dict(
+            mean=list(config.mean),
+            std=list(config.std),
+            interpolation=card.preprocess.interpolation,
+            resize_mode="squash" if card.preprocess.resize == "squash" else "shortest",
+        ),
+    )
