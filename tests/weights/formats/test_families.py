@@ -1,0 +1,114 @@
+"""What a network of each family is used for once it is loaded: gradients, maps, rollout, export, training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hf_peers
+import pytest
+import timm_peers
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from vitrail.exports.network import trace
+from vitrail.inspection.rollout import rollout
+from vitrail.model.record import attention_maps
+from vitrail.model.vit import ViT
+from vitrail.weights.load import load
+from vitrail.weights.store import load_model, save_model
+
+HF = ("clip", "clip-classes", "siglip", "siglip2", "msn", "ijepa", "data2vec-bare")
+TIMM = ("CLIP, quick GELU", "InternViT", "rpn", "BEiT v2")
+TRACED = ("clip", "siglip2", "rpn")
+"""Families that have all parts which the others have: tracing takes seconds."""
+
+
+def loaded(folder: Path, family: str) -> tuple[ViT, nn.Module]:
+    """The same network here and in its library."""
+    if family in HF:
+        theirs = hf_peers.saved(folder, family)
+        theirs.set_attn_implementation("eager")
+    else:
+        theirs = timm_peers.peer(family)
+        timm_peers.hub(theirs, folder)
+    model = load(folder)
+    assert isinstance(model, ViT)
+    return model, theirs
+
+
+def their_output(theirs: nn.Module, images: Tensor, family: str) -> Tensor:
+    return hf_peers._output(theirs, images) if family in HF else theirs(images)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*HF, *TIMM])
+def test_gradients_are_those_of_the_library(family: str, tmp_path: Path) -> None:
+    model, theirs = loaded(tmp_path, family)
+    kernels = [one for one in theirs.parameters() if tuple(one.shape[1:]) == model.stem.weight.shape[1:]]
+    kernels = kernels or [one for name, one in theirs.named_parameters() if name.endswith("patch_embedding.weight")]
+    images = torch.randn(2, 3, *model.config.image_size, generator=torch.Generator().manual_seed(1))
+    found = []
+    for network, kernel in ((model, model.stem.weight), (theirs, kernels[0])):
+        batch = images.clone().requires_grad_()
+        output = model(batch) if network is model else their_output(theirs, batch, family)
+        weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
+        found.append(torch.autograd.grad((output * weights).sum(), [batch, kernel]))
+    (ours_images, ours_kernel), (images_, kernel_) = found
+    assert hf_peers.error(ours_images, images_) < 1e-5
+    if kernel_.shape != ours_kernel.shape:  # a dense layer, [row, column, channel]
+        ours_kernel = ours_kernel.permute(0, 2, 3, 1).flatten(1)
+    assert hf_peers.error(ours_kernel, kernel_) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*HF, *TIMM])
+def test_it_is_inspected_exported_saved_and_trained(family: str, tmp_path: Path) -> None:
+    model, _ = loaded(tmp_path / "theirs", family)
+    (height, width), generator = model.config.image_size, torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (2, 3, height, width), dtype=torch.uint8, generator=generator)
+    maps = attention_maps(model, images)
+    assert [one.layer for one in maps] == list(range(model.config.depth))
+    assert all(torch.allclose(one.maps.sum(-1), torch.ones(())) for one in maps)
+    shares = rollout(model, images)
+    assert shares.shape == (2, *model.config.grid) and 0 < shares.sum() <= 2 + 1e-5
+    with torch.no_grad():
+        expected = model(images)
+        if family in TRACED:
+            program = trace(model, (height, width), "logits" if model.config.classes else "features", torch.float32)
+            assert hf_peers.error(program.module()(images), expected) < 1e-5
+        save_model(tmp_path / "ours", model, model.card)
+        assert torch.equal(load_model(tmp_path / "ours")(images), expected)
+    losses = _two_steps(model.train(), images)
+    assert losses[1] < losses[0]
+
+
+def _two_steps(model: ViT, images: Tensor) -> list[float]:
+    """The loss of a new classifier before a step, and after it."""
+    model.reset_head(3)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses: list[float] = []
+    for _ in range(2):
+        loss = cross_entropy(model(images), torch.tensor([0, 2]))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_pixels_of_whole_repositories_are_those_of_their_processor(tmp_path: Path) -> None:
+    """Without preprocessor_config.json: the constants of the family."""
+    expected: dict[str, tuple[str, str, float]] = {
+        "clip": ("small", "bicubic", 0.48145466),
+        "siglip": ("squash", "bicubic", 0.5),
+        "siglip2": ("squash", "bicubic", 0.5),
+        "msn": ("squash", "bilinear", 0.485),
+        "ijepa": ("squash", "bilinear", 0.485),
+    }
+    for name, (resize, interpolation, mean) in expected.items():
+        hf_peers.saved(tmp_path / name, name)
+        card: Any = load(tmp_path / name).card
+        found = (card.preprocess.resize, card.preprocess.interpolation, card.config.mean[0])
+        assert found == (resize, interpolation, mean), name
