@@ -44,6 +44,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "patch": ends(Side),
     "image_size": ends(Side),
     "stem_units": ends(Depth),
+    "stem_width": ends(Width),
     "branches": ends(Depth),
     "registers": ends(Registers),
     "pre_logits": ends(Hidden),
@@ -85,6 +86,7 @@ class ViTConfig:
     """Normalisation inside the linear+norm, levit, early and hmlp stems."""
     stem_units: tuple[int, ...] = ()
     """Hybrid only: number of bottlenecks in each ResNet stage, (3, 4, 9) for R50+B/16; () is the root alone."""
+    stem_width: int = 64  # hybrid only: features of the ResNet's root, 64 * width_factor
     std_conv: StdConv = "hybrid"
     """Hybrid only: how kernels are standardised (`vitrail.model.resnet.stdconv`). It depends on the weights' source."""
     group_norm_eps: float = 1e-6  # hybrid only

@@ -31,7 +31,7 @@ TensorSource = Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
 HEAD = ("head.", "head_dist.", "pre_logits.")
 """Prefixes of the tensors that a new classifier replaces."""
 SIZES: dict[str, tuple[str, ...]] = {
-    "stem.": ("width", "channels", "patch", "stem", "stem_units"),
+    "stem.": ("width", "channels", "patch", "stem", "stem_units", "stem_width"),
     "root.": ("width", "channels"),
     "stages.": ("units", "width", "image_size"),
     "cls": ("width", "pool", "class_token"),

@@ -91,7 +91,16 @@ def format_named(name: str) -> Format:
 
 FAMILIES = (
     ("CaiT", r"^blocks_token_only\.", ""),
-    ("Swin Transformer", r"^layers\.0\.blocks\.0\.attn\.", ""),
+    ("Swin Transformer", r"^(\w+\.)?(encoder\.)?layers\.0\.blocks\.0\.(attn|attention)\.", ""),
+    ("PiT", r"^transformers\.0\.blocks\.0\.", ""),
+    (
+        "LeViT",
+        r"^(stem\.conv1\.linear|patch_embed\.0\.c|(\w+\.)?patch_embeddings\.embedding_layer_1\.\w+)\.weight$",
+        "",
+    ),
+    ("TinyViT", r"^(patch_embed\.conv1\.conv|layers\.0\.blocks\.0\.conv1\.c)\.", r"^patch_embed\.conv3\."),
+    ("ConvNeXt", r"^(\w+\.)?(encoder\.)?stages\.0\.(blocks|layers)?\.?0\.(conv_dw|dwconv)\.", r"\.xca\."),
+    ("PVT", r"^(stages\.0\.blocks|block1)\.0\.attn\.sr\.", ""),
     ("Hiera", r"^(pos_embed_win|head\.fc\.weight)$", r"^(stages|neck|layers)\."),
     ("XCiT", r"^blocks\.0\.local_mp\.", ""),
     ("ConViT", r"^blocks\.0\.attn\.gating_param$", ""),
@@ -117,6 +126,12 @@ def recognise(archive: Archive, among: Sequence[Format] | None = None) -> Format
     if found:
         names = " or ".join(one.name for one in found)
         raise WeightsError(f"{archive.path} could be in format {names}. Please report this file.")
+    kind = archive.config.get("architecture") or archive.config.get("model_type")
+    if isinstance(kind, str):
+        raise WeightsError(
+            f"{archive.path} is a network of type {shown(kind)} (config.json), which vitrail does not support: its "
+            "tensors are not those of a plain Vision Transformer"
+        )
     sample = ", ".join(repr(name) for name in sorted(archive.names)[:3]) or "none at all"
     raise WeightsError(
         f"{archive.path} is not in a known format (vitrail, {', '.join(NAMES)}). It has "

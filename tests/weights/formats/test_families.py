@@ -9,9 +9,11 @@ import hf_peers
 import pytest
 import timm_peers
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from vitrail.errors import WeightsError
 from vitrail.exports.network import trace
 from vitrail.inspection.rollout import rollout
 from vitrail.model.record import attention_maps
@@ -112,3 +114,10 @@ def test_pixels_of_whole_repositories_are_those_of_their_processor(tmp_path: Pat
         card: Any = load(tmp_path / name).card
         found = (card.preprocess.resize, card.preprocess.interpolation, card.config.mean[0])
         assert found == (resize, interpolation, mean), name
+
+
+def test_a_network_that_only_its_config_names_is_refused_by_that_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architecture": "crossvit_tiny_240"}')
+    save_file({"blocks.0.blocks.0.0.norm1.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"a network of type 'crossvit_tiny_240'.*not those of a plain"):
+        load(tmp_path)

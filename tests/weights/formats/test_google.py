@@ -58,6 +58,8 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "squeezed": dict(units=(1, 1), wide=False, pre_logits=16),
     "root alone": dict(units=(), cell=8, grid=(2, 2)),
     "three stages": dict(units=(2, 1, 1), grid=(2, 2)),
+    "narrow root": dict(units=(1, 1), root=32),
+    "narrow root alone": dict(units=(), root=32, cell=2),
 }
 TINY = dict(width=24, depth=2, heads=3, mlp_dim=48, patch=8, image_size=(32, 32), classes=5, gelu="tanh")
 
@@ -378,7 +380,7 @@ def test_a_file_that_is_no_model_is_refused_by_the_name_of_the_tensor(
         (without("block1/unit1/conv2"), "lacks the tensor 'block1/unit1/conv2/kernel'"),
         (without("block1/unit1/"), "a gap in its ResNet: see block1/unit1"),
         (having("block2/unit3/conv1/kernel", 1, 1, 512, 128), "a gap in its ResNet: see block2/unit2"),
-        (having("conv_root/kernel", 7, 7, 3, 32), "width_factor 1"),
+        (having("conv_root/kernel", 5, 5, 3, 64), "7 x 7 kernels"),
     ],
 )
 def test_a_hybrid_with_gaps_is_refused(change: Change, message: str, tmp_path: Path) -> None:

@@ -89,16 +89,16 @@ def google(
 
 
 def hybrid(
-    *, units: tuple[int, ...] = (1, 1), cell: int = 1, wide: bool = True, seed: int = 0, **vit: object
+    *, units: tuple[int, ...] = (1, 1), root: int = 64, cell: int = 1, wide: bool = True, seed: int = 0, **vit: object
 ) -> Arrays:
     """A ViT of vit_jax on a ResNet; with `wide`, GroupNorm arrays are (1, 1, 1, C), as in the older files."""
     make = Maker(seed + 1)
     ones = (1, 1, 1) if wide else ()
-    make.conv("conv_root", 7, 3, 64)
-    make.norm("gn_root", *ones, 64)
-    inputs = 64
+    make.conv("conv_root", 7, 3, root)
+    make.norm("gn_root", *ones, root)
+    inputs = root
     for stage, count in enumerate(units, 1):
-        width = 64 * 2 ** (stage - 1)
+        width = root * 2 ** (stage - 1)
         for unit in range(1, count + 1):
             name = f"block{stage}/unit{unit}"
             sizes = ((1, inputs, width), (3, width, width), (1, width, 4 * width))

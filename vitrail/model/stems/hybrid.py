@@ -12,9 +12,6 @@ from vitrail.model.layers import Conv2d
 from vitrail.model.resnet.stdconv import StdConv2d, group_norm
 from vitrail.model.variants import ViTConfig
 
-ROOT_WIDTH = 64
-"""Features of the root; stage s, counted from 0, makes maps of 256 * 2**s."""
-
 
 class HybridStem(nn.Module):
     """images [batch, channels, H, W] -> features on the grid [batch, width, H/patch, W/patch].
@@ -25,6 +22,7 @@ class HybridStem(nn.Module):
     pixels, and (ii) `(3, 4, 9)`, stage 4's layers moved into stage 3: one token per 16 x 16 pixels, so four
     times as many tokens. `()` is the root alone. If the ResNet shrinks the image less than `config.patch`, the
     projection has larger patches: 8 x 8 cells of the root's map for R+Ti/16, which has one token per 32 x 32 pixels.
+    The root has `config.stem_width` features; stage s, counted from 0, makes maps of 4 * 2**s times as many.
 
     Raises UsageError for a patch that is not a multiple of the ResNet's ratio.
     """
@@ -37,10 +35,10 @@ class HybridStem(nn.Module):
                 f"a ResNet stem of stages {config.stem_units} shrinks the image {ratio} times, so the patch "
                 f"must be a multiple of {ratio} px, not {config.patch}"
             )
-        self.root = nn.Sequential(_conv_norm(config, config.channels, ROOT_WIDTH, 7, 2))
-        stages, features = [], ROOT_WIDTH
+        self.root = nn.Sequential(_conv_norm(config, config.channels, config.stem_width, 7, 2))
+        stages, features = [], config.stem_width
         for stage, units in enumerate(config.stem_units):
-            width = ROOT_WIDTH * 2**stage
+            width = config.stem_width * 2**stage
             blocks = [HybridBottleneck(config, features, width, stride=1 if stage == 0 else 2)]
             features = 4 * width
             blocks += [HybridBottleneck(config, features, width) for _ in range(units - 1)]

@@ -1,11 +1,11 @@
 """The ResNet in front of Google's hybrids, in the same .npz: names, shapes, and both directions.
 
-After the prefix, with b and u from 1, C the input features and W = 64 * 2**(b - 1):
+After the prefix, with b and u from 1, C the input features, R = 64 * width_factor and W = R * 2**(b - 1):
 
 | theirs | shape | ours |
 |---|---|---|
-| `conv_root/kernel` | (7, 7, 3, 64) | `stem.root.conv.weight` |
-| `gn_root/{scale,bias}` | (64), in old files (1, 1, 1, 64) | `stem.root.norm` |
+| `conv_root/kernel` | (7, 7, 3, R) | `stem.root.conv.weight` |
+| `gn_root/{scale,bias}` | (R), in old files (1, 1, 1, R) | `stem.root.norm` |
 | `block{b}/unit{u}/conv{1,2,3}/kernel` | (1, 1, C, W), (3, 3, W, W), (1, 1, W, 4W) | `stem.stages.{b-1}.{u-1}.conv1` |
 | `block{b}/unit{u}/gn{1,2,3}/{scale,bias}` | (W), (W), (4W), or with three axes of 1 | `...norm1` |
 | `block{b}/unit1/conv_proj/kernel`, `gn_proj/{scale,bias}` | (1, 1, C, 4W); (4W) | `...shortcut.conv`, `.norm` |
@@ -22,7 +22,6 @@ from collections.abc import Collection
 from typing import Any
 
 from vitrail.errors import WeightsError
-from vitrail.model.stems.hybrid import ROOT_WIDTH
 from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.flax.encoder import patch_size, shape_of
@@ -35,17 +34,18 @@ def is_hybrid(archive: Archive, prefix: str) -> bool:
 
 
 def hybrid_sizes(archive: Archive, prefix: str) -> dict[str, Any]:
-    """Return stem, stem_units, patch and channels. Raises WeightsError for a ResNet that cannot be built here."""
+    """Return stem, stem_units, stem_width, patch and channels. Raises WeightsError for a ResNet of another kind."""
     name = f"{prefix}conv_root/kernel"
-    height, width, channels, features = shape_of(archive, name, "7", "7", "channels", str(ROOT_WIDTH))
-    if (height, width, features) != (7, 7, ROOT_WIDTH):
+    height, width, channels, features = shape_of(archive, name, "7", "7", "channels", "features")
+    if (height, width) != (7, 7):
         raise WeightsError(
             f"{archive.path} has {name!r} in shape {(height, width, channels, features)}. Only hybrids that start with "
-            f"7 x 7 kernels and {ROOT_WIDTH} features (width_factor 1) are supported."
+            "7 x 7 kernels are supported."
         )
     units = stage_units(archive, archive.names, prefix)
     ratio = 4 * 2 ** max(len(units) - 1, 0)
-    return dict(stem="resnet", stem_units=units, patch=ratio * patch_size(archive, prefix), channels=channels)
+    patch = ratio * patch_size(archive, prefix)
+    return dict(stem="resnet", stem_units=units, stem_width=features, patch=patch, channels=channels)
 
 
 def wide_norms(archive: Archive, prefix: str) -> list[str]:

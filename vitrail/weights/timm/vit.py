@@ -146,6 +146,7 @@ def _stem(archive: Archive) -> dict[str, Any]:
     return dict(
         stem="resnet",
         stem_units=units,
+        stem_width=root[0],
         patch=kernel * 4 * 2 ** max(len(units) - 1, 0),
         channels=root[1],
         std_conv="timm",

@@ -179,6 +179,7 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
         "it has LayerScale and norms behind attention and MLP": config.norm_after and config.layer_scale is not None,
         f"its stem standardises kernels as {kernels!r} and has the GroupNorm epsilon {eps}; timm's are 'timm' and "
         f"{GROUP_NORM_EPS}": hybrid and (kernels, eps) != ("timm", GROUP_NORM_EPS),
+        f"its ResNet starts with {config.stem_width} features, timm's with 64": hybrid and config.stem_width != 64,
         f"it has {together}": sum(special.values()) > 1,
         "its attention pooling comes after gated MLPs": config.mlp == "swiglu" and config.pool == "map",
         "its distillation token has no learned position, registers beside it, or no norm": config.distilled
