@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
@@ -166,10 +167,11 @@ def their_layers(path: Path, origin: str, model: ViT | ResNet, images: Tensor) -
 
 
 def _has_config(folder: Path, origin: str) -> bool:
-    """Return whether the folder has a config.json that this library understands."""
+    """Return whether the folder has a config.json that this library understands, of a network for images alone."""
     file = folder / "config.json"
     key = "architecture" if origin == "timm" else "model_type"
-    return file.is_file() and key in read_json_object(file, WeightsError)
+    values = read_json_object(file, WeightsError) if file.is_file() else {}
+    return key in values and "text_config" not in values
 
 
 def _in_timm(folder: Path, model: ViT | ResNet, images: Tensor) -> LayerOutputs:
@@ -199,12 +201,27 @@ def _in_transformers(folder: Path, model: ViT | ResNet, images: Tensor) -> Layer
         more = {"noise": torch.arange(cells, dtype=torch.float32)[None]}
     with _without_bars():
         network = getattr(transformers, named).from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    tower = config.model_type.split("_")[0]
+    if tower == "siglip2":
+        images, more = _patches(images, model)
     with _recorded(_blocks(network, model)) as layers:
         result = network(images, **more)
     found = dict(layers)
-    if isinstance(model, ViT) and model.config.final_norm == "tokens" and "last_hidden_state" in result:
+    if tower in ("clip", "siglip", "siglip2"):  # CLIP's last_hidden_state is not normalised
+        found |= {"features": result.pooler_output} if "pooler_output" in result else {}
+    elif isinstance(model, ViT) and model.config.final_norm == "tokens" and "last_hidden_state" in result:
         found["tokens"] = result.last_hidden_state
-    return found | ({"logits": result.logits} if "logits" in result and model.config.classes else {})
+    logits = next((name for name in ("logits", "image_embeds") if name in result), None)
+    return found | ({"logits": result[logits]} if logits and model.config.classes else {})
+
+
+def _patches(images: Tensor, model: ViT | ResNet) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the arguments of SigLIP 2: patches as [row, column, channel], of which each image has as many."""
+    assert isinstance(model.config, ViTConfig)
+    patch, grid = model.config.patch, torch.tensor(model.config.grid)
+    patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=patch, q=patch)
+    mask = torch.ones(patches.shape[:2], dtype=torch.long)
+    return patches, {"pixel_attention_mask": mask, "spatial_shapes": grid.expand(len(images), 2)}
 
 
 @contextmanager
