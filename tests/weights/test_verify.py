@@ -54,6 +54,16 @@ def in_transformers(folder: Path) -> tuple[Path, str]:
     return folder / "m", "transformers"
 
 
+def towers_in_transformers(folder: Path) -> tuple[Path, str]:
+    hf_peers.saved(folder / "m", "clip-pair")
+    return folder / "m", "transformers"
+
+
+def patches_in_transformers(folder: Path) -> tuple[Path, str]:
+    hf_peers.saved(folder / "m", "siglip2")
+    return folder / "m", "transformers"
+
+
 def masked_in_transformers(folder: Path) -> tuple[Path, str]:
     hf_peers.saved(folder / "m", "mae", mask_ratio=0.75)
     return folder / "m", "transformers"
@@ -68,6 +78,7 @@ def in_torchvision(folder: Path) -> tuple[Path, str]:
 
 
 LIBRARIES = [in_timm, in_timm_alone, in_transformers, masked_in_transformers, in_torchvision]
+LIBRARIES += [towers_in_transformers, patches_in_transformers]
 
 
 @pytest.mark.slow

@@ -89,6 +89,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "msn-bare": ("ViTMSNModel", PLAIN),
     "ijepa": ("IJepaForImageClassification", PLAIN),
     "ijepa-bare": ("IJepaModel", PLAIN),
+    "internvl": ("InternVLVisionModel", TOWER),
+    "internvl-normed": ("InternVLVisionModel", dict(TOWER, attention_bias=True, use_mean_pooling=False)),
     "data2vec": ("Data2VecVisionForImageClassification", RELATIVE),
     "data2vec-bare": ("Data2VecVisionModel", SHARED),
 }

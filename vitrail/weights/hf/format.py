@@ -28,6 +28,7 @@ from vitrail.weights.hf.clip import Clip, tower
 from vitrail.weights.hf.config_json import class_names, infer, thresholds, to_json
 from vitrail.weights.hf.dinov2 import DinoV2, DinoV2WithRegisters
 from vitrail.weights.hf.encoder import STEM, Encoder, refusal_of_all
+from vitrail.weights.hf.internvl import InternVL
 from vitrail.weights.hf.processor import Processing, read_processor, write_processor
 from vitrail.weights.hf.siglip import Siglip, Siglip2
 from vitrail.weights.hf.vit import MAE, MSN, DeiT, IJepa
@@ -38,7 +39,7 @@ ENCODERS: dict[str, type[Encoder]] = {
     encoder.model_type: encoder
     for encoder in (
         *(Encoder, DeiT, MAE, MSN, DinoV2, DinoV2WithRegisters, Beit, Data2Vec),
-        *(IJepa, Clip, Siglip, Siglip2),
+        *(IJepa, Clip, Siglip, Siglip2, InternVL),
     )
 }
 """`model_type` -> encoder. The first that can express a model is the one in which it is saved."""
@@ -47,6 +48,7 @@ STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.st
 TOWERS = {encoder.whole: kind for kind, encoder in ENCODERS.items() if issubclass(encoder, Clip)}
 """`model_type` of a model of images and texts -> that of its image tower."""
 SIGNS = {
+    "encoder.layer.0.attention.projection_layer.weight": "internvl_vision",
     "embeddings.register_tokens": "dinov2_with_registers",
     "encoder.layer.0.layer_scale1.lambda1": "dinov2",
     "embeddings.distillation_token": "deit",
