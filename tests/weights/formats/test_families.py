@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from vitrail.model.vit import ViT
 from vitrail.weights.load import load
 from vitrail.weights.store import load_model, save_model
 
-HF = ("clip", "clip-classes", "siglip", "siglip2", "msn", "ijepa", "data2vec-bare")
+HF = ("clip", "clip-classes", "siglip", "siglip2", "msn", "ijepa", "data2vec-bare", "internvl")
 TIMM = ("CLIP, quick GELU", "InternViT", "rpn", "BEiT v2")
 TRACED = ("clip", "siglip2", "rpn")
 """Families that have all parts which the others have: tracing takes seconds."""
@@ -46,7 +47,10 @@ def their_output(theirs: nn.Module, images: Tensor, family: str) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*HF, *TIMM])
-def test_gradients_are_those_of_the_library(family: str, tmp_path: Path) -> None:
+def test_gradients_are_those_of_the_library(
+    family: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """`--junitxml` writes the errors, which docs/cookbook/weights.md shows."""
     model, theirs = loaded(tmp_path, family)
     kernels = [one for one in theirs.parameters() if tuple(one.shape[1:]) == model.stem.weight.shape[1:]]
     kernels = kernels or [one for name, one in theirs.named_parameters() if name.endswith("patch_embedding.weight")]
@@ -56,8 +60,11 @@ def test_gradients_are_those_of_the_library(family: str, tmp_path: Path) -> None
         batch = images.clone().requires_grad_()
         output = model(batch) if network is model else their_output(theirs, batch, family)
         weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
-        found.append(torch.autograd.grad((output * weights).sum(), [batch, kernel]))
-    (ours_images, ours_kernel), (images_, kernel_) = found
+        found.append((output.detach(), *torch.autograd.grad((output * weights).sum(), [batch, kernel])))
+    (ours_output, ours_images, ours_kernel), (output_, images_, kernel_) = found
+    record_property("output", f"{hf_peers.error(ours_output, output_):.1e}")
+    record_property("gradient", f"{hf_peers.error(ours_images, images_):.1e}")
+    assert hf_peers.error(ours_output, output_) < 1e-5
     assert hf_peers.error(ours_images, images_) < 1e-5
     if kernel_.shape != ours_kernel.shape:  # a dense layer, [row, column, channel]
         ours_kernel = ours_kernel.permute(0, 2, 3, 1).flatten(1)
