@@ -10,6 +10,7 @@ from torch import nn
 
 from vitrail.data.settings import Preprocess
 from vitrail.model.build import build
+from vitrail.model.rotary.settings import Rotary
 from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 
@@ -23,6 +24,10 @@ VITS: dict[str, dict[str, Any]] = {
     ),
     "map, hmlp": dict(pool="map", positions="2d", place="every", stem="hmlp", registers=1, gelu="tanh"),
     "BEiT": dict(depth=1, pool="gap", class_token=True, positions="relative_bias", final_norm="pooled"),
+    "DINOv3": dict(
+        **dict(depth=1, positions="none", rotary=Rotary(base=100.0, coordinates="centred", pairs="halves")),
+        **dict(registers=2, key_bias=False, layer_scale=0.3),
+    ),
     "axial, levit": dict(depth=1, block="axial", pool="gap", positions="relative", stem="levit", stem_norm="layer"),
     "hybrid, swiglu": dict(
         **dict(depth=1, stem="resnet", stem_units=(1,), image_size=(16, 24), pre_logits=8),

@@ -42,12 +42,15 @@ def plain(model: ViT, images: Tensor) -> tuple[Tensor, list[list[Tensor]], Tenso
                 q, k, v = F.linear(norm(branch.norm, x), attention.qkv.weight, attention.qkv.bias).chunk(3, dim=-1)
                 q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
                 q = q * q.shape[-1] ** -0.5
+                if rotation := part.bias(places, grid).rotation():
+                    q, k = (rotation.turn(t.transpose(1, 2)).transpose(1, 2) for t in (q, k))
                 logits = q @ k.transpose(2, 3)
                 if axis is None and (bias := part.bias(places, grid)(q)) is not None:
                     logits = logits + bias
                 logits = logits.masked_fill(~allowed(axis, *grid, x.shape[1]), -torch.inf)
                 maps.append(logits.softmax(-1))
                 mixed = (maps[-1] @ v).transpose(1, 2).flatten(2)
+                mixed = mixed if attention.norm is None else norm(attention.norm, mixed)
                 added.append(F.linear(mixed, attention.out.weight, attention.out.bias))
             layers.append(maps)
             x = x + sum(added)

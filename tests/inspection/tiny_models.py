@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitrail.model.attention import Attention
 from vitrail.model.record import attentions
+from vitrail.model.rotary.settings import Rotary
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
 
@@ -29,6 +30,7 @@ KINDS: list[dict[str, Any]] = [
     {"block": "parallel", "branches": 2},
     {"block": "axial", "pool": "gap"},
     {"stem": "resnet", "stem_units": ()},
+    {"positions": "none", "rotary": Rotary(coordinates="centred"), "registers": 1, "attention_norm": True},
 ]
 """Settings that change which maps there are or what is read of them."""
 

@@ -19,8 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.errors import UsageError
 from vitrail.model.resnet.stdconv import StdConv2d
+from vitrail.model.resnet.units import HYBRIDS
 from vitrail.model.stems.convolutional import build_stem, hmlp_stages
-from vitrail.model.variants import HYBRIDS, ViTConfig, variant
+from vitrail.model.variants import ViTConfig, variant
 
 STEMS = [
     ("linear", "batch"),

@@ -150,8 +150,8 @@ class FixedPositions(nn.Module):
     def __init__(self, positions: Positions, grid: Grid) -> None:
         super().__init__()
         self.at_input, self.copies, self.needs_grid = positions.at_input, positions.copies, positions.needs_grid
-        if positions.config.positions in ("relative", "relative_bias"):
-            self.positions = positions  # the blocks compute their biases with it; as a submodule it is traced
+        if self.needs_grid:
+            self.positions = positions  # the blocks compute with it; as a submodule it is traced
         with torch.no_grad():
             for layer in (None,) if self.at_input else range(self.copies):
                 tokens = positions.tokens(layer, grid)

@@ -9,6 +9,7 @@ learned embeddings how patches are arranged, but nearby ones become similar, and
 | sincos | the fixed embeddings in the same way: nothing in them was learned |
 | relative | in the tile of a query: the embedding of its offset to each key, compared with that of offset 0 |
 | relative_bias | the values added to the attention logits, mean over heads |
+| rotary alone | mean cosine of the angles between query and key: their logit if both have the same features |
 | none | nothing: a UsageError says so |
 """
 
@@ -52,9 +53,16 @@ def position_tiles(model: ViT, layer: int = 0) -> PositionTiles:
     config, positions = model.config, model.positions
     if not -config.depth <= layer < config.depth:
         raise UsageError(f"no layer {layer}: this model has {config.depth}, numbered 0 to {config.depth - 1}")
-    if config.positions == "none":
-        raise UsageError("this model has no position embeddings: it sees an image as a bag of patches")
     layer %= config.depth
+    if config.positions == "none":
+        places = torch.arange(config.grid[0] * config.grid[1])
+        rotation = positions.rotation(layer, places.to(model.norm.weight.device), config.grid)
+        if rotation is None:
+            raise UsageError("this model has no position embeddings: it sees an image as a bag of patches")
+        cos, sin = (part[config.prefix :].cpu().double().flatten(1) for part in (rotation.cos, rotation.sin))
+        values = (cos @ cos.T + sin @ sin.T) / cos.shape[1]
+        of_layer = f", layer {layer}" if rotation.cos.shape[1] > 1 else ""
+        return PositionTiles(_tiles(values, config.grid), "mean cosine of angles", f"rotary positions{of_layer}")
     copy = layer % positions.copies
     of_layer = f", layer {layer}" if positions.copies > 1 else ""
     if isinstance(positions, Relative):

@@ -124,10 +124,11 @@ def _through(
     places = [(axis, attention) for at, _, axis, attention in attentions(model) if at == layer]
     modules = [attention for _, attention in places]
     calls: dict[nn.Module, _Call] = {}
-    with torch.enable_grad(), _calls_of([*modules, *(attention.out for attention in modules)], calls):
+    after = [getattr(attention, "norm", None) or attention.out for attention in modules]  # what sees the heads' outputs
+    with torch.enable_grad(), _calls_of([*modules, *after], calls):
         leaf = arguments[0].detach().requires_grad_()
         output = model.blocks[layer](leaf, *arguments[1:])
-        mixed = [calls[attention.out].arguments[0] for attention in modules]
+        mixed = [calls[module].arguments[0] for module in after]
         gradient, *of_mixed = torch.autograd.grad(output, [leaf, *mixed], gradient)
     del output, mixed
     behind, axis_behind = row, places[-1][0]

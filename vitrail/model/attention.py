@@ -10,7 +10,8 @@ Recording attention maps (`vitrail.model.record`) does not change it.
 
 The module `Attention` computes scaled weights and calls `mix`, which projects tokens to queries, keys and values and
 calls `attend`. In the last layer only the tokens that the head reads send queries; there `mix` calls `attend_first`.
-Queries are always already scaled by 1/sqrt(features) when they reach these functions.
+Queries are always already scaled by 1/sqrt(features) when they reach these functions. Rotary positions rotate queries
+and keys before their product (`rotation_of`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.device import has_amx
-from vitrail.model.layers import dense, derivatives, is_plain, linear, may_be_fast, new_linear
+from vitrail.model.layers import LayerNorm, dense, derivatives, is_plain, linear, may_be_fast, new_linear
+from vitrail.model.rotary.positions import Rotation
 from vitrail.torch_private import softmax_backward
 
 Path = Literal["auto", "fused", "explicit"]
 Bias = Callable[[Tensor], Tensor | None]
-"""scaled queries [batch, heads, n, features] -> values to add to the logits [batch or 1, heads, n, tokens]"""
+"""scaled queries [batch, heads, n, features] -> values to add to the logits [batch or 1, heads, n, tokens]
+
+With rotary positions it has a method `rotation` (`vitrail.model.posemb.AtLayer`).
+"""
 
 _path: ContextVar[Path] = ContextVar("attention_path", default="auto")
 
@@ -123,6 +128,18 @@ def attend(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
     return out.transpose(1, 2).flatten(2)
 
 
+def rotation_of(bias: Bias | None) -> Rotation | None:
+    """Return the rotation of queries and keys that comes with a bias, None without rotary positions."""
+    rotation = getattr(bias, "rotation", None)
+    return None if rotation is None else rotation()
+
+
+def _rotated(qkv: Tensor, bias: Bias | None) -> Tensor:
+    """Rotate queries and keys of qkv [batch, tokens, 3, heads, features] by the rotation of `bias`, if it has one."""
+    rotation = rotation_of(bias)
+    return qkv if rotation is None else torch.cat([rotation.turn(qkv[:, :, :2]), qkv[:, :, 2:]], dim=2)
+
+
 def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None = None) -> Tensor:
     """Return the attention of n queries to all tokens [batch, n, width], for the last layer.
 
@@ -131,6 +148,10 @@ def attend_first(query: Tensor, key_value: Tensor, heads: int, bias: Bias | None
     query = query.unflatten(-1, (heads, -1))
     extra = bias(query.transpose(1, 2)) if bias else None
     mask = None if extra is None else extra.to(query.dtype)
+    if rotation := rotation_of(bias):
+        keys, values = key_value.chunk(2, dim=-1)
+        query, keys = rotation.turn(query), rotation.turn(keys.unflatten(-1, (heads, -1))).flatten(2)
+        key_value = torch.cat([keys, values], dim=-1)
     if uses_explicit(key_value.shape[1], key_value):
         keys, values = key_value.chunk(2, dim=-1)
         return _explicit_first(query, keys, values, mask)
@@ -156,7 +177,7 @@ def _explicit_first(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
 def attend_all(qkv: Tensor, heads: int, bias: Bias | None = None) -> Tensor:
     """Return the attention of all tokens [batch, tokens, width]: qkv [batch, tokens, 3 * width] has scaled queries."""
     qkv = qkv.unflatten(-1, (3, heads, -1))
-    return attend(qkv, bias(qkv[:, :, 0].transpose(1, 2)) if bias else None)
+    return attend(_rotated(qkv, bias), bias(qkv[:, :, 0].transpose(1, 2)) if bias else None)
 
 
 def mix(
@@ -175,11 +196,15 @@ def mix(
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (appendix A, Eq. 5-8): tokens [batch, tokens, width] -> the same shape."""
+    """Multi-head self-attention (appendix A, Eq. 5-8): tokens [batch, tokens, width] -> the same shape.
 
-    def __init__(self, width: int, heads: int) -> None:
+    Without `key_bias` the keys' part of the bias is not used. It has no gradient, so it stays zero. A `norm` acts on
+    the heads' outputs, before the output projection.
+    """
+
+    def __init__(self, width: int, heads: int, *, key_bias: bool = True, norm: LayerNorm | None = None) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.key_bias, self.norm = heads, key_bias, norm
         self.qkv = new_linear(width, 3 * width)
         self.out = new_linear(width, width)
 
@@ -189,18 +214,22 @@ class Attention(nn.Module):
         Scaling the weight costs nothing per token; for 64 features it is exact.
         """
         rows = self._scales(self.qkv.weight[:, 0])
-        return self.qkv.weight * rows[:, None], self.qkv.bias * rows
+        bias = rows if self.key_bias else self._scales(rows, keys=0.0)
+        return self.qkv.weight * rows[:, None], self.qkv.bias * bias
 
-    def _scales(self, qkv: Tensor) -> Tensor:
+    def _scales(self, qkv: Tensor, keys: float = 1.0) -> Tensor:
         """Return the factors of queries, keys and values [3 * width], with the type and the device of `qkv`."""
         width = qkv.shape[-1] // 3
-        return torch.cat([qkv.new_full((width,), (width // self.heads) ** -0.5), qkv.new_ones(2 * width)])
+        parts = ((width // self.heads) ** -0.5, keys, 1.0)
+        return torch.cat([qkv.new_full((width,), factor) for factor in parts])
 
     def project(self, x: Tensor) -> Tensor:
         """Return scaled queries, keys and values [batch, tokens, 3 * width]."""
         if is_plain(self.qkv):
             return linear(x, *self.scaled())
         qkv = self.qkv(x)
+        if not self.key_bias:
+            qkv = qkv - self.qkv.bias * (self._scales(qkv) - self._scales(qkv, keys=0.0))
         return qkv * self._scales(qkv)
 
     def forward(self, x: Tensor, bias: Bias | None = None, read: int | None = None) -> Tensor:
@@ -212,12 +241,13 @@ class Attention(nn.Module):
             mixed = mix(x, *self.scaled(), self.heads, bias, read)
         else:
             mixed = attend_all(self.project(x), self.heads, bias)[:, :read]
-        return dense(self.out, mixed)
+        return dense(self.out, mixed if self.norm is None else self.norm(mixed))
 
     def maps(self, x: Tensor, bias: Bias | None = None, heads: list[int] | None = None) -> Tensor:
         """Return the attention maps [batch, heads, tokens, tokens] in float32 of these heads; None means all heads."""
-        q, k, _ = self.project(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        extra = bias(q) if bias else None
+        qkv = self.project(x).unflatten(-1, (3, self.heads, -1))
+        extra = bias(qkv[:, :, 0].transpose(1, 2)) if bias else None
+        q, k, _ = _rotated(qkv, bias).permute(2, 0, 3, 1, 4)
         if heads is not None:
             q, k = q[:, heads], k[:, heads]
             extra = None if extra is None else extra[:, heads]

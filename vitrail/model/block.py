@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from vitrail.model.attention import Attention, Bias
 from vitrail.model.layers import LayerNorm, QuickGELU, dense, dense_after_gelu, is_plain, new_gelu, new_linear
 from vitrail.model.own_part import build_part
-from vitrail.model.posemb import Grid, Positions
+from vitrail.model.posemb import AtLayer, Grid, Positions
 from vitrail.model.recompute import recomputable
 from vitrail.model.variants import ViTConfig
 
@@ -41,19 +40,22 @@ class MLP(nn.Module):
 class SwiGLU(nn.Module):
     """Gated MLP: half of the first layer's features multiply the other half, as gates.
 
-    Shazeer, "GLU Variants Improve Transformer"; DINOv2's giant. `hidden` features are left after the product.
+    Shazeer, "GLU Variants Improve Transformer"; DINOv2's giant. `hidden` features are left after the product. EVA-02's
+    larger models have a `norm` there.
     """
 
-    def __init__(self, width: int, hidden: int, dropout: float = 0.0) -> None:
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0, norm: LayerNorm | None = None) -> None:
         super().__init__()
         self.fc1 = new_linear(width, 2 * hidden)
         self.fc2 = new_linear(hidden, width)
         self.act: nn.Module = nn.SiLU()
+        self.norm = norm
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, width] -> the same shape."""
-        return self.dropout(dense(self.fc2, self.dropout(swiglu(dense(self.fc1, x), self.act))))
+        hidden = self.dropout(swiglu(dense(self.fc1, x), self.act))
+        return self.dropout(dense(self.fc2, hidden if self.norm is None else self.norm(hidden)))
 
 
 def swiglu(hidden: Tensor, act: Callable[[Tensor], Tensor] = F.silu) -> Tensor:
@@ -112,7 +114,8 @@ class MLPBranch(nn.Module):
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.norm_after = config.norm_after
         if config.mlp == "swiglu":
-            self.mlp: MLP | SwiGLU = SwiGLU(config.width, config.mlp_dim, config.dropout)
+            norm = LayerNorm(config.mlp_dim, eps=config.norm_eps) if config.mlp_norm else None
+            self.mlp: MLP | SwiGLU = SwiGLU(config.width, config.mlp_dim, config.dropout, norm)
         else:
             self.mlp = MLP(config.width, config.mlp_dim, config.dropout, config.gelu)
         self.residual = Residual(config, drop_path)
@@ -141,9 +144,7 @@ class Block(nn.Module):
 
     def bias(self, places: Any, grid: Any) -> Bias:
         """Return the function: queries -> values that this layer adds to the attention logits."""
-        positions = self._positions[0]
-        values = positions if "forward" in vars(positions) else positions.logits
-        return partial(values, self.layer, places=places, grid=grid)
+        return AtLayer(self._positions[0], self.layer, places, grid)
 
     def takes_read(self) -> bool:
         """Return whether `read` cannot change a result: only the attention, which is ours, mixes tokens."""
@@ -196,7 +197,8 @@ class AxialBlock(nn.Module):
 def build_attention(config: ViTConfig) -> Attention:
     """Return the attention of a config, or a module of the user's own that is called in the same way."""
     if config.attention is None:
-        return Attention(config.width, config.heads)
+        norm = LayerNorm(config.width, eps=config.norm_eps) if config.attention_norm else None
+        return Attention(config.width, config.heads, key_bias=config.key_bias, norm=norm)
     attention: Attention = build_part(config.attention, config, {}, nn.Module)
     return attention
 

@@ -22,20 +22,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.model.attention import Bias, attend, attend_first
+from vitrail.model.attention import Bias, attend_all, attend_first
 from vitrail.model.block import MLP, Block, SwiGLU, swiglu
 from vitrail.model.layers import LayerNorm, on_onednn
-from vitrail.model.posemb import Grid, Positions
+from vitrail.model.posemb import AtLayer, Grid, Positions
 from vitrail.model.resnet.stdconv import StdConv2d
 from vitrail.model.vit import ViT
-from vitrail.model.wide import Wide, can_join, for_branches, wide_attention, wide_mlp
+from vitrail.model.wide import ForBranches, Wide, can_join, wide_attention, wide_mlp
 from vitrail.torch_private import onednn_linear, onednn_linear_add, onednn_pack
 
 
@@ -104,8 +103,7 @@ class FrozenAttention(nn.Module):
     def forward(self, x: Tensor, normed: Tensor, bias: Bias, read: int | None) -> Tensor:
         """Return x [batch, tokens or read, width] + the attention of normed [batch, tokens, width]."""
         if self.qkv is not None:
-            qkv = self.qkv(normed).unflatten(-1, (3, self.heads, -1))
-            return self.out.added_to(x, attend(qkv, bias(qkv[:, :, 0].transpose(1, 2))))
+            return self.out.added_to(x, attend_all(self.qkv(normed), self.heads, bias))
         assert self.query is not None and self.key_value is not None
         mixed = attend_first(self.query(normed[:, :read]), self.key_value(normed), self.heads, bias)
         return self.out.added_to(x, mixed)
@@ -159,9 +157,9 @@ class FrozenBlock(nn.Module):
         self, x: Tensor, places: Tensor | None = None, grid: Grid | None = None, read: int | None = None
     ) -> Tensor:
         """See `Block.forward`."""
-        bias: Bias = partial(self._positions[0].logits, self.layer, places=places, grid=grid)  # type: ignore[arg-type]
+        bias: Bias = AtLayer(self._positions[0], self.layer, places, grid)
         if self.branches > 1:
-            bias = for_branches(bias, self.branches)
+            bias = ForBranches(bias, self.branches)
         normed, x = self.norm(x), x[:, :read].contiguous()
         for attention in self.attentions:
             x = attention(x, normed, bias, read)

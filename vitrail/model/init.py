@@ -47,7 +47,8 @@ def init_weights(model: nn.Module) -> None:
     | head_dist.weight | zeros |
     | head_dist.bias | zeros |
 
-    The distillation token is initialised as in DeiT's code, the relative position bias as in BEiT's. Convolutions of
+    The distillation token is initialised as in DeiT's code, the relative position bias as in BEiT's, mixed rotary
+    frequencies as in RoPE-ViT's. Convolutions of
     other stems and of ResNets are lecun_normal with zero bias; their norms are ones and zeros. The last norm of a
     hybrid's bottleneck starts at zero. AxialResNet's projections are lecun_normal, and its relative positions normal
     with variance 1 / features of a head, as in Axial-DeepLab's code.
@@ -69,7 +70,9 @@ def init_weights(model: nn.Module) -> None:
             nn.init.zeros_(token) if name == "cls" else nn.init.normal_(token, std=0.02)
     positions = getattr(model, "positions", None)
     if positions is not None and not is_own_part(positions):
-        for name, table in positions.named_parameters():
+        if positions.rotary is not None:
+            positions.rotary.reset_parameters()
+        for name, table in positions.named_parameters(recurse=False):
             nn.init.zeros_(table) if name == "bias" else nn.init.normal_(table, std=0.02)
 
 

@@ -1,7 +1,8 @@
 """Position embeddings: {none, 1-D, 2-D, relative, sincos} x {at the input, at every layer, shared} (Table 8); BEiT's.
 
 Two methods cover all of them: `tokens` returns values to add to the tokens, `logits` values to add to the attention
-logits. Grid tokens are counted in raster order. The config says which of the tokens in front have a position.
+logits. Any kind may go with rotary positions, for which `rotation` rotates queries and keys (`vitrail.model.rotary`).
+Grid tokens are counted in raster order. The config says which of the tokens in front have a position.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from vitrail.model.layers import device_of_constants
 from vitrail.model.own_part import build_part
 from vitrail.model.resize import resize_bias, resize_line, resize_positions
+from vitrail.model.rotary.positions import RotaryPositions, Rotation
 from vitrail.model.variants import ViTConfig
 from vitrail.torch_private import has_hooks
 
@@ -30,11 +32,12 @@ class Positions(nn.Module):
         super().__init__()
         self.config, self.copies = config, config.position_tables
         self.at_input = config.place == "input"
+        self.rotary = None if config.rotary is None else RotaryPositions(config, config.rotary)
 
     @property
     def needs_grid(self) -> bool:
         """Whether blocks need to know where tokens are. Otherwise any module tokens -> tokens can be a block."""
-        return type(self).logits is not Positions.logits
+        return self.rotary is not None or type(self).logits is not Positions.logits
 
     def forward(
         self, layer: int | None, query: Tensor | None = None, places: Any = None, grid: Any = None
@@ -74,6 +77,27 @@ class Positions(nn.Module):
         [tokens - prefix] or [batch, tokens - prefix] are the raster indices of the grid tokens, which come last.
         """
         return None
+
+    def rotation(self, layer: int, places: Tensor, grid: Grid) -> Rotation | None:
+        """Return the rotation of queries and keys, None without rotary positions. `places` are those of `logits`."""
+        return None if self.rotary is None else self.rotary(layer, places, grid)
+
+
+class AtLayer:
+    """The positions at one layer, as attention takes them: a call gives `logits` for its queries; see `rotation`."""
+
+    def __init__(self, positions: Positions, layer: int, places: Any, grid: Any) -> None:
+        # if `forward` was replaced or has hooks, they see the queries
+        self.values = positions if "forward" in vars(positions) else positions.logits
+        self.positions, self.layer, self.places, self.grid = positions, layer, places, grid
+
+    def __call__(self, query: Tensor) -> Tensor | None:
+        """See `Positions.logits`."""
+        return self.values(self.layer, query, self.places, self.grid)
+
+    def rotation(self) -> Rotation | None:
+        """See `Positions.rotation`."""
+        return self.positions.rotation(self.layer, self.places, self.grid)
 
 
 class Learned1D(Positions):

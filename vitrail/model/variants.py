@@ -21,6 +21,8 @@ from typing import Any, Literal, TypeVar
 
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.model.own_part import OwnPart
+from vitrail.model.resnet.units import BIT_UNITS, HYBRIDS
+from vitrail.model.rotary.settings import Rotary
 from vitrail.ranges import DEEPEST, Depth, DropPath, Heads, Hidden, Registers, Side, Width, check_values, ends
 
 Stem = Literal["linear", "linear+norm", "linear+gelu", "linear+norm+gelu", "levit", "early", "hmlp", "resnet"]
@@ -95,8 +97,14 @@ class ViTConfig:
     """Parallel only: number of parallel attentions, and of parallel MLPs, in each block."""
     mlp: Literal["gelu", "swiglu"] = "gelu"
     """swiglu: silu(gate) * value (DINOv2's giant), where mlp_dim is the number of features after the product."""
+    mlp_norm: bool = False  # SwiGLU only: a LayerNorm after the product (EVA-02, B and L)
     attention: OwnPart | None = None  # of the user's own; None: multi-head self-attention
+    attention_norm: bool = False  # a LayerNorm before the output projection of the attention (EVA-02-CLIP)
+    key_bias: bool = True
+    """Whether keys have a bias. With rotary positions it matters: EVA-02 and DINOv3 have none."""
     positions: PositionKind | OwnPart = "1d"
+    rotary: Rotary | None = None
+    """Rotary positions, alone (DINOv3: with positions "none") or beside the others (EVA-02). None: no rotary ones."""
     place: PositionPlace = "input"
     resize_mode: ResizeMode = "official"
     """How positions are resampled to another grid (`vitrail.model.resize`). It depends on the weights' source."""
@@ -154,6 +162,10 @@ class ViTConfig:
             raise UsageError(f"{self.branches} branches do not go with {self.block} blocks")
         if self.positions in ("2d", "sincos") and self.width % 4:
             raise UsageError(f"{self.positions} positions need a width divisible by 4, not {self.width}")
+        if self.rotary and (features := self.width // self.heads) % 4:
+            raise UsageError(f"rotary positions need heads with a multiple of 4 features, not {features}")
+        if self.mlp_norm and self.mlp != "swiglu":
+            raise UsageError(f"mlp_norm is the norm of gated MLPs: use mlp 'swiglu', not {self.mlp!r}")
         self._check_prefix()
 
     def _check_prefix(self) -> None:
@@ -305,20 +317,6 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "H": (1280, 32, 16, 5120),
     "g": (1408, 40, 16, 6144),
     "G": (1664, 48, 16, 8192),
-}
-
-# units per stage of the ResNet in front; /16 moves stage 4's units into stage 3 (section 4.1, option ii)
-HYBRIDS: dict[tuple[str, int], tuple[int, ...]] = {
-    ("R50", 32): (3, 4, 6, 3),
-    ("R50", 16): (3, 4, 9),
-    ("R26", 32): (2, 2, 2, 2),
-    ("R26", 16): (2, 2, 4),
-}
-BIT_UNITS: dict[int, tuple[int, ...]] = {
-    50: (3, 4, 6, 3),
-    101: (3, 4, 23, 3),
-    152: (3, 8, 36, 3),
-    200: (3, 24, 36, 3),
 }
 
 NAMES: tuple[str, ...] = (

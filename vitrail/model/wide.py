@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrail.model.attention import Attention, Bias, mix
+from vitrail.model.attention import Attention, Bias, mix, rotation_of
 from vitrail.model.block import MLP, AttentionBranch, Block, MLPBranch, Residual, SwiGLU, swiglu
 from vitrail.model.layers import LayerNorm, QuickGELU, is_plain, layer_norm, linear, linear_after_gelu
 from vitrail.model.posemb import Grid
 from vitrail.model.recompute import recomputable
+from vitrail.model.rotary.positions import Rotation
 
 
 class Dense(NamedTuple):
@@ -90,15 +91,22 @@ def _sum_of(layers: Sequence[Dense]) -> Dense:
     return Dense(torch.cat(weights, dim=1), torch.stack(biases))
 
 
-def for_branches(bias: Bias, branches: int) -> Bias:
-    """Return the attention bias for the heads of all branches, from the bias for one branch's heads."""
+class ForBranches:
+    """The attention bias for the heads of all branches, from the bias for one branch's heads."""
 
-    def of_all(query: Tensor) -> Tensor | None:
-        parts = [bias(part) for part in query.chunk(branches, dim=1)]
+    def __init__(self, bias: Bias, branches: int) -> None:
+        self.bias, self.branches = bias, branches
+
+    def __call__(self, query: Tensor) -> Tensor | None:
+        """See `Bias`."""
+        parts = [self.bias(part) for part in query.chunk(self.branches, dim=1)]
         present = [part for part in parts if part is not None]
         return torch.cat(present, dim=1) if present else None
 
-    return of_all
+    def rotation(self) -> Rotation | None:
+        """See `rotation_of`."""
+        rotation = rotation_of(self.bias)
+        return None if rotation is None else rotation.for_branches(self.branches)
 
 
 class WideBlock(Block):
@@ -128,7 +136,7 @@ class WideBlock(Block):
         count, eps = len(attentions), attentions[0].norm.eps
 
         (weight, offset), out = wide_attention(attentions)
-        bias = for_branches(self.bias(places, grid), count)
+        bias = ForBranches(self.bias(places, grid), count)
         normed = layer_norm(x, None, None, eps)
         mixed = mix(normed, weight, offset, count * attentions[0].attention.heads, bias, read)
         x = x[:, :read] + _summed(mixed, out, _alive(attentions, x))
@@ -163,9 +171,12 @@ def can_join(block: nn.Module) -> bool:
     """Return whether the branches may be computed from their parameters: all layers are plain and none drops out.
 
     Norms behind the branches cannot be folded into a layer, because LayerScale and the sum of the branches follow them.
+    Norms inside of attentions and MLPs are not folded.
     """
     assert isinstance(block, Block)
-    if any(branch.norm_after for branch in (*block.attentions, *block.mlps)):
+    branches: list[Any] = [*block.attentions, *block.mlps]
+    inner = [getattr(branch, "attention", getattr(branch, "mlp", None)) for branch in branches]
+    if any(branch.norm_after or getattr(part, "norm", None) for branch, part in zip(branches, inner, strict=True)):
         return False
     parts = [part for branches in (block.attentions, block.mlps) for branch in branches for part in branch.modules()]
     if block.training and any(isinstance(part, nn.Dropout) and part.p for part in parts):

@@ -49,7 +49,7 @@ class PositionFigure:
     """How similar the network's positions are to each other."""
 
     kind: str
-    """`ViTConfig.positions`."""
+    """`ViTConfig.positions`, or "rotary" for rotary positions alone."""
     svg: Markup | None
     """None for a network without position embeddings."""
     every_layer: bool = False
@@ -87,6 +87,7 @@ def position_figure(model: Any) -> PositionFigure | None:
     if not _has_grid(model):
         return None
     kind = model.config.positions
+    kind = "rotary" if kind == "none" and model.config.rotary else kind
     if kind == "none":
         return PositionFigure(kind, None)
     if "positions" in own_parts(model.config):  # not necessarily a table

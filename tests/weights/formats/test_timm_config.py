@@ -18,7 +18,8 @@ from timm_peers import PLAIN, TINY, assert_equal, bit, hub, images, peer, random
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model.build import build
-from vitrail.model.variants import BIT_UNITS, ResNetConfig, ViTConfig
+from vitrail.model.resnet.units import BIT_UNITS
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import FORMATS, recognise

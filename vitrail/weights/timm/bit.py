@@ -7,7 +7,8 @@ large, both give the same result, so a model of the official kind is saved for t
 from __future__ import annotations
 
 from vitrail.errors import WeightsError
-from vitrail.model.variants import BIT_UNITS, ResNetConfig
+from vitrail.model.resnet.units import BIT_UNITS
+from vitrail.model.variants import ResNetConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import Conversion, reshaped, same, same_pair, shape_of
 from vitrail.weights.timm.file import GROUP_NORM_EPS, TimmFile, statistics
