@@ -65,7 +65,9 @@ class DeiT:
         needed = {"cls_token", "blocks.0.norm1.weight", "blocks.0.attn.qkv.weight"}
         own = {"blocks.0.gamma_1", "blocks.0.norm11.weight", "patch_embed.proj.0.weight"}
         beit = any(name.endswith(("relative_position_bias_table", ".q_bias", ".v_bias")) for name in archive.names)
-        return needed <= archive.names and bool(own & archive.names) and not beit and not has_timm_config(archive)
+        rotary = "pos_embed" not in archive or "rope.freqs" in archive  # timm's: DINOv3, RoPE-ViT
+        known = needed <= archive.names and bool(own & archive.names) and not has_timm_config(archive)
+        return known and not beit and not rotary
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`. The preprocessing is DeiT's evaluation."""

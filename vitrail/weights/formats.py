@@ -107,7 +107,6 @@ FAMILIES = (
     ("MLP-Mixer", r"^blocks\.0\.mlp_tokens\.", ""),
     ("SAM", r"^blocks\.0\.attn\.rel_pos_h$", ""),
     ("NaFlexViT", r"^embeds\.(proj|pos_embed)", ""),
-    ("DINOv3, or another network with registers and rotary positions", r"^reg_token$", r"^pos_embed$"),
 )
 """(family of networks, pattern of tensor names that it has, pattern of names that it has not), for families that look
 like a Vision Transformer to a format and that vitrail does not support."""

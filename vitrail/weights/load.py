@@ -21,7 +21,8 @@ from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.files import open_regular
 from vitrail.model.build import Network
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import Config, ResizeMode
+from vitrail.model.rotary.settings import Rotary
+from vitrail.model.variants import Config, ResizeMode, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights import store
 from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES, Archive, open_archive
@@ -179,7 +180,26 @@ def describe(archive: Archive) -> tuple[Format, ForeignModel]:
     _account(archive, origin, found)
     if archive.config and not found.card.licence:  # a folder from the hub: its README is about these weights
         found = replace(found, card=replace(found.card, licence=licence_beside(archive.path)))
-    return origin, found
+    return origin, _with_terms(found)
+
+
+DINOV3 = Rotary(base=100.0, coordinates="centred", pairs="halves")
+"""The rotary positions that DINOv3 alone has among published networks."""
+DINOV3_LICENCE = "dinov3-license"
+DINOV3_TERMS = (
+    f"{DINOV3_LICENCE}: Meta's published DINOv3 weights, and models made from them, may be used under Meta's terms "
+    "only: https://ai.meta.com/resources/models-and-libraries/dinov3-license"
+)
+
+
+def _with_terms(found: ForeignModel) -> ForeignModel:
+    """Put the licence of the published weights on the card of a DINOv3 without a licence, and its terms in a note."""
+    config, licence = found.card.config, found.card.licence or DINOV3_LICENCE
+    if not isinstance(config, ViTConfig) or config.rotary != DINOV3 or licence != DINOV3_LICENCE:
+        return found
+    how = "licence" if found.card.licence else "licence (the file names none)"
+    notes = [*found.assumptions, f"{how} {DINOV3_TERMS}"]
+    return replace(found, card=replace(found.card, licence=licence), assumptions=notes)
 
 
 def _account(archive: Archive, origin: Format, found: ForeignModel) -> None:

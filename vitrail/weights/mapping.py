@@ -255,6 +255,17 @@ def first_reason(reasons: Mapping[str, bool]) -> str:
     return next((reason for reason, is_true in reasons.items() if is_true), "")
 
 
+def eva_heads(archive: Archive, width: int) -> tuple[int, str]:
+    """Return the number of heads of published networks with rotary positions, and a sentence for the load report.
+
+    DINOv3's 7B has heads of 128 features, all others of 64. Raises WeightsError as `usual_heads` does.
+    """
+    if width % 64:
+        return usual_heads(archive, width)
+    features = 128 if width == 4096 else 64
+    return width // features, f"{width // features} heads of {features} features"
+
+
 def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
     """Return the number of heads of published models with this width, and a sentence for the load report.
 

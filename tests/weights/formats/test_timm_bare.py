@@ -83,8 +83,6 @@ def test_what_the_tensors_do_not_tell_is_refused(name: str, message: str, tmp_pa
         ("edgenext_xx_small", "not in a known format"),
         ("convit_tiny", "ConViT"),
         ("mixer_s32_224", "MLP-Mixer"),
-        ("vit_small_patch16_dinov3", "DINOv3"),
-        ("vit_small_patch16_dinov3_qkvb", "DINOv3"),
         ("naflexvit_base_patch16_gap", "NaFlexViT"),
         ("samvit_base_patch16_224", "SAM"),
         ("vit_intern300m_patch14_448", "InternViT"),

@@ -199,8 +199,7 @@ def test_networks_vitrail_has_not_are_refused(
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        ("vit_small_patch16_rope_224", "rotary positions"),
-        ("vit_small_patch16_dinov3", "rotary positions"),
+        ("vit_small_patch16_lingbot", "rotary positions of another kind"),
         ("test_vit3", "pooling over registers"),
     ],
 )
@@ -371,16 +370,6 @@ def test_other_libraries_files_are_not_timms() -> None:
     assert [one.name for one in FORMATS if one.recognises(deit)] == ["deit"]
     other = archive({"layers.0.blocks.0.attn.qkv.weight": torch.zeros(3, 1), "patch_embed.proj.weight": torch.zeros(1)})
     assert not FORMAT.recognises(other)
-
-
-@pytest.mark.parametrize("name", ["vit_base_patch16_rope_224", "eva02_base_patch14_224"])
-def test_timms_models_with_rotary_positions_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    # the first has all the names by which the DeiT repository's files are known
-    theirs = timm.create_model(name, pretrained=False, depth=1, embed_dim=48, num_heads=2, num_classes=5)
-    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(dict(architecture=name, num_classes=5)))
-    with pytest.raises(WeightsError, match=f"'{name}' has rotary positions, which vitrail does not support"):
-        load(tmp_path)
 
 
 def test_published_bits_are_named() -> None:

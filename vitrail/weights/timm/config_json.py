@@ -15,6 +15,7 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.timm.bit import bit_architecture
+from vitrail.weights.timm.eva import EvaNaming, eva_architecture, eva_arguments
 from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming
 
 KINDS = {
@@ -55,6 +56,17 @@ def vit_json(config: ViTConfig, card: Card, naming: Naming) -> dict[str, Any]:
     )
     values["architecture"] = _architecture(config, card, naming)
     values["model_args"] = _beit_arguments(config, naming) if naming.beit else _vit_arguments(config, naming)
+    return values
+
+
+def eva_json(config: ViTConfig, card: Card, naming: EvaNaming) -> dict[str, Any]:
+    """Return config.json for a ViT with rotary positions. Raises WeightsError if timm has no architecture for it."""
+    values = _json(config, card, config.width, POOLS[config.pool])
+    values["pretrained_cfg"] |= dict(fixed_input_size=True, first_conv="patch_embed.proj", classifier="head")
+    values["architecture"] = eva_architecture(config, card)
+    values["model_args"] = _arguments(config, naming.bias, config.patch, config.mlp_dim) | eva_arguments(config, naming)
+    if config.layer_scale is None:  # in this class any number makes LayerScale
+        del values["model_args"]["init_values"]
     return values
 
 
@@ -118,7 +130,8 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
 def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     ratio = 4 * 2 ** max(len(config.stem_units) - 1, 0) if config.stem == "resnet" else 1
     gated = config.mlp == "swiglu"
-    values = _arguments(config, naming, patch=config.patch // ratio, hidden=config.mlp_dim * (2 if gated else 1))
+    hidden = config.mlp_dim * (2 if gated else 1)
+    values = _arguments(config, naming.qkv_bias, patch=config.patch // ratio, hidden=hidden)
     values |= dict(
         class_token=config.has_class_token,
         pos_embed="none" if config.positions == "none" else "learn",
@@ -132,7 +145,7 @@ def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
 
 def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     relative = config.positions == "relative_bias"
-    return _arguments(config, naming, patch=config.patch, hidden=config.mlp_dim) | dict(
+    return _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim) | dict(
         use_abs_pos_emb=config.positions == "1d",
         use_rel_pos_bias=relative and config.place != "shared",
         use_shared_rel_pos_bias=relative and config.place == "shared",
@@ -140,8 +153,8 @@ def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     )
 
 
-def _arguments(config: ViTConfig, naming: Naming, patch: int, hidden: int) -> dict[str, Any]:
-    """Return the arguments of both of timm's classes. `hidden`: width of the first layer of the MLPs."""
+def _arguments(config: ViTConfig, qkv_bias: bool, patch: int, hidden: int) -> dict[str, Any]:
+    """Return the arguments of all of timm's classes. `hidden`: width of the first layer of the MLPs."""
     ratio = hidden / config.width
     if int(config.width * ratio) != hidden:  # timm computes the width like this
         ratio = math.nextafter(ratio, math.inf)
@@ -155,7 +168,7 @@ def _arguments(config: ViTConfig, naming: Naming, patch: int, hidden: int) -> di
         depth=config.depth,
         num_heads=config.heads,
         mlp_ratio=ratio,
-        qkv_bias=naming.qkv_bias,
+        qkv_bias=qkv_bias,
         # no LayerScale is a 0, because a null would leave LayerScale to the architecture
         init_values=0.0 if config.layer_scale is None else (config.layer_scale or 1e-5),
     )

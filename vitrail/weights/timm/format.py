@@ -1,10 +1,10 @@
 """timm's format: state dicts, and the hub's folders with a config.json, of its Vision Transformers and BiT ResNets.
 
 It reads plain ViTs, DeiT (distilled) and DeiT-III, DINOv2, BEiT, registers, average and attention pooling, parallel
-blocks, hybrids with a ResNet in front, and BiT. It recognises them by the names and shapes of their tensors
-(`names.py`, `bit.py`). Whatever these do not show is read from config.json (`file.py`), or assumed and reported. timm
-computes with the erf GELU, a LayerNorm epsilon of 1e-6, and kernels standardised by sqrt(var + 1e-8). It resamples
-positions with an antialiased bicubic kernel.
+blocks, hybrids with a ResNet in front, networks with rotary positions (DINOv3, EVA-02, RoPE-ViT), and BiT. It
+recognises them by the names and shapes of their tensors (`names.py`, `eva.py`, `bit.py`). Whatever these do not show is
+read from config.json (`file.py`), or assumed and reported. timm computes with the erf GELU, a LayerNorm epsilon of 1e-6
+(DINOv3: 1e-5), and kernels standardised by sqrt(var + 1e-8). It resamples positions with an antialiased bicubic kernel.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel
 from vitrail.weights.timm.bit import bit_conversions, infer_bit, is_bit
 from vitrail.weights.timm.config_json import descriptive
+from vitrail.weights.timm.eva import conversions as eva_conversions
+from vitrail.weights.timm.eva import infer_eva, is_rotary, layout_of
 from vitrail.weights.timm.file import class_names, has_timm_config, preprocessing, read_timm_file
 from vitrail.weights.timm.names import TABLE, conversions, qkv_biases
 from vitrail.weights.timm.vit import infer, unused
@@ -44,7 +46,8 @@ class Timm:
         vit = any(name.startswith("patch_embed.") for name in archive.names)
         vit = vit and any(name.startswith(attention) for name in archive.names)
         beit = any(name.endswith((TABLE, ".q_bias", ".v_bias")) for name in archive.names)
-        return vit and (beit or has_timm_config(archive) or archive.names.isdisjoint(_DEIT))
+        rotary = "pos_embed" not in archive or "rope.freqs" in archive
+        return vit and (beit or rotary or has_timm_config(archive) or archive.names.isdisjoint(_DEIT))
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
@@ -56,6 +59,12 @@ class Timm:
         if is_bit(archive):
             config = resnet = infer_bit(file)
             entries = bit_conversions(resnet)
+        elif is_rotary(archive, file.architecture):
+            vit, layout = infer_eva(file)
+            config, entries = vit, eva_conversions(vit, layout)
+            if not layout.bias:
+                zeros = dict.fromkeys(qkv_biases(vit), "no bias of queries, keys and values")
+            origin["layout"] = layout_of(layout)
         else:
             vit, naming = infer(file)
             config, entries = vit, conversions(vit, naming)

@@ -48,7 +48,7 @@ def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
     if config.final_norm != "none":
         entries += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
     if config.pool == "map":
-        entries += _attention_pool()
+        entries += attention_pool()
     if config.pre_logits:
         entries += same_pair("pre_logits.hidden", "pre_logits.fc")
     if config.classes:
@@ -134,7 +134,8 @@ def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[
     return entries
 
 
-def _attention_pool() -> list[Conversion]:
+def attention_pool() -> list[Conversion]:
+    """Return the conversions of the attention pooling."""
     layers = {"query": "q", "key_value": "kv", "out": "proj"} | {name: name for name in ("norm", "mlp.fc1", "mlp.fc2")}
     pairs = [entry for ours, theirs in layers.items() for entry in same_pair(f"pool.{ours}", f"attn_pool.{theirs}")]
     return [same("pool.probe", "attn_pool.latent"), *pairs]

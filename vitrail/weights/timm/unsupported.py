@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from vitrail.weights.mapping import stem_sizes
@@ -32,7 +32,8 @@ _TENSORS = (
 """(pattern of tensor names, the part of a model to which they belong), for parts that vitrail does not have."""
 
 _ARCHITECTURES = (
-    (r"rope|eva02|dinov3|vit_pe_", "rotary positions"),
+    (r"eva02_enormous", "norms behind attention and MLP"),
+    (r"vit_pe_|lingbot|sapiens", "rotary positions of another kind"),
     (r"naflex", "patches of any aspect ratio"),
     (r"^test_vit3$", "pooling over registers"),
 )
@@ -42,8 +43,11 @@ _ARGUMENTS = {"norm_layer": ("layernorm", "layernormfp32"), "padding_same": (Tru
 """Argument -> supported values, for arguments that names and shapes do not show."""
 
 
-def refuse(file: TimmFile) -> None:
-    """Raise WeightsError, naming the tensor or the entry of config.json, for a model that vitrail cannot express."""
+def refuse(file: TimmFile, supported: Container[str] = ()) -> None:
+    """Raise WeightsError, naming the tensor or the entry of config.json, for a model that vitrail cannot express.
+
+    `supported` are the parts in `_TENSORS` that its kind of network may have.
+    """
     for pattern, what in _ARCHITECTURES:
         if re.search(pattern, file.architecture):
             raise file.error(f"{shown(file.architecture)} has {what}, which vitrail does not support")
@@ -52,6 +56,8 @@ def refuse(file: TimmFile) -> None:
         if value is not None and value not in known:
             raise file.error(f"{name} of config.json is {shown(value)}; valid: {known[0]!r}")
     for pattern, what in _TENSORS:
+        if what in supported:
+            continue
         if found := sorted(name for name in file.archive.names if re.search(pattern, name)):
             raise file.error(f"{found[0]!r} is part of {what}, which vitrail does not support")
 

@@ -50,7 +50,7 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     if not file.architecture:
         refuse_untold(file, blocks, naming)
     stem = _stem(archive)
-    tokens = {name: _tokens(archive, name) for name in ("cls_token", "dist_token", "reg_token")}
+    tokens = {name: token_count(archive, name) for name in ("cls_token", "dist_token", "reg_token")}
     positions = _positions(file, stem["patch"], tokens)
     architecture = file.architecture
     if not architecture and not tokens["cls_token"]:
@@ -59,7 +59,7 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
     clip = "norm_pre.weight" in archive
     gamma = file.argument("init_values", (int, float)) or 1e-5
     config = ViTConfig(
-        **blocks | stem | positions | _pooling(file, bool(tokens["cls_token"])),
+        **blocks | stem | positions | pooling(file, bool(tokens["cls_token"])),
         heads=heads,
         classes=rows(archive, "head.weight"),
         distilled=bool(tokens["dist_token"]),
@@ -154,7 +154,7 @@ def _stem(archive: Archive) -> dict[str, Any]:
     )
 
 
-def _tokens(archive: Archive, name: str) -> int:
+def token_count(archive: Archive, name: str) -> int:
     """Return the number of tokens in the tensor `name`, 0 if the archive lacks it."""
     return shape_of(archive, name, 3)[1] if name in archive else 0
 
@@ -190,7 +190,7 @@ def _heads(file: TimmFile, architecture: str, width: int) -> int:
     return heads
 
 
-def _pooling(file: TimmFile, cls: bool) -> dict[str, Any]:
+def pooling(file: TimmFile, cls: bool) -> dict[str, Any]:
     """Return pooling, class token and final norm as fields of the config; `cls`: the file has a class token."""
     archive = file.archive
     norms = [name for name in ("norm", "fc_norm") if f"{name}.weight" in archive]
@@ -236,14 +236,14 @@ def _positions(file: TimmFile, patch: int, tokens: dict[str, int]) -> dict[str, 
     if not found:
         if not file.architecture:
             raise WeightsError(
-                f"{archive.path} has no 'pos_embed'. Its positions may be rotary, as in DINOv3, or it may have none. "
+                f"{archive.path} has no 'pos_embed'. Its positions may be rotary, as in RoPE-ViT, or it may have none. "
                 "Add a config.json that names the architecture."
             )
         size = grid or (max(224 // patch, 1),) * 2
         fields = dict(positions="none")
     elif found == ["pos_embed"]:
         first, registers = tokens["cls_token"] + tokens["dist_token"], tokens["reg_token"]
-        size, front = _grid(archive, (0, first, first + registers), grid)
+        size, front = grid_of(archive, (0, first, first + registers), grid)
         own = bool(registers) and front == first + registers
         fields = dict(positions="1d", cls_position=front >= first, register_positions=own)
     else:
@@ -253,7 +253,7 @@ def _positions(file: TimmFile, patch: int, tokens: dict[str, int]) -> dict[str, 
     return fields | dict(image_size=(size[0] * patch, size[1] * patch))
 
 
-def _grid(archive: Archive, fronts: tuple[int, ...], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
+def grid_of(archive: Archive, fronts: tuple[int, ...], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
     """Return the grid (rows, columns) of the positions, and the number of positions in front for other tokens."""
     length = shape_of(archive, "pos_embed", 3)[1]
     possible = sorted(set(fronts))
@@ -288,6 +288,7 @@ _UNUSED = (
     (r"^mask_token$", "the mask token of pre-training"),
     (r"^decoder_", "the decoder of MAE's pre-training"),
     (r"^lm_head\.", "the head of BEiT's pre-training"),
+    (r"^rope\.(?!freqs$)", "computed from the size of the grid"),
 )
 
 

@@ -24,7 +24,9 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import foreign_tensors, origin_of, state_of, write_tensors
 from vitrail.weights.mapping import first_reason, without_stem_bias
 from vitrail.weights.timm.bit import bit_conversions
-from vitrail.weights.timm.config_json import bit_json, vit_json
+from vitrail.weights.timm.config_json import bit_json, eva_json, vit_json
+from vitrail.weights.timm.eva import conversions as eva_conversions
+from vitrail.weights.timm.eva import eva_refusal, infer_eva, is_rotary, naming_of
 from vitrail.weights.timm.file import BARE, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, read_timm_file
 from vitrail.weights.timm.names import Naming, conversions, qkv_biases
 from vitrail.weights.timm.vit import infer
@@ -74,8 +76,10 @@ def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, A
 
 
 def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
-    if reason := vit_refusal(model.config, bare):
+    if reason := first_reason(eva_refusal(model.config)) if model.config.rotary else vit_refusal(model.config, bare):
         raise WeightsError(f"timm cannot express this ViT: {reason}")
+    if model.config.rotary:
+        return _eva(model, card, bare)
     config, state = _folded(model)
     state = without_stem_bias(state, config) if config.pre_norm else state
     naming = _naming(config, card, state)
@@ -83,6 +87,17 @@ def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | 
         state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
     tensors = foreign_tensors(state, conversions(config, naming), "timm")
     values = None if bare else vit_json(config, card, naming)
+    _check_meaning(tensors, values, config)
+    return tensors, values
+
+
+def _eva(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
+    config, state = model.config, state_of(model)
+    naming = naming_of(config, card, any(bool(state[name].any()) for name in qkv_biases(config)))
+    if not naming.bias:
+        state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
+    tensors = foreign_tensors(state, eva_conversions(config, naming), "timm")
+    values = None if bare else eva_json(config, card, naming)
     _check_meaning(tensors, values, config)
     return tensors, values
 
@@ -125,7 +140,8 @@ def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTC
     archive = Archive(Path("this model"), "safetensors", shapes, tensors.__getitem__, config=config_json)
     folder = ". Save to a folder, which has a config.json" if values is None else ""
     try:
-        read = _meaning(infer(read_timm_file(archive))[0])
+        file = read_timm_file(archive)
+        read = _meaning((infer_eva if is_rotary(archive, file.architecture) else infer)(file)[0])
     except WeightsError as error:
         raise WeightsError(f"the file would not describe its model: {str(error).rstrip('.')}{folder}") from error
     meant = _meaning(config)
@@ -139,7 +155,9 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
     plain = ("width", "depth", "heads", "mlp_dim", "patch", "image_size", "channels", "classes", "stem", "stem_units")
     tokens = ("has_class_token", "distilled", "registers")
     rest = ("norm_after", "pre_norm", "block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
-    return {name: getattr(config, name) for name in (*plain, *tokens, *rest)} | dict(
+    inner = ("mlp_norm", "attention_norm", "rotary")
+    return {name: getattr(config, name) for name in (*plain, *tokens, *rest, *inner)} | dict(
+        norm_eps=config.norm_eps if config.rotary else None,
         layer_scale=config.layer_scale is not None,
         gelu=config.gelu if config.mlp == "gelu" else None,
         front=config.front if config.positions == "1d" else None,

@@ -1,0 +1,355 @@
+"""timm's networks with rotary positions (class `Eva`): EVA-02, DINOv3, RoPE-ViT and timm's own.
+
+| ours | timm |
+|---|---|
+| `attention.qkv` | `attn.qkv`, or `attn.{q_proj,k_proj,v_proj}` (EVA-02 B and L) |
+| `attention.qkv.bias` | `attn.qkv.bias`, or without the keys' `attn.{q_bias,v_bias}`, `attn.{q_proj,v_proj}.bias` |
+| `mlp.fc1` of SwiGLU | `mlp.fc1`, or gate and value apart as `mlp.fc1_g`, `mlp.fc1_x` |
+| `attention.norm`, `mlp.norm` | `attn.norm`, `mlp.norm` |
+| `residual.gamma` | `gamma_1`, `gamma_2` |
+| `positions.rotary.frequencies` [layer, axis, head, pair] | `rope.freqs` [axis, layer, head, pair] |
+
+Tensors do not show how positions rotate. The architecture says it, and its arguments in config.json. Of bare files,
+only those of DINOv3 are known by their tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.config import merge
+from vitrail.errors import UsageError, WeightsError
+from vitrail.model.rotary.settings import Rotary
+from vitrail.model.variants import ViTConfig
+from vitrail.weights.archive import Archive
+from vitrail.weights.card import Card
+from vitrail.weights.formats import origin_of
+from vitrail.weights.mapping import (
+    Conversion,
+    eva_heads,
+    joined,
+    rows,
+    same,
+    same_pair,
+    shape_of,
+    stem_sizes,
+    without_key_bias,
+)
+from vitrail.weights.timm.file import NORM_EPS, TimmFile, statistics
+from vitrail.weights.timm.names import attention_pool
+from vitrail.weights.timm.unsupported import refuse
+from vitrail.weights.timm.vit import count, grid_of, pooling, token_count
+from vitrail.words import shown
+
+DINOV3_EPS = 1e-5
+"""Epsilon of the LayerNorms of DINOv3; of the others it is timm's usual one."""
+_EVA_02: dict[str, Any] = dict(ref_feat_shape=(16, 16))
+_ROPE: dict[str, Any] = dict(rope_grid_indexing="xy", rope_temperature=100.0)
+_DINOV3: dict[str, Any] = dict(rope_type="dinov3", rope_temperature=100.0, rope_rotate_half=True)
+ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"eva02_(?!enormous)", _EVA_02),
+    (r"vit_.*_rope_reg\d_gap_", _EVA_02),
+    (r"vit_.*_rope_mixed_", _ROPE | dict(rope_type="mixed", rope_temperature=10.0)),
+    (r"vit_.*_rope_", _ROPE),
+    (r"vit_.*_dinov3", _DINOV3),
+)
+"""(pattern of architectures, their arguments of rotary positions where they differ from those of timm's class)."""
+WRITTEN = ("vit_small_patch16_dinov3", "vit_base_patch16_rope_224", "eva02_base_patch14_224")
+"""The architectures for models that come from elsewhere."""
+PARTS = (
+    "rotary positions",
+    "a norm inside the attention or the MLP",
+    "separate projections of queries, keys and values",
+    "an MLP whose gate is a layer of its own",
+)
+"""Parts that the plain ViT of timm lacks, and these have."""
+
+
+@dataclass(frozen=True)
+class EvaNaming:
+    """The properties of the names in a file that the model's config does not determine."""
+
+    apart: bool = False
+    """Whether queries, keys and values are separate layers."""
+    bias: bool = True
+    """Whether queries and values have a bias in the file; otherwise the model's are zero."""
+    gate_apart: bool = False
+    """Whether gate and value of SwiGLU are separate layers."""
+
+
+def is_rotary(archive: Archive, architecture: str) -> bool:
+    """Return whether a file in timm's format is one of these networks: by its architecture, or of a bare DINOv3."""
+    if architecture:
+        return any(re.match(pattern, architecture) for pattern, _ in ARCHITECTURES)
+    return is_dinov3(archive)
+
+
+def is_dinov3(archive: Archive) -> bool:
+    """Return whether the tensors are those of DINOv3: class token, registers and LayerScale, but no table of positions.
+
+    No other published network of timm has them.
+    """
+    needed = {"cls_token", "reg_token", "blocks.0.gamma_1", "blocks.0.gamma_2"}
+    return needed <= archive.names and archive.names.isdisjoint(
+        {"pos_embed", "rope.freqs", "blocks.0.attn.q_norm.weight"}
+    )
+
+
+def infer_eva(file: TimmFile) -> tuple[ViTConfig, EvaNaming]:
+    """Return the config of the model in a file and the file's naming.
+
+    Raises WeightsError, naming the tensor or the entry of config.json, if vitrail's ViT cannot express the model.
+    """
+    refuse(file, supported=PARTS)
+    archive = file.archive
+    width, channels, patch = stem_sizes(archive, "patch_embed.proj.weight")
+    blocks, naming = _blocks(archive)
+    cls, registers = token_count(archive, "cls_token"), token_count(archive, "reg_token")
+    given = file.image_size() or (224 // patch * patch,) * 2
+    grid, front = (given[0] // patch, given[1] // patch), 0
+    if "pos_embed" in archive:
+        grid, front = grid_of(archive, (0, cls, cls + registers), grid)
+    heads = file.argument("num_heads", int)
+    if not heads:
+        heads, why = eva_heads(archive, width)
+        if not file.architecture:
+            file.notes.append(why)
+    if width % heads or width // heads % 4:
+        raise file.error(f"num_heads is {heads}; valid: a number that splits {width} features into multiples of 4")
+    dinov3 = is_dinov3(archive) if not file.architecture else bool(re.search("dinov3", file.architecture))
+    config = ViTConfig(
+        **blocks | pooling(file, bool(cls)),
+        width=width,
+        heads=heads,
+        patch=patch,
+        channels=channels,
+        image_size=(grid[0] * patch, grid[1] * patch),
+        classes=rows(archive, "head.weight"),
+        positions="1d" if "pos_embed" in archive else "none",
+        cls_position=front >= cls if "pos_embed" in archive else True,
+        register_positions=bool(registers) and front == cls + registers,
+        rotary=_rotary(file),
+        registers=registers,
+        layer_scale=float(file.argument("init_values", (int, float)) or 1e-5) if _scaled(archive) else None,
+        resize_mode="timm",
+        norm_eps=DINOV3_EPS if dinov3 else NORM_EPS,
+        **statistics(file, channels),
+    )
+    return config, naming
+
+
+def _scaled(archive: Archive) -> bool:
+    return "blocks.0.gamma_1" in archive
+
+
+def _blocks(archive: Archive) -> tuple[dict[str, Any], EvaNaming]:
+    """Return the sizes and kind of the blocks as fields of the config, and the naming of their tensors."""
+    first = "blocks.0"
+    apart, gate_apart = f"{first}.attn.q_proj.weight" in archive, f"{first}.mlp.fc1_g.weight" in archive
+    hidden = rows(archive, f"{first}.mlp.{'fc1_g' if gate_apart else 'fc1'}.weight") * (1 + gate_apart)
+    mlp_dim = shape_of(archive, f"{first}.mlp.fc2.weight", 2)[1]
+    if hidden not in (mlp_dim, 2 * mlp_dim):
+        raise WeightsError(f"{archive.path}: '{first}.mlp.fc1' has {hidden} outputs, but 'fc2' has {mlp_dim} inputs")
+    biases = {f"{first}.attn.{name}" for name in ("qkv.bias", "q_bias", "q_proj.bias")}
+    values = dict(
+        depth=count(archive, "blocks."),
+        mlp_dim=mlp_dim,
+        mlp="gelu" if hidden == mlp_dim else "swiglu",
+        mlp_norm=f"{first}.mlp.norm.weight" in archive,
+        attention_norm=f"{first}.attn.norm.weight" in archive,
+        key_bias=not archive.names.isdisjoint({f"{first}.attn.qkv.bias", f"{first}.attn.k_proj.bias"}),
+    )
+    return values, EvaNaming(apart, not archive.names.isdisjoint(biases), gate_apart)
+
+
+def _rotary(file: TimmFile) -> Rotary:
+    """Return how positions rotate: as the arguments in config.json say, else the architecture."""
+    known = next((values for pattern, values in ARCHITECTURES if re.match(pattern, file.architecture)), _DINOV3)
+    said = known | {name: value for name, value in file.arguments.items() if value is not None}
+    kind, order = said.get("rope_type", "cat"), said.get("rope_grid_indexing", "ij")
+    if kind not in ("cat", "mixed", "dinov3") or order not in ("ij", "xy"):
+        raise file.error(
+            f"rope_type is {shown(kind)} and rope_grid_indexing {shown(order)}; valid: cat, mixed, dinov3; ij, xy"
+        )
+    reference = said.get("ref_feat_shape") if kind == "cat" else None
+    values = dict(
+        frequencies="mixed" if kind == "mixed" else "axial",
+        base=said.get("rope_temperature", 10_000.0),
+        coordinates="centred" if kind == "dinov3" else "index",
+        offset=0.0 if kind == "mixed" else said.get("rope_grid_offset", 0.0),
+        reference=[reference, reference] if isinstance(reference, int) else reference,
+        first="row" if order == "ij" else "column",
+        pairs="halves" if said.get("rope_rotate_half") else "neighbours",
+    )
+    try:
+        return merge(Rotary(), values, "config.json, rotary positions")
+    except UsageError as error:  # in a file rather than in a flag
+        raise file.error(str(error)) from error
+
+
+def conversions(config: ViTConfig, naming: EvaNaming) -> list[Conversion]:
+    """Return the conversions of all tensors of a model in a file of these networks."""
+    entries = same_pair("stem", "patch_embed.proj")
+    entries += [same("cls", "cls_token")] if config.has_class_token else []
+    entries += [same("registers", "reg_token")] if config.registers else []
+    entries += [same("positions.embedding", "pos_embed")] if config.positions == "1d" else []
+    if config.rotary and config.rotary.frequencies == "mixed":
+        entries.append(
+            Conversion("positions.rotary.frequencies", ("rope.freqs",), _exchanged, lambda t: (_exchanged(t),))
+        )
+    for layer in range(config.depth):
+        entries += _block(config, naming, layer)
+    entries += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
+    entries += attention_pool() if config.pool == "map" else []
+    return entries + (same_pair("head", "head") if config.classes else [])
+
+
+def _exchanged(table: Tensor) -> Tensor:
+    return table.transpose(0, 1)
+
+
+def _block(config: ViTConfig, naming: EvaNaming, layer: int) -> list[Conversion]:
+    theirs, attention, mlp = f"blocks.{layer}", f"blocks.{layer}.attentions.0", f"blocks.{layer}.mlps.0"
+    entries = [
+        *same_pair(f"{attention}.norm", f"{theirs}.norm1"),
+        *_qkv(config, naming, f"{attention}.attention.qkv", f"{theirs}.attn"),
+        *same_pair(f"{attention}.attention.out", f"{theirs}.attn.proj"),
+        *same_pair(f"{mlp}.norm", f"{theirs}.norm2"),
+        *same_pair(f"{mlp}.mlp.fc2", f"{theirs}.mlp.fc2"),
+    ]
+    if naming.gate_apart:
+        gate, value = f"{theirs}.mlp.fc1_g", f"{theirs}.mlp.fc1_x"
+        entries += [
+            joined(f"{mlp}.mlp.fc1.{kind}", (f"{gate}.{kind}", f"{value}.{kind}")) for kind in ("weight", "bias")
+        ]
+    else:
+        entries += same_pair(f"{mlp}.mlp.fc1", f"{theirs}.mlp.fc1")
+    entries += same_pair(f"{mlp}.mlp.norm", f"{theirs}.mlp.norm") if config.mlp_norm else []
+    entries += same_pair(f"{attention}.attention.norm", f"{theirs}.attn.norm") if config.attention_norm else []
+    if config.layer_scale is not None:
+        gammas = zip((attention, mlp), ("gamma_1", "gamma_2"), strict=True)
+        entries += [same(f"{ours}.residual.gamma", f"{theirs}.{gamma}") for ours, gamma in gammas]
+    return entries
+
+
+def _qkv(config: ViTConfig, naming: EvaNaming, ours: str, theirs: str) -> list[Conversion]:
+    """Return the conversions of weight and bias of queries, keys and values."""
+    parts = [f"{theirs}.{part}_proj" for part in "qkv"]
+    weight = f"{ours}.weight"
+    entries = [
+        joined(weight, tuple(f"{part}.weight" for part in parts))
+        if naming.apart
+        else same(weight, f"{theirs}.qkv.weight")
+    ]
+    if not naming.bias:
+        return entries
+    bias = f"{ours}.bias"
+    if not config.key_bias:
+        names = (f"{parts[0]}.bias", f"{parts[2]}.bias") if naming.apart else (f"{theirs}.q_bias", f"{theirs}.v_bias")
+        return [*entries, without_key_bias(bias, *names)]
+    return [
+        *entries,
+        joined(bias, tuple(f"{part}.bias" for part in parts)) if naming.apart else same(bias, f"{theirs}.qkv.bias"),
+    ]
+
+
+# writing
+
+
+def naming_of(config: ViTConfig, card: Card, biases: bool) -> EvaNaming:
+    """Return the naming of the file that the model was loaded from, if it fits. `biases`: some are not zero."""
+    layout = origin_of(card, "timm").get("layout", {})
+    try:
+        found = merge(EvaNaming(gate_apart=config.mlp_norm), layout, "provenance.origin.layout")
+    except UsageError as error:  # in a card rather than in a flag
+        raise WeightsError(f"the model's card does not describe the file it comes from: {error}") from error
+    gated = config.mlp == "swiglu" and (found.gate_apart or config.mlp_norm)
+    # without a bias, timm's file does not show whether keys would have one
+    return EvaNaming(found.apart, found.bias or biases or config.key_bias, gated)
+
+
+def layout_of(naming: EvaNaming) -> dict[str, Any]:
+    """Return the naming as JSON values for the card."""
+    return asdict(naming)
+
+
+def eva_refusal(config: ViTConfig) -> dict[str, bool]:
+    """Return reason -> whether it is true, for reasons why timm cannot express a model with rotary positions."""
+    rotary = config.rotary or Rotary()
+    return {
+        f"its stem is {config.stem!r}": config.stem != "linear",
+        f"its blocks are {config.block}": config.block != "sequential",
+        f"it has {config.positions} positions besides the rotary ones": config.positions not in ("none", "1d"),
+        f"its positions are added at place {config.place!r}": config.positions == "1d" and config.place != "input",
+        f"it pools {config.pool!r}": config.pool == "cls+gap",
+        "it has a distillation token": config.distilled,
+        "it has a pre-logits layer": config.pre_logits is not None,
+        f"its GELU is {config.gelu!r}": config.mlp == "gelu" and config.gelu != "erf",
+        "its attention pooling comes after gated MLPs": config.mlp == "swiglu" and config.pool == "map",
+        "its mixed frequencies rotate halves": (rotary.frequencies, rotary.pairs) == ("mixed", "halves"),
+        "some tokens in front of the grid have positions, and others have none": config.positions == "1d"
+        and config.front not in (0, config.prefix),
+    }
+
+
+def eva_architecture(config: ViTConfig, card: Card) -> str:
+    """Return the architecture that a model was loaded with if it still fits, else a usual one. Raises WeightsError."""
+    loaded = str(origin_of(card, "timm").get("architecture") or "")
+    for name in (loaded, *WRITTEN):
+        known = next((values for pattern, values in ARCHITECTURES if re.match(pattern, name)), None)
+        if known is not None and _fits(config, name, known):
+            return name
+    scale = "no LayerScale" if config.layer_scale is None else "LayerScale"
+    raise WeightsError(
+        f"timm has no architecture with rotary positions, {scale} and the LayerNorm epsilon {config.norm_eps} that a "
+        "config.json could name. To save the tensors alone, give a path that ends in .safetensors."
+    )
+
+
+def _fits(config: ViTConfig, architecture: str, arguments: Mapping[str, Any]) -> bool:
+    """Return whether the arguments in a config.json can make an architecture a model.
+
+    They cannot change its epsilon, nor take away what it has: null stands for the architecture's own value.
+    """
+    scale = config.layer_scale is not None or not architecture.startswith("vit_")
+    reference = _reference(config) is not None or "ref_feat_shape" not in arguments
+    return scale and reference and config.norm_eps == (DINOV3_EPS if "dinov3" in architecture else NORM_EPS)
+
+
+def _reference(config: ViTConfig) -> tuple[int, int] | None:
+    """Return the grid to which coordinates are scaled; where none are used, any would do."""
+    rotary = config.rotary or Rotary()
+    return rotary.reference if rotary.frequencies == "axial" and rotary.coordinates == "index" else config.grid
+
+
+def eva_arguments(config: ViTConfig, naming: EvaNaming) -> dict[str, Any]:
+    """Return the arguments of timm's class that only these networks have, for config.json."""
+    rotary = config.rotary or Rotary()
+    kind = {"centred": "dinov3", "index": "cat"}[rotary.coordinates]
+    return dict(
+        attn_type="rope" if config.key_bias else "eva",
+        qkv_bias=naming.bias,
+        qkv_fused=not naming.apart,
+        swiglu_mlp=config.mlp == "swiglu",
+        swiglu_align_to=int(naming.gate_apart and not config.mlp_norm),
+        scale_mlp=config.mlp_norm,
+        scale_attn_inner=config.attention_norm,
+        class_token=config.has_class_token,
+        num_reg_tokens=config.registers,
+        no_embed_class=config.prefix > 0 and config.front == 0,
+        use_abs_pos_emb=config.positions == "1d",
+        use_rot_pos_emb=True,
+        rope_type="mixed" if rotary.frequencies == "mixed" else kind,
+        rope_temperature=rotary.base,
+        rope_grid_offset=rotary.offset,
+        rope_grid_indexing="ij" if rotary.first == "row" else "xy",
+        rope_rotate_half=rotary.pairs == "halves",
+        **({} if rotary.reference is None else dict(ref_feat_shape=list(rotary.reference))),
+        use_fc_norm=config.final_norm == "pooled",
+        use_post_transformer_norm=config.final_norm == "tokens",
+    )
