@@ -46,7 +46,9 @@ def test_a_folder_computes_what_transformers_does(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit", "vit-biasless", "deit-taught", "beit", "beit-shared", "mae", "dinov2-swiglu"])
+@pytest.mark.parametrize(
+    "name", ["vit", "vit-biasless", "deit-taught", "beit", "beit-shared", "mae", "dinov2-swiglu", "dinov3-gated"]
+)
 def test_a_bare_state_dict_is_recognised_by_its_names(tmp_path: Path, name: str) -> None:
     theirs = peer(name, hidden_size=128, num_attention_heads=2)
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")  # the names modules have in memory
@@ -56,7 +58,9 @@ def test_a_bare_state_dict_is_recognised_by_its_names(tmp_path: Path, name: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit-bare", "deit-bare", "beit-bare", "dinov2-bare", "dinov2-registers-bare"])
+@pytest.mark.parametrize(
+    "name", ["vit-bare", "deit-bare", "beit-bare", "dinov2-bare", "dinov2-registers-bare", "dinov3"]
+)
 def test_a_file_without_its_config_is_recognised_by_its_names(tmp_path: Path, name: str) -> None:
     theirs = saved(tmp_path / "folder", name, hidden_size=128, num_attention_heads=2)
     (tmp_path / "folder" / "model.safetensors").rename(tmp_path / "alone.safetensors")

@@ -34,6 +34,9 @@ MAE = dict(
     decoder_num_hidden_layers=1,
     decoder_intermediate_size=24,
 )
+DINO3 = dict(
+    **{name: value for name, value in PLAIN.items() if "dropout" not in name}, num_register_tokens=3, drop_path_rate=0.0
+)
 SWIGLU = dict(use_swiglu_ffn=True)
 TOWER = {name: value for name, value in PLAIN.items() if not name.endswith("_prob")}
 TEXTS = dict(
@@ -75,6 +78,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dinov2-bare": ("Dinov2Model", DINO),
     "dinov2-swiglu": ("Dinov2ForImageClassification", dict(DINO, **SWIGLU)),
     "dinov2-registers": ("Dinov2WithRegistersForImageClassification", dict(DINO, num_register_tokens=3)),
+    "dinov3": ("DINOv3ViTModel", DINO3),
+    "dinov3-gated": ("DINOv3ViTModel", dict(DINO3, use_gated_mlp=True, hidden_act="silu")),
+    "dinov3-biasless": ("DINOv3ViTModel", dict(DINO3, query_bias=False, value_bias=False, rope_theta=50.0)),
     "dinov2-registers-bare": ("Dinov2WithRegistersModel", dict(DINO, num_register_tokens=2, **SWIGLU)),
     "clip": ("CLIPVisionModelWithProjection", dict(TOWER, projection_dim=20)),
     "clip-bare": ("CLIPVisionModel", dict(TOWER, hidden_act="gelu")),
@@ -189,7 +195,8 @@ def _output(model: nn.Module, images: Tensor) -> Tensor:
         return model(images, **kwargs).last_hidden_state[:, front:].mean(1)
     if architecture == "BeitForMaskedImageModeling":
         return model.layernorm(model.beit(images).last_hidden_state)[:, 0]
-    output = model.base_model(images, **kwargs)
+    base = model if kind == "dinov3_vit" else model.base_model  # there it is the blocks alone
+    output = base(images, **kwargs)
     pooled = getattr(output, "pooler_output", None)
     return output.last_hidden_state[:, 0] if pooled is None else pooled
 

@@ -11,7 +11,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.hf.encoder import Encoder
-from vitrail.weights.mapping import number_in, size_in, text_in, usual_heads
+from vitrail.weights.mapping import number_in, size_in, text_in
 from vitrail.words import shown
 
 SEVERAL = "multi_label_classification"
@@ -55,7 +55,7 @@ def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]
         patch=patch,
         channels=channels,
         norm_eps=_positive(archive, settings, "layer_norm_eps"),
-        gelu=_gelu(archive, settings["hidden_act"]),
+        gelu=_gelu(archive, encoder.activation(archive, settings)),
         resize_mode=encoder.resize_mode,
         image_size=_image_size(archive, encoder, patch),
         **encoder.own(archive, settings),
@@ -63,7 +63,7 @@ def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]
     if archive.config:
         values["heads"] = _whole(archive, settings, "num_attention_heads")
     else:
-        values["heads"], sentence = usual_heads(archive, width)
+        values["heads"], sentence = encoder.usual_heads(archive, width)
         notes.append(
             f"{sentence}, LayerNorm epsilon {values['norm_eps']:g} and GELU {values['gelu']!r}, the defaults of "
             f"{encoder.bare()}, because there is no config.json"

@@ -40,6 +40,7 @@ from vitrail.weights.mapping import (
     shape_of,
     square_side,
     stem_sizes,
+    usual_heads,
 )
 from vitrail.words import shown
 
@@ -150,6 +151,20 @@ class Encoder:
         """Return width, channels and patch."""
         return stem_sizes(archive, f"{self.prefix}{self.stem}.weight")
 
+    def activation(self, archive: Archive, settings: Mapping[str, Any]) -> Any:
+        """Return the name of the GELU of the MLPs in config.json."""
+        return settings["hidden_act"]
+
+    @staticmethod
+    def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
+        """Return the number of heads if there is no config.json, and a sentence for the load report."""
+        return usual_heads(archive, width)
+
+    @classmethod
+    def on_disk(cls, archive: Archive, prefix: str) -> bool:
+        """Return whether the names are those of files (see `disk`)."""
+        return f"{prefix}encoder.layer.0.attention.attention.query.weight" in archive
+
     @classmethod
     def final_norm(cls, archive: Archive, prefix: str) -> str:
         """Return the full name of the LayerNorm after the last block."""
@@ -189,6 +204,8 @@ class Encoder:
             "pre-logits layer in front of a classifier": bool(config.pre_logits and config.classes),
             f"{config.mlp} MLP": config.mlp != "gelu",
             f"{config.positions} positions": config.positions != "1d",
+            "rotary positions": config.rotary is not None,
+            "norms inside attention or MLP": config.attention_norm or config.mlp_norm,
             f"pooling by {config.pool!r}": config.pool != "cls",
             "network without a class token": not config.has_class_token,
             "LayerNorm before the first block": config.pre_norm,
@@ -241,7 +258,7 @@ class Encoder:
     def conversions(self, config: ViTConfig) -> list[Conversion]:
         """Return the conversions of all tensors."""
         embeddings = f"{self.prefix}embeddings"
-        conversions = [*same_pair("stem", f"{self.prefix}{STEM}"), *self.tokens(config, embeddings)]
+        conversions = [*same_pair("stem", f"{self.prefix}{self.stem}"), *self.tokens(config, embeddings)]
         conversions += self.positions(config)
         for layer in range(config.depth):
             conversions += self.block(config, layer)

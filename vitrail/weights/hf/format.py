@@ -1,4 +1,4 @@
-"""transformers' folders: ViT, DeiT, BEiT, ViT-MAE and DINOv2, with their `config.json`.
+"""transformers' folders: ViT, DeiT, BEiT, ViT-MAE, DINOv2 and DINOv3, with their `config.json`.
 
 A folder holds `config.json`, `model.safetensors` (or `pytorch_model.bin`) and `preprocessor_config.json`. A bare
 state dict is read too, with transformers' defaults in place of config.json. Parts that do not affect predictions are
@@ -27,6 +27,7 @@ from vitrail.weights.hf.beit import Beit, Data2Vec
 from vitrail.weights.hf.clip import Clip, tower
 from vitrail.weights.hf.config_json import class_names, infer, thresholds, to_json
 from vitrail.weights.hf.dinov2 import DinoV2, DinoV2WithRegisters
+from vitrail.weights.hf.dinov3 import DinoV3
 from vitrail.weights.hf.encoder import STEM, Encoder, refusal_of_all
 from vitrail.weights.hf.internvl import InternVL
 from vitrail.weights.hf.processor import Processing, read_processor, write_processor
@@ -39,16 +40,18 @@ ENCODERS: dict[str, type[Encoder]] = {
     encoder.model_type: encoder
     for encoder in (
         *(Encoder, DeiT, MAE, MSN, DinoV2, DinoV2WithRegisters, Beit, Data2Vec),
-        *(IJepa, Clip, Siglip, Siglip2, InternVL),
+        *(IJepa, Clip, Siglip, Siglip2, InternVL, DinoV3),
     )
 }
 """`model_type` -> encoder. The first that can express a model is the one in which it is saved."""
 PREFIXES = ("", *sorted({encoder.headed_prefix() for encoder in ENCODERS.values()}))
-STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.stem, Clip.stem)]
+STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.stem, Clip.stem, DinoV3.stem)]
 TOWERS = {encoder.whole: kind for kind, encoder in ENCODERS.items() if issubclass(encoder, Clip)}
 """`model_type` of a model of images and texts -> that of its image tower."""
 SIGNS = {
     "encoder.layer.0.attention.projection_layer.weight": "internvl_vision",
+    "layer.0.layer_scale1.lambda1": "dinov3_vit",
+    "model.layer.0.layer_scale1.lambda1": "dinov3_vit",
     "embeddings.register_tokens": "dinov2_with_registers",
     "encoder.layer.0.layer_scale1.lambda1": "dinov2",
     "embeddings.distillation_token": "deit",
@@ -139,8 +142,8 @@ def _encoder(archive: Archive) -> Encoder:
             f"{did_you_mean(kind, ENCODERS)} Valid: {', '.join(ENCODERS)}"
         )
     family = ENCODERS[kind]
-    if found is None:
-        expected = f"{family.headed_prefix()}{family.stem}.weight"
+    if found is None or f"{prefix}{family.stem}.weight" not in archive:
+        expected = f"{family.headed_prefix() if found is None else prefix}{family.stem}.weight"
         raise WeightsError(f"{archive.path} lacks the tensor {expected!r}.{did_you_mean(expected, archive.names)}")
     usual = family.classifier() if "classifier.weight" in archive else family.bare()
     architectures = archive.config.get("architectures") or [usual]
@@ -148,7 +151,7 @@ def _encoder(archive: Archive) -> Encoder:
     architecture = text_in(first, "architectures", where)
     query = "encoder.layer.0.attention.attention.query.weight"
     loose = bool(prefix) and query in archive
-    disk = loose or f"{prefix}{query}" in archive
+    disk = loose or family.on_disk(archive, prefix)
     encoder = family(architecture, prefix, disk, family.final_norm(archive, prefix), loose=loose)
     return replace(encoder, qkv_bias=f"{encoder.layers}.0.{encoder.parts['query']}.bias" in archive)
 
