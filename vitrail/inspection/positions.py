@@ -56,7 +56,7 @@ def position_tiles(model: ViT, layer: int = 0) -> PositionTiles:
     layer %= config.depth
     if config.positions == "none":
         places = torch.arange(config.grid[0] * config.grid[1])
-        rotation = positions.rotation(layer, places.to(model.norm.weight.device), config.grid)
+        rotation = positions.rotation(layer, places.to(model.like.device), config.grid)
         if rotation is None:
             raise UsageError("this model has no position embeddings: it sees an image as a bag of patches")
         cos, sin = (part[config.prefix :].cpu().double().flatten(1) for part in (rotation.cos, rotation.sin))

@@ -28,7 +28,7 @@ from vitrail.model.attention import attention_path
 from vitrail.model.build import build
 from vitrail.model.rotary.settings import Rotary
 from vitrail.model.variants import ViTConfig
-from vitrail.weights.archive import open_archive
+from vitrail.weights.archive import Archive, open_archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import foreign_tensors
 from vitrail.weights.load import DINOV3, DINOV3_LICENCE, load
@@ -202,3 +202,37 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(WeightsError, match=message):
         load(folder)
+
+
+PUBLISHED = sorted(
+    {*timm.list_models(["vit_*dinov3*", "eva02_*", "vit_*_rope_*"])} - {"eva02_enormous_patch14_clip_224"}
+)
+
+
+@pytest.mark.slow
+def test_every_architecture_of_timm_is_what_its_name_says() -> None:
+    """S to 7B: heads, rotation, names of all tensors and number of parameters, without a config.json's arguments."""
+    assert len(PUBLISHED) >= 35
+    for name in PUBLISHED:
+        with torch.device("meta"):
+            theirs = timm.create_model(name, pretrained=False, depth=1)
+        shapes = {key: tuple(value.shape) for key, value in theirs.state_dict().items()}
+        given = dict(architecture=name, global_pool=theirs.global_pool, pretrained_cfg=theirs.pretrained_cfg)
+        path = Path("model.safetensors")
+        config, naming = infer_eva(read_timm_file(Archive(path, "safetensors", shapes, torch.empty, config=given)))
+        assert {theirs for entry in conversions(config, naming) for theirs in entry.theirs} == shapes.keys(), name
+        rope, rotary = theirs.rope, config.rotary
+        assert rotary is not None and config.heads == theirs.blocks[0].attn.num_heads, name
+        assert config.norm_eps == theirs.blocks[0].norm1.eps and config.image_size == theirs.patch_embed.img_size, name
+        first = "column" if rope.grid_indexing == "xy" else "row"
+        assert (rotary.base, rotary.first) == (rope.temperature, first), name
+        assert (rotary.pairs == "halves") == getattr(rope, "rotate_half", False), name
+        assert (rotary.reference, rotary.offset) == (getattr(rope, "ref_feat_shape", None), 0.0), name
+        kinds = {"RotaryEmbeddingCat": ("axial", "index"), "RotaryEmbeddingMixed": ("mixed", "index")}
+        assert (rotary.frequencies, rotary.coordinates) == kinds.get(type(rope).__name__, ("axial", "centred")), name
+        with torch.device("meta"):
+            ours = build(config)
+        missing = sum(p.numel() for n, p in ours.named_parameters() if n.endswith("qkv.bias")) * bool(not naming.bias)
+        keyless = 0 if config.key_bias or not naming.bias else config.depth * config.width
+        counts = (sum(p.numel() for p in model.parameters()) for model in (ours, theirs))
+        assert next(counts) - missing - keyless == next(counts), name
