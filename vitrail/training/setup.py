@@ -101,7 +101,8 @@ def set_up(
     average = Averager(model if run.supervised else objective, run.average, start=timetable.average_start)
     about = identity(run, resolved.config, names, splits.fingerprint) | objective.identity()
     about |= {"given": given.names} if given.names else {}
-    card = resolved.card(names)
+    started = getattr(model, "card", None)
+    card = replace(resolved.card(names), licence=started.licence if started else "")  # weights made from others keep it
     evaluated, swapped = network.for_evaluation(average)
     return Setup(
         run=run,
