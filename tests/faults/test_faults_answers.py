@@ -80,7 +80,7 @@ def test_66_lists_and_tables_give_true_names_back(tmp_path: Path) -> None:
     data = str(tmp_path / "photos")
     found = find(data)
     write_list(tmp_path / "list.csv", data, found, found.splits)
-    assert refers_to(tmp_path / "list.csv") == data
+    assert refers_to(tmp_path / "list.csv") == (data, None)
     again = read_list(tmp_path / "list.csv", find(data))
     for name, source in found.splits.items():
         assert again.splits[name].class_names == source.class_names == sorted(names)

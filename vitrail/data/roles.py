@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrail.data.item import ROLES, DataSet, Listed, Unlabelled, View, role_of
+from vitrail.data.item import ROLES, DataSet, Listed, Unlabelled, View, role_of, split_title
 from vitrail.data.labels.kind import without_labels
 from vitrail.data.labels.sets import known
 from vitrail.data.settings import Data
@@ -80,7 +80,7 @@ def _apart(name: str, role: str, data: Data, train: list[str]) -> str:
     """Return `name`. Raises UsageError if the split is also used for training."""
     if name in train:
         raise UsageError(
-            f"data.{role} is the split {name!r} of {data.path}, which is also used for training "
+            f"data.{role} is {split_title(name)} of {data.path}, which is also used for training "
             f"(data.train). Choose another split, or {NONE!r}"
         )
     return name
@@ -97,6 +97,6 @@ def matched(found: DataSet, split: str, class_names: list[str], *, required: boo
         if not labels:
             return Unlabelled(found.splits[split], class_names)
         if required:
-            raise DataError(f"split {split!r} has {error}") from error
-        found.findings.warnings.append(f"split {split!r} left out: it has {error}")
+            raise DataError(f"{split_title(split)} has {error}") from error
+        found.findings.warnings.append(f"{split_title(split)} left out: it has {error}")
         return None

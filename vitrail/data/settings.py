@@ -53,6 +53,11 @@ class Data(Open, section="data"):
     """Number of labels of an image. one: exactly one class; several: any number of classes, or none (multi-label);
     auto: several, if the data have lists of labels and an image has not exactly one. With one, cells of text are names
     of classes, whatever characters they contain, unless `label_separator` is set."""
+    label_from: str | None = None
+    """Where the labels of the images in a folder are, if not in the names of its folders. 'name: PATTERN': a regular
+    expression whose group ( ) is the class in the name of a file. 'list: FILE': lines of a path and a label. 'table:
+    FILE ID -> LABEL': two columns of a CSV. 'json: KEY': a key of a JSON file beside each image. Files are looked for
+    in the folder of the images, then in the current folder (default: the names of the folders)."""
     max_bad: Share = 0.05
     """Largest share of training images that may be unreadable. Training stops if there are more."""
     strict: bool = False
@@ -81,9 +86,14 @@ class Data(Open, section="data"):
 
     @property
     def columns(self) -> Columns:
-        """Columns of the images and the labels, and how labels are read."""
+        """Columns of the images and the labels, and where and how labels are read."""
         return Columns(
-            self.image_column, self.label_column, self.label_columns, self.label_separator, self.labels_per_image
+            self.image_column,
+            self.label_column,
+            self.label_columns,
+            self.label_separator,
+            self.labels_per_image,
+            self.label_from,
         )
 
 
@@ -98,6 +108,8 @@ class Columns(NamedTuple):
     """`Data.label_separator`."""
     per_image: PerImage = "auto"
     """`Data.labels_per_image`."""
+    label_from: str | None = None
+    """`Data.label_from`."""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ def evaluate(
     model: str | Path,
     data: str | Path | None = None,
     *,
+    label_from: str | None = None,
     split: str | None = None,
     protocol: Literal["imagenet", "real", "v2", "a", "r", "objectnet"] | None = None,
     labels: str | Path | None = None,
@@ -97,6 +98,8 @@ def evaluate(
             `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes.
         data: The images, in any form that `vitrail train` takes (default: the run's own test images, else its
             validation images).
+        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
+            FILE ID -> LABEL' or 'json: KEY' (default: as in the run, for the run's own data).
         split: Split of the images to use (default: test, else validation, else all images).
         protocol: ImageNet test set that the folder holds, as it is published; 'imagenet' is the validation set.
         labels: File of labels for imagenet and real, folder of mappings for objectnet (default: next to the
@@ -112,8 +115,12 @@ def evaluate(
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
     if protocol is None and labels is not None:
         raise UsageError("--labels needs a --protocol that has labels: imagenet, real or objectnet")
-    if protocol is not None and (data is None or split is not None):
-        raise UsageError(f"--protocol {protocol} needs its folder, without --split: vitrail evaluate {model} DIR")
+    if protocol is not None and (data is None or split is not None or label_from is not None):
+        raise UsageError(
+            f"--protocol {protocol} needs its folder, without --split and --label-from: vitrail evaluate {model} DIR"
+        )
+    if label_from is not None and data is None:
+        raise UsageError(f"--label-from needs a folder of images: vitrail evaluate {model} DIR")
     from vitrail.data.cache import refuse_within
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import group_accuracies, group_warnings, read_groups
@@ -125,7 +132,11 @@ def evaluate(
         check(Path(out))
     named = {} if groups is None else read_groups(Path(groups))
     network = load_runnable(model, compute)
-    task = _own(network, model, data, split) if protocol is None else _protocol(network, protocol, str(data), labels)
+    task = (
+        _own(network, model, data, split, label_from)
+        if protocol is None
+        else _protocol(network, protocol, str(data), labels)
+    )
     notes = [*task.notes, *(group_warnings(named, task.class_names) if groups is not None else [])]
     if task.several and groups is not None:
         raise UsageError(
@@ -153,14 +164,20 @@ def _classify(network: ViT | ResNet | Engine, task: _Task, compute: Compute) -> 
         return classify(predict, loader, task.class_names, task.key)
 
 
-def _own(network: ViT | ResNet | Engine, model: str | Path, data: str | Path | None, split: str | None) -> _Task:
+def _own(
+    network: ViT | ResNet | Engine,
+    model: str | Path,
+    data: str | Path | None,
+    split: str | None,
+    label_from: str | None,
+) -> _Task:
     """Return the task for any images with the network's classes."""
     from vitrail.data.images.ops import eval_transform
     from vitrail.data.item import View
     from vitrail.data.labels.sets import one_label
 
     card = network.card
-    source, name = _source(model, data, split, card)
+    source, name = _source(model, data, split, label_from, card)
     names = output_names(network, source, model)
     if card.several:
         source = View(source, several=True)
@@ -184,7 +201,9 @@ def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: 
     return _Task(opened.source, name, opened.class_names, shown, outputs, opened.key, notes)
 
 
-def _source(model: str | Path, data: str | Path | None, split: str | None, card: Card) -> tuple[Listed, str]:
+def _source(
+    model: str | Path, data: str | Path | None, split: str | None, label_from: str | None, card: Card
+) -> tuple[Listed, str]:
     """Open the images to evaluate, and name them. Their labels are read as those of the run were."""
     from vitrail.data.settings import Columns
     from vitrail.data.sources.open import open_data, open_split
@@ -198,9 +217,10 @@ def _source(model: str | Path, data: str | Path | None, split: str | None, card:
             if data is None:
                 raise
     columns = Columns() if run is None else run.data.columns
-    if run is not None and data is not None and str(data) != run.data.path:  # its columns may have other names
+    if run is not None and data is not None and Path(data) != Path(run.data.path):  # its columns may have other names
         columns = Columns(separator=columns.separator, per_image=columns.per_image)
     columns = columns._replace(per_image="several") if card.several else columns
+    columns = columns if label_from is None else columns._replace(label_from=label_from)
     names = card.class_names or None
     if data is not None:
         return open_split(data, split, names, columns), str(data)

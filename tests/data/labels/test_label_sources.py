@@ -300,7 +300,7 @@ def test_splits_with_unknown_labels_or_none_at_all(tmp_path: Path) -> None:
     assert any("no image of split 'val' has a label" in line for line in opened.report.warnings)
     table(folder / "train.csv", [("path", *CLASSES), *((name, 0, 0, 0) for name in NAMES)])
     (folder / "val.csv").unlink()
-    with pytest.raises(DataError, match=r"none of the 6 images of split .* has any of its 3 labels"):
+    with pytest.raises(DataError, match=r"none of the 6 images of .*d \(csv\) has any of its 3 labels"):
         open_data(Data(path=str(folder), label_columns=("cat", "dog", "tree")))
 
 

@@ -136,7 +136,7 @@ def test_what_is_gone_is_dropped_and_said(tmp_path: Path) -> None:
     (tmp_path / "photos" / "train" / "2" / "3.png").unlink()
     read = find(str(tmp_path / "a.csv"))
     assert len(read.splits["train"]) == 17
-    assert any("2/3.png" in line and "no such image in 'train'" in line for line in read.findings.lines())
+    assert any("2/3.png" in line and "no such image in split 'train'" in line for line in read.findings.lines())
     shutil.rmtree(tmp_path / "photos" / "train" / "é")
     (tmp_path / "photos" / "train" / "2").rename(tmp_path / "photos" / "train" / "3")
     (tmp_path / "photos" / "train" / "10").rename(tmp_path / "photos" / "train" / "11")
@@ -155,9 +155,13 @@ def test_a_list_that_was_changed_by_hand(tmp_path: Path) -> None:
     text = file.read_text()
     for old, new, message in (
         (",2,train,2/0.png,", ",10,train,2/0.png,", r"row \d+: '2/0.png' is '10' here and '2' in the data"),
-        (",train,2/1.png,train,", ",train,2/1.png,test,", r"row \d+: split 'train' is of 'train' and of 'test'"),
+        (
+            ",train,2/1.png,train,",
+            ",train,2/1.png,test,",
+            r"row \d+: split 'train' of the list is from split 'train' and from split 'test'",
+        ),
         (",2/1.png,train,", ",2/1.png,", r"row \d+: not path, label"),
-        (",train,", ",trian,", "its data have no split 'trian'; there are 'test', 'train'"),
+        (",train,", ",trian,", "refers to split 'trian' of its data set, which has split 'test', split 'train'"),
     ):
         changed = text.replace(old, new)
         assert changed != text
@@ -219,5 +223,5 @@ def test_read_list_needs_the_data_it_was_written_for(tmp_path: Path) -> None:
     data = made("folder", tmp_path)
     found = find(data)
     write_list(tmp_path / "a.csv", data, found, {"train": found.splits["train"]})
-    with pytest.raises(DataError, match="no split 'train'; there are 'other'"):
+    with pytest.raises(DataError, match="refers to split 'train' of its data set, which has split 'other'"):
         read_list(tmp_path / "a.csv", type(found)({"other": found.splits["test"]}, found.findings))

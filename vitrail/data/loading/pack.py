@@ -30,6 +30,7 @@ from vitrail.data.labels.sets import label_at, stored_texts
 from vitrail.data.loading.lost import LostImages
 from vitrail.data.loading.order import ORDER, stream
 from vitrail.data.loading.prefetch import each_image, threads
+from vitrail.data.settings import Data
 from vitrail.data.sources.open import find_and_warn
 from vitrail.data.sources.shards import INDEX, SCHEMA, index_table, packed_manifest, understood, valid_text
 from vitrail.data.split import fingerprint
@@ -59,14 +60,15 @@ class PackResult:
     """Images that were left out because they cannot be decoded."""
 
 
-def pack_data(path: str, folder: str | Path, **choices: Any) -> dict[str, PackResult]:
-    """Pack every split of the data at `path` into `folder/<split>`, or into `folder` if there is only one split.
+def pack_data(data: Data | str, folder: str | Path, **choices: Any) -> dict[str, PackResult]:
+    """Pack every split of the data into `folder/<split>`, or into `folder` if there is only one split.
 
     `choices` are those of `pack`. Raises DataError if `folder` lies within the data or holds other files.
     """
-    target = refuse_within(folder, path)
+    data = data if isinstance(data, Data) else Data(path=data)
+    target = refuse_within(folder, data.path)
     check_writable(target, folder=True)
-    found = find_and_warn(path)
+    found = find_and_warn(data.path, data.columns)
     for name in found.splits:  # all of them before the first is written
         _check_place(target / name)
     if "" not in found.splits:

@@ -59,6 +59,13 @@ class FileSource:
         """Return the path of an image."""
         return Path(os.fsdecode(self._root)) / self.id(index)
 
+    def labelled(self, rows: Sequence[int], names: Sequence[str | Sequence[str] | None]) -> FileSource:
+        """Return the images at `rows` with these labels: a name, several names, or None for an unknown label."""
+        root, (labels, class_names) = Path(os.fsdecode(self._root)), named(names)
+        return FileSource(
+            root, self._names.take(pa.array(rows, pa.int64())), labels, self.sizes[list(rows)], class_names
+        )
+
     def linked(self, found: Links) -> FileSource:
         """Return each file once, with the classes of all its names."""
         root, names = Path(os.fsdecode(self._root)), self._names.take(pa.array(found.rows))
@@ -150,12 +157,12 @@ def is_class_tree(path: Path) -> bool:
 
     A single folder may hold the images of a table."""
     folders = folders_in(path)
-    return bool(_split_folders(folders)) or sum(_layout(folder) != "empty" for folder in folders) > 1
+    return bool(_split_folders(folders)) or sum(layout(folder) != "empty" for folder in folders) > 1
 
 
 def has_images(path: Path) -> bool:
     """Return whether there are images in a folder, in its folders, or in theirs."""
-    return _has_image(path) or any(_layout(folder) != "empty" for folder in folders_in(path))
+    return has_image(path) or any(layout(folder) != "empty" for folder in folders_in(path))
 
 
 def read_folder(path: Path, per_image: PerImage = "one") -> DataSet:
@@ -166,41 +173,20 @@ def read_folder(path: Path, per_image: PerImage = "one") -> DataSet:
     folders = folders_in(path)
     splits = _split_folders(folders)
     if splits:
-        for name in entries(path):
-            if is_junk(name) or not (path / name).is_dir():
-                findings.ignore("hidden or system file" if is_junk(name) else "file beside the split folders")
-        for folder in folders:
-            if folder not in splits:
-                findings.warnings.append(f"folder {folder.name!r} is no split with class folders: left out")
+        note_others(path, splits, findings)
         return _with_links({folder.name: _listed_classes(folder, findings) for folder in splits}, findings, per_image)
-    direct = [folder.name for folder in folders if _layout(folder) == "images"]
-    if direct and all(role_of(name) for name in direct) and any(role_of(name) == "train" for name in direct):
-        names = " and ".join(f"{name}/" for name in direct)
-        raise DataError(f"{path}: {names} hold images but no class folders; {EXPECTED}")
-    if not any(_layout(folder) != "empty" for folder in folders):
-        loose = sum(is_image_name(name) and not is_junk(name) for name in entries(path))
-        what = f"{loose} images and no class folder with images" if loose else "no images"
-        raise DataError(f"{path} holds {what}; {EXPECTED}")
+    if not any(layout(folder) != "empty" for folder in folders):
+        raise DataError(f"{path} holds no images; {EXPECTED}")
     return _with_links({"": _listed_classes(path, findings)}, findings, per_image)
 
 
-def read_unlabelled(path: Path) -> DataSet | None:
-    """Open a folder of images without class folders, at any depth, for training without labels: all are UNKNOWN.
-
-    Folders named train, val or test are splits. Returns None if there are class folders or no images."""
-    folders = folders_in(path)
-    splits = [folder for folder in folders if role_of(folder.name) and _layout(folder) == "images"]
-    if not any(role_of(folder.name) == "train" for folder in splits):
-        splits = []
-    if not splits and not _has_image(path):
-        return None
-    findings = Findings("folder", warnings=["there are no class folders: the images have no labels"])
-    return DataSet({part.name if splits else "": _unlabelled(part, findings) for part in splits or [path]}, findings)
-
-
-def _unlabelled(path: Path, findings: Findings) -> Listed:
-    files = _images(path, "", findings)
-    return file_source(path, [(name, UNKNOWN, file.size) for name, file in files], [])
+def note_others(path: Path, splits: list[Path], findings: Findings) -> None:
+    """List what lies beside the folders of splits and is not used."""
+    for name in entries(path):
+        if is_junk(name) or not (path / name).is_dir():
+            findings.ignore("hidden or system file" if is_junk(name) else "file beside the split folders")
+        elif path / name not in splits:
+            findings.warnings.append(f"folder {name!r} is not a split: left out")
 
 
 def read_classes(path: Path, findings: Findings) -> FileSource:
@@ -234,7 +220,7 @@ def _listed_classes(path: Path, findings: Findings) -> _Tree:
         if is_junk(name) or not (path / name).is_dir():
             findings.ignore("hidden or system file" if is_junk(name) else "file beside the class folders")
             continue
-        files = list(_images(path / name, name, findings))
+        files = list(images_in(path / name, name, findings))
         if not files:
             findings.warnings.append(f"class folder {name!r} in {path} holds no images: left out")
             continue
@@ -278,20 +264,21 @@ def _links_of(tree: _Tree) -> Links | None:
 
 def _split_folders(folders: list[Path]) -> list[Path]:
     """The folders that are splits: named like one and holding class folders, not images."""
-    splits = [folder for folder in folders if role_of(folder.name) and _layout(folder) == "classes"]
-    classes_beside = any(_layout(folder) == "images" and not role_of(folder.name) for folder in folders)
+    splits = [folder for folder in folders if role_of(folder.name) and layout(folder) == "classes"]
+    classes_beside = any(layout(folder) == "images" and not role_of(folder.name) for folder in folders)
     # one such folder among class folders is a class with sub-folders; two of them are splits
     return splits if len(splits) > 1 or not classes_beside else []
 
 
-def _layout(folder: Path) -> str:
-    """Does a folder hold "images", "classes" (folders that hold images), or is it "empty"?"""
-    if _has_image(folder):
+def layout(folder: Path) -> str:
+    """Return whether a folder holds "images", "classes" (folders that hold images), or is it "empty"."""
+    if has_image(folder):
         return "images"
-    return "classes" if any(_has_image(child) for child in folders_in(folder)) else "empty"
+    return "classes" if any(has_image(child) for child in folders_in(folder)) else "empty"
 
 
-def _has_image(folder: Path) -> bool:
+def has_image(folder: Path) -> bool:
+    """Return whether an image lies directly in a folder."""
     try:
         with os.scandir(folder) as found:  # stops at the first image: a class may hold millions
             return any(is_image_name(entry.name) and not is_junk(entry.name) for entry in found)
@@ -312,7 +299,7 @@ def folders_in(path: Path) -> list[Path]:
     return [path / name for name in entries(path) if not is_junk(name) and (path / name).is_dir()]
 
 
-def _images(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[str, _File]]:
+def images_in(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[str, _File]]:
     """Yield (name below the split, its file) of every image in a class folder, in a fixed order."""
     pending: list[tuple[Path, str, tuple[tuple[int, int], ...]]] = [(folder, prefix, ())]
     while pending:

@@ -16,7 +16,7 @@ import numpy as np
 from vitrail.data.item import DataSet, origin, role_of
 from vitrail.data.labels.sets import class_counts
 from vitrail.data.settings import Columns
-from vitrail.data.sources import folder, table
+from vitrail.data.sources import flat, folder, table
 from vitrail.data.sources.arrow import open_saved, read_parquet
 from vitrail.data.sources.index_lists import index_lists, read_index_lists
 from vitrail.data.sources.shards import packed_folders, read_packed, read_shards
@@ -26,6 +26,8 @@ from vitrail.words import listing
 
 _LISTS = ("csv", "parquet", "lists")
 """Kinds that can name images in separate files of the same folder."""
+_LEVELS, _FOLDERS = 2, 200
+"""Levels below a folder, and folders of a level, in which a data set is looked for."""
 
 
 class Layout(NamedTuple):
@@ -39,10 +41,52 @@ class Layout(NamedTuple):
 
 
 def open_folder(path: Path, columns: Columns, labels: bool) -> DataSet:
-    """Open a folder as what most of it is; a warning names the other kinds of data in it. Raises DataError."""
-    layouts = list(_layouts(path, columns, labels))
+    """Open a folder as what most of it is; a warning names the other kinds of data in it. Raises DataError.
+
+    A folder that holds nothing but the data set in a folder one or two levels below is opened as that data set.
+    """
+    if columns.label_from is not None:
+        return flat.read_labelled(path, columns, labels=labels)
+    if (meant := _meant(path)) is not None:
+        found = open_folder(meant, columns, labels)
+        found.findings.warnings.append(f"{path} holds no data set itself: the one in {meant} is used")
+        return found
+    return _open_layouts(path, list(_layouts(path, columns, labels)))
+
+
+def _meant(path: Path) -> Path | None:
+    """Return the one folder one or two levels below that holds a data set; None if `path` does, or if none does.
+
+    Raises DataError that names the folders if there are several.
+    """
+    if _holds_data(path) or folder.has_image(path):
+        return None
+    level = [path]
+    for _ in range(_LEVELS):
+        level = [child for parent in level for child in folder.folders_in(parent)][:_FOLDERS]
+        if len(found := [child for child in level if _holds_data(child)]) == 1:
+            return found[0]
+        if found:
+            raise DataError(
+                f"{path} holds no data set itself, and {len(found)} of the folders below it do: "
+                f"{listing(list(map(str, found)), quoted=False)}. Give one of them in its place"
+            )
+    return None
+
+
+def _holds_data(path: Path) -> bool:
+    """Return whether there are class folders in a folder, or data of another kind than images."""
+    return folder.is_class_tree(path) or any(layout.kind != "folder" for layout in _layouts(path, Columns(), True))
+
+
+def _open_layouts(path: Path, layouts: list[Layout]) -> DataSet:
     if len(layouts) == 1:
-        return layouts[0].read()
+        try:
+            return layouts[0].read()
+        except DataError as error:
+            if layouts[0].kind == "csv" and folder.has_images(path):
+                raise DataError(f"{error}. {flat.label_advice(path)}") from error
+            raise
     opened: list[tuple[Layout, DataSet]] = []
     failed: list[tuple[Layout, str]] = []
     for layout in layouts:
@@ -76,7 +120,11 @@ def _layouts(path: Path, columns: Columns, labels: bool) -> Iterator[Layout]:
     if lists := index_lists(path):
         names = [file.name for file in lists.values()]
         found.append(
-            Layout("lists", f"index lists {listing(names, 3, quoted=False)}", partial(read_index_lists, path, lists))
+            Layout(
+                "lists",
+                f"index lists {listing(names, 3, quoted=False)}",
+                partial(read_index_lists, path, lists, columns),
+            )
         )
     if prepared_folders(path):
         found.append(Layout("tfds", "files of TensorFlow Datasets", partial(read_tfds, path, columns)))
@@ -118,7 +166,9 @@ def _named(what: str, files: list[Path], path: Path) -> str:
 
 
 def _read_images(path: Path, labels: bool, columns: Columns) -> DataSet:
-    plain = None if labels else folder.read_unlabelled(path)
+    plain = None if labels else flat.read_unlabelled(path)
+    if plain is None:
+        flat.refuse_flat(path)
     return plain or folder.read_folder(path, columns.per_image)
 
 

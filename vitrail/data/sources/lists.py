@@ -7,6 +7,7 @@ r"""A list of images: a CSV that assigns images of a data set to splits without 
 | split | the split it is in by this list |
 | id, from | its id, and the data set's own split in which that id is unique |
 | data | the data set: an absolute path, or a name; the same in every row |
+| label_from | `Data.label_from` of that data set, the same in every row; the column is there only if it is set |
 
 Whatever reads data reads such a list too. Ids and class names are those of the data set, also of classes that the
 list leaves out, so that the images drawn by id, and the network's outputs, are equal for all lists of one data set.
@@ -19,6 +20,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,12 +30,30 @@ from vitrail.data.sources.folder import file_of
 from vitrail.data.spreadsheet import SafeWriter, unescape_formula
 from vitrail.errors import DataError, UsageError
 from vitrail.files import regular_descriptor, replacing_text
+from vitrail.words import listing
 
 COLUMNS = ("path", "label", "split", "id", "from", "data")
+LABEL_FROM = "label_from"
+"""Column after `COLUMNS`, if the data set has this setting."""
 
 
-def write_list(file: Path, data: str, found: DataSet, splits: Mapping[str, Listed], *, raw: bool = False) -> None:
-    """Write `splits`, each taken from the splits of `found`, which is what `find(data)` returned.
+class Reference(NamedTuple):
+    """The data set that a list refers to."""
+
+    data: str
+    label_from: str | None
+
+
+def write_list(
+    file: Path,
+    data: str,
+    found: DataSet,
+    splits: Mapping[str, Listed],
+    *,
+    label_from: str | None = None,
+    raw: bool = False,
+) -> None:
+    """Write `splits`, each taken from the splits of `found`, which is what `find(data)` returned with `label_from`.
 
     `raw` is SafeWriter's. Raises UsageError where the file cannot be written.
     """
@@ -42,7 +62,7 @@ def write_list(file: Path, data: str, found: DataSet, splits: Mapping[str, Liste
     names = {id(source): name for name, source in found.splits.items()}
     with replacing_text(file, UsageError, errors="surrogateescape") as stream:
         writer = SafeWriter(stream, raw=raw, read_back=True)
-        writer.writerow(COLUMNS)
+        writer.writerow((*COLUMNS, *([LABEL_FROM] if label_from else [])))
         for split, images in splits.items():
             for number in range(len(images)):
                 source, index = images, number
@@ -50,22 +70,24 @@ def write_list(file: Path, data: str, found: DataSet, splits: Mapping[str, Liste
                     assert isinstance(source, View | Joined)
                     source, index = source.within(index)
                 row = (file_of(source, index) or "", _class(source, index), split, source.id(index))
-                writer.writerow((*row, names[id(source)], data))
+                writer.writerow((*row, names[id(source)], data, *([label_from] if label_from else [])))
 
 
-def refers_to(file: Path) -> str | None:
+def refers_to(file: Path) -> Reference | None:
     """Return the data set that a list refers to; None for a CSV that is not such a list."""
     try:
         with open(regular_descriptor(file), newline="", encoding="utf-8", errors="surrogateescape") as stream:
             rows = csv.reader(stream)
-            first = next(rows, None) if tuple(next(rows, ())) == COLUMNS else None
+            header = tuple(next(rows, ()))
+            first = next(rows, None) if header in (COLUMNS, (*COLUMNS, LABEL_FROM)) else None
     except csv.Error:  # the reader of tables says what is wrong
         return None
-    if first is None or len(first) != len(COLUMNS):
+    if first is None or len(first) != len(header):
         return None
-    if unescape_formula(first[-1]) == str(file.resolve()):
+    data, *label_from = [unescape_formula(cell) for cell in first[len(COLUMNS) - 1 :]]
+    if data == str(file.resolve()):
         raise DataError(f"{file} is a list of images that refers to itself. Name the data set in its column 'data'")
-    return unescape_formula(first[-1])
+    return Reference(data, label_from[0] if label_from else None)
 
 
 @dataclass
@@ -89,8 +111,8 @@ def read_list(file: Path, found: DataSet) -> DataSet:
     splits: dict[str, Listed] = {}
     for name, wanted in _read(file).items():
         if wanted.origin not in found.splits:
-            there = ", ".join(map(repr, found.splits))
-            raise DataError(f"{file}: its data have no split {wanted.origin!r}; there are {there}")
+            there = listing(list(map(split_title, found.splits)), quoted=False)
+            raise DataError(f"{file}: it refers to {split_title(wanted.origin)} of its data set, which has {there}")
         splits[name] = _chosen(file, found.splits[wanted.origin], wanted, findings)
     return DataSet(splits, findings)
 
@@ -98,17 +120,22 @@ def read_list(file: Path, found: DataSet) -> DataSet:
 def _read(file: Path) -> dict[str, _Wanted]:
     splits: dict[str, _Wanted] = {}
     data = refers_to(file)
+    assert data is not None
+    ends = [data.data, *([data.label_from] if data.label_from is not None else [])]
     with open(regular_descriptor(file), newline="", encoding="utf-8", errors="surrogateescape") as stream:
         rows = csv.reader(stream)
         next(rows)
         for number, row in enumerate(rows, start=2):
             row = [unescape_formula(cell) for cell in row]
-            if len(row) != len(COLUMNS) or row[-1] != data:
-                raise DataError(f"{file}, row {number}: not {', '.join(COLUMNS)} of {data}")
-            _, label, split, name, origin, _ = row
+            if row[len(COLUMNS) - 1 :] != ends:
+                raise DataError(f"{file}, row {number}: not {', '.join(COLUMNS)} of {' '.join(ends)}")
+            _, label, split, name, origin = row[: len(COLUMNS) - 1]
             wanted = splits.setdefault(split, _Wanted(origin))
             if wanted.origin != origin:
-                raise DataError(f"{file}, row {number}: split {split!r} is of {wanted.origin!r} and of {origin!r}")
+                raise DataError(
+                    f"{file}, row {number}: {split_title(split)} of the list is from "
+                    f"{split_title(wanted.origin)} and from {split_title(origin)} of its data set"
+                )
             wanted.rows.append(number)
             wanted.labels.append(label)
             wanted.ids.append(name)
@@ -123,7 +150,9 @@ def _chosen(file: Path, source: Listed, wanted: _Wanted, findings: Findings) -> 
     places = order[np.searchsorted(there, asked, sorter=order).clip(max=len(source) - 1)]
     known = there[places] == asked
     for lost in np.flatnonzero(~known).tolist():
-        findings.drop(wanted.ids[lost], f"row {wanted.rows[lost]} of {file.name}: no such image in {wanted.origin!r}")
+        findings.drop(
+            wanted.ids[lost], f"row {wanted.rows[lost]} of {file.name}: no such image in {split_title(wanted.origin)}"
+        )
     if not known.any():
         raise DataError(f"{file}: none of the {len(known)} images it lists is there, the first is {wanted.ids[0]!r}")
     for number in np.flatnonzero(known).tolist():

@@ -17,17 +17,21 @@ import numpy as np
 from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
 from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View, split_title
+from vitrail.data.labels.found_in.list_file import ENDINGS, is_list
 from vitrail.data.labels.kind import one_or_several, without_labels
 from vitrail.data.labels.sets import LabelSets, class_counts, known
 from vitrail.data.roles import SUBSET, matched, named_split, of_role, test_split, training_splits, validation_split
 from vitrail.data.settings import Columns, Data
-from vitrail.data.sources import folder, table
+from vitrail.data.sources import table
 from vitrail.data.sources.address import is_address
 from vitrail.data.sources.arrays import read_digits, read_npz
 from vitrail.data.sources.arrow import hub_cached, open_hub, read_parquet
+from vitrail.data.sources.flat import label_advice
+from vitrail.data.sources.folder import EXPECTED
+from vitrail.data.sources.index_lists import read_index_lists
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.layouts import open_folder
-from vitrail.data.sources.lists import read_list, refers_to, without
+from vitrail.data.sources.lists import Reference, read_list, refers_to, without
 from vitrail.data.sources.remote import find_remote
 from vitrail.data.sources.shards import read_shards
 from vitrail.data.split import fingerprint, hold_out, subset
@@ -40,7 +44,7 @@ log = logging.getLogger("vitrail")
 
 _HUB = "hf://datasets/"
 _KINDS = (
-    "a folder of class folders, a CSV, parquet files, tar shards, packed shards, an .npz, "
+    "a folder of class folders, a CSV, a list of paths and labels, parquet files, tar shards, packed shards, an .npz, "
     "a folder with index lists, a folder prepared by TensorFlow Datasets, vtab:TASK:DIR, a hub data set on disk "
     f"or {_HUB}owner/name, packed or tar shards at an address such as s3://bucket/folder, 'digits', "
     f"or one of {', '.join(CATALOG)}"
@@ -123,22 +127,22 @@ def _check_labels(train: Listed, split: str, path: str, findings: Findings) -> N
     """Raise DataError unless the training images all have a label and are of at least two classes."""
     warnings = "".join(f". {line}" for line in findings.warnings[:3])
     unlabelled = int(np.count_nonzero(~known(train.labels)))
+    where = f"split {split!r} of {path}" if split else path
     if unlabelled:
-        where = f"split {split!r} of {path}" if split else path
         raise DataError(
             f"{unlabelled} of {len(train)} images of {where} ({findings.kind}) have no label. "
             f"Label them, remove them, or choose a recipe that needs no labels{warnings}"
         )
     if without_labels(train.labels, len(train.class_names)):
         raise DataError(
-            f"none of the {len(train)} images of split {split!r} of {path} ({findings.kind}) has any of its "
-            f"{len(train.class_names)} labels, so there is nothing to learn. Check the labels of this split{warnings}"
+            f"none of the {len(train)} images of {where} ({findings.kind}) has any of its {len(train.class_names)} "
+            f"labels, so there is nothing to learn. Check the labels{warnings}"
         )
     if isinstance(train.labels, LabelSets):
         findings.warnings += _never(train, split)
         return
     if len(train.class_names) < 2:
-        tree = f"; {folder.EXPECTED}" if findings.kind == "folder" else ""
+        tree = f". {label_advice(Path(path))}.\nWithout this setting, {EXPECTED}" if findings.kind == "folder" else ""
         raise DataError(
             f"{path} has one class only, {train.class_names[0]!r}. A classifier needs at least two classes"
             f"{warnings}{tree}"
@@ -149,7 +153,7 @@ def _never(train: Listed, split: str) -> Iterator[str]:
     """Yield a warning if there are classes that no training image has."""
     counts = class_counts(train.labels, len(train.class_names))
     if names := [name for name, count in zip(train.class_names, counts, strict=True) if not count]:
-        yield f"no image of split {split!r} has the labels {listing(names)}: the network cannot learn them"
+        yield f"no image of {split_title(split)} has the labels {listing(names)}: the network cannot learn them"
 
 
 def open_split(
@@ -211,11 +215,13 @@ def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
 
 
 def _find(path: str, columns: Columns, labels: bool) -> DataSet:
+    place = Path(path).expanduser()
+    if columns.label_from is not None:
+        _require_folder(path, place, columns.label_from)
     if path == "digits":
         return read_digits()
     if is_address(path) and not path.startswith(_HUB):
         return find_remote(path)
-    place = Path(path).expanduser()
     if path and place.is_dir():
         return open_folder(place, columns, labels)
     if place.is_file():
@@ -235,6 +241,16 @@ def _find(path: str, columns: Columns, labels: bool) -> DataSet:
     if hub_cached(path):
         return open_hub(path, columns)
     raise _missing(path, place)
+
+
+def _require_folder(path: str, place: Path, label_from: str) -> None:
+    """Raise DataError for data whose labels are not looked for elsewhere. A missing path is another error."""
+    of_list = place.is_file() and place.suffix.lower() in table.SUFFIXES and refers_to(place) is not None
+    if not place.is_dir() and not of_list and (place.exists() or path == "digits" or path in CATALOG or ":" in path):
+        raise DataError(
+            f"data.label_from ({label_from!r}) is valid for a folder of images only, and {path} is something else: "
+            "remove it. Columns of a table are named by data.image_column and data.label_column"
+        )
 
 
 def _missing(path: str, place: Path) -> DataError:
@@ -258,6 +274,8 @@ def _missing(path: str, place: Path) -> DataError:
 
 def _find_file(path: Path, columns: Columns) -> DataSet:
     suffix = path.suffix.lower()
+    if suffix in ENDINGS and is_list(path):
+        return read_index_lists(path.parent, {"": path}, columns)
     if suffix in table.SUFFIXES and (listed := refers_to(path)) is not None:
         return read_list(path, _listed(path, listed, columns))
     if suffix in table.SUFFIXES:
@@ -271,9 +289,9 @@ def _find_file(path: Path, columns: Columns) -> DataSet:
     raise DataError(f"{path} is a file of no known kind. Valid are {_KINDS}")
 
 
-def _listed(path: Path, data: str, columns: Columns) -> DataSet:
+def _listed(path: Path, listed: Reference, columns: Columns) -> DataSet:
     """Open the data set that a list of images refers to."""
     try:
-        return find(data, columns)
+        return find(listed.data, columns._replace(label_from=listed.label_from or columns.label_from))
     except DataError as error:
-        raise DataError(f"{path} lists images of {data}, which cannot be opened: {error}") from error
+        raise DataError(f"{path} lists images of {listed.data}, which cannot be opened: {error}") from error

@@ -68,7 +68,7 @@ def group_by_split(files: Sequence[P]) -> dict[str, list[P]]:
     return groups
 
 
-class _Table(NamedTuple):
+class Table(NamedTuple):
     """The rows of a CSV, as far as they are used. All lists have an entry for each row."""
 
     file: Path
@@ -94,7 +94,7 @@ def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
             raise DataError(
                 f"{path} holds several tables, not one per split: {', '.join(f.name for f in group)}. Choose one"
             )
-    tables = {name: _read(group[0], columns, findings) for name, group in groups.items()}
+    tables = {name: read_table(group[0], columns, findings) for name, group in groups.items()}
     found = DataSet({}, findings)
     for (name, table), labels in zip(tables.items(), _labels(list(tables.values()), columns, findings), strict=True):
         rows = Rows(table.file.parent, findings, table.classes)
@@ -104,7 +104,7 @@ def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
     return found
 
 
-def _labels(tables: list[_Table], columns: Columns, findings: Findings) -> Iterator[list[str | tuple[str, ...]]]:
+def _labels(tables: list[Table], columns: Columns, findings: Findings) -> Iterator[list[str | tuple[str, ...]]]:
     """Yield the labels of each table: those in cells are read alike in all tables of a data set."""
     if columns.per_image != "one" and any(table.predictions for table in tables):
         columns = columns._replace(separator=columns.separator or SEPARATOR)
@@ -117,19 +117,23 @@ def _labels(tables: list[_Table], columns: Columns, findings: Findings) -> Itera
         yield [next(remaining) if isinstance(label, str) else label for label in table.labels]
 
 
-def _read(file: Path, columns: Columns, findings: Findings) -> _Table:
+def read_table(
+    file: Path, columns: Columns, findings: Findings, image_columns: tuple[str, ...] = IMAGE_COLUMNS
+) -> Table:
     """Return the rows of a CSV. Raises DataError for a file that is not such a table.
+
+    image_columns: Usual names of the column that names the images.
 
     Names stand as they are, but in the CSV of `vitrail predict` as a spreadsheet shows them.
     """
-    header, rows = _rows(file)
+    header, rows = read_rows(file)
     lowered = [name.strip().lower() for name in header]
-    image = header.index(find_column(header, columns.image, IMAGE_COLUMNS, "image", str(file)))
+    image = header.index(find_column(header, columns.image, image_columns, "image", str(file)))
     split = lowered.index("split") if "split" in lowered else None
     label, classes = _label_columns(file, header, rows, columns, {image, split})
     text = unescape_formula if _is_predictions(header) else str
     predicted = tuple(header[: len(LABEL_PREDICTIONS)]) == LABEL_PREDICTIONS
-    table = _Table(file, [], [], [], [], classes, predicted)
+    table = Table(file, [], [], [], [], classes, predicted)
     places = [header.index(name) for name in classes]
     for number, row in rows:
         where = f"row {number}"
@@ -158,8 +162,8 @@ def _is_predictions(header: list[str]) -> bool:
     return any(tuple(header[: len(names)]) == names for names in (PREDICTIONS, LABEL_PREDICTIONS))
 
 
-def _rows(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the header of a CSV and (number, cells) of each row that is not empty."""
+def read_rows(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header of a CSV and (number, cells) of each row that is not empty. Raises DataError."""
     try:
         with open(regular_descriptor(file), newline="", encoding="utf-8-sig") as stream:
             first = stream.readline()

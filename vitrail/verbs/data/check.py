@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from vitrail.data.settings import Data
 from vitrail.files import check_writable
 from vitrail.ranges import Range, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
@@ -18,12 +19,19 @@ if TYPE_CHECKING:
 
 @checked
 def check(
-    path: str | Path, *, out: str | Path | None = None, raw: bool = False, workers: Threads | None = None
+    path: str | Path,
+    *,
+    label_from: str | None = None,
+    out: str | Path | None = None,
+    raw: bool = False,
+    workers: Threads | None = None,
 ) -> Report:
     """Decode every image, and list bad images, duplicates, and images that are in more than one split.
 
     Args:
         path: The images, in any form that `vitrail train` takes.
+        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
+            FILE ID -> LABEL' or 'json: KEY'.
         out: Write everything found to this CSV file, too.
     """
     threads = Compute(workers=workers).threads(alone=True)
@@ -31,21 +39,23 @@ def check(
 
     if out is not None:
         check_writable(Path(out))
-    report = check(path, workers=threads, progress=ProgressLine("checked"))
+    report = check(Data(path=str(path), label_from=label_from), workers=threads, progress=ProgressLine("checked"))
     if out is not None:
         report.write_csv(out, raw=raw)
     return report
 
 
-def stats(path: str | Path) -> Stats:
+def stats(path: str | Path, *, label_from: str | None = None) -> Stats:
     """Count the images of every split and class, and look at the sizes of a sample.
 
     Args:
         path: The images, in any form that `vitrail train` takes.
+        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
+            FILE ID -> LABEL' or 'json: KEY'.
     """
     from vitrail.data.stats import stats
 
-    return stats(path)
+    return stats(Data(path=str(path), label_from=label_from))
 
 
 @checked
@@ -53,6 +63,7 @@ def pack(
     path: str | Path,
     folder: str | Path,
     *,
+    label_from: str | None = None,
     short_side: Side = 256,
     quality: Annotated[int, Range(1, 100)] = 90,
     shard_mb: Annotated[int, Range(1, 10**6)] = 256,
@@ -65,6 +76,8 @@ def pack(
 
     Args:
         path: The images, in any form that `vitrail train` takes.
+        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
+            FILE ID -> LABEL' or 'json: KEY'.
         folder: A new folder for the shards.
         short_side: Maximum short side in pixels. Larger images are scaled down to it.
         quality: JPEG quality from 1 to 100.
@@ -76,7 +89,8 @@ def pack(
     from vitrail.data.loading.pack import pack_data
 
     choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20, shuffle=shuffle)
-    return pack_data(str(path), folder, **choices, workers=threads, progress=ProgressLine("packed"))
+    data = Data(path=str(path), label_from=label_from)
+    return pack_data(data, folder, **choices, workers=threads, progress=ProgressLine("packed"))
 
 
 def show(result: Report | Stats | dict[str, PackResult]) -> Any:

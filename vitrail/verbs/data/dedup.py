@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from vitrail.data.settings import Data
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.files import check_writable
@@ -49,6 +50,7 @@ class Duplicates:
 def dedup(
     path: str | Path,
     *,
+    label_from: str | None = None,
     against: tuple[str | Path, ...] = (),
     model: str | Path | None = None,
     distance: Annotated[int, Range(0, 64)] | None = None,
@@ -73,6 +75,8 @@ def dedup(
 
     Args:
         path: The training images, in any form that `vitrail train` takes.
+        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
+            FILE ID -> LABEL' or 'json: KEY'.
         against: A data set whose test images (else validation images, else all) must not be among the training
             images. May be repeated (default: the images are compared with each other, within and across their
             splits).
@@ -94,7 +98,8 @@ def dedup(
     against = (against,) if isinstance(against, str | Path) else against
     files = outside({".csv": (out, keep_list), ".png": (sheet,)}, [str(path), *map(str, against)])
     threads = compute.threads(alone=True)
-    found = find_and_warn(str(path))
+    data = Data(path=str(path), label_from=label_from)
+    found = find_and_warn(data.path, data.columns)
     left, right = _hashed(str(path), found, against, threads)
     other = left if right is None else right
     if distance is None:
@@ -107,7 +112,7 @@ def dedup(
     if files[0] is not None:
         write_pairs(files[0], left, other, pairs, raw=raw)
     if files[1] is not None:
-        write_list(files[1], str(path), found, remaining(found, left, stays), raw=raw)
+        write_list(files[1], str(path), found, remaining(found, left, stays), label_from=label_from, raw=raw)
     if files[2] is not None:
         pairs_sheet(files[2], left, other, pairs)
     return Duplicates(

@@ -27,6 +27,7 @@ def split(
     path: str | Path,
     folder: str | Path,
     *sizes: str | Count | Part,
+    label_from: str | None = None,
     seed: Seed = 0,
     holdout: Fraction = 0.1,
     raw: bool = False,
@@ -42,6 +43,8 @@ def split(
         path: The images, in any form that `vitrail train` takes.
         folder: Folder for the lists, named SIZE.csv.
         sizes: Numbers of images (1000), or shares of the training images (10% or 0.1).
+        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
+            FILE ID -> LABEL' or 'json: KEY'.
         seed: Seed of the subsets, and of the validation images if the data have no validation split.
         holdout: Share of the training images that is held out if the data have no validation split.
     """
@@ -55,15 +58,18 @@ def split(
     asked = _sizes(sizes)
     target = refuse_within(folder, str(path))
     check_writable(target, UsageError, folder=True)
-    found = find_and_warn(str(path))
-    splits = split_found(found, Data(path=str(path), holdout=holdout), seed)
+    data = Data(path=str(path), holdout=holdout, label_from=label_from)
+    found = find_and_warn(data.path, data.columns)
+    splits = split_found(found, data, seed)
     chosen = {len(indices): indices for indices in (subset(splits.train, size, seed) for size in asked)}
     held_out = {"validation": splits.validation, "test": splits.test}
     others = {name: source for name, source in held_out.items() if source is not None}
     written = []
     for count, indices in sorted(chosen.items()):
         file = target / f"{count}.csv"
-        write_list(file, str(path), found, {"train": View(splits.train, indices), **others}, raw=raw)
+        write_list(
+            file, str(path), found, {"train": View(splits.train, indices), **others}, label_from=label_from, raw=raw
+        )
         written.append(Subset(str(file), count, *(len(others.get(name, ())) for name in held_out)))
     return written
 

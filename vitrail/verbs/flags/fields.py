@@ -32,8 +32,10 @@ ALIASES = {
     "show_list": ("--list",),
     "verbose": ("-v",),
     "quiet": ("-q",),
+    "label_from": ("--data.label-from",),
 }
-"""Second names of flags. `from`, `class` and `import` would be better names, but are reserved words of Python."""
+"""Second names of flags. `from`, `class` and `import` would be better names, but are reserved words of Python.
+A verb without settings takes --label-from, and --data.label-from as messages name it for all verbs."""
 SUBJECT = (Data, "path")
 """The one setting that is not a flag, because it is the subject."""
 
@@ -70,7 +72,8 @@ def section_flags(section: Any) -> list[StructFieldSpec]:
         elif inner:
             flags.append(StructFieldSpec(name, inner[0], inner[0]() if value is None else value))
         elif not (issubclass(kind, SUBJECT[0]) and name == SUBJECT[1]):
-            typed = flag_type(hints[name], value, ranges=ranges.get(name), aliases=ALIASES.get(name))
+            others = tuple(alias for alias in ALIASES.get(name, ()) if alias != flag_of(place))
+            typed = flag_type(hints[name], value, ranges=ranges.get(name), aliases=others or None)
             flags.append(StructFieldSpec(name, typed, value, texts.get(name, "")))
     return flags
 

@@ -48,12 +48,17 @@ class TrainAndTestImages:
 
 
 def open_train_and_test(
-    model: str | Path, data: str | Path | None, split: str | None, opened: OpenedData | None = None
+    model: str | Path,
+    data: str | Path | None,
+    split: str | None,
+    opened: OpenedData | None = None,
+    label_from: str | None = None,
 ) -> TrainAndTestImages:
     """Return training and test images of `data`; without `data`, those of the run `model`.
 
     The test images are the test split if it has labels, else the validation split, else a tenth of the training images,
-    which is held out. `opened` are data of the command that may be open already. Raises UsageError and DataError.
+    which is held out. `opened` are data of the command that may be open already. `label_from` is a setting of `data`.
+    Raises UsageError and DataError.
     """
     from vitrail.data.item import View
     from vitrail.data.labels.sets import known
@@ -66,7 +71,7 @@ def open_train_and_test(
         run = from_yaml(written, Run())
         settings, seed = run.data, run.seed
     else:
-        settings, seed = Data(path=str(data), holdout=0.0), 0
+        settings, seed = Data(path=str(data), holdout=0.0, label_from=label_from), 0
     splits = (opened or OpenedData()).splits(settings if split is None else replace(settings, test=split), seed)
     train, test = splits.train, splits.test
     if test is None or not known(test.labels).any():

@@ -58,6 +58,8 @@ class PlanRequest:
     splits: Splits
     opening: float
     """Seconds spent on opening the data."""
+    label_from: str | None = None
+    """`Data.label_from`."""
 
     def share(self, name: Method) -> float:
         """Return the seconds for timing one method."""
@@ -67,16 +69,19 @@ class PlanRequest:
     def run(self, decide: Callable[[RunArguments], tuple[Run, str]], tune: str | None) -> Run:
         """Return the run that a command would train, as the command decides it."""
         settings = {"image_size": self.image_size, "tune": tune}
-        given = {name: value for name, value in settings.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        if self.label_from is not None:
+            given["data"] = {"label_from": self.label_from}
         weights = self.weights if decide is finetuning_run else None
         run, why = decide(RunArguments(self.path, weights=weights, settings=given, data=self.data))
         log.info("%s", why)
         return run
 
     def command(self, *words: str) -> str:
-        """Return a command of `words` with the size of the images that was asked for."""
+        """Return a command of `words` with the size and the labels of the images that were asked for."""
         size = [] if self.image_size is None else ["--image-size", str(self.image_size)]
-        return shlex.join(["vitrail", *words, *size])
+        labels = [] if self.label_from is None else ["--data.label-from", self.label_from]
+        return shlex.join(["vitrail", *words, *size, *labels])
 
 
 def training_options(request: PlanRequest) -> Iterator[Option]:
@@ -174,7 +179,7 @@ def probe_options(request: PlanRequest) -> Iterator[Option]:
     from vitrail.evaluation.fewshot import SHOTS, ShotSelection
     from vitrail.transfer.probing import fewshot_seconds, linear_seconds
 
-    images = open_train_and_test(str(request.weights), request.path, None, request.data)
+    images = open_train_and_test(str(request.weights), request.path, None, request.data, request.label_from)
     if isinstance(images.train.labels, LabelSets):
         log.warning("few-shot and linear probe are left out: they need one label for each image")
         return

@@ -27,6 +27,7 @@ BUSY = 0.5
 def plan(
     path: str | Path,
     *,
+    label_from: str | None = None,
     weights: str | Path | None = None,
     minutes: Seconds | None = None,
     image_size: Side | None = None,
@@ -39,6 +40,8 @@ def plan(
 
     Args:
         path: The images, in any form that `vitrail train` takes.
+        label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
+            FILE ID -> LABEL' or 'json: KEY'.
         weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
             hub. Without them, only training from scratch is possible.
         minutes: Available time in minutes (default: no limit).
@@ -52,7 +55,7 @@ def plan(
     card = None if weights is None else read_card(weights)
     began = time.perf_counter()
     data = OpenedData()
-    splits = data.splits(Data(path=str(path)), seed=0)
+    splits = data.splits(Data(path=str(path), label_from=label_from), seed=0)
     request = PlanRequest(
         path=str(path),
         weights=None if weights is None else str(weights),
@@ -63,6 +66,7 @@ def plan(
         data=data,
         splits=splits,
         opening=time.perf_counter() - began,
+        label_from=label_from,
     )
     machine = _machine()
     options = [] if card is None else list(probe_options(request))

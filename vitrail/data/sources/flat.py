@@ -1,0 +1,151 @@
+"""Images in separate files at any depth, without class folders: without labels, or with labels from `Data.label_from`.
+
+Folders with train, val or test in their names are splits, if one of them is for training.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+from pathlib import Path
+
+from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, role_of, split_title
+from vitrail.data.labels.found_in.kinds import advice, labels_of
+from vitrail.data.labels.found_in.place import Cell, Images
+from vitrail.data.settings import Columns
+from vitrail.data.sources.folder import (
+    EXPECTED,
+    FileSource,
+    entries,
+    file_source,
+    folders_in,
+    has_image,
+    images_in,
+    is_image_name,
+    is_junk,
+    layout,
+    note_others,
+)
+from vitrail.data.sources.table import split_of
+from vitrail.errors import DataError
+from vitrail.words import listing
+
+_DEEPEST = 3
+"""Maximum number of folders that hold nothing but the next folder."""
+_SAMPLE = 100_000
+"""Maximum number of images whose labels are looked for, to write an error."""
+
+
+def read_unlabelled(path: Path) -> DataSet | None:
+    """Open a folder of images without class folders, at any depth, for training without labels: all are UNKNOWN.
+
+    Returns None if there are class folders or no images."""
+    splits = [folder for folder in folders_in(path) if role_of(folder.name) and layout(folder) == "images"]
+    if not any(_trains(folder.name) for folder in splits):
+        splits = []
+    if not splits and not has_image(path):
+        return None
+    findings = Findings("folder", warnings=["there are no class folders: the images have no labels"])
+    return DataSet({part.name if splits else "": _listed(part, findings) for part in splits or [path]}, findings)
+
+
+def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataSet:
+    """Open the images at any depth below a folder, with their labels from `columns.label_from`.
+
+    Images without a label are left out with a warning; they stay, as UNKNOWN, if `labels` is False. Raises DataError if
+    there is no image or no label, and what reading the labels raises.
+    """
+    findings = Findings("labelled files")
+    root = _first_fork(path)
+    parts = _splits(root) or {"": root}
+    if "" not in parts:
+        note_others(root, list(parts.values()), findings)
+    listed = {name: _listed(part, findings) for name, part in parts.items()}
+    images = Images(path, [below for name, part in parts.items() for below in _paths(path, part, listed[name])])
+    if not images.paths:
+        raise DataError(f"{path} holds no images; data.label_from is {columns.label_from!r}")
+    assert columns.label_from is not None
+    cells = labels_of(images, columns.label_from, columns, findings)
+    found: dict[str, Listed] = {}
+    for name, source in listed.items():
+        its, cells = cells[: len(source)], cells[len(source) :]
+        if labelled := _labelled(name, source, its, labels, findings):
+            found[name] = labelled
+    return DataSet(found, findings)
+
+
+def _labelled(name: str, source: FileSource, cells: list[Cell], labels: bool, findings: Findings) -> Listed | None:
+    """Return a split with its labels, without the images that have none if `labels`; None if no image is left."""
+    without = [source.id(number) for number, cell in enumerate(cells) if cell is None] if labels else []
+    if len(without) == len(source):
+        if without:
+            findings.warnings.append(f"no image of {split_title(name)} has a label: left out")
+        return None
+    if without:
+        findings.warnings.append(
+            f"{len(without):,} of {len(source):,} images of {split_title(name)} have no label: left out, such as "
+            f"{listing(without, 3)}"
+        )
+    rows = [number for number, cell in enumerate(cells) if cell is not None or not labels]
+    return source.labelled(rows, [cells[number] for number in rows])
+
+
+def _listed(path: Path, findings: Findings) -> FileSource:
+    files = images_in(path, "", findings)
+    return file_source(path, [(name, UNKNOWN, file.size) for name, file in files], [])
+
+
+def _paths(path: Path, part: Path, source: FileSource) -> list[str]:
+    """Return the paths below `path` of the images of a folder within it."""
+    prefix = "" if part == path else f"{part.relative_to(path).as_posix()}/"
+    return [prefix + source.id(number) for number in range(len(source))]
+
+
+def _first_fork(path: Path) -> Path:
+    """Return the folder below `path` that holds more than the next folder: archives often hold their folder."""
+    for _ in range(_DEEPEST):
+        folders = folders_in(path)
+        if len(folders) != 1 or has_image(path) or split_of(folders[0]):
+            return path
+        path = folders[0]
+    return path
+
+
+def _splits(path: Path) -> dict[str, Path]:
+    """Return the folders that are splits, by the word in their names ("train_images" is "train"); {} if none trains."""
+    found: dict[str, Path] = {}
+    for folder in folders_in(path):
+        if (name := split_of(folder)) and layout(folder) != "empty":
+            found.setdefault(name, folder)
+    return found if any(map(_trains, found)) else {}
+
+
+def refuse_flat(path: Path) -> None:
+    """Raise DataError, with advice on where the labels may be, for a folder of images without class folders."""
+    if problem := _flat(path):
+        raise DataError(f"{problem}. {label_advice(path)}.\nWithout this setting, {EXPECTED}")
+
+
+def _flat(path: Path) -> str | None:
+    """Return in words how a folder holds images but no class folders; None if it holds class folders or no images."""
+    folders = [folder for folder in folders_in(path) if layout(folder) != "empty"]
+    if not folders and has_image(path):
+        count = len(_image_names(path))
+        return f"{path} holds {count:,} image{'s' * (count != 1)} and no class folder with images"
+    roles = [split_of(folder) for folder in folders]
+    if folders and all(roles) and any(map(_trains, roles)) and all(layout(one) == "images" for one in folders):
+        return f"{path}: {' and '.join(f'{folder.name}/' for folder in folders)} hold images but no class folders"
+    return None
+
+
+def _trains(word: str) -> bool:
+    return role_of(word) == "train"
+
+
+def label_advice(path: Path) -> str:
+    """Return the sentence on where the labels of the images in a folder and in its folders may be."""
+    below = (f"{place.name}/{name}" for place in folders_in(path) for name in _image_names(place))
+    return advice(Images(path, list(islice(chain(_image_names(path), below), _SAMPLE))))
+
+
+def _image_names(folder: Path) -> list[str]:
+    return [name for name in entries(folder) if is_image_name(name) and not is_junk(name)]
