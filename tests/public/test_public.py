@@ -43,7 +43,7 @@ accumulate activation_checkpointing augment.color_jitter augment.crop augment.cu
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile concurrent data.holdout
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
-data.sampler data.strict data.subset data.test data.together data.train data.exclude
+data.sampler data.strict data.subset data.test data.together data.train data.exclude data.label_from
 data.validation device duration early_stop evaluate_every fewshot knn
 image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.class_weights
 objective.class_weights_beta objective.corrupt objective.gamma_negative objective.gamma_positive objective.head_bias
@@ -62,7 +62,7 @@ TRAINING = f"path recipe config epochs lr resume nproc print_config dry_run {RUN
 
 FLAGS = {
     "demo": "out seed",
-    "plan": "path weights minutes image_size seconds",
+    "plan": "path label_from weights minutes image_size seconds",
     "train": TRAINING,
     "finetune": TRAINING,
     "sweep": f"path recipe config lr vary seeds dev epochs out parallel devices ray dry_run {RUN}",
@@ -76,7 +76,10 @@ FLAGS = {
         "name data transfer scale rows seeds seed minutes longer parallel devices ray limit_images limit_steps dry_run "
         "out"
     ),
-    "evaluate": "model data split protocol labels groups image_size batch_size workers device precision engine out raw",
+    "evaluate": (
+        "model data label_from split protocol labels groups image_size batch_size workers device precision engine out "
+        "raw"
+    ),
     "predict": "model images top strict out merge raw batch_size workers device precision engine",
     "embed": "model paths out merge split tokens layers prepare image_size batch_size workers device precision engine",
     "search": ("model paths like features top out raw image_size batch_size workers device precision engine"),
@@ -90,23 +93,29 @@ FLAGS = {
     ),
     "export": "model images to out image_size output precision calibrate max_drop any_size overwrite",
     "probe fewshot": (
-        "model data features shots seeds l2 protocol prepare split image_size batch_size workers device precision"
+        "model data label_from features shots seeds l2 protocol prepare split image_size batch_size workers device "
+        "precision"
     ),
-    "probe knn": "model data features k temperature split image_size batch_size workers device precision",
-    "probe linear": "model data features l2 iterations seed split image_size batch_size workers device precision",
+    "probe knn": "model data label_from features k temperature split image_size batch_size workers device precision",
+    "probe linear": (
+        "model data label_from features l2 iterations seed split image_size batch_size workers device precision"
+    ),
     "cost": (
         "model images epochs image_size classes device utilisation usd_per_hour core_days devices energy watts "
         "overhead intensity count"
     ),
     "bench": "models image_size batch_size mode device precision engines engine seconds out",
-    "data check": "path out raw workers",
-    "data stats": "path",
-    "data pack": "path folder short_side quality shard_mb shuffle workers",
     "data dedup": "path against model distance cosine mirrored out keep_list sheet raw "
     "batch_size workers device precision",
     "data audit": "path weights split folds seed out sheet raw image_size batch_size workers device precision",
-    "data split": "path folder sizes seed holdout raw",
-    "weights convert": "source target format branches overwrite",
+
+    "data check": "path label_from out raw workers",
+    "data stats": "path label_from",
+    "data pack": "path folder label_from short_side quality shard_mb shuffle workers",
+    "data dedup": (
+        "path label_from against model distance cosine mirrored out keep_list raw batch_size workers device precision"
+    ),
+    "data split": "path folder sizes label_from seed holdout raw",    "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",
     "weights verify": "source",
     "weights push": "source repository format licence private dry_run",

@@ -103,7 +103,7 @@ def _image_of(row: Row, file: Path, lookup: Lookup, images: Images) -> int | Non
     if len(found) > 1:
         raise DataError(
             f"{file}, {row.where}: {row.id!r} fits {len(found)} images: "
-            f"{listing([images.paths[number] for number in found], 3)}. Write the path below {images.folder}"
+            f"{listing(sorted(images.paths[number] for number in found), 3)}. Write the path below {images.folder}"
         )
     return found[0] if found else None
 
