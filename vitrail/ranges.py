@@ -73,7 +73,22 @@ class FolderName:
         return "a folder name without slashes, line breaks and control characters"
 
 
-Limit = Range | FolderName
+@dataclass(frozen=True)
+class FoldNumber:
+    """The valid texts for one part of a data set that is divided into equal parts: "2/5"."""
+
+    def holds(self, value: str) -> bool:
+        """Return whether a text is valid."""
+        number, slash, count = value.partition("/")
+        plain = all(part.isdecimal() and len(part) < 7 and part == str(int(part)) for part in (number, count))
+        return bool(slash) and plain and 1 <= int(number) <= int(count) and int(count) > 1
+
+    def words(self, value: str = "") -> str:
+        """Return the valid texts in words."""
+        return "K/N, fold K of N folds, with K from 1 to N and N at least 2, such as 2/5"
+
+
+Limit = Range | FolderName | FoldNumber
 
 Count = Annotated[int, Range(1, LARGE)]
 Whole = Annotated[int, Range(0, LARGE)]

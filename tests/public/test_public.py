@@ -43,7 +43,7 @@ accumulate activation_checkpointing augment.color_jitter augment.crop augment.cu
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile concurrent data.holdout
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
-data.sampler data.strict data.subset data.test data.together data.train data.exclude data.label_from
+data.sampler data.strict data.subset data.test data.together data.train data.exclude data.label_from data.fold
 data.validation device duration early_stop evaluate_every fewshot knn
 image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.class_weights
 objective.class_weights_beta objective.corrupt objective.gamma_negative objective.gamma_positive objective.head_bias

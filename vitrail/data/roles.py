@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from vitrail.data.item import ROLES, DataSet, Listed, Unlabelled, View, role_of, split_title
 from vitrail.data.labels.kind import without_labels
-from vitrail.data.labels.sets import known
+from vitrail.data.labels.sets import class_counts, known
 from vitrail.data.settings import Data
+from vitrail.data.split import folds
 from vitrail.errors import DataError, UsageError, did_you_mean
+from vitrail.words import listing
 
 NONE = "none"
 """Value of a setting that names a split: use no split for this role."""
@@ -28,8 +32,8 @@ def named_split(found: DataSet, wanted: str, path: str) -> str:
     if role and (names := of_role(found, role)):
         return names[0]
     there = [repr(name) for name in found.splits if name]
-    listing = f"its splits are {', '.join(there)}" if there else "it is not split"
-    raise UsageError(f"{path} has no split {wanted!r}: {listing}.{did_you_mean(wanted, list(found.splits))}")
+    splits = f"its splits are {', '.join(there)}" if there else "it is not split"
+    raise UsageError(f"{path} has no split {wanted!r}: {splits}.{did_you_mean(wanted, list(found.splits))}")
 
 
 def training_splits(found: DataSet, data: Data) -> list[str]:
@@ -65,6 +69,34 @@ def validation_split(found: DataSet, data: Data, train: list[str], test: str | N
             return name
         found.findings.warnings.append(f"split {name!r} has images without a label: not used for validation")
     return None
+
+
+def fold_of(found: DataSet, names: list[str], train: Listed, data: Data, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (indices for training, indices of the fold `data.fold` for validation), int64, each ascending.
+
+    names: The splits that `train` consists of. A validation split that is not used causes a warning, and so do classes
+    with fewer images than folds. Raises UsageError if a validation split is named, and for more folds than images.
+    """
+    assert data.fold is not None
+    if data.validation is not None:
+        raise UsageError(
+            f"data.fold is {data.fold!r} and data.validation is {data.validation!r}: both choose the validation "
+            "images. Remove one of them"
+        )
+    number, count = map(int, data.fold.split("/"))
+    found.findings.warnings += [
+        f"split {name!r} is not used: data.fold validates on training images. To divide its images, too, set "
+        f"data.train to '{data.train}+{name}'"
+        for name in of_role(found, "validation")
+        if name not in names
+    ]
+    part = folds(train, count, seed) == number - 1
+    sizes = class_counts(train.labels, len(train.class_names))
+    if rare := [name for name, size in zip(train.class_names, sizes, strict=True) if 0 < size < count]:
+        found.findings.warnings.append(
+            f"classes with fewer images than the {count} folds are missing from some of them: {listing(rare, 5)}"
+        )
+    return np.flatnonzero(~part), np.flatnonzero(part)
 
 
 def test_split(found: DataSet, data: Data, train: list[str]) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from vitrail.errors import UsageError
 from vitrail.import_path import Open, find
-from vitrail.ranges import LARGEST_SIDE, Count, NotNegative, Part, Positive, Range, Settings, Share, Side
+from vitrail.ranges import LARGEST_SIDE, Count, FoldNumber, NotNegative, Part, Positive, Range, Settings, Share, Side
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +37,9 @@ class Data(Open, section="data"):
     holdout: Annotated[float, Range(0, 1, below=True)] = 0.1
     """Share of the training images held out for validation, stratified by class and drawn by the seed, if the
     data have no validation split."""
+    fold: Annotated[str, FoldNumber()] | None = None
+    """Fold of a cross-validation: '2/5' divides the training images into five folds, stratified by class and drawn by
+    the seed, trains on four and validates on the second. `vitrail report` joins the runs (default: no folds)."""
     test: str | Literal["none"] | None = None
     """Split that is measured once at the end; 'none' for no test (default: test or testing if there is one)."""
     image_column: str | None = None

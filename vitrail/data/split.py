@@ -35,6 +35,29 @@ def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.nd
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 
+def folds(source: Listed, count: int, seed: int) -> np.ndarray:
+    """Return the fold of each image, int64 [N] from 0 to count - 1, for cross-validation.
+
+    Folds differ by at most one image, and so do the images of a class in them. Images with several labels are divided
+    by iterative stratification, one fold after the other, which aims at the same. Raises UsageError for more folds than
+    images.
+    """
+    if not 2 <= count <= len(source):
+        raise UsageError(f"data.fold divides {len(source):,} training images into {count:,} folds; valid are 2 to that")
+    ranks, labels = _ranks(source, seed, "fold"), source.labels
+    found = np.empty(len(source), dtype=np.int64)
+    if not isinstance(labels, LabelSets):
+        found[np.lexsort((ranks, labels))] = np.arange(len(source)) % count
+        return found
+    left = np.arange(len(source))
+    for fold in range(count - 1):
+        chosen = stratified(labels[left], ranks[left], 1 / (count - fold))
+        found[left[chosen]] = fold
+        left = left[~chosen]
+    found[left] = count - 1
+    return found
+
+
 def subset(source: Listed, size: int | float, seed: int) -> np.ndarray:
     """Return the ascending indices of `size` images, or of that share of them if it is not a whole number.
 

@@ -14,6 +14,7 @@ from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.files import read_json_object
 from vitrail.model.variants import Config
 from vitrail.reports.cost import RunCost, cost_of
+from vitrail.reports.folds import Folds, join_folds
 from vitrail.reports.run_record import RunRecord, attempt, read_run, validation_images
 from vitrail.reports.significance import Pair, holm, pair
 from vitrail.weights.load import read_card
@@ -47,6 +48,8 @@ class Comparison:
     costs: list[RunCost]
     notes: list[str] = field(default_factory=list)
     """What could not be compared, and why."""
+    folds: Folds | None = None
+    """The cross-validation, if all runs are folds: they have different validation images and are not compared."""
 
     @property
     def untested(self) -> list[int]:
@@ -67,13 +70,15 @@ def compare(folders: Sequence[Path]) -> Comparison:
     runs = [read_run(folder) for folder in folders]
     labels = distinct_labels(where)
     notes = [f"{label}: {note}" for label, run in zip(labels, runs, strict=True) for note in run.notes]
+    folds = attempt(notes, "the folds cannot be joined", lambda: join_folds(runs))
     return Comparison(
         runs,
         labels,
         differing_settings(runs),
-        _against_first(runs, labels, notes),
+        [] if folds else _against_first(runs, labels, notes),
         [cost_of(run, _config(run, label, notes)) for run, label in zip(runs, labels, strict=True)],
         notes,
+        folds,
     )
 
 

@@ -18,6 +18,8 @@ from vitrail.reports.tables import MOST_CLASSES
 def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comparison:
     """Write a page that compares runs to the file `out`; return the comparison. The first run is the baseline.
 
+    If the runs are the folds of a cross-validation, the predictions for all images are written to `predictions_file`.
+
     Notes on the page list what is missing. Raises DataError if a folder is not a run folder, UsageError if a folder is
     given twice or `out` cannot be written.
     """
@@ -38,4 +40,11 @@ def write_comparison(run_folders: Sequence[Path | str], out: Path | str) -> Comp
         notes=notes,
     )
     write_page(Path(out), page)
+    if found.folds:
+        found.folds.write(predictions_file(Path(out)))
     return found
+
+
+def predictions_file(page: Path) -> Path:
+    """Return the CSV beside a page, for the predictions of the folds of a cross-validation."""
+    return page.with_name(f"{page.stem}-predictions.csv")

@@ -90,6 +90,8 @@ def arrange(data: Data, share: float | None, seed: int) -> DevSplit:
 
     if share is not None and not 0 < share < 1:
         raise UsageError(f"--dev is {share:g}. The share of the training images to choose by must be between 0 and 1.")
+    if data.fold is not None:
+        raise UsageError("a sweep chooses its own validation images, so that data.fold is not valid: use --dev")
     opened = open_data(replace(data, holdout=0.0), seed=seed)
     own = opened.held_out.get("validation")
     if own is not None and (role_of(own) == "test" or own == data.test):

@@ -30,6 +30,10 @@ def report(run: str | Path, *runs: str | Path, out: str | Path | None = None) ->
     all runs have evaluated, classes that gain and lose, images that only one run gets right, and cost. All runs are
     compared with the first one. Nothing is trained or evaluated.
 
+    If all runs are folds of one cross-validation (--data.fold), the page shows mean and standard deviation over folds
+    in place of tests. The predictions for all images, each by the network that has not seen the image, are written to a
+    CSV beside the page.
+
     Args:
         run: A run folder.
         runs: Further run folders to compare with it.
@@ -69,7 +73,17 @@ def show(result: WrittenReport) -> str:
             f"(95 % confidence: {100 * low:+.2f} to {100 * high:+.2f}) on {one.pair.count:,} images, "
             f"McNemar p = {one.p:.3g}"
         )
+    if found.folds:
+        numbers = ", ".join(f"{one.title} {one.mean:.4f} ± {one.deviation:.4f}" for one in found.folds.numbers)
+        lines.append(f"{found.folds.done} of {found.folds.count} folds, mean and standard deviation: {numbers}")
+        lines.append(f"predictions of {found.folds.images:,} images: {_predictions(result)}")
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+
+
+def _predictions(result: WrittenReport) -> str:
+    from vitrail.reports.comparison_page import predictions_file
+
+    return str(predictions_file(result.path))
 
 
 def as_json(result: WrittenReport) -> Any:
@@ -99,4 +113,13 @@ def as_json(result: WrittenReport) -> Any:
         for one in found.against
     ]
     value["notes"] = found.notes
+    if found.folds:
+        numbers = {one.title: {"mean": one.mean, "deviation": one.deviation} for one in found.folds.numbers}
+        value["folds"] = {
+            "count": found.folds.count,
+            "done": found.folds.done,
+            "images": found.folds.images,
+            "numbers": numbers,
+            "predictions": _predictions(result),
+        }
     return value

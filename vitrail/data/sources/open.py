@@ -20,7 +20,16 @@ from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, V
 from vitrail.data.labels.found_in.list_file import ENDINGS, is_list
 from vitrail.data.labels.kind import one_or_several, without_labels
 from vitrail.data.labels.sets import LabelSets, class_counts, known
-from vitrail.data.roles import SUBSET, matched, named_split, of_role, test_split, training_splits, validation_split
+from vitrail.data.roles import (
+    SUBSET,
+    fold_of,
+    matched,
+    named_split,
+    of_role,
+    test_split,
+    training_splits,
+    validation_split,
+)
 from vitrail.data.settings import Columns, Data
 from vitrail.data.sources import table
 from vitrail.data.sources.address import is_address
@@ -63,7 +72,7 @@ class Splits:
     fingerprint: str
     held_out: dict[str, Any] = field(default_factory=dict)
     """Origin of the validation images: {"validation": split name} if the data have such a split, else
-    {"seed", "share", "from", "ids": [...]} of the images held out."""
+    {"seed", "share", "from", "ids": [...]} of the images held out, with "fold" in place of "share" for `Data.fold`."""
 
 
 def open_data(data: Data | str | Path, *, seed: int = 0, labels: bool = True) -> Splits:
@@ -91,7 +100,7 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
         _check_labels(train, name, data.path, findings)
     mark = fingerprint(found.splits)
     measured = test_split(found, data, names)
-    chosen = validation_split(found, data, names, measured, labels=labels)
+    chosen = validation_split(found, data, names, measured, labels=labels) if data.fold is None else None
     asked = {chosen, measured if data.test is not None else None}
     others = {
         split: matched(found, split, class_names, required=split in asked, labels=labels)
@@ -106,15 +115,18 @@ def split_found(found: DataSet, data: Data, seed: int = 0, *, labels: bool = Tru
         train, size = View(train, subset(train, size, seed)), None
     if chosen is not None:
         validation, held = others[chosen], dict[str, Any](validation=chosen)
-    elif data.holdout > 0:
-        remaining, out = hold_out(train, data.holdout, seed)
+    elif data.fold is not None or data.holdout > 0:
+        remaining, out = (
+            fold_of(found, names, train, data, seed) if data.fold is not None else hold_out(train, data.holdout, seed)
+        )
         if not len(out):
             raise DataError(
                 f"no image of {data.path} can be held out for validation, because no class has two images or more. Add "
                 "images, name a validation split (data.validation), or set data.holdout to 0"
             )
         ids = [train.id(int(index)) for index in out]
-        held = {"seed": seed, "share": data.holdout, "from": name, "ids": ids}
+        part = {"share": data.holdout} if data.fold is None else {"fold": data.fold}
+        held = {"seed": seed, **part, "from": name, "ids": ids}
         train, validation = View(train, remaining), View(train, out)
     else:
         validation, held = None, {}

@@ -24,7 +24,7 @@ IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim
 """Settings that a resumed run must share with the run it continues. All others may change: duration, time_limit,
 early_stop, how often to evaluate and save, and everything about the machine (accumulate, concurrent, precision,
 workers, cache, compile, activation_checkpointing, wide_branches, device). The result is the same up to rounding."""
-SPLITS = ("train", "validation", "holdout", "subset", "together", "sampler")
+SPLITS = ("train", "validation", "holdout", "fold", "subset", "together", "sampler")
 """Settings of the data that a resumed run must share with the run it continues."""
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second")
 """Names of the tensors that AdamW, SGD and LAMB store for each parameter."""
