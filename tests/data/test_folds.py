@@ -1,4 +1,4 @@
-"""Cross-validation: each training image is validated once, each fold has its share of each class, and runs are joined."""
+"""Cross-validation: each training image is validated once, each fold has its share of each class; runs are joined."""
 
 from __future__ import annotations
 

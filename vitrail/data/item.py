@@ -103,7 +103,7 @@ class Findings:
     """Everything that was left out while the data were opened: nothing is left out silently."""
 
     kind: str
-    """folder, csv, parquet, hub, shards, packed, arrays, digits, tfds, lists."""
+    """folder, labelled files, csv, parquet, hub, shards, packed, arrays, digits, tfds, lists."""
     ignored: dict[str, int] = field(default_factory=dict)
     """Reason -> number of files that were ignored because they are not images."""
     dropped: list[Rejected] = field(default_factory=list)

@@ -73,6 +73,13 @@ def test_the_name_of_a_file(tmp_path: Path, place) -> None:
     assert found.findings.lines() == []
 
 
+def test_a_class_may_be_called_none(tmp_path: Path, place) -> None:
+    """In a table that is a missing label; in a name it is the name of a class."""
+    place("d/none_{number}.jpg")
+    place("d/{kind}_{number}.jpg")
+    assert opened(tmp_path / "d", "name: ^(.+)_").splits[""].class_names == ["bluebell", "daisy", "lily-valley", "none"]
+
+
 def test_labels_in_two_splits_without_class_folders(tmp_path: Path, place) -> None:
     kinds = place("d/{half}/{kind}-{number}.jpg")
     splits = open_data(Data(path=str(tmp_path / "d"), label_from=r"name: ^(.+)-\d+"))

@@ -27,7 +27,7 @@ from vitrail.words import listing
 _LISTS = ("csv", "parquet", "lists")
 """Kinds that can name images in separate files of the same folder."""
 _LEVELS, _FOLDERS = 2, 200
-"""Levels below a folder, and folders of a level, in which a data set is looked for."""
+"""Levels below a folder in which a data set is looked for, and maximum number of folders of a level."""
 
 
 class Layout(NamedTuple):
@@ -63,7 +63,9 @@ def _meant(path: Path) -> Path | None:
         return None
     level = [path]
     for _ in range(_LEVELS):
-        level = [child for parent in level for child in folder.folders_in(parent)][:_FOLDERS]
+        level = [child for parent in level for child in folder.folders_in(parent)]
+        if len(level) > _FOLDERS:
+            return None
         if len(found := [child for child in level if _holds_data(child)]) == 1:
             return found[0]
         if found:

@@ -31,7 +31,7 @@ class Lookup:
 
     def __init__(self, images: Images) -> None:
         self._images = images
-        self._above = images.folder.absolute().parts
+        self._above = Path(os.path.abspath(images.folder)).parts
         self._named: dict[str, list[int]] = defaultdict(list)
         self._stems: dict[str, list[int]] = defaultdict(list)
         for number, path in enumerate(images.paths):

@@ -34,7 +34,7 @@ def _read(argument: str, images: Images, columns: Columns, findings: Findings) -
             f"labels of {images.paths[0]} would stand in {os.path.splitext(images.paths[0])[0]}.json"
         )
     cells = [None if file is None else _label(file, argument) for file in files]
-    return read_texts(cells, columns, lambda number: str(files[number]), findings)
+    return read_texts(cells, columns, lambda number: str(files[number]), findings, missing=("",))
 
 
 def _beside(images: Images, path: str) -> Path | None:
@@ -64,7 +64,7 @@ def _at(value: Any, key: str, where: str) -> Any:
     first, _, rest = key.partition(".")
     if isinstance(value, dict) and first in value:
         return _at(value[first], rest, where)
-    if isinstance(value, list) and first.isdecimal() and int(first) < len(value):
+    if isinstance(value, list) and first.isdecimal() and len(first) < 10 and int(first) < len(value):
         return _at(value[int(first)], rest, where)
     if isinstance(value, list) and not first.isdecimal():
         return [_at(item, key, where) for item in value]

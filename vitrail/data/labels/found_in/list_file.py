@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vitrail.data.item import Findings
 from vitrail.data.labels.found_in.ids import Lookup, Row, assigned
-from vitrail.data.labels.found_in.place import Cell, Images, Kind, find_file, shown_path
+from vitrail.data.labels.found_in.place import Cell, Images, Kind, files_near, find_file
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import SUFFIXES, is_image_name
 from vitrail.errors import DataError
@@ -23,6 +23,8 @@ ENDINGS = (".txt", ".lst", ".list", ".csv", ".tsv")
 """Endings of the names of files that may be lists."""
 _LOOKED_AT = 4096
 """Number of bytes of a file that decide whether it is a list."""
+_ROWS = 100
+"""Number of rows that decide whether a list names some images."""
 _IMAGE_THEN_SPACE = re.compile(rf"(.*(?:{'|'.join(map(re.escape, sorted(SUFFIXES)))}))\s+(\S.*)", re.IGNORECASE)
 
 
@@ -99,14 +101,11 @@ def _read(argument: str, images: Images, columns: Columns, findings: Findings) -
 
 def _propose(images: Images) -> str | None:
     """Return the list in the folder of the images, or in the folder above, that names some of them."""
-    lookup: Lookup | None = None
-    for file in (one for place in (images.folder, images.folder.absolute().parent) for one in sorted(place.iterdir())):
-        if file.suffix.lower() not in ENDINGS or not is_list(file):
-            continue
-        lookup = lookup or Lookup(images)
+    lookup = Lookup(images)
+    for file, name in files_near(images.folder, ENDINGS):
         try:
-            if any(lookup.find(row.id) for row in list_rows(file)[:100]):
-                return shown_path(file, images.folder)
+            if is_list(file) and any(lookup.find(row.id) for row in list_rows(file)[:_ROWS]):
+                return name
         except (DataError, OSError):
             continue
     return None

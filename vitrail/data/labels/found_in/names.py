@@ -38,7 +38,7 @@ def _read(argument: str, images: Images, columns: Columns, findings: Findings) -
             f"images in {images.folder}: {listing(wrong, 3)}. The pattern must match every name. {advice}Change the "
             "pattern, or move these images to another folder"
         )
-    return read_texts(cells, columns, lambda number: images.paths[number], findings)
+    return read_texts(cells, columns, lambda number: images.paths[number], findings, missing=())
 
 
 def _compiled(argument: str) -> re.Pattern[str]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,10 @@ from vitrail.errors import DataError, did_you_mean
 
 Cell = str | tuple[str, ...] | None
 """Label of an image: text, several names, or None if there is none."""
+
+
+_SMALL = 64 << 20
+"""Largest number of bytes of a file that is read for a proposal."""
 
 
 class Images(NamedTuple):
@@ -38,18 +42,24 @@ class Kind(NamedTuple):
     """Function that returns the argument that seems to fit these images; None if none does."""
 
 
-def read_texts(cells: Sequence[Cell], columns: Columns, where: Callable[[int], str], findings: Findings) -> list[Cell]:
+def read_texts(
+    cells: Sequence[Cell],
+    columns: Columns,
+    where: Callable[[int], str],
+    findings: Findings,
+    missing: Collection[str] = MISSING,
+) -> list[Cell]:
     """Return labels whose texts are read as those of tables: a name, or several names (`read_cells`).
 
-    where: Number of a label -> its place, for messages. Raises DataError for an empty text, unless an image may have
-    no label.
+    where: Number of a label -> its place, for messages. Raises DataError for a text that stands for a `missing` label
+    (in lower case), unless an image may have no label.
     """
     texts = [number for number, cell in enumerate(cells) if isinstance(cell, str)]
     read = read_cells([str(cells[number]) for number in texts], columns, lambda number: where(texts[number]))
     findings.warnings += unsplit(read, columns)
     found = list(cells)
     for number, names in zip(texts, read, strict=True):
-        if isinstance(names, str) and names.strip().lower() in MISSING:
+        if isinstance(names, str) and names.strip().lower() in missing:
             raise DataError(
                 f"{where(number)}: no label (found {names!r}). Give it a label or remove it. If images have several "
                 "labels or none, set data.labels_per_image to 'several'"
@@ -69,6 +79,9 @@ def find_file(name: str, folder: Path, what: str) -> Path:
     raise DataError(f"there is no {what} {name!r} (data.label_from): looked for {looked}.{near}")
 
 
-def shown_path(file: Path, folder: Path) -> str:
-    """Return the path of a file as `find_file` finds it from `folder`."""
-    return os.path.relpath(file, folder)
+def files_near(folder: Path, endings: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
+    """Yield (file, its path as `find_file` finds it) of the small files in a folder and in the folder above."""
+    for place in (folder, Path(os.path.abspath(folder)).parent):
+        for file in sorted(place.iterdir()):
+            if file.suffix.lower() in endings and file.is_file() and file.stat().st_size <= _SMALL:
+                yield file, os.path.relpath(file, folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitrail.data.item import Findings
 from vitrail.data.labels.found_in.ids import Lookup, Row, assigned
-from vitrail.data.labels.found_in.place import Cell, Images, Kind, find_file, shown_path
+from vitrail.data.labels.found_in.place import Cell, Images, Kind, files_near, find_file
 from vitrail.data.settings import Columns
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, SUFFIXES, read_rows, read_table
 from vitrail.errors import DataError, UsageError
@@ -19,7 +19,7 @@ from vitrail.words import shown
 ID_COLUMNS = (*IMAGE_COLUMNS, "id", "image_id", "image_name", "id_code", "name")
 """Usual names of the column of ids."""
 _FORM = re.compile(r"(?P<file>.+?\.(?:csv|tsv))(?:\s+(?P<id>.+?)\s*->\s*(?P<label>.+))?", re.IGNORECASE)
-_LOOKED_AT = 200
+_ROWS = 200
 """Number of rows that decide which column holds the ids."""
 
 
@@ -40,14 +40,11 @@ def _read(argument: str, images: Images, columns: Columns, findings: Findings) -
 
 def _propose(images: Images) -> str | None:
     """Return the table in the folder of the images, or in the folder above, one of whose columns names them."""
-    lookup: Lookup | None = None
-    for file in (one for place in (images.folder, images.folder.absolute().parent) for one in sorted(place.iterdir())):
-        if file.suffix.lower() not in SUFFIXES:
-            continue
-        lookup = lookup or Lookup(images)
+    lookup = Lookup(images)
+    for file, name in files_near(images.folder, SUFFIXES):
         try:
             if found := _columns(file, lookup):
-                return f"{shown_path(file, images.folder)} {found[0]} -> {found[1]}"
+                return f"{name} {found[0]} -> {found[1]}"
         except (DataError, OSError):
             continue
     return None
@@ -57,7 +54,7 @@ def _columns(file: Path, lookup: Lookup) -> tuple[str, str] | None:
     """Return the columns of ids and of labels; None if no column names images, or if none divides them."""
     header, rows = read_rows(file)
     cells = [row for _, row in rows if len(row) == len(header)]
-    some = cells[:_LOOKED_AT]
+    some = cells[:_ROWS]
     hits = [sum(bool(lookup.find(row[place].strip())) for row in some) for place in range(len(header))]
     if not some or max(hits) < len(some) / 2:
         return None
