@@ -98,7 +98,11 @@ def _numbers(found: Sequence[Classification | LabelScores]) -> list[Number]:
     names = [name for name in each[0] if name not in _COUNTS and all(name in one for one in each)]
     values = {name: np.array([one[name] for one in each], dtype=np.float64) for name in names}
     return [
-        Number(TITLES.get(name, name), float(value.mean()), float(value.std(ddof=1)) if len(each) > 1 else float("nan"))
+        Number(
+            TITLES.get(name, name.replace("_", " ")),
+            float(value.mean()),
+            float(value.std(ddof=1)) if len(each) > 1 else float("nan"),
+        )
         for name, value in values.items()
     ]
 

@@ -169,7 +169,7 @@ def _named(what: str, files: list[Path], path: Path) -> str:
 
 def _read_images(path: Path, labels: bool, columns: Columns) -> DataSet:
     plain = None if labels else flat.read_unlabelled(path)
-    if plain is None:
+    if labels:
         flat.refuse_flat(path)
     return plain or folder.read_folder(path, columns.per_image)
 
