@@ -26,7 +26,7 @@ DECIDED = ("name", "out", "seed", "device", "early_stop", "evaluate_every", "few
 """Settings that the sweep itself decides, in addition to those in `DATA`."""
 RECIPE = "recipe"
 """The name, among the values of a trial, of one of a sweep's other runs."""
-DATA = ("data.path", "data.train", "data.validation", "data.holdout", "data.test")
+DATA = ("data.path", "data.train", "data.validation", "data.holdout", "data.fold", "data.test")
 
 
 @dataclass(frozen=True)

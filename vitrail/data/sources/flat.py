@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, role_of, split_title
 from vitrail.data.labels.found_in.kinds import advice, labels_of
-from vitrail.data.labels.found_in.place import Cell, Images
+from vitrail.data.labels.found_in.place import FoundLabel, Images
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import (
     EXPECTED,
@@ -73,7 +73,9 @@ def read_labelled(path: Path, columns: Columns, *, labels: bool = True) -> DataS
     return DataSet(found, findings)
 
 
-def _labelled(name: str, source: FileSource, cells: list[Cell], labels: bool, findings: Findings) -> Listed | None:
+def _labelled(
+    name: str, source: FileSource, cells: list[FoundLabel], labels: bool, findings: Findings
+) -> Listed | None:
     """Return a split with its labels, without the images that have none if `labels`; None if no image is left."""
     without = [source.id(number) for number, cell in enumerate(cells) if cell is None] if labels else []
     if len(without) == len(source):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.item import DataSet, Findings, role_of
-from vitrail.data.labels.found_in.ids import Row
+from vitrail.data.labels.found_in.ids import LabelRow
 from vitrail.data.labels.found_in.list_file import is_list, list_rows
 from vitrail.data.labels.found_in.place import read_texts
 from vitrail.data.labels.sets import order_classes
@@ -53,7 +53,7 @@ def read_index_lists(path: Path, lists: Mapping[str, Path], columns: Columns = C
     return DataSet({name: named_file_source(path, read[file], class_names) for name, file in lists.items()}, findings)
 
 
-def _located(root: Path, file: Path, row: Row, findings: Findings) -> tuple[str, int] | None:
+def _located(root: Path, file: Path, row: LabelRow, findings: Findings) -> tuple[str, int] | None:
     """Return the path below `root` of the image of a row, and its size in bytes; None, and dropped, without a file."""
     name = os.path.normpath(row.id)
     if os.path.isabs(name) or name.startswith(".."):

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitrail.data.item import Findings
-from vitrail.data.labels.found_in.place import Cell, Images, read_texts
+from vitrail.data.labels.found_in.place import FoundLabel, Images, read_texts
 from vitrail.data.settings import Columns
 from vitrail.errors import DataError
 from vitrail.words import listing, shown
 
 
-class Row(NamedTuple):
+class LabelRow(NamedTuple):
     """One row of a table or a list."""
 
     where: str
@@ -59,7 +59,9 @@ class Lookup:
         return above[-len(folders) :] == folders
 
 
-def assigned(rows: Sequence[Row], file: Path, images: Images, columns: Columns, findings: Findings) -> list[Cell]:
+def assigned(
+    rows: Sequence[LabelRow], file: Path, images: Images, columns: Columns, findings: Findings
+) -> list[FoundLabel]:
     """Return the label of each image by the rows of `file`; None for an image that no row names.
 
     A row without an image is dropped, with its place. Several rows of one image are several labels, if images have
@@ -68,7 +70,7 @@ def assigned(rows: Sequence[Row], file: Path, images: Images, columns: Columns, 
     """
     read = read_texts([row.label for row in rows], columns, lambda number: f"{file}, {rows[number].where}", findings)
     lookup = Lookup(images)
-    labels: list[Cell] = [None] * len(images.paths)
+    labels: list[FoundLabel] = [None] * len(images.paths)
     first: dict[int, str] = {}
     for row, label in zip(rows, read, strict=True):
         assert label is not None
@@ -96,7 +98,7 @@ def assigned(rows: Sequence[Row], file: Path, images: Images, columns: Columns, 
     return labels
 
 
-def _image_of(row: Row, file: Path, lookup: Lookup, images: Images) -> int | None:
+def _image_of(row: LabelRow, file: Path, lookup: Lookup, images: Images) -> int | None:
     if not row.id:
         raise DataError(f"{file}, {row.where}: no id, for the label {shown(row.label)}. Add the id or remove the row")
     found = lookup.find(row.id)
@@ -108,5 +110,5 @@ def _image_of(row: Row, file: Path, lookup: Lookup, images: Images) -> int | Non
     return found[0] if found else None
 
 
-def _names(label: Cell) -> tuple[str, ...]:
+def _names(label: FoundLabel) -> tuple[str, ...]:
     return (label,) if isinstance(label, str) else label or ()

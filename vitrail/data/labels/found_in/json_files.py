@@ -13,7 +13,7 @@ from typing import Any
 
 from vitrail.data.item import Findings
 from vitrail.data.labels.cells import names_in
-from vitrail.data.labels.found_in.place import Cell, Images, Kind, read_texts
+from vitrail.data.labels.found_in.place import FoundLabel, Images, Kind, read_texts
 from vitrail.data.settings import Columns
 from vitrail.data.sources.table import LABEL_COLUMNS
 from vitrail.errors import DataError, UsageError, did_you_mean
@@ -24,7 +24,7 @@ _DEEPEST = 3
 """Maximum number of names in a key that is proposed."""
 
 
-def _read(argument: str, images: Images, columns: Columns, findings: Findings) -> list[Cell]:
+def _read(argument: str, images: Images, columns: Columns, findings: Findings) -> list[FoundLabel]:
     if not argument:
         raise UsageError("data.label_from names no key. Valid is, for example, 'json: annotation.species'")
     files = [_beside(images, path) for path in images.paths]

@@ -8,7 +8,7 @@ from vitrail.data.item import Findings
 from vitrail.data.labels.found_in.json_files import JSON
 from vitrail.data.labels.found_in.list_file import LIST
 from vitrail.data.labels.found_in.names import NAMES
-from vitrail.data.labels.found_in.place import Cell, Images, Kind
+from vitrail.data.labels.found_in.place import FoundLabel, Images, Kind
 from vitrail.data.labels.found_in.table_file import TABLE
 from vitrail.data.settings import Columns
 from vitrail.errors import DataError, UsageError, did_you_mean
@@ -18,7 +18,7 @@ KINDS: dict[str, Kind] = {"name": NAMES, "list": LIST, "table": TABLE, "json": J
 FORMS = ", ".join(repr(kind.form) for kind in KINDS.values())
 
 
-def labels_of(images: Images, label_from: str, columns: Columns, findings: Findings) -> list[Cell]:
+def labels_of(images: Images, label_from: str, columns: Columns, findings: Findings) -> list[FoundLabel]:
     """Return the label of each image by the setting `label_from`. Raises UsageError and DataError."""
     name, colon, argument = label_from.partition(":")
     kind = KINDS.get(name.strip().lower())

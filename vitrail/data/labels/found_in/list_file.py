@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitrail.data.item import Findings
-from vitrail.data.labels.found_in.ids import Lookup, Row, assigned
-from vitrail.data.labels.found_in.place import Cell, Images, Kind, files_near, find_file
+from vitrail.data.labels.found_in.ids import LabelRow, Lookup, assigned
+from vitrail.data.labels.found_in.place import FoundLabel, Images, Kind, files_near, find_file
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import SUFFIXES, is_image_name
 from vitrail.errors import DataError
@@ -39,7 +39,7 @@ def is_list(file: Path) -> bool:
     return found is not None and is_image_name(found[0])
 
 
-def list_rows(file: Path) -> list[Row]:
+def list_rows(file: Path) -> list[LabelRow]:
     """Return the rows of a list; the label is text. Raises DataError for a line without a path and a label."""
     try:
         with open(regular_descriptor(file), newline="", encoding="utf-8-sig") as stream:
@@ -55,7 +55,7 @@ def list_rows(file: Path) -> list[Row]:
             raise DataError(
                 f"{file}, line {number}: expected a path and a label, found {shown(line)}. Write PATH LABEL"
             )
-        rows.append(Row(f"line {number}", found[0].strip(), found[1].strip()))
+        rows.append(LabelRow(f"line {number}", found[0].strip(), found[1].strip()))
     return rows
 
 
@@ -94,7 +94,7 @@ def _by_space(line: str) -> tuple[str, str] | None:
     return (words[0], words[1]) if len(words) == 2 else None
 
 
-def _read(argument: str, images: Images, columns: Columns, findings: Findings) -> list[Cell]:
+def _read(argument: str, images: Images, columns: Columns, findings: Findings) -> list[FoundLabel]:
     file = find_file(argument, images.folder, "list")
     return assigned(list_rows(file), file, images, columns, findings)
 

@@ -6,7 +6,7 @@ import os
 import re
 
 from vitrail.data.item import Findings
-from vitrail.data.labels.found_in.place import Cell, Images, Kind, read_texts
+from vitrail.data.labels.found_in.place import FoundLabel, Images, Kind, read_texts
 from vitrail.data.settings import Columns
 from vitrail.errors import DataError, UsageError
 from vitrail.words import listing, shown
@@ -26,7 +26,7 @@ _USUAL = (
 """Patterns that are tried on the names of images without labels, the most usual first."""
 
 
-def _read(argument: str, images: Images, columns: Columns, findings: Findings) -> list[Cell]:
+def _read(argument: str, images: Images, columns: Columns, findings: Findings) -> list[FoundLabel]:
     pattern = _compiled(argument)
     cells = [_label(pattern, path) for path in images.paths]
     wrong = [path for path, cell in zip(images.paths, cells, strict=True) if cell is None]

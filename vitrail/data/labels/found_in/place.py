@@ -15,7 +15,7 @@ from vitrail.data.labels.cells import MISSING, read_cells, unsplit
 from vitrail.data.settings import Columns
 from vitrail.errors import DataError, did_you_mean
 
-Cell = str | tuple[str, ...] | None
+FoundLabel = str | tuple[str, ...] | None
 """Label of an image: text, several names, or None if there is none."""
 
 
@@ -36,19 +36,19 @@ class Kind(NamedTuple):
 
     form: str
     """How it is written, for messages: "name: PATTERN"."""
-    read: Callable[[str, Images, Columns, Findings], list[Cell]]
+    read: Callable[[str, Images, Columns, Findings], list[FoundLabel]]
     """Function of the argument that returns the label of each image. Raises UsageError and DataError."""
     propose: Callable[[Images], str | None]
     """Function that returns the argument that seems to fit these images; None if none does."""
 
 
 def read_texts(
-    cells: Sequence[Cell],
+    cells: Sequence[FoundLabel],
     columns: Columns,
     where: Callable[[int], str],
     findings: Findings,
     missing: Collection[str] = MISSING,
-) -> list[Cell]:
+) -> list[FoundLabel]:
     """Return labels whose texts are read as those of tables: a name, or several names (`read_cells`).
 
     where: Number of a label -> its place, for messages. Raises DataError for a text that stands for a `missing` label

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from vitrail.data.item import Findings
-from vitrail.data.labels.found_in.ids import Lookup, Row, assigned
-from vitrail.data.labels.found_in.place import Cell, Images, Kind, files_near, find_file
+from vitrail.data.labels.found_in.ids import LabelRow, Lookup, assigned
+from vitrail.data.labels.found_in.place import FoundLabel, Images, Kind, files_near, find_file
 from vitrail.data.settings import Columns
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, SUFFIXES, read_rows, read_table
 from vitrail.errors import DataError, UsageError
@@ -23,7 +23,7 @@ _ROWS = 200
 """Number of rows that decide which column holds the ids."""
 
 
-def _read(argument: str, images: Images, columns: Columns, findings: Findings) -> list[Cell]:
+def _read(argument: str, images: Images, columns: Columns, findings: Findings) -> list[FoundLabel]:
     match = _FORM.fullmatch(argument)
     if match is None:
         raise UsageError(
@@ -34,7 +34,7 @@ def _read(argument: str, images: Images, columns: Columns, findings: Findings) -
     if match["id"]:
         columns = columns._replace(image=match["id"], label=match["label"], classes=None)
     table = read_table(file, columns, findings, ID_COLUMNS)
-    rows = [Row(*row) for row in zip(table.rows, table.paths, table.labels, strict=True)]
+    rows = [LabelRow(*row) for row in zip(table.rows, table.paths, table.labels, strict=True)]
     return assigned(rows, file, images, columns, findings)
 
 
