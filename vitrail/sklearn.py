@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from PIL import Image
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -20,6 +21,7 @@ from vitrail.data.item import UNKNOWN, Item
 from vitrail.data.sources.folder import read_file
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
+from vitrail.evaluation.confidence.temperature import fit as fit_temperature
 from vitrail.evaluation.knn import TEMPERATURE, neighbours
 from vitrail.transfer.linear_probe import STRENGTHS, held_out, measure
 from vitrail.transfer.softmax import solve
@@ -37,14 +39,16 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
     as features.
     probe: "linear" is softmax regression, solved to its optimum; "knn" lets the `k` nearest training images vote.
     l2: Strength of the penalty on the squared weights (default: the best of seven on a held-out tenth of the images).
+    calibrate: Divide the outputs of "linear" by the temperature that fits the held-out images best; without them, the
+    temperature is 1.
     image_size, batch_size, workers, device, precision: As in `vitrail embed`.
 
     Wherever X is named, it is a sequence of images: paths, images of Pillow's, uint8 arrays [height, width, 3] or
     [height, width], or one uint8 array [images, height, width, 3]. A two-dimensional array of numbers is taken for
     features [images, width] that were computed before, for example by `transform` or `vitrail.embed`.
 
-    After `fit`: `classes_`, `n_features_in_` (number of features of an image), `l2_`, and for "linear" `coef_`
-    [classes, features] and `intercept_` [classes].
+    After `fit`: `classes_`, `n_features_in_` (number of features of an image), and for "linear" `l2_`, `temperature_`,
+    `coef_` [classes, features] and `intercept_` [classes].
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
         probe: Literal["linear", "knn"] = "linear",
         l2: float | None = None,
         k: int = 20,
+        calibrate: bool = True,
         image_size: int | None = None,
         batch_size: int = 64,
         workers: int | None = None,
@@ -64,6 +69,7 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
         self.probe = probe
         self.l2 = l2
         self.k = k
+        self.calibrate = calibrate
         self.image_size = image_size
         self.batch_size = batch_size
         self.workers = workers
@@ -103,7 +109,7 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
         check_is_fitted(self)
         features = self._features(X)
         if self.probe == "linear":
-            logits = features.astype(np.float64) @ self.coef_.T + self.intercept_
+            logits = (features.astype(np.float64) @ self.coef_.T + self.intercept_) / self.temperature_
             shares = np.exp(logits - logits.max(axis=1, keepdims=True))
         else:
             shares = self._votes(features)
@@ -126,8 +132,9 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
         }  # it is loaded again from `weights`
 
     def _fit_linear(self, features: np.ndarray, labels: np.ndarray) -> None:
-        """Choose the penalty on held-out images if none is given, and solve."""
+        """Choose penalty and temperature on held-out images if no penalty is given, and solve."""
         everything, classes = np.arange(len(labels)), len(self.classes_)
+        self.temperature_ = 1.0
         if self.l2 is not None:
             self.l2_ = self.l2
         elif np.bincount(labels).max() < 2:
@@ -135,8 +142,12 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
         else:
             others, held = held_out(labels, seed=0)
             tried = solve(features, labels, others, STRENGTHS, classes=classes)
-            scores = {one.l2: measure(one.classifier, features, labels, held) for one in tried}
-            self.l2_ = max(scores, key=lambda l2: (scores[l2][0], -scores[l2][2]))
+            scores = {one: measure(one.classifier, features, labels, held) for one in tried}
+            best = max(scores, key=lambda one: (scores[one][0], -scores[one][2]))
+            self.l2_ = best.l2
+            if self.calibrate:
+                logits = best.classifier.logits(torch.from_numpy(features[held])).cpu().numpy()
+                self.temperature_ = fit_temperature(logits, labels[held]) or 1.0
         (final,) = solve(features, labels, everything, [self.l2_], classes=classes)
         found = final.classifier
         self.coef_ = found.weight.double().numpy()

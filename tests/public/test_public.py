@@ -44,6 +44,7 @@ augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augm
 average.decay average.kind average.start batch_size cache checkpoint_every compile concurrent data.holdout
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
 data.sampler data.strict data.subset data.test data.together data.train data.exclude data.label_from data.fold
+calibrate
 data.validation device duration early_stop evaluate_every fewshot knn
 image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.class_weights
 objective.class_weights_beta objective.corrupt objective.gamma_negative objective.gamma_positive objective.head_bias
@@ -80,15 +81,18 @@ FLAGS = {
         "model data label_from split protocol labels groups image_size batch_size workers device precision engine out "
         "raw"
     ),
-    "predict": "model images top strict out merge raw batch_size workers device precision engine",
-    "embed": "model paths out merge split tokens layers prepare image_size batch_size workers device precision engine",
+
+        "model data split protocol labels groups tta calibrate image_size batch_size workers device precision engine "
+        "out raw"
+    "predict": ("model images top reject calibrate strict out merge raw batch_size workers device precision engine"),    "embed": "model paths out merge split tokens layers prepare image_size batch_size workers device precision engine",
     "search": ("model paths like features top out raw image_size batch_size workers device precision engine"),
     "inspect": (
         "model images out what layer head class_name data split count pictures image_size format batch_size device raw"
     ),
     "report": "run runs out",
     "serve": (
-        "models host port allow_host image_size batch_size queue max_mb max_megapixels deadline drain device precision "
+        "models host port allow_host reject calibrate image_size batch_size queue max_mb max_megapixels deadline drain "
+        "device precision "
         "engine"
     ),
     "export": "model images to out image_size output precision calibrate max_drop any_size overwrite",

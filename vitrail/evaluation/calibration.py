@@ -71,6 +71,12 @@ def calibration(found: Classification, bins: int = BINS) -> Calibration:
     return binned(found.probability[known, 0], found.correct[known], bins, nll=found.nll, brier=brier)
 
 
+def before_scaling(found: Classification, bins: int = BINS) -> Calibration:
+    """Return the calibration with temperature 1, as `calibration` does, without loss and Brier score."""
+    sure = found.probability[:, 0] if found.uncalibrated is None else found.uncalibrated
+    return binned(sure[found.known], found.correct[found.known], bins, brier=math.nan)
+
+
 def binned(
     sure: np.ndarray, right: np.ndarray, bins: int = BINS, *, nll: float = math.nan, brier: float | None = None
 ) -> Calibration:

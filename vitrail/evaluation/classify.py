@@ -59,7 +59,7 @@ class Classification:
     """int64 [N, k]: the k best classes, best first; -1 if the logits are not finite. k is the number of classes or 5,
     whichever is smaller; for a metric that needs all classes, it is their number."""
     probability: np.ndarray
-    """float32 [N, k]: softmax probability of each of them."""
+    """float32 [N, k]: softmax probability of each of them, with the network's temperature."""
     loss: np.ndarray
     """float64 [N]: minus the log probability of the label; NaN if the label is unknown."""
     brier: np.ndarray
@@ -67,6 +67,8 @@ class Classification:
     label is unknown."""
     bad: list[tuple[str, str]] = field(default_factory=list)
     """(id, reason) of unreadable images; no number includes them."""
+    uncalibrated: np.ndarray | None = None
+    """float32 [N]: probability of the best class with temperature 1; None if that is the network's temperature."""
 
     @property
     def known(self) -> np.ndarray:
@@ -156,11 +158,13 @@ def classify(
     class_names: Sequence[str],
     key: AnswerKey | None = None,
     best: int = BEST_CLASSES,
+    temperature: float = 1.0,
 ) -> Classification:
     """Run `predict` over one epoch of `loader` and return the outputs of all processes, on every process.
 
     `key` defines which outputs are correct if labels are not the numbers of outputs. Probabilities belong to outputs;
     `loss` and `brier` use the sum over all correct outputs of an image. `best` is the number of best classes to keep.
+    `temperature` divides the logits (`vitrail.evaluation.confidence.temperature`).
     An image that arrives twice (a padded last batch, a sampler that wraps around) counts once. Raises DataError if
     labels and classes do not fit, or no labelled image could be read.
     """
@@ -172,15 +176,18 @@ def classify(
         if logits.shape[1] != outputs:
             raise DataError(f"the model has {logits.shape[1]} outputs, but the data have {outputs} classes")
         check_labels(int(batch.labels.max()), labels)
-        rows.append((batch.index, batch.labels, *_image_rows(logits, _right(batch.labels, outputs, key), best)))
-    (index, label, top, hit, probability, loss, brier), bad = gather_rows(rows, loader)
+        raw = logits.float().softmax(dim=1).amax(dim=1)
+        found = _image_rows(logits / temperature, _right(batch.labels, outputs, key), best)
+        rows.append((batch.index, batch.labels, raw, *found))
+    (index, label, sure, top, hit, probability, loss, brier), bad = gather_rows(rows, loader)
     if key is not None:
         label, top = key.as_classes(label, top, hit)
     index, first = np.unique(index, return_index=True)
     if not (label >= 0).any():
         raise DataError(f"none of the {len(index)} images has a known class. Evaluation needs labelled images")
     label, top, probability, loss, brier = (column[first] for column in (label, top, probability, loss, brier))
-    return Classification(list(class_names), index, label, top, probability, loss, brier, bad)
+    before = None if temperature == 1 else sure[first]
+    return Classification(list(class_names), index, label, top, probability, loss, brier, bad, before)
 
 
 def gather_rows(rows: list[tuple[Tensor, ...]], loader: Batches) -> tuple[list[np.ndarray], list[tuple[str, str]]]:
@@ -315,9 +322,14 @@ STORED = {
 
 
 def save_classification(path: Path, found: Classification) -> None:
-    """Write the rows as an .npz: index, labels, classes and probabilities (the best k), loss, brier, bad."""
+    """Write the rows as an .npz: index, labels, classes and probabilities (the best k), loss, brier, bad.
+
+    With a temperature there is `uncalibrated`, too.
+    """
     arrays = {name: getattr(found, field) for name, field in STORED.items()}
     arrays["classes"] = found.top.astype(np.int32)
+    if found.uncalibrated is not None:
+        arrays["uncalibrated"] = found.uncalibrated
     arrays["bad"] = np.array(found.bad, dtype=np.str_).reshape(-1, 2)
     with replacing(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, **arrays)
@@ -347,13 +359,16 @@ def check_rows(arrays: Mapping[str, np.ndarray], numbers: Mapping[str, tuple[str
 def load_classification(path: Path, class_names: Sequence[str]) -> Classification:
     """Read a file that `save_classification` wrote. Raises DataError for a damaged or different file."""
     try:
-        with closing(Npz(path, DataError, only=(*STORED, "bad"))) as file:
+        with closing(Npz(path, DataError, only=(*STORED, "bad", "uncalibrated"))) as file:
             arrays = {
                 field: file.read(name) for name, field in STORED.items() if name != "brier" or name in file.headers
             }
+            before = file.read("uncalibrated") if "uncalibrated" in file.headers else None
             bad = [(str(id_), str(reason)) for id_, reason in file.read("bad", "U")]
         arrays.setdefault("brier", np.full(len(arrays["index"]), np.nan))  # absent in earlier versions
         check_rows(arrays, NUMBERS)
+        if before is not None:
+            check_rows({"index": arrays["index"], "uncalibrated": before}, {"uncalibrated": ("f", 1)})
         if arrays["top"].shape != arrays["probability"].shape or not arrays["top"].shape[1]:
             raise ValueError(f"classes are {arrays['top'].shape} and probabilities {arrays['probability'].shape}")
         arrays["top"] = arrays["top"].astype(np.int64)
@@ -362,4 +377,4 @@ def load_classification(path: Path, class_names: Sequence[str]) -> Classificatio
                 raise ValueError(f"{name} names class {arrays[name].max()}, and there are {len(class_names)} classes")
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read as the outputs of an evaluation: {error}") from error
-    return Classification(list(class_names), **arrays, bad=bad)
+    return Classification(list(class_names), **arrays, bad=bad, uncalibrated=before)

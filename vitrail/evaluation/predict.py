@@ -30,6 +30,8 @@ from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, SafeWriter
 from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, WeightsError, finite_rows, not_finite
 from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor
+from vitrail.evaluation.confidence.rejection import NONE
+from vitrail.evaluation.confidence.temperature import calibrated
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.files import replacing_text
 
@@ -44,10 +46,15 @@ class Prediction(NamedTuple):
     probabilities: list[float]
     labels: list[tuple[str, float]] | None = None
     """For a network that predicts several labels: those it predicts, with their probabilities, best first."""
+    rejected: bool | None = None
+    """With `reject`: whether the best class is less probable, so that the image gets no class."""
 
     def as_json(self, digits: int | None = None) -> dict[str, Any]:
         """Return the row as JSON values, with probabilities of `digits` decimals."""
         top = _pairs(zip(self.classes, self.probabilities, strict=True), digits)
+        if self.rejected is not None:
+            answer = {**top[0], "class": NONE} if self.rejected else top[0]
+            return {"path": self.path, **answer, "rejected": self.rejected, "top": top}
         if self.labels is None:
             return {"path": self.path, **top[0], "top": top}
         return {"path": self.path, "labels": _pairs(self.labels, digits), "top": top}
@@ -122,12 +129,14 @@ def predict_files(
     precision: Precision = "auto",
     predict: Predict | None = None,
     skip: int = 0,
+    reject: float | None = None,
 ) -> Iterator[Row]:
     """Yield a row for each file of `paths` (see `find_images`), in their order, batch by batch.
 
     `model` is a network with a card (from `vitrail.load`); `predict` replaces its computation by another engine, and
     `precision` is then what that engine computes in. The first `skip` files are skipped. Each row has the `top` best
-    classes, or all if there are fewer. `workers` threads decode; at most a few batches are in memory. Raises DataError
+    classes, or all if there are fewer, with probabilities of the card's temperature. An image whose best class is less
+    probable than `reject` gets none. `workers` threads decode; at most a few batches are in memory. Raises DataError
     if there is no file, or if reading one in a thread takes longer than `prefetch.TIMEOUT`, WeightsError for a model
     without a card, and UsageError for an impossible batch size or number of threads.
     """
@@ -136,11 +145,18 @@ def predict_files(
     if card is None:
         raise WeightsError("this model has no card, so its preprocessing is unknown. Load it with vitrail.load")
     names = [as_text(name) for name in card.class_names] or [str(i) for i in range(card.config.classes)]
-    answer = partial(_best, predict or predictor(model, device, precision), names, top, thresholds=card.thresholds)
+    outputs = calibrated(predict or predictor(model, device, precision), card.temperature)
+    answer = partial(_best, outputs, names, top, thresholds=card.thresholds)
     given = list(paths)
     files = islice(find_images(given), skip, None)
     prepare = partial(_prepared, eval_transform(card.preprocess), given={Path(path).expanduser() for path in given})
-    return _rows(files, prepare, answer, batch_size, workers, not_finite("output for this image", precision))
+    rows = _rows(files, prepare, answer, batch_size, workers, not_finite("output for this image", precision))
+    return rows if reject is None else (_rejecting(row, reject) for row in rows)
+
+
+def _rejecting(row: Row, reject: float) -> Row:
+    """Return a prediction that says whether its best class is less probable than `reject`."""
+    return row if isinstance(row, Unreadable) else row._replace(rejected=row.probabilities[0] < reject)
 
 
 PreparedFile = tuple[Path, np.ndarray | Unreadable]
@@ -228,9 +244,10 @@ def write_predictions(rows: Iterable[Row], out: Path | TextIO, *, kind: FileKind
 
     kind "csv": columns path, class, probability, class_2, probability_2, ...; for several labels path, labels and
     probabilities, with "|" between them. "jsonl": one object per line with path, class, probability and top; for
-    several labels path, labels and top. A Path is replaced atomically when all rows are written, and unreadable files
-    are listed (path, reason, message) in a CSV next to it, `<name>.errors.csv`. A stream gets only the predictions.
-    `raw` is SafeWriter's.
+    several labels path, labels and top. With rejection, an image that gets no class has NONE as class, and CSV has
+    another column: the class that was rejected. A Path is replaced atomically when all rows are written, and unreadable
+    files are listed (path, reason, message) in a CSV next to it, `<name>.errors.csv`. A stream gets only the
+    predictions. `raw` is SafeWriter's.
     """
     if not isinstance(out, Path):
         return _write(rows, out, kind, raw)
@@ -262,7 +279,7 @@ def _write(rows: Iterable[Row], file: TextIO, kind: FileKind, raw: bool) -> Summ
             file.write(json.dumps(row.as_json(digits=6), ensure_ascii=False) + "\n")
         else:
             if not summary.predicted:
-                table.writerow(_header(len(row.classes)) if row.labels is None else LABEL_PREDICTIONS)
+                table.writerow(_header(len(row.classes), row.rejected) if row.labels is None else LABEL_PREDICTIONS)
             table.writerow(_cells(row))
         summary.predicted += 1
     if kind == "csv" and not summary.predicted:
@@ -275,10 +292,12 @@ def _cells(row: Prediction) -> list[str]:
     if row.labels is not None:
         names, shares = [name for name, _ in row.labels], [f"{share:.6f}" for _, share in row.labels]
         return [row.path, SEPARATOR.join(names), SEPARATOR.join(shares)]
-    best = zip(row.classes, row.probabilities, strict=True)
-    return [row.path, *(cell for name, share in best for cell in (name, f"{share:.6f}"))]
+    classes = [NONE, *row.classes[1:]] if row.rejected else row.classes
+    best = zip(classes, row.probabilities, strict=True)
+    cells = [row.path, *(cell for name, share in best for cell in (name, f"{share:.6f}"))]
+    return cells if row.rejected is None else [*cells, row.classes[0] if row.rejected else ""]
 
 
-def _header(classes: int) -> list[str]:
+def _header(classes: int, rejected: bool | None = None) -> list[str]:
     more = [name for rank in range(2, classes + 1) for name in (f"class_{rank}", f"probability_{rank}")]
-    return [*PREDICTIONS, *more]
+    return [*PREDICTIONS, *more, *([] if rejected is None else ["rejected"])]

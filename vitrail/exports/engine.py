@@ -26,7 +26,8 @@ class Engine(nn.Module):
     """uint8 images [batch, channels, height, width] -> float32 [batch, classes or features], by the program's runtime.
 
     It is called as the network is that it was exported from, has a `card` and a `config`, and computes on the CPU. A
-    program for probabilities returns their logarithms, which are logits, or with several labels their logits.
+    program for probabilities returns their logarithms, which are logits, or with several labels their logits, both
+    times the temperature of its card, by which logits are divided before they become probabilities.
     """
 
     def __init__(self, path: Path, wanted: Literal["logits", "features"] | None = None) -> None:
@@ -53,6 +54,7 @@ class Engine(nn.Module):
             self.card: Card = card_in(about)
         except (ExportError, WeightsError) as error:
             raise ExportError(f"{path}: {error}") from error
+        self._temperature = self.card.temperature
         self.path, self._output, self._width = path, about["output"]["name"], about["output"]["shape"][-1]
         if wanted is not None and (self._output == "features") != (wanted == "features"):
             meant = "classes" if wanted == "logits" else wanted
@@ -79,7 +81,7 @@ class Engine(nn.Module):
             )
         if self._output != "probabilities":
             return outputs
-        return outputs.logit() if self.card.several else outputs.log()
+        return self._temperature * (outputs.logit() if self.card.several else outputs.log())
 
     def features(self, images: Tensor) -> Tensor:
         """Return the features [batch, features] of a program that computes them. Raises UsageError for others."""

@@ -23,6 +23,7 @@ from vitrail.model.resnet.network import ResNet
 from vitrail.model.stems.patch import LinearStem
 from vitrail.model.vit import ViT
 from vitrail.ranges import LARGEST_SIDE
+from vitrail.weights.card import Card
 
 EXAMPLES = 2
 """Number of images to trace with. With a single image torch would fix the batch size to 1."""
@@ -67,22 +68,20 @@ def outputs_per_image(traced: ExportedProgram) -> int:
     return int(result.meta["val"].shape[1])
 
 
-def predicts_several(model: ViT | ResNet) -> bool:
-    """Return whether a network predicts several labels for an image, so that probabilities are sigmoids."""
-    return model.card is not None and model.card.several
-
-
-def compute(network: ViT | ResNet, images: Tensor, output: OutputName, several: bool) -> Tensor:
+def compute(network: ViT | ResNet, images: Tensor, output: OutputName, card: Card | None) -> Tensor:
     """Return `output` of a network, float32 [batch, classes or features], for uint8 images.
 
-    several: See `predicts_several`.
+    card: That of the network, with the temperature of its probabilities.
     """
     if output == "features":
         return network.features(images).float()
     logits = network(images).float()
     if output == "logits":
         return logits
-    return logits.sigmoid() if several else logits.softmax(dim=1)
+    if card is None:
+        return logits.softmax(dim=1)
+    logits = logits / card.temperature
+    return logits.sigmoid() if card.several else logits.softmax(dim=1)
 
 
 class Exportable(nn.Module):
@@ -96,7 +95,7 @@ class Exportable(nn.Module):
         self, model: ViT | ResNet, size: tuple[int, int], output: OutputName, dtype: torch.dtype, *, any_size: bool
     ) -> None:
         super().__init__()
-        self.output, self.several = output, predicts_several(model)
+        self.output, self.card = output, model.card
         self.network = freeze(model, dtype, portable=True)
         if isinstance(model, ViT) and isinstance(self.network, ViT):
             if isinstance(model.stem, LinearStem):  # folded in its own type, then rounded to dtype
@@ -110,7 +109,7 @@ class Exportable(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
-        return compute(self.network, images, self.output, self.several)  # type: ignore[arg-type]
+        return compute(self.network, images, self.output, self.card)  # type: ignore[arg-type]
 
 
 class PatchConvolution(nn.Module):

@@ -16,7 +16,7 @@ from vitrail.data.sources.folder import read_file
 from vitrail.errors import finite
 from vitrail.evaluation.predict import find_images
 from vitrail.exports.kinds import OutputName, RunProgram
-from vitrail.exports.network import compute, predicts_several
+from vitrail.exports.network import compute
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
@@ -102,9 +102,7 @@ def compare(
     batches = np.split(np.ascontiguousarray(images), range(first, len(images), later))
     found = torch.cat([torch.from_numpy(run(batch)) for batch in batches])
     with torch.no_grad():
-        expected = torch.cat(
-            [compute(model, torch.from_numpy(batch), output, predicts_several(model)) for batch in batches]
-        )
+        expected = torch.cat([compute(model, torch.from_numpy(batch), output, model.card) for batch in batches])
     finite(expected, "output for an image to compare")
     same_shape = expected.shape == found.shape
     agreement = None

@@ -73,5 +73,7 @@ def reset_head(model: Network, classes: int) -> Network:
         raise UsageError(f"a classifier for {classes} classes cannot be built; 0 leaves it out")
     model.reset_head(classes)
     if model.card is not None:
-        model.card = replace(model.card, config=model.config, class_names=[], thresholds=[], reference={})
+        model.card = replace(
+            model.card, config=model.config, class_names=[], thresholds=[], confidence=None, reference={}
+        )
     return model

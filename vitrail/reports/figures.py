@@ -24,6 +24,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
 from vitrail.evaluation.calibration import Calibration
+from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.confidence.rejection import SHOWN, counts_at, curve
 from vitrail.evaluation.reliability import plot
 
 INK = "#010203"
@@ -180,6 +182,33 @@ def reliability(found: Calibration, *, labels: bool = False) -> Markup:
         f"Reliability diagram of {found.count} {'labels' if labels else 'images'} in {len(found.bin_count)} bins: "
         f"mean confidence {found.confidence:.1%}, accuracy {found.accuracy:.1%}, "
         f"expected calibration error {found.ece:.1%}.",
+    )
+
+
+@matplotlib.rc_context(_STYLE)
+def risk_coverage(found: Classification) -> Markup:
+    """Return an SVG of the share of mistakes over the share of images that get a class, with some thresholds."""
+    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    coverage, risk = curve(found)
+    axes.plot(coverage, risk, color=SERIES[0])
+    for threshold, named, wrong in zip(SHOWN, *counts_at(found, SHOWN), strict=True):
+        if named:
+            place = (named / found.count, wrong / named)
+            axes.plot(*place, "o", color=SERIES[1], markersize=5)
+            axes.annotate(f"{threshold:g}", place, (0, 6), textcoords="offset points", ha="center", fontsize=9)
+    axes.set_title("Mistakes that a smallest confidence leaves")
+    axes.set_xlabel("images that get a class")
+    axes.set_ylabel("wrong among these")
+    axes.set_xlim(0, 1.02)
+    axes.set_ylim(0, min(max(1.25 * float(risk.max()), 0.01), 1.02))
+    axes.grid(True)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1, decimals=None))
+    return svg(
+        figure,
+        f"Risk over coverage of {found.count} images: if every image gets a class, {risk[-1]:.1%} are wrong. The table "
+        "below gives the numbers for some smallest confidences.",
     )
 
 

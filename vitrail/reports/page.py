@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config import to_yaml
-from vitrail.evaluation.calibration import calibration
+from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.labels.calibration import before_scaling as labels_before_scaling
 from vitrail.evaluation.labels.calibration import label_calibration
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.files import read_bytes
@@ -16,7 +17,7 @@ from vitrail.reports import run_record, tables
 from vitrail.reports.attention import distance_figure, position_figure
 from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import SHARES, training_curves
-from vitrail.reports.figures import confusion, cooccurrence, reliability
+from vitrail.reports.figures import confusion, cooccurrence, reliability, risk_coverage
 from vitrail.reports.gallery import exhibits, most_uncertain, worst_mistakes
 from vitrail.reports.render import render, short, write_page
 from vitrail.reports.run_record import read_run, validation_images
@@ -61,7 +62,8 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
         shares=SHARES,
         curves=training_curves(record),
         classes=None if evaluation is None else _classes(evaluation),
-        calibration=None if evaluation is None else calibration(evaluation),
+        **({} if evaluation is None else _confidence(evaluation)),
+        temperature=1.0 if model is None else model.card.temperature,
         reliability=reliability,
         scores=scores,
         **({} if scores is None else _labels(scores)),
@@ -88,6 +90,16 @@ def _classes(evaluation: Classification) -> dict[str, Any]:
     }
 
 
+def _confidence(evaluation: Classification) -> dict[str, Any]:
+    """Return the calibration, that before temperature scaling, and what a smallest confidence means."""
+    return {
+        "calibration": calibration(evaluation),
+        "before": None if evaluation.uncalibrated is None else before_scaling(evaluation),
+        "rejections": tables.rejections(evaluation),
+        "risk_coverage": risk_coverage(evaluation),
+    }
+
+
 def _labels(scores: LabelScores) -> dict[str, Any]:
     """Return co-occurrence, wrong labels and the table of labels, and their calibration."""
     names, calibrated = [short(name, 40) for name in scores.class_names], label_calibration(scores)
@@ -99,6 +111,7 @@ def _labels(scores: LabelScores) -> dict[str, Any]:
             "rows": tables.weakest_labels(scores, calibrated),
         },
         "calibrated": calibrated,
+        "before": labels_before_scaling(scores),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.confidence.rejection import SHOWN, counts_at
 from vitrail.evaluation.labels.calibration import LabelCalibration
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.reports.run_record import RunRecord
@@ -81,6 +82,12 @@ def weakest_classes(evaluation: Classification) -> list[ClassRow]:
         ClassRow(names[k], int(images[k]), int(right[k]), names[int(wrong[k].argmax())] if wrong[k].any() else None)
         for k in order[:MOST_CLASSES].tolist()
     ]
+
+
+def rejections(evaluation: Classification) -> list[tuple[float, int, int]]:
+    """Return (confidence, images named, wrong among these) for some smallest confidences."""
+    rows = zip((0.0, *SHOWN), *counts_at(evaluation, (0.0, *SHOWN)), strict=True)
+    return [row for row in rows if row[1]]
 
 
 @dataclass(frozen=True)

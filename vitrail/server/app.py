@@ -80,7 +80,14 @@ def _add_posts(app: FastAPI, service: Service) -> None:
         images = [
             ImagePrediction(one.name, [], _problem(one), image)
             if one.refused
-            else ImagePrediction(one.name, served.top(one.value, top), None, image, served.labels(one.value))
+            else ImagePrediction(
+                one.name,
+                served.top(one.value, top),
+                None,
+                image,
+                served.labels(one.value),
+                served.rejected(one.value),
+            )
             for one, image in zip(outcomes, crops, strict=True)
         ]
         return _if_all_refused(outcomes) or Prediction(served.name, images, seconds_since(began))

@@ -21,7 +21,9 @@ class ImagePrediction:
     """The classes of one image. `problem` says why there are none.
 
     `labels` are the predicted labels of a model that predicts several, or none; null for a model that predicts one
-    class. `crop`, if requested, is exactly the image that the network saw, as a PNG in a data URI.
+    class. `rejected` says whether the best class is less probable than `vitrail serve --reject` asks for, so that the
+    image is none of the classes; null without it. `crop`, if requested, is exactly the image that the network saw, as
+    a PNG in a data URI.
     """
 
     name: str
@@ -29,6 +31,7 @@ class ImagePrediction:
     problem: Problem | None = None
     crop: str | None = None
     labels: list[dict[str, Any]] | None = None
+    rejected: bool | None = None
 
 
 @dataclass

@@ -24,6 +24,7 @@ from vitrail.data.images.ops import eval_transform
 from vitrail.device import Precision, choose_device
 from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
 from vitrail.evaluation.classify import NOT_FINITE, Predict
+from vitrail.evaluation.confidence.temperature import calibrated
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.evaluation.predict import as_text
 from vitrail.exports.engine import Engine
@@ -83,7 +84,10 @@ class AttentionQuery:
 
 
 class ServedModel:
-    """A network, or an exported program, with its card, under a name. Call it from one thread at a time."""
+    """A network, or an exported program, with its card, under a name. Call it from one thread at a time.
+
+    reject: Smallest probability of the best class; an image with a lower one gets no class.
+    """
 
     def __init__(
         self,
@@ -92,14 +96,16 @@ class ServedModel:
         device: torch.device | str | None = None,
         precision: Precision = "auto",
         engine: EngineName = "auto",
+        reject: float | None = None,
     ) -> None:
         self.name, self.network, self.card = name, network, network.card
         self.device = device if isinstance(device, torch.device) else choose_device(device)
-        self.precision, self.engine = precision, engine
+        self.precision, self.engine, self.reject = precision, engine, reject
         self.transform = eval_transform(self.card.preprocess)
         config = self.card.config
         self.class_names = [as_text(text) for text in self.card.class_names] or list(map(str, range(config.classes)))
-        self.predict: Predict = engine_predictor(network, self.device, precision, engine=engine)
+        outputs = engine_predictor(network, self.device, precision, engine=engine)
+        self.predict: Predict = calibrated(outputs, self.card.temperature)
 
     @cached_property
     def embed(self) -> Predict:
@@ -150,6 +156,10 @@ class ServedModel:
         chosen = RankedClasses(ranked.classes[ranked.predicted], ranked.shares[ranked.predicted], None)
         return self.top(chosen, len(chosen.classes))
 
+    def rejected(self, ranked: RankedClasses) -> bool | None:
+        """Return whether the best class is less probable than is asked for; None if nothing is asked for."""
+        return None if self.reject is None else bool(ranked.shares[0] < self.reject)
+
     def look(self, wanted: list[tuple[PreparedImage, AttentionQuery]]) -> list[dict[str, Any] | Exception]:
         """Return where the network looks in each image, as JSON values; UsageError if there is no such layer."""
         return [self._look(image, what) for image, what in wanted]
@@ -199,6 +209,7 @@ class ServedModel:
             "name": self.name,
             "class_names": self.class_names,
             "several_labels": self.card.several,
+            "reject": self.reject,
             "parameters": parameters(config),
             "image_size": list(self.card.preprocess.image_size),
             "attention": vit,

@@ -139,9 +139,12 @@ def fit(
             step(batch, number, rate=rate, decay=timetable.weight_decay(number, status.elapsed))
             status.step += 1
 
-        # 4. The best model on the test images, if there are any, and the result
-        validation.sign(folder)
+        # 4. The best model's calibration on the validation images, its numbers on the test images, and the result
         try:
+            confidence = validation.calibrated(folder, status, signals.check)
+            if confidence is not None:
+                progress.say(f"calibration: {confidence}")
+            validation.sign(folder, confidence)
             test = validation.test(setup.splits, folder, signals.check)
         except Stop as stop:
             raise Interrupted.after(stop.signum, folder.path, status.step, checkpoints.saved) from None

@@ -272,6 +272,9 @@ class Run(Settings):
     every objective if images have labels (default: no measurement)."""
     metric: Metric = field(default_factory=Metric)
     """The number by which the best model is chosen."""
+    calibrate: bool = True
+    """Fit the temperature of the best model's probabilities on the validation images at the end, so that of all images
+    with a probability of 80 % about 80 % are right. The order of the classes does not change."""
     checkpoint_every: Length = Epochs(1)
     """Time between two checkpoints."""
     keep: Count = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from vitrail.model.vit import ViT
     from vitrail.weights.card import Card
 
+ViewKind = Literal["flip", "crops"]
 WORST = 15
 """Maximum number of classes and confusions shown on a terminal; --json shows all."""
 
@@ -47,6 +49,8 @@ class Evaluation:
     """Means over groups of classes, if a file defines groups."""
     notes: list[str] = field(default_factory=list)
     """Assumptions, and images or classes that were skipped."""
+    temperature: float = 1.0
+    """The temperature by which logits were divided; 1 for the mean over views, whose probabilities have theirs."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ def evaluate(
     protocol: Literal["imagenet", "real", "v2", "a", "r", "objectnet"] | None = None,
     labels: str | Path | None = None,
     groups: str | Path | None = None,
+    tta: ViewKind | None = None,
+    calibrate: bool = True,
     image_size: Side | None = None,
     batch_size: Count = 64,
     workers: Threads | None = None,
@@ -105,6 +111,9 @@ def evaluate(
         labels: File of labels for imagenet and real, folder of mappings for objectnet (default: next to the
             images).
         groups: A CSV file with the columns class and group. The means of each group of classes are then shown, too.
+        tta: Mean of the probabilities over views of each image: 'flip' also looks at its mirror image, 'crops' at its
+            four corners and its middle, all mirrored, too. It takes 2 or 10 times as long (default: one view).
+        calibrate: Divide the network's outputs by the temperature of its card, if it has one.
         image_size: Side of the square input in pixels. Position embeddings are resampled (default: the size of the
             training).
         batch_size: Number of images per batch. It does not change the results.
@@ -115,6 +124,8 @@ def evaluate(
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
     if protocol is None and labels is not None:
         raise UsageError("--labels needs a --protocol that has labels: imagenet, real or objectnet")
+    if protocol is not None and tta == "crops":
+        raise UsageError(f"--protocol {protocol} prescribes what is seen of an image. Use --tta flip, or no --tta")
     if protocol is not None and (data is None or split is not None or label_from is not None):
         raise UsageError(
             f"--protocol {protocol} needs its folder, without --split and --label-from: vitrail evaluate {model} DIR"
@@ -131,7 +142,7 @@ def evaluate(
             refuse_within(out, str(data))
         check(Path(out))
     named = {} if groups is None else read_groups(Path(groups))
-    network = load_runnable(model, compute)
+    network = load_runnable(model, compute, calibrate=calibrate)
     task = (
         _own(network, model, data, split, label_from)
         if protocol is None
@@ -142,26 +153,59 @@ def evaluate(
         raise UsageError(
             f"--groups divides images by their one class, and {model} predicts several labels for an image"
         )
-    found = _classify(network, task, compute)
+    began = time.monotonic()
+    found = _classify(network, task, compute, tta)
+    if tta is not None:
+        notes += _said_of_views(tta, model, found, time.monotonic() - began)
     means = group_accuracies(found, named) if isinstance(found, Classification) else []
-    result = Evaluation(str(model), task.name, found, means, notes)
+    temperature = network.card.temperature if tta is None else 1.0
+    result = Evaluation(str(model), task.name, found, means, notes, temperature)
     if out is not None:
         write(found, as_json(result), Path(out), raw=raw)
     return result
 
 
-def _classify(network: ViT | ResNet | Engine, task: _Task, compute: Compute) -> Classification | LabelScores:
+def _classify(
+    network: ViT | ResNet | Engine, task: _Task, compute: Compute, tta: ViewKind | None = None
+) -> Classification | LabelScores:
+    from vitrail.data.images.views import VIEWS, views
     from vitrail.evaluation.classify import classify, refusing
+    from vitrail.evaluation.confidence.views import averaged
     from vitrail.evaluation.imagenet import choosing
     from vitrail.evaluation.labels.scores import score_labels
 
-    predict = refusing(compute.predictor(network), compute.precision)
+    card, predict = network.card, refusing(compute.predictor(network), compute.precision)
     if task.outputs is not None:
         predict = choosing(predict, task.outputs)
-    with closing(compute.loader(task.source, task.transform, network.card.preprocess.image_size)) as loader:
+    transform, (height, width), temperature = task.transform, card.preprocess.image_size, card.temperature
+    if tta is not None:
+        predict = averaged(predict, VIEWS[tta], temperature, several=task.several)
+        transform, height, temperature = views(tta, card.preprocess, transform), VIEWS[tta] * height, 1.0
+    with closing(compute.loader(task.source, transform, (height, width))) as loader:
         if task.several:
-            return score_labels(predict, loader, task.class_names, network.card.thresholds)
-        return classify(predict, loader, task.class_names, task.key)
+            return score_labels(predict, loader, task.class_names, card.thresholds, temperature)
+        return classify(predict, loader, task.class_names, task.key, temperature=temperature)
+
+
+def _said_of_views(tta: ViewKind, model: str | Path, found: Classification | LabelScores, seconds: float) -> list[str]:
+    """Return notes about an evaluation with several views of each image, which took `seconds`."""
+    from vitrail.data.images.views import VIEWS
+
+    images = len(found.index)
+    notes = [
+        f"--tta {tta}: mean probabilities of {VIEWS[tta]} views of each image, {images / seconds:,.1f} images/s with "
+        f"reading; the network computes {VIEWS[tta]} times as much as without --tta"
+    ]
+    try:
+        run = from_yaml(Path(model) / "config.yaml", Run())
+    except VitrailError:  # no run of vitrail, or one with classes of the user's own
+        return notes
+    if not run.augment.flip:
+        notes.append(
+            "warning: the network was trained without mirrored images (augment.flip: false), because a mirrored image "
+            "may be of another class. Half of the views are mirrored"
+        )
+    return notes
 
 
 def _own(
@@ -238,7 +282,7 @@ def _source(
 
 def show(result: Evaluation) -> Any:
     """Return the result as tables for a terminal."""
-    from vitrail.evaluation.calibration import calibration
+    from vitrail.evaluation.calibration import before_scaling, calibration
     from vitrail.evaluation.classify import Classification
 
     if not isinstance(result.found, Classification):
@@ -246,6 +290,7 @@ def show(result: Evaluation) -> Any:
     found, calibrated = result.found, calibration(result.found)
     rows = sorted(zip(found.class_names, found.class_count, found.class_accuracy, strict=True), key=_by_accuracy)
     worst = [(name, count, f"{accuracy:.1%}") for name, count, accuracy in rows if count][:WORST]
+    rejections = [(f"{sure:.2f}", f"{named:.1%}", f"{wrong:.1%}") for sure, named, wrong in _rejections(found)]
     groups = [
         (group.name, group.classes, group.count, f"{group.top1:.1%}", f"{group.top5:.1%}", f"{group.class_mean:.1%}")
         for group in result.groups
@@ -254,14 +299,23 @@ def show(result: Evaluation) -> Any:
         f"{result.model} on {result.data}: top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, "
         f"loss {found.nll:.4f}, {found.count:,} images",
         f"every class the same: balanced accuracy {found.balanced_accuracy:.2%}, macro F1 {found.macro_f1:.2%}",
-        f"calibration: ECE {calibrated.ece:.2%}, mean confidence {calibrated.confidence:.2%}, "
-        f"Brier score {calibrated.brier:.4f}",
+        f"calibration: ECE {calibrated.ece:.2%}{label_results.before(before_scaling(found).ece, result.temperature)}, "
+        f"mean confidence {calibrated.confidence:.2%}, Brier score {calibrated.brier:.4f}",
         result.notes,
         table(("class", "images", "right"), worst, "worst classes"),
+        table(("confidence", "images named", "wrong among these"), rejections, "with a smallest confidence"),
         table(("group", "classes", "images", "top-1", "top-5", "class mean"), groups, "groups"),
         table(("class", "taken for", "images"), confusions(found)[:WORST], "most confused"),
         unreadable_lines(found.bad),
     )
+
+
+def _rejections(found: Classification) -> list[tuple[float, float, float]]:
+    """Return (confidence, coverage, risk) for some smallest confidences at which a class is still named."""
+    from vitrail.evaluation.confidence.rejection import SHOWN, counts_at
+
+    rows = zip(SHOWN, *counts_at(found, SHOWN), strict=True)
+    return [(confidence, named / found.count, wrong / named) for confidence, named, wrong in rows if named]
 
 
 def _by_accuracy(row: tuple[str, int, float]) -> tuple[float, str]:
@@ -279,7 +333,7 @@ def confusions(found: Classification) -> list[tuple[str, str, int]]:
 
 def as_json(result: Evaluation) -> Any:
     """Return the result as JSON values: numbers, every class, the confusion matrix (rows are true classes)."""
-    from vitrail.evaluation.calibration import calibration
+    from vitrail.evaluation.calibration import before_scaling, calibration
     from vitrail.evaluation.classify import Classification
 
     if not isinstance(result.found, Classification):
@@ -296,9 +350,12 @@ def as_json(result: Evaluation) -> Any:
         "data": result.data,
         **found.metrics(),
         "ece": calibrated.ece,
+        "ece_before": before_scaling(found).ece,
+        "temperature": result.temperature,
         "brier": calibrated.brier,
         "confidence": calibrated.confidence,
         "calibration": list(calibrated.rows()),
+        "rejection": [dict(zip(("confidence", "coverage", "risk"), row, strict=True)) for row in _rejections(found)],
         "notes": result.notes,
         "groups": [asdict(group) for group in result.groups],
         "classes": [

@@ -14,16 +14,17 @@ from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
-from vitrail.ranges import Count, Threads, checked
+from vitrail.ranges import Count, Share, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, class_columns, is_bulk, open_job, run
-from vitrail.verbs.network.classifier import load_runnable
+from vitrail.verbs.network.classifier import explained_rejection, load_runnable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vitrail.evaluation.predict import FileKind, Prediction, Row, Summary, Unreadable
+    from vitrail.weights.confidence import Rejection
 
 log = logging.getLogger("vitrail")
 KINDS: dict[str, FileKind] = {".csv": "csv", ".json": "jsonl", ".jsonl": "jsonl"}
@@ -42,6 +43,8 @@ class Predictions:
     exit_code: int = 0
     """Exit status of the command: 1 if the network's output for an image is not finite, if no file could be read, or
     with `strict` if one could not."""
+    rejection: Rejection | None = None
+    """What `reject` means on the validation images of the network, if its card says so."""
 
 
 @overload
@@ -49,6 +52,8 @@ def predict(
     model: str | Path,
     *images: str | Path,
     top: Count = 5,
+    reject: Share | None = None,
+    calibrate: bool = True,
     strict: bool = False,
     out: None = None,
     raw: bool = False,
@@ -63,6 +68,8 @@ def predict(
     model: str | Path,
     *images: str | Path,
     top: Count = 5,
+    reject: Share | None = None,
+    calibrate: bool = True,
     strict: bool = False,
     out: str | Path | None,
     merge: str | Path | None = None,
@@ -78,6 +85,8 @@ def predict(
     model: str | Path,
     *images: str | Path,
     top: Count = 5,
+    reject: Share | None = None,
+    calibrate: bool = True,
     strict: bool = False,
     out: str | Path | None = None,
     merge: str | Path | None = None,
@@ -93,6 +102,8 @@ def predict(
     A network that was trained on images with several labels names those whose probability reaches the threshold of the
     label (chosen on validation images), or none.
 
+    Probabilities are calibrated by the temperature that was fitted on validation images at the end of training.
+
     Unreadable files are skipped and listed (with --out FILE, in FILE.errors.csv). The same command with the same --out
     continues where an interrupted one stopped.
 
@@ -107,6 +118,9 @@ def predict(
         strict: Exit with 1 if a file could not be read, and not only if none could. The results for all other files are
             still written.
         out: Write to this .csv or .jsonl file, one image after another, or to a folder (default: CSV on stdout).
+        reject: Smallest probability of the best class. An image with a lower one is "none of these" (default: every
+            image gets a class).
+        calibrate: Divide the network's outputs by the temperature of its card, if it has one.
         merge: With a folder as --out: write all results to this .parquet file, too, once they are complete.
     """
     compute = Compute(None, batch_size, workers, device, precision, engine)
@@ -124,25 +138,30 @@ def predict(
     if out is not None and not is_bulk(out):
         for file in (Path(out), errors_file(Path(out))):
             check_writable(file, UsageError)
-    network = load_runnable(model, compute)
+    network = load_runnable(model, compute, calibrate=calibrate)
+    rejection = None if reject is None else explained_rejection(network.card, model, reject)
     predictions_of = compute.predictor(network)
     if network is predictions_of:  # an exported program has the precision of its export
         compute = replace(compute, precision="float32")
     if out is not None and is_bulk(out):
-        job = open_job("predict", model, images, out, top=top, precision=precision)
-        return run(job, class_columns(network.card, predictions_of, top, compute), merge, strict=strict)
+        about = {"top": top, "precision": precision, "reject": reject, "temperature": network.card.temperature}
+        job = open_job("predict", model, images, out, **about)
+        return run(job, class_columns(network.card, predictions_of, top, compute, reject), merge, strict=strict)
     rows = partial(predict_files, network, images, predict=predictions_of, precision=compute.precision, top=top)
-    rows = partial(rows, batch_size=batch_size, workers=compute.threads())
+    rows = partial(rows, batch_size=batch_size, workers=compute.threads(), reject=reject)
     if out is not None:
-        written = _write(Path(out), [weights_fingerprint(model), top, precision], images, rows, raw)
-        return Predictions([], written.unreadable, str(written), str(out), exit_code=_exit_code(written, strict))
+        key = [weights_fingerprint(model), top, precision, reject, network.card.temperature]
+        written = _write(Path(out), key, images, rows, raw)
+        return Predictions(
+            [], written.unreadable, str(written), str(out), rejection=rejection, exit_code=_exit_code(written, strict)
+        )
     found = list(rows())
     bad = [row for row in found if isinstance(row, Unreadable)]
     for row in bad:
         log.warning("skipped %s: %s", row.path, row.message)
     good = [row for row in found if isinstance(row, Prediction)]
     summary = Summary(len(good), bad)
-    return Predictions(good, bad, str(summary), raw=raw, exit_code=_exit_code(summary, strict))
+    return Predictions(good, bad, str(summary), raw=raw, rejection=rejection, exit_code=_exit_code(summary, strict))
 
 
 def _exit_code(summary: Summary, strict: bool) -> int:
@@ -190,4 +209,6 @@ def as_json(result: Predictions | BulkProgress) -> Any:
         return bulk.as_json(result)
     rows = [row.as_json() for row in result.rows]
     bad = [row._asdict() for row in result.unreadable]
-    return {"images": rows, "unreadable": bad, "summary": result.summary, "out": result.out}
+    found = None if result.rejection is None else result.rejection._asdict()
+    about = {} if found is None else {"rejection": found}
+    return {"images": rows, "unreadable": bad, "summary": result.summary, "out": result.out, **about}

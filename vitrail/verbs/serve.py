@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
-from vitrail.ranges import Count, Range, Seconds, Side, checked
+from vitrail.ranges import Count, Range, Seconds, Share, Side, checked
 from vitrail.verbs.flags.compute import Compute
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def serve(
     host: str = "127.0.0.1",
     port: Annotated[int, Range(0, 65535)] = 8000,
     allow_host: tuple[str, ...] = (),
+    reject: Share | None = None,
+    calibrate: bool = True,
     image_size: Side | None = None,
     batch_size: Count = 8,
     queue: Count = 64,
@@ -58,6 +60,9 @@ def serve(
         host: Address to listen at; 0.0.0.0 means every address of this machine.
         port: Port to listen at; 0 chooses a free one.
         allow_host: Another name by which clients reach the server, such as that of a proxy. May be repeated.
+        reject: Smallest probability of the best class. An image with a lower one is "none of these" (default: every
+            image gets a class).
+        calibrate: Divide the network's outputs by the temperature of its card, if it has one.
         batch_size: Maximum number of images that are computed together.
         queue: Maximum number of images that wait or are computed. Beyond it, clients get status 429 and try again
             later.
@@ -86,7 +91,7 @@ def serve(
     pixels = MAX_PIXELS if max_megapixels is None else int(max_megapixels * 1e6)
     limits = Limits(int(max_mb * 1e6), pixels=pixels, queue=queue, batch=batch_size, deadline=deadline, drain=drain)
     with take_port(host, port) as listening:
-        serving = Service(load_served(models, compute), limits)
+        serving = Service(load_served(models, compute, reject, calibrate=calibrate), limits)
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         log.info("%s at %s/ (Ctrl-C ends it)", ", ".join(serving.models), url)
         with fast_float32():
@@ -94,17 +99,24 @@ def serve(
         return ServedRequests(url, list(serving.models), serving.metrics.images_answered)
 
 
-def load_served(models: tuple[str | Path, ...], compute: Compute) -> list[ServedModel]:
-    """Load the networks under distinct names. Raises WeightsError, UsageError."""
+def load_served(
+    models: tuple[str | Path, ...], compute: Compute, reject: float | None = None, *, calibrate: bool = True
+) -> list[ServedModel]:
+    """Load the networks under distinct names. Raises WeightsError, UsageError.
+
+    reject: Smallest probability of the best class. calibrate: Use the temperatures of their cards.
+    """
     from vitrail.server.served_model import ServedModel
     from vitrail.verbs.inspect.inputs import network_labels
-    from vitrail.verbs.network.classifier import load_runnable
+    from vitrail.verbs.network.classifier import explained_rejection, load_runnable
 
-    place = compute.place()
-    return [
-        ServedModel(name, load_runnable(source, compute), place, compute.precision, compute.engine)
-        for name, source in zip(network_labels(models), models, strict=True)
-    ]
+    place, served = compute.place(), []
+    for name, source in zip(network_labels(models), models, strict=True):
+        network = load_runnable(source, compute, calibrate=calibrate)
+        if reject is not None:
+            explained_rejection(network.card, source, reject)
+        served.append(ServedModel(name, network, place, compute.precision, compute.engine, reject))
+    return served
 
 
 def show(result: ServedRequests) -> str:

@@ -113,7 +113,7 @@ def assemble(card: Card, source: TensorSource, report: LoadReport, changes: Over
     if new or config != old:  # the network computes something else now, so the reference vector is no longer valid
         changed = dict(config=config, reference={})
     if changes.classes is not None:
-        changed |= {"class_names": [], "thresholds": []}
+        changed |= {"class_names": [], "thresholds": [], "confidence": None}
     if changes.image_size is not None:
         changed["preprocess"] = replace(card.preprocess, image_size=config.image_size)
     card = replace(card, **changed)

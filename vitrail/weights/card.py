@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from vitrail.config import merge, plain
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
+from vitrail.weights.confidence import Confidence
 from vitrail.words import shown
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class Card:
     thresholds: list[float] = field(default_factory=list)
     """For a network that predicts several labels, or none: the probability (sigmoid) from which each class is
     predicted. Empty for a network that predicts one class (softmax)."""
+    confidence: Confidence | None = None
+    """Temperature of the probabilities, and how often they are wrong on validation images; None if it was never
+    measured: the temperature is then 1."""
 
     def __post_init__(self) -> None:
         if self.class_names and len(self.class_names) != self.config.classes:
@@ -75,6 +79,17 @@ class Card:
     def several(self) -> bool:
         """Whether the network predicts several labels for an image, or none."""
         return bool(self.thresholds)
+
+    @property
+    def temperature(self) -> float:
+        """By what logits are divided before they become probabilities."""
+        return 1.0 if self.confidence is None else self.confidence.temperature
+
+    def with_confidence(self, confidence: Confidence | None) -> Card:
+        """Return the card with another confidence, or without one; thresholds stay those of equal logits."""
+        changed = replace(self, confidence=confidence)
+        scale = self.temperature / changed.temperature
+        return replace(changed, thresholds=[_scaled(value, scale) for value in self.thresholds])
 
     @property
     def resize_mode(self) -> str:
@@ -103,6 +118,8 @@ class Card:
         values = _plain(plain(self))
         if not self.several:
             del values["thresholds"]  # so that earlier versions read the card
+        if self.confidence is None:
+            del values["confidence"]
         return {"format": FORMAT, "version": VERSION, "kind": kind, **values}
 
     @classmethod
@@ -118,7 +135,9 @@ class Card:
         try:
             config = merge(KINDS[kind](), values.pop("config", {}), "config")
             preprocess = merge(Preprocess(), values.pop("preprocess", {}), "preprocess")
-            return cls(config, preprocess=preprocess, **_checked(values))
+            found = values.pop("confidence", None)
+            confidence = None if found is None else merge(Confidence(), found, "confidence")
+            return cls(config, preprocess=preprocess, confidence=confidence, **_checked(values))
         except UsageError as error:  # in a file rather than in a flag
             raise WeightsError(f"the model card does not describe a model: {error}") from error
 
@@ -139,6 +158,14 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise UsageError(f"thresholds: expected a number from 0 to 1 for class {number}, got {shown(value)}")
     return values
+
+
+def _scaled(probability: float, scale: float) -> float:
+    """Return the probability (sigmoid) of a logit that is multiplied by `scale`."""
+    if not 0 < probability < 1 or scale == 1:
+        return probability
+    logit = scale * math.log(probability / (1 - probability))
+    return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
 
 
 _JSON = {list: "a list of names", dict: "an object", str: "text"}

@@ -40,10 +40,20 @@ class LabelCalibration:
 def label_calibration(found: LabelScores, bins: int = BINS) -> LabelCalibration:
     """Return the calibration of each label, and of all together. Raises UsageError for fewer than one bin."""
     probability, truth = found.probability[found.known], found.truth
-    each = [binned(probability[:, label], truth[:, label], bins).ece for label in range(truth.shape[1])]
-    ece = np.where(found.class_count > 0, each, np.nan)
+    ece = _each_ece(found, probability, bins)
     return LabelCalibration(
         ece=ece,
         brier=np.square(probability.astype(np.float64) - truth).mean(axis=0),
         together=binned(probability.reshape(-1), truth.reshape(-1), bins, nll=found.nll),
     )
+
+
+def before_scaling(found: LabelScores, bins: int = BINS) -> float:
+    """Return the mean over labels of the calibration error with temperature 1."""
+    return float(np.nanmean(_each_ece(found, found.uncalibrated[found.known], bins)))
+
+
+def _each_ece(found: LabelScores, probability: np.ndarray, bins: int) -> np.ndarray:
+    """Return the calibration error of each label for probabilities [count, classes]."""
+    each = [binned(column, truth, bins).ece for column, truth in zip(probability.T, found.truth.T, strict=True)]
+    return np.where(found.class_count > 0, each, np.nan)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from vitrail.errors import DataError
 from vitrail.evaluation.classify import Batches, Predict, gather_rows
+from vitrail.evaluation.confidence.temperature import at_temperature
 from vitrail.evaluation.labels.thresholds import best_thresholds
 
 PAIRED = 1000
@@ -44,6 +45,8 @@ class LabelScores:
     """float64 [classes]: the probability from which a class is predicted."""
     bad: list[tuple[str, str]] = field(default_factory=list)
     """(id, reason) of unreadable images; no number includes them."""
+    temperature: float = 1.0
+    """The logits were divided by it."""
 
     @property
     def known(self) -> np.ndarray:
@@ -54,6 +57,11 @@ class LabelScores:
     def count(self) -> int:
         """Number of images with known labels."""
         return int(self.known.sum())
+
+    @property
+    def uncalibrated(self) -> np.ndarray:
+        """float64 [N, classes]: the probabilities with temperature 1."""
+        return at_temperature(self.probability, 1 / self.temperature)
 
     @cached_property
     def truth(self) -> np.ndarray:
@@ -192,13 +200,17 @@ def _mean(values: np.ndarray) -> float:
 
 
 def score_labels(
-    predict: Predict, loader: Batches, class_names: Sequence[str], thresholds: Sequence[float] | None = None
+    predict: Predict,
+    loader: Batches,
+    class_names: Sequence[str],
+    thresholds: Sequence[float] | None = None,
+    temperature: float = 1.0,
 ) -> LabelScores:
     """Run `predict` over one epoch of `loader` and return the probabilities of all processes, on every process.
 
     Batches have labels int8 [batch, classes]. thresholds: One per class; None chooses those with the best F1 on these
-    images (`best_thresholds`). An image that arrives twice counts once. Raises DataError if outputs and classes do not
-    fit, if no image could be read, and if no image has any of the labels.
+    images (`best_thresholds`). temperature: Divides the logits. An image that arrives twice counts once. Raises
+    DataError if outputs and classes do not fit, if no image could be read, and if no image has any of the labels.
     """
     rows: list[tuple[torch.Tensor, ...]] = []
     for batch in loader.epoch(0):
@@ -208,7 +220,7 @@ def score_labels(
                 f"the model has {logits.shape[1]} outputs and the labels are {list(batch.labels.shape)}, but the data "
                 f"have {len(class_names)} classes"
             )
-        labels = batch.labels.to(logits.device)
+        logits, labels = logits / temperature, batch.labels.to(logits.device)
         losses = F.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none").sum(1)
         rows.append((batch.index, batch.labels, logits.sigmoid(), losses.masked_fill(labels[:, 0] < 0, torch.nan)))
     (index, target, probability, loss), bad = gather_rows(rows, loader)
@@ -221,4 +233,5 @@ def score_labels(
         )
     known = target[:, 0] >= 0
     chosen = best_thresholds(target[known] == 1, probability[known]) if thresholds is None else np.array(thresholds)
-    return LabelScores(list(class_names), index, target, probability, loss[first].astype(np.float64), chosen, bad)
+    loss = loss[first].astype(np.float64)
+    return LabelScores(list(class_names), index, target, probability, loss, chosen, bad, temperature)

@@ -33,6 +33,7 @@ def save_results(path: Path, found: Classification | LabelScores) -> None:
         save_classification(path, found)
         return
     arrays = {name: getattr(found, field) for name, field in STORED.items()}
+    arrays["temperature"] = np.array([found.temperature])
     arrays["bad"] = np.array(found.bad, dtype=np.str_).reshape(-1, 2)
     with replacing(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, **arrays)
@@ -41,14 +42,17 @@ def save_results(path: Path, found: Classification | LabelScores) -> None:
 def load_results(path: Path, class_names: Sequence[str]) -> Classification | LabelScores:
     """Read a file that `save_results` wrote. Raises DataError for a damaged or different file."""
     try:
-        with closing(Npz(path, DataError, only=(*STORED, "bad", "labels"))) as file:
+        with closing(Npz(path, DataError, only=(*STORED, "bad", "labels", "temperature"))) as file:
             if "targets" not in file.headers:
                 return load_classification(path, class_names)
             arrays = {field: file.read(name) for name, field in STORED.items()}
             bad = [(str(id_), str(reason)) for id_, reason in file.read("bad", "U")]
+            temperature = float(file.read("temperature", "f").item()) if "temperature" in file.headers else 1.0
         check_rows(arrays, NUMBERS)
         if arrays["thresholds"].dtype.kind != "f" or arrays["thresholds"].shape != (len(class_names),):
             raise ValueError(f"thresholds are {arrays['thresholds'].shape}, and there are {len(class_names)} classes")
+        if not 0 < temperature < np.inf:
+            raise ValueError(f"the temperature is {temperature}")
         shape = (len(arrays["index"]), len(class_names))
         if arrays["target"].shape != shape or arrays["probability"].shape != shape:
             raise ValueError(
@@ -56,4 +60,4 @@ def load_results(path: Path, class_names: Sequence[str]) -> Classification | Lab
             )
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read as the outputs of an evaluation: {error}") from error
-    return LabelScores(list(class_names), **arrays, bad=bad)
+    return LabelScores(list(class_names), **arrays, bad=bad, temperature=temperature)

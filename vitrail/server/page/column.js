@@ -70,8 +70,9 @@ export class Column {
       const answer = await post("/v1/predict", file, { model: this.model.name, crop }, signal);
       const image = answer.images[0];
       if (image.problem) throw new Error(image.problem.message);
-      const labels = image.labels?.map((label) => label.class);
-      this.one(".top").replaceChildren(...image.top.map((one) => bar(one, labels)));
+      const labels = image.rejected ? [] : image.labels?.map((label) => label.class);
+      const none = image.rejected ? [element("li", "none of these", "none")] : [];
+      this.one(".top").replaceChildren(...none, ...image.top.map((one) => bar(one, labels)));
       this.one(".time").textContent = `answered in ${milliseconds(answer.seconds)}`;
       if (crop) this.drawCrop(await loaded(image.crop), "");
       else await this.look(signal);
@@ -245,15 +246,16 @@ function element(name, text, className = "") {
   return Object.assign(document.createElement(name), { textContent: text, className });
 }
 
-// the answer for an image in words: its best class, or all of its labels
-export function answer({ top, labels }) {
+// the answer for an image in words: its best class, or all of its labels, or none of the classes
+export function answer({ top, labels, rejected }) {
   const words = ({ class: name, probability }) => `${name}, ${percent(probability)}`;
+  if (rejected) return `none of these; most likely ${words(top[0])}`;
   if (!labels) return `most likely ${words(top[0])}`;
   if (!labels.length) return `no label; most likely ${words(top[0])}`;
   return `labels ${labels.map((one) => words(one)).join("; ")}`;
 }
 
-// a class with its probability; of several labels, those that are not predicted are pale
+// a class with its probability; those that are not predicted are pale, of several labels or if none is sure enough
 function bar({ class: name, probability }, labels) {
   const item = element("li", "", labels && !labels.includes(name) ? "unlikely" : "");
   const length = element("div", "", "bar");

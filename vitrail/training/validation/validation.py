@@ -18,6 +18,7 @@ from vitrail.data.loading.loader import Loader
 from vitrail.data.sources.open import Splits
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
+from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import (
     BEST_CLASSES,
     Classification,
@@ -25,6 +26,10 @@ from vitrail.evaluation.classify import (
     classify,
     predictor,
 )
+from vitrail.evaluation.confidence.rejection import counts_at
+from vitrail.evaluation.confidence.temperature import KeptLogits
+from vitrail.evaluation.labels.calibration import before_scaling as labels_before_scaling
+from vitrail.evaluation.labels.calibration import label_calibration
 from vitrail.evaluation.labels.scores import LabelScores, score_labels
 from vitrail.evaluation.labels.store import save_results
 from vitrail.evaluation.metric import TITLES, Metric
@@ -42,11 +47,15 @@ from vitrail.training.validation.measures import FewShotProbe, KNNProbe, Measure
 from vitrail.training.validation.rounds import Rounds
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.card import Card
+from vitrail.weights.confidence import THRESHOLDS, Confidence
 from vitrail.weights.load import load, read_card
 from vitrail.weights.reference import reference
 from vitrail.weights.store import WEIGHTS, save_model
 from vitrail.words import shown
 
+OUTPUTS = "evaluation.npz"
+"""File of a run folder with the best model's outputs for the validation images."""
+LOGGED = ("temperature", "ece_before", "ece")
 BEST = "the best model"
 """What a run folder loses if the disk is full."""
 SHARES = {
@@ -72,11 +81,9 @@ class Accuracy(Measure):
 
     def __call__(self, images: Rounds) -> dict[str, float]:
         """See `Measure`."""
-        found = measured(self._model, self._run, images, replace(self._card, thresholds=[]), self._card.several)
-        self._found = found
-        if isinstance(found, Classification):
-            stored = {name: getattr(found, name)[:, :BEST_CLASSES] for name in ("top", "probability")}
-            self._found = replace(found, **stored)
+        outputs, card = network_outputs(self._model, self._run), replace(self._card, thresholds=[])
+        found = measured(outputs, self._run, images, card, self._card.several)
+        self._found = stored(found)
         return numbers_of(found, self._run.metric)
 
     def described(self, card: Card) -> Card:
@@ -93,7 +100,7 @@ class Accuracy(Measure):
     def write_best(self, folder: RunFolder) -> None:
         """See `Measure`."""
         if self._found is not None:
-            save_results(folder.path / "evaluation.npz", self._found)
+            save_results(folder.path / OUTPUTS, self._found)
 
     def save(self, place: Path, card: Card, base: BaseWeights | None) -> None:
         """See `Measure`."""
@@ -103,19 +110,35 @@ class Accuracy(Measure):
             save_model(place, self._model, card, base)
 
 
+def stored(found: Classification | LabelScores) -> Classification | LabelScores:
+    """Return results as a run folder stores them: at most five classes of an image."""
+    if not isinstance(found, Classification):
+        return found
+    return replace(found, top=found.top[:, :BEST_CLASSES], probability=found.probability[:, :BEST_CLASSES])
+
+
+def confidence_of(found: Classification | LabelScores, temperature: float) -> Confidence:
+    """Return what results on validation images say about the probabilities of a network with this temperature."""
+    if isinstance(found, LabelScores):
+        error, before = label_calibration(found).mean_ece, labels_before_scaling(found)
+        return Confidence(temperature, found.count, before, error)
+    named, wrong = counts_at(found, THRESHOLDS)
+    return Confidence(temperature, found.count, before_scaling(found).ece, calibration(found).ece, named, wrong)
+
+
 def measured(
-    model: nn.Module, run: Run, images: Any, card: Card, several: bool = False
+    predict: Predict, run: Run, images: Any, card: Card, several: bool = False
 ) -> Classification | LabelScores:
     """Return the outputs of a classifier for `images`, as far as the run's metric needs them.
 
-    card: That of the network, with its thresholds if it predicts several labels; with `several` and without
-    thresholds, these are chosen on the images.
+    card: That of the network, with its temperature, and with its thresholds if it predicts several labels; with
+    `several` and without thresholds, these are chosen on the images.
     """
     names = card.class_names
     if card.several or several:
-        return score_labels(network_outputs(model, run), images, names, card.thresholds or None)
+        return score_labels(predict, images, names, card.thresholds or None, card.temperature)
     best = len(names) if run.metric.all_classes else BEST_CLASSES
-    return classify(network_outputs(model, run), images, names, best=best)
+    return classify(predict, images, names, best=best, temperature=card.temperature)
 
 
 def numbers_of(found: Classification | LabelScores, metric: Metric) -> dict[str, float]:
@@ -210,15 +233,23 @@ class Validation:
 
     @world.main_alone("signing the models")
     @world.on_main
-    def sign(self, folder: RunFolder) -> None:
-        """Add the outputs of the finished models for a fixed image to their cards, for `vitrail weights verify`."""
+    def sign(self, folder: RunFolder, confidence: Confidence | None = None) -> None:
+        """Complete the cards of the finished models.
+
+        They get their outputs for a fixed image, for `vitrail weights verify`. The best model gets its confidence, and
+        so does the last one if both are of one step.
+        """
+        best = None
         for place in (folder.best, folder.last):
             if not (place / WEIGHTS).is_file() or isinstance(self.model, GivenNetwork):
                 continue
             with folder.tolerating("the model's reference outputs"):
                 model = load(place)
                 assert model.card is not None  # it comes with every file
-                save_model(place, model, replace(model.card, reference=reference(model)), self.base)
+                best = model.card.provenance.get("step") if place == folder.best else best
+                found = confidence if model.card.provenance.get("step") == best else None
+                card = replace(model.card.with_confidence(found), reference=reference(model))
+                save_model(place, model, card, self.base)
 
     def test(self, splits: Splits, folder: RunFolder, check: Callable[[], None]) -> dict[str, float] | None:
         """Return the best model's numbers on the test images.
@@ -233,16 +264,37 @@ class Validation:
         if world.any_(BEST in folder.lost):
             return None
         with closing(evaluation_loader(self.run, splits.test)) as loader:
-            best = self._best(folder)
-            card = replace(self.card, thresholds=self._thresholds(folder))
-            return numbers_of(measured(best, self.run, Rounds(loader, check), card), self.run.metric)
+            outputs = network_outputs(self._best(folder), self.run)
+            return numbers_of(measured(outputs, self.run, Rounds(loader, check), self._card(folder)), self.run.metric)
 
-    def _thresholds(self, folder: RunFolder) -> list[float]:
-        """Return the best model's thresholds. Only the main process reads them."""
-        if isinstance(self.model, GivenNetwork) or not self.card.several:
-            return self.card.thresholds
-        chosen: list[float] = world.gather(read_card(folder.path).thresholds if world.is_main() else None)[0]
-        return chosen
+    def calibrated(self, folder: RunFolder, status: RunStatus, check: Callable[[], None]) -> Confidence | None:
+        """Return the confidence of the best model on the validation images, and write its outputs for them anew.
+
+        None if calibration is off, for a network that learns without labels or is not vitrail's, without validation
+        images, and if the best model could not be written or its outputs are not finite.
+        """
+        own = isinstance(self.model, GivenNetwork) or isinstance(self.objective, SelfSupervised)
+        if not self.run.calibrate or self.loader is None or own or world.any_(BEST in folder.lost):
+            return None
+        outputs, card = network_outputs(self._best(folder), self.run), self._card(folder).with_confidence(None)
+        logits = KeptLogits(outputs, Rounds(self.loader, check), len(self.loader.source))
+        if not math.isfinite(measured(logits, self.run, logits, card).nll):
+            return None
+        card = card.with_confidence(Confidence(temperature=logits.temperature() or 1.0))
+        found = measured(outputs, self.run, Rounds(self.loader, check), card)
+        confidence = confidence_of(found, card.temperature)
+        if world.is_main():
+            folder.log("calibration", status.step, **{name: getattr(confidence, name) for name in LOGGED})
+            with folder.tolerating("the best model's outputs"):
+                save_results(folder.path / OUTPUTS, stored(found))
+        return confidence
+
+    def _card(self, folder: RunFolder) -> Card:
+        """Return the best model's card with the classes of the run. Only the main process reads it."""
+        if isinstance(self.model, GivenNetwork):
+            return self.card
+        stored: Card = world.gather(read_card(folder.path) if world.is_main() else None)[0]
+        return replace(self.card, thresholds=stored.thresholds, confidence=stored.confidence)
 
     def close(self) -> None:
         """End the threads of the loaders."""

@@ -98,20 +98,24 @@ def run(job: Job, compute: ComputeColumns, merge: str | Path | None, *, strict: 
     return BulkProgress(state, str(merge), code)
 
 
-def class_columns(card: Card, predict: Predict, top: int, compute: Compute) -> ComputeColumns:
+def class_columns(
+    card: Card, predict: Predict, top: int, compute: Compute, reject: float | None = None
+) -> ComputeColumns:
     """Return a function that computes the `top` most likely classes, best first, and their probabilities.
 
-    For a network that predicts several labels there is a column of those, too.
+    For a network that predicts several labels there is a column of those, too, and with `reject` a column that says
+    whether the best class is less probable.
     """
     import numpy as np
     import pyarrow as pa
 
     from vitrail.data.images.ops import eval_transform
     from vitrail.evaluation.classify import refusing
+    from vitrail.evaluation.confidence.temperature import calibrated
     from vitrail.evaluation.labels.ranked import ranked
 
     names = np.array(list(card.class_names) or [str(number) for number in range(card.config.classes)])
-    best, predict = min(top, len(names)), refusing(predict, compute.precision)
+    best, predict = min(top, len(names)), refusing(calibrated(predict, card.temperature), compute.precision)
     transform, size = eval_transform(card.preprocess), card.preprocess.image_size
 
     several = {"predicted": np.empty((0, len(names)), bool)} if card.several else {}
@@ -124,6 +128,8 @@ def class_columns(card: Card, predict: Predict, top: int, compute: Compute) -> C
     def columns(found: Arrays) -> dict[str, pa.Array]:
         classes = names[found["classes"]]
         shown = {"classes": _lists(classes[:, :best]), "probabilities": _lists(found["probabilities"][:, :best])}
+        if reject is not None:
+            shown["rejected"] = pa.array(found["probabilities"][:, 0] < reject)
         if "predicted" in found:
             rows = [row[yes].tolist() for row, yes in zip(classes, found["predicted"], strict=True)]
             shown["labels"] = pa.array(rows, pa.list_(pa.string()))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet.network import ResNet
     from vitrail.model.vit import ViT
+    from vitrail.weights.card import Card
+    from vitrail.weights.confidence import Rejection
 
 log = logging.getLogger("vitrail")
 
@@ -42,13 +44,24 @@ def load_classifier(source: str | Path, image_size: int | None = None) -> ViT | 
     return network
 
 
-def load_runnable(source: str | Path, compute: Compute, *, features: bool = False) -> ViT | ResNet | Engine:
+def load_runnable(
+    source: str | Path, compute: Compute, *, features: bool = False, calibrate: bool = True
+) -> ViT | ResNet | Engine:
     """Return a network with a classifier, or the exported program at `source`; with `features`, a network of any kind.
+
+    calibrate: Keep the temperature of its probabilities, if its card has one.
 
     A program computes in its own way: raises UsageError for a device, a precision, an engine and an image size that are
     asked for. Raises ExportError for a program that computes something else than what is needed, WeightsError for a
     network without a classifier.
     """
+    network: Any = _runnable(source, compute, features)
+    if not calibrate:
+        network.card = network.card.with_confidence(None)
+    return network  # type: ignore[no-any-return]
+
+
+def _runnable(source: str | Path, compute: Compute, features: bool) -> ViT | ResNet | Engine:
     program = find_program(source)
     if program is None:
         return load_network(source, compute.image_size) if features else load_classifier(source, compute.image_size)
@@ -61,6 +74,27 @@ def load_runnable(source: str | Path, compute: Compute, *, features: bool = Fals
     from vitrail.exports.engine import Engine
 
     return Engine(program, "features" if features else "logits")
+
+
+def explained_rejection(card: Card, source: str | Path, threshold: float) -> Rejection | None:
+    """Return, and log, what a smallest confidence means on the validation images of a network; None if unknown.
+
+    Raises UsageError for a network that predicts several labels.
+    """
+    if card.several:
+        raise UsageError(
+            f"{source} predicts several labels for an image, or none: each label has its own threshold. Remove --reject"
+        )
+    found = None if card.confidence is None else card.confidence.rejection(threshold)
+    if found is None:
+        log.warning(
+            "%s does not say how often it is right at a confidence: it was trained without validation images or "
+            "without calibration, or its calibration is switched off",
+            source,
+        )
+    else:
+        log.info("%s", found)
+    return found
 
 
 def output_names(network: ViT | ResNet | Engine, images: Listed, source: str | Path) -> list[str]:

@@ -31,7 +31,7 @@ COLUMNS = (
 
 def show(subject: str, found: LabelScores, notes: list[str]) -> Any:
     """Return the results as tables for a terminal; `subject` says of what on which images."""
-    from vitrail.evaluation.labels.calibration import label_calibration
+    from vitrail.evaluation.labels.calibration import before_scaling, label_calibration
 
     calibrated = label_calibration(found)
     ranked = sorted(_rows(found), key=lambda row: (row[2][0], row[0]))
@@ -39,8 +39,8 @@ def show(subject: str, found: LabelScores, notes: list[str]) -> Any:
     return page(
         f"{subject}: mAP {found.map:.2%} (a random ranking has {found.chance:.2%}), F1 {found.micro_f1:.2%} (micro), "
         f"{found.macro_f1:.2%} (macro), exact match {found.exact:.2%}, loss {found.nll:.4f}, {found.count:,} images",
-        f"calibration of each label: ECE {calibrated.mean_ece:.2%} (mean over labels), Brier score "
-        f"{calibrated.mean_brier:.4f}",
+        f"calibration of each label: ECE {calibrated.mean_ece:.2%}{before(before_scaling(found), found.temperature)} "
+        f"(mean over labels), Brier score {calibrated.mean_brier:.4f}",
         notes,
         table(SHOWN, worst, "labels with the lowest average precision (AP)"),
         unreadable_lines(found.bad),
@@ -57,6 +57,11 @@ def _rows(found: LabelScores) -> list[tuple[str, tuple[int, int, int], tuple[flo
     return list(zip(found.class_names, counts, shares, strict=True))
 
 
+def before(ece: float, temperature: float) -> str:
+    """Return the calibration error before temperature scaling in words; "" without scaling."""
+    return "" if temperature == 1 else f" ({ece:.2%} before its temperature of {temperature:.3g})"
+
+
 def _percent(share: float) -> str:
     return "" if share != share else f"{share:.1%}"
 
@@ -66,7 +71,7 @@ def as_json(found: LabelScores) -> dict[str, Any]:
 
     Of very many labels, pairs are those of the labels that most images have ("paired").
     """
-    from vitrail.evaluation.labels.calibration import label_calibration
+    from vitrail.evaluation.labels.calibration import before_scaling, label_calibration
 
     calibrated = label_calibration(found)
     names = [name.replace(" ", "_").lower() for name in COLUMNS[1:]]
@@ -74,6 +79,8 @@ def as_json(found: LabelScores) -> dict[str, Any]:
         **found.metrics(),
         "chance_map": found.chance,
         "ece": calibrated.mean_ece,
+        "ece_before": before_scaling(found),
+        "temperature": found.temperature,
         "brier": calibrated.mean_brier,
         "calibration": list(calibrated.together.rows()),
         "classes": [

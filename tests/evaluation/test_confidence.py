@@ -1,0 +1,159 @@
+"""Temperature scaling and rejection: against scipy, scikit-learn and numbers worked by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, log_softmax, softmax
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_digits
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from vitrail.evaluation.calibration import before_scaling, calibration
+from vitrail.evaluation.classify import classify, load_classification, save_classification
+from vitrail.evaluation.confidence import temperature
+from vitrail.evaluation.confidence.rejection import counts_at, curve
+from vitrail.evaluation.confidence.temperature import KeptLogits, at_temperature, fit
+from vitrail.evaluation.labels.scores import score_labels
+from vitrail.evaluation.labels.store import load_results, save_results
+
+
+class Rows:
+    """A loader whose "images" are the logits themselves, in batches of seven, the last images first."""
+
+    def __init__(self, logits: np.ndarray, labels: np.ndarray) -> None:
+        self.logits, self.labels = torch.tensor(logits, dtype=torch.float32), torch.tensor(labels)
+        self.bad: list[tuple[str, str]] = []
+
+    def epoch(self, epoch: int) -> Any:
+        for index in torch.arange(len(self.labels)).flip(0).split(7):
+            yield type("Batch", (), {"images": self.logits[index], "labels": self.labels[index], "index": index})
+
+
+def same(images: Tensor) -> Tensor:
+    return images
+
+
+def scores(images: int = 300, classes: int = 6, sure: float = 3.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits [images, classes] that are `sure` times as large as those that the labels are drawn from."""
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(images, classes))
+    labels = [rng.choice(classes, p=softmax(row)) for row in logits]
+    return (sure * logits).astype(np.float32), np.array(labels)
+
+
+def by_scipy(loss: Any) -> float:
+    """The temperature with the lowest loss, by Brent's method on its logarithm."""
+    return float(np.exp(minimize_scalar(loss, bounds=(-4, 4), method="bounded", options={"xatol": 1e-9}).x))
+
+
+@pytest.mark.parametrize("sure", [0.2, 1.0, 7.0])
+def test_the_temperature_is_that_of_scipy(sure: float) -> None:
+    logits, labels = scores(sure=sure)
+
+    def loss(log: float) -> float:
+        return float(-log_softmax(logits.astype(np.float64) / np.exp(log), axis=1)[range(300), labels].mean())
+
+    found = fit(logits, labels)
+    assert found == pytest.approx(by_scipy(loss), rel=1e-5)
+    assert found == pytest.approx(sure, rel=0.2)  # what the labels were drawn with
+
+
+def test_the_temperature_of_several_labels_is_that_of_scipy() -> None:
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(200, 5)) - 1
+    labels = (rng.random((200, 5)) < expit(logits)).astype(np.int8)
+    shown = (4 * logits).astype(np.float32)
+
+    def loss(log: float) -> float:
+        z = shown.astype(np.float64) / np.exp(log)
+        return float((np.logaddexp(0, z) - labels * z).mean())
+
+    assert fit(shown, labels) == pytest.approx(by_scipy(loss), rel=1e-5)
+
+
+def test_the_temperature_is_that_of_scikit_learn_on_real_digits() -> None:
+    images, labels = load_digits(return_X_y=True)
+    network = LogisticRegression(C=100, max_iter=200).fit(images[:300], labels[:300])
+    theirs = CalibratedClassifierCV(FrozenEstimator(network), method="temperature", ensemble=False)
+    theirs.fit(images[300:1000], labels[300:1000])
+    found = fit(network.decision_function(images[300:1000]).astype(np.float32), labels[300:1000])
+    assert found is not None and found > 1.5  # a regression on few images is too sure
+    ours = softmax(network.decision_function(images[1000:]) / found, axis=1)
+    np.testing.assert_allclose(ours, theirs.predict_proba(images[1000:]), atol=2e-4)
+
+
+def test_without_an_optimum_there_is_no_temperature() -> None:
+    logits, labels = scores()
+    right = np.eye(6, dtype=np.float32)[labels]
+    assert fit(right, labels) is None  # always right: the surer, the better
+    assert fit(-right, labels) is None  # always wrong
+    assert fit(np.zeros_like(logits), labels) is None
+    assert fit(np.where(labels[:, None] == 2, np.nan, logits), labels) is None
+    assert fit(logits, np.full(300, -1)) is None
+    assert fit(logits[:0], labels[:0]) is None
+
+
+def test_images_without_a_label_do_not_count() -> None:
+    logits, labels = scores()
+    some = np.where(np.arange(300) % 3 == 0, -1, labels)
+    assert fit(logits, some) == pytest.approx(fit(logits[some >= 0], labels[some >= 0]), rel=1e-9)
+
+
+def test_kept_logits_are_those_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = scores()
+    kept = KeptLogits(same, Rows(logits, labels), 300)
+    found = classify(kept, kept, list("abcdef"))
+    assert kept.temperature() == pytest.approx(fit(logits, labels), rel=1e-9) and found.count == 300
+    # of more logits than are kept, those of evenly spaced images
+    monkeypatch.setattr(temperature, "LOGITS", 6 * 100)
+    kept = KeptLogits(same, Rows(logits, labels), 300)
+    classify(kept, kept, list("abcdef"))
+    assert kept.temperature() == pytest.approx(fit(logits[::3], labels[::3]), rel=1e-9)
+
+
+def test_an_evaluation_knows_its_calibration_before_and_after(tmp_path: Path) -> None:
+    logits, labels = scores(sure=4.0)
+    raw = classify(same, Rows(logits, labels), list("abcdef"))
+    found = classify(same, Rows(logits, labels), list("abcdef"), temperature=4.0)
+    np.testing.assert_array_equal(found.top, raw.top)
+    np.testing.assert_allclose(found.probability, -np.sort(-softmax(logits / 4.0, axis=1))[:, :5], rtol=1e-5)
+    assert found.nll == pytest.approx(-log_softmax(logits / 4.0, axis=1)[range(300), labels].mean(), rel=1e-5)
+    assert before_scaling(found).ece == pytest.approx(calibration(raw).ece, rel=1e-6)
+    assert calibration(found).ece < before_scaling(found).ece
+    save_classification(tmp_path / "a.npz", found)
+    again = load_classification(tmp_path / "a.npz", list("abcdef"))
+    assert before_scaling(again).ece == before_scaling(found).ece
+
+
+def test_labels_know_their_probabilities_before(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    logits, labels = 5 * rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, (40, 3)).astype(np.int8)
+    found = score_labels(same, Rows(logits, labels), list("abc"), [0.5] * 3, temperature=2.5)
+    np.testing.assert_allclose(found.probability, expit(logits / 2.5), rtol=1e-5)
+    np.testing.assert_allclose(found.uncalibrated, expit(logits), rtol=1e-4)
+    save_results(tmp_path / "a.npz", found)
+    again = load_results(tmp_path / "a.npz", list("abc"))
+    np.testing.assert_array_equal(again.uncalibrated, found.uncalibrated)  # type: ignore[union-attr]
+
+
+def test_probabilities_at_another_temperature() -> None:
+    p = np.array([0.0, 1e-30, 0.2, 0.5, 1.0])
+    np.testing.assert_allclose(at_temperature(p, 2.0), [0, 1e-15, 1 / 3, 0.5, 1], rtol=1e-12)  # odds 1/4 become 1/2
+
+
+def test_coverage_and_risk_worked_by_hand() -> None:
+    rows = np.log([[0.9, 0.1], [0.6, 0.4], [0.6, 0.4], [0.2, 0.8], [0.55, 0.45]])
+    found = classify(same, Rows(rows, np.array([0, 1, 0, 0, -1])), ["a", "b"])
+    # of four images with a class: 0.9 right, 0.8 wrong, 0.6 wrong and right
+    assert counts_at(found, [0.0, 0.6, 0.61, 0.85, 0.95]) == ((4, 4, 2, 1, 0), (2, 2, 1, 0, 0))
+    coverage, risk = curve(found)
+    np.testing.assert_allclose(coverage, [0.25, 0.5, 1.0])
+    np.testing.assert_allclose(risk, [0.0, 0.5, 0.5])

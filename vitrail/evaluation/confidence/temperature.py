@@ -1,0 +1,117 @@
+"""Temperature scaling: one number by which logits are divided, so that probabilities agree with accuracy.
+
+"On Calibration of Modern Neural Networks" (Guo et al., 2017, section 4.2). The temperature minimises the cross-entropy
+of validation images, which is convex in 1 / temperature: Newton's method on its derivative, kept within an interval
+that contains the optimum. The order of the classes does not change. With several labels, the one temperature scales the
+logits of all labels, and the loss is the binary cross-entropy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail import world
+from vitrail.evaluation.classify import Batches, Predict
+
+LOGITS = 1 << 24
+"""Maximum number of logits that a temperature is fitted to. Of more, evenly spaced images are used."""
+LARGEST = 64.0
+"""Largest temperature; the smallest is its inverse. Beyond them, logits say nothing about classes, or everything."""
+ROWS = 4096
+"""Images that are summed at a time, in float64."""
+
+
+def calibrated(predict: Predict, temperature: float) -> Predict:
+    """Return `predict`, whose logits are now divided by `temperature`."""
+    return predict if temperature == 1 else lambda images: predict(images) / temperature
+
+
+def at_temperature(probability: np.ndarray, temperature: float) -> np.ndarray:
+    """Return probabilities of labels (sigmoid), float64, as they are if their logits are divided by `temperature`."""
+    probability = probability.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        odds = np.log(probability) - np.log1p(-probability)
+    found: np.ndarray = torch.from_numpy(odds / temperature).sigmoid().numpy()
+    return found
+
+
+class KeptLogits:
+    """The logits of one epoch of an evaluation, of which it is both the images and the predict function.
+
+    images: Number of images of the epoch, over all processes.
+    """
+
+    def __init__(self, predict: Predict, loader: Batches, images: int) -> None:
+        self._predict, self._loader, self._images = predict, loader, images
+        self._logits: Tensor | None = None
+        self._kept: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self.bad = loader.bad
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the logits of a batch."""
+        self._logits = self._predict(images)
+        return self._logits
+
+    def epoch(self, epoch: int) -> Iterator[object]:
+        """See `Batches`. The logits of a batch are kept when the next one is asked for."""
+        for batch in self._loader.epoch(epoch):
+            yield batch
+            assert self._logits is not None
+            step = -(-self._images * self._logits.shape[1] // LOGITS)
+            rows = batch.index % step == 0
+            logits = self._logits[rows.to(self._logits.device)].float().cpu()
+            self._kept.append((batch.index[rows].numpy(), batch.labels[rows].numpy(), logits.numpy()))
+
+    def temperature(self) -> float | None:
+        """Return the temperature, the same in every process (see `fit`)."""
+        parts = [part for process in world.gather(self._kept) for part in process]
+        index, labels, logits = (np.concatenate(column) for column in zip(*parts, strict=True))
+        rows = np.unique(index, return_index=True)[1]
+        return fit(logits[rows], labels[rows])
+
+
+def fit(logits: np.ndarray, labels: np.ndarray) -> float | None:
+    """Return the temperature with the lowest cross-entropy; None if there is none from 1 / `LARGEST` to `LARGEST`.
+
+    logits: float32 [images, classes]. labels: int64 [images], or int8 [images, classes] for several labels; images
+    with a negative label do not count. There is none if every image is classified correctly, if the logits are not
+    better than chance, or if one is not finite.
+    """
+    known = (labels if labels.ndim == 1 else labels[:, 0]) >= 0
+    if not known.any() or not np.isfinite(logits).all():
+        return None
+    values, truth = torch.from_numpy(logits[known]), torch.from_numpy(labels[known])
+    low, high, inverse = 1 / LARGEST, LARGEST, 1.0
+    if _derivatives(values, truth, low)[0] >= 0 or _derivatives(values, truth, high)[0] <= 0:
+        return None
+    for _ in range(100):
+        slope, curvature = _derivatives(values, truth, inverse)
+        low, high = (low, inverse) if slope > 0 else (inverse, high)
+        newton = inverse - slope / max(curvature, 1e-300)
+        better = newton if low < newton < high else (low + high) / 2
+        if abs(better - inverse) <= 1e-10 * inverse:
+            break
+        inverse = better
+    return 1 / better
+
+
+def _derivatives(logits: Tensor, labels: Tensor, inverse: float) -> tuple[float, float]:
+    """Return the first two derivatives of the mean loss with respect to 1 / temperature, at `inverse`."""
+    slope = curvature = 0.0
+    for z, y in zip(logits.split(ROWS), labels.split(ROWS), strict=True):
+        z = z.double()
+        if y.ndim == 2:
+            p = (z * inverse).sigmoid()
+            slope += float((z * (p - y)).sum())
+            curvature += float((z.square() * p * (1 - p)).sum())
+        else:
+            z = z - z.amax(dim=1, keepdim=True)
+            p = (z * inverse).softmax(dim=1)
+            mean = (p * z).sum(dim=1)
+            slope += float((mean - z.gather(1, y[:, None])[:, 0]).sum())
+            curvature += float(((p * z.square()).sum(dim=1) - mean.square()).sum())
+    return slope / len(logits), curvature / len(logits)
