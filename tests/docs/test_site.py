@@ -86,6 +86,12 @@ def test_commands_inside_sentences_are_accepted() -> None:
 @pytest.mark.slow
 def test_flags_inside_sentences_exist() -> None:
     named = {flag for verb in VERBS.values() for name, _ in each_flag(verb.load()[1]) for flag in spellings(name)}
+    named |= {
+        flag_of(f"no_{name}")
+        for verb in VERBS.values()
+        for name, flag in each_flag(verb.load()[1])
+        if flag.type is bool
+    }
     flags = {(page, text.split()[0].partition("=")[0]) for page, text in INLINE if text.startswith("--")}
     assert {(page, flag) for page, flag in flags if flag not in named | FOREIGN} == set()
 

@@ -30,7 +30,8 @@ PREPROCESS = Preprocess(image_size=(8, 8), resize="squash")
 
 
 def model(names: list[str] = NAMES, preprocess: Preprocess = PREPROCESS) -> Any:
-    card = SimpleNamespace(class_names=names, preprocess=preprocess, config=SimpleNamespace(classes=4), thresholds=[])
+    config, probabilities = SimpleNamespace(classes=4), {"thresholds": [], "temperature": 1.0}
+    card = SimpleNamespace(class_names=names, preprocess=preprocess, config=config, **probabilities)
     return SimpleNamespace(card=card)
 
 

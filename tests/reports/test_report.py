@@ -84,7 +84,7 @@ def test_every_picture_is_an_image_with_a_text(page: Page) -> None:
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
             assert f"data:image/{image.format.lower()};base64" == head  # type: ignore[union-attr]
     labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
-    assert len(labels) == page.tags["svg"] == 7
+    assert len(labels) == page.tags["svg"] == 8
     assert all(len(label) > 30 for label in labels)
 
 

@@ -425,6 +425,16 @@ def test_the_openapi_description_fits_the_answers(models: list[ServedModel]) -> 
     json.dumps(described)
 
 
+def test_an_unsure_image_is_none_of_the_classes(folder: Path, models: list[ServedModel]) -> None:
+    usual = one(models, "POST", "/v1/predict", png(), headers=PNG).json["images"][0]
+    assert usual["rejected"] is None
+    for threshold, rejected in ((1.0, True), (0.0, False)):
+        served = ServedModel("vit", vitrail.load(folder / "vit"), "cpu", "float32", reject=threshold)
+        (image,) = one([served], "POST", "/v1/predict", png(), headers=PNG).json["images"]
+        assert image["rejected"] is rejected and image["top"] == usual["top"]
+        assert served.describe()["reject"] == threshold
+
+
 def test_several_labels_come_as_a_list(tmp_path: Path, models: list[ServedModel]) -> None:
     served = ServedModel("labels", vitrail.load(several(tmp_path / "labels")), "cpu", "float32")
     answer = one([served], "POST", "/v1/predict", png(), headers=PNG).json
