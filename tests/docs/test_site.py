@@ -90,7 +90,7 @@ def test_flags_inside_sentences_exist() -> None:
         flag_of(f"no_{name}")
         for verb in VERBS.values()
         for name, flag in each_flag(verb.load()[1])
-        if flag.type is bool
+        if flag.default is True
     }
     flags = {(page, text.split()[0].partition("=")[0]) for page, text in INLINE if text.startswith("--")}
     assert {(page, flag) for page, flag in flags if flag not in named | FOREIGN} == set()
