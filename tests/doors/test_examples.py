@@ -68,7 +68,7 @@ def test_the_command_of_an_example_runs(path: Path, tmp_path: Path, monkeypatch:
 
 def test_the_page_names_the_flag_and_the_method_of_each_example() -> None:
     own = [path for path in EXAMPLES.glob("*.py") if "@dataclass(frozen=True)" in path.read_text()]
-    assert len(FILES) == 10 and sorted(own) == FILES
+    assert len(FILES) == 11 and sorted(own) == FILES
     flags = flag_texts(cli.VERBS["train"].load()[1])
     for _, flag, kind, method, _ in ROWS:
         name = flag.strip("`").removeprefix("--")

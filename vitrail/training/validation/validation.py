@@ -352,7 +352,7 @@ def describe(numbers: dict[str, float]) -> str:
         own = _own_numbers(numbers, (*TITLES, "nll", "count"))
         return f"validation {named}, loss {numbers['nll']:.4f}{own} {on}"
     shots = "".join(f", {name.replace('knn', 'kNN')} {numbers[name]:.2%}" for name in probed)
-    if "top1" in numbers:
+    if "nll" in numbers:  # not "top1", which may be a metric of somebody's own objective
         usual = f"validation top-1 {numbers['top1']:.2%}, top-5 {numbers['top5']:.2%}, loss {numbers['nll']:.4f}"
         if "balanced_accuracy" in numbers:
             usual += f", balanced accuracy {numbers['balanced_accuracy']:.2%}, macro F1 {numbers['macro_f1']:.2%}"
