@@ -7,7 +7,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from site_pages import api, flags, recipes, repository
+from site_pages import api, flags, notebooks, recipes, repository
 
 from vitrail.verbs.table import VERBS
 
@@ -31,11 +31,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add generated pages, documents of the repository, and the files that pages link to."""
     written = {f"{repository.DOCS}/{file.src_uri}": file.content_string for file in files.documentation_pages()}
     outside = {path: (repository.ROOT / path).read_text(encoding="utf-8") for path in repository.EMBEDDED}
+    pictures: dict[str, bytes] = {}
+    for path in repository.NOTEBOOKS:
+        outside[path], found = notebooks.page(path)
+        pictures |= found
     pages = {**flags.pages(), api.PLACE: api.page(), recipes.PLACE: recipes.page()}
-    pages |= {repository.EMBEDDED[path]: text for path, text in outside.items()}
+    pages |= {repository.PLACES[path]: text for path, text in outside.items()}
     for path in sorted(repository.linked(written | outside)):
         where = repository.place(path)
-        if path.endswith(repository.PICTURES):
+        if path in pictures:
+            files.append(File.generated(config, where, content=pictures[path]))
+        elif path.endswith(repository.PICTURES):
             files.append(File.generated(config, where, abs_src_path=str(repository.ROOT / path)))
         else:
             pages[where] = repository.source_page(path)

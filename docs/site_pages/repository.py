@@ -9,14 +9,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = "docs"
+NOTEBOOKS = {
+    f"examples/notebooks/{name}.ipynb": f"examples/{name}.md"
+    for name in (
+        "ten-flowers",
+        "where-does-it-look",
+        "few-labels",
+        "train-export-serve",
+        "wrong-labels-and-leaks",
+    )
+}
+"""Notebook of the repository -> its place in the site."""
 EMBEDDED = {
     "README.md": "index.md",
     "PAPER.md": "understand/paper.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
+    "examples/README.md": "examples/index.md",
 }
 """Document of the repository -> its place in the site."""
+PLACES = {**EMBEDDED, **NOTEBOOKS}
 SOURCE = "source"
 """Folder of the site for everything else that a page links to."""
 PICTURES = (".png", ".jpg", ".svg")
@@ -44,8 +57,8 @@ def target(link: str, document: str) -> str | None:
 
 def place(path: str) -> str:
     """Return the place in the site of a file or folder of the repository."""
-    if path in EMBEDDED:
-        return EMBEDDED[path]
+    if path in PLACES:
+        return PLACES[path]
     if path.startswith(f"{DOCS}/"):
         return path.removeprefix(f"{DOCS}/")
     if (ROOT / path).is_dir():
@@ -55,7 +68,7 @@ def place(path: str) -> str:
 
 def document_of(place: str) -> str:
     """Return the document of the repository that stands at a place of the site."""
-    return next((path for path, where in EMBEDDED.items() if where == place), f"{DOCS}/{place}")
+    return next((path for path, where in PLACES.items() if where == place), f"{DOCS}/{place}")
 
 
 def for_site(markdown: str, place_of_page: str) -> str:
@@ -80,7 +93,7 @@ def for_site(markdown: str, place_of_page: str) -> str:
 def linked(documents: dict[str, str]) -> set[str]:
     """Return the files and folders outside docs/ that documents, {path in the repository: text}, link to."""
     found = {target(link, path) for path, text in documents.items() for link in links(text)}
-    return {path for path in found if path and not path.startswith(f"{DOCS}/") and path not in EMBEDDED}
+    return {path for path in found if path and not path.startswith(f"{DOCS}/") and path not in PLACES}
 
 
 def source_page(path: str) -> str:

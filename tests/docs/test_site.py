@@ -23,7 +23,7 @@ from vitrail.verbs.table import VERBS
 
 PAGES = sorted([*(ROOT / name for name in repository.EMBEDDED), *(ROOT / "docs").rglob("*.md")])
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
-OTHERS = {"curl", "mkdocs", "mypy", "pip", "pytest", "python", "ruff", "sbatch", "sky"}
+OTHERS = {"curl", "jupyter", "mkdocs", "mypy", "pip", "pytest", "python", "ruff", "sbatch", "sky"}
 """Programs of other people that the pages name."""
 LAUNCHERS = {"torchrun", "srun"}
 """Programs that start vitrail with flags of their own in front of it."""
@@ -205,10 +205,11 @@ def places(nav: object) -> list[str]:
 
 def test_the_navigation_has_every_page_once() -> None:
     listed = places(NAV)
-    here = {repository.place(page) for page in TEXTS}
+    here = {repository.place(page) for page in (*TEXTS, *repository.NOTEBOOKS)}
     verbs = set(map(flags.verb_page, VERBS))  # added to the navigation by docs/hooks.py
     assert sorted(listed) == sorted(here | GENERATED - verbs)
-    assert [next(iter(tab)) for tab in NAV][:6] == ["Start", "Tasks", "Cookbook", "Understand", "Reference", "Numbers"]
+    tabs = ["Start", "Tasks", "Examples", "Cookbook", "Understand", "Reference", "Numbers", "Project"]
+    assert [next(iter(tab)) for tab in NAV] == tabs
 
 
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
