@@ -30,6 +30,7 @@ EMBEDDED = {
 }
 """Document of the repository -> its place in the site."""
 PLACES = {**EMBEDDED, **NOTEBOOKS}
+"""Everything outside docs/ that is a page -> its place in the site."""
 SOURCE = "source"
 """Folder of the site for everything else that a page links to."""
 PICTURES = (".png", ".jpg", ".svg")
