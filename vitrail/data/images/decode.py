@@ -137,7 +137,7 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None 
         raise DecodeError("the file is empty (0 bytes)", reason="empty")
     format = next((format for format in FORMATS if format.magic.match(data[:512])), None)
     if format is None:
-        message = f"not an image: it begins with {data[:16]!r}. Readable formats are {READABLE}"
+        message = f"not an image: it begins with {data[:16].decode('latin-1')!r}. Readable formats are {READABLE}"
         raise DecodeError(message, reason="not-an-image")
     if format.reader is None:
         message = f"{format.name} files are not supported. Convert the file to one of {READABLE}"

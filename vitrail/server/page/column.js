@@ -3,6 +3,7 @@ import { post } from "/ask.js";
 import { loaded, outline, overlay, paint, range, tinted } from "/draw.js";
 
 const LONGEST = 3; // maximum aspect ratio: longer pictures would be a stripe
+const EXAMPLES = 10; // maximum number of classes above an answer
 const NAMED = 200; // maximum number of classes in the model card
 
 export class Column {
@@ -14,6 +15,7 @@ export class Column {
     this.part = document.getElementById("column").content.firstElementChild.cloneNode(true);
     this.part.setAttribute("aria-label", model.name);
     this.one("h2").textContent = model.name;
+    this.one(".known").textContent = known(model);
     this.one(".kind").textContent = kind(model);
     this.results = this.one(".results");
     this.problem = this.one(".bad");
@@ -73,6 +75,7 @@ export class Column {
       const labels = image.rejected ? [] : image.labels?.map((label) => label.class);
       const none = image.rejected ? [element("li", "none of these", "none")] : [];
       this.one(".top").replaceChildren(...none, ...image.top.map((one) => bar(one, labels)));
+      this.one(".sure").textContent = labels ? "" : `How sure it is. It always chooses one of its ${counted(this.model.class_names.length, "class", "classes")}, also for an image that shows none of them.`;
       this.one(".time").textContent = `answered in ${milliseconds(answer.seconds)}`;
       if (crop) this.drawCrop(await loaded(image.crop), "");
       else await this.look(signal);
@@ -153,13 +156,15 @@ export class Column {
     const { found } = this;
     const who = found.patch ? `the patch in row ${found.patch[0]}, column ${found.patch[1]}` : "the classifier’s input";
     const head = found.head === null ? "mean of all heads" : `head ${found.head}`;
-    const what = this.view === "rollout"
+    const rollout = this.view === "rollout";
+    const what = rollout
       ? "Rollout: the share of each patch in the classifier’s input, through all layers."
       : `Layer ${found.layer}, ${head}: attention of ${who} to each patch.`;
-    const text = `${what} Click a patch to see what it attends to. Arrow keys move the selection.`;
+    const text = `Yellow patches have the largest share, blue ones the smallest. ${what} It shows what was looked at, not why. Click a patch to see what it attends to. Arrow keys move the selection.`;
+    this.one(".controls").classList.toggle("rollout", rollout);
     if (this.one(".about").textContent !== text) this.one(".about").textContent = text; // so that screen readers read it once
     this.map.setAttribute("aria-label", `${what} ${found.grid[0]} rows and ${found.grid[1]} columns of patches.`);
-    this.one(".clear").disabled = !this.patch;
+    this.one(".clear").hidden = !this.patch;
   }
 
   drawTiles() {
@@ -176,7 +181,7 @@ export class Column {
     const context = paint(alike, tinted(found.positions));
     outline(context, found.patch, found.grid, whole(alike), 2);
     alike.setAttribute("aria-label", found.positions_about);
-    alike.nextElementSibling.textContent = `Similarity of each position to this patch’s position: ${found.positions_about}, from ${least} to ${most}`;
+    alike.nextElementSibling.textContent = `How near the network places each patch to the selected one, yellow for the nearest: ${found.positions_about}, from ${least} to ${most}`;
   }
 
   drawCrop(crop, patches) {
@@ -248,8 +253,9 @@ function element(name, text, className = "") {
 
 // the answer for an image in words: its best class, or all of its labels, or none of the classes
 export function answer({ top, labels, rejected }) {
-  const words = ({ class: name, probability }) => `${name}, ${percent(probability)}`;
+  const words = ({ class: name, probability }) => `${name} (${percent(probability)})`;
   if (rejected) return `none of these; most likely ${words(top[0])}`;
+  if (!labels && top[0].probability < 0.5) return `not sure; most likely ${words(top[0])}`;
   if (!labels) return `most likely ${words(top[0])}`;
   if (!labels.length) return `no label; most likely ${words(top[0])}`;
   return `labels ${labels.map((one) => words(one)).join("; ")}`;
@@ -266,10 +272,17 @@ function bar({ class: name, probability }, labels) {
   return item;
 }
 
+// what the model can answer, before it has seen an image
+function known({ class_names: names }) {
+  const more = names.length - EXAMPLES;
+  if (!names.length) return "";
+  return `Knows ${counted(names.length, "class", "classes")}: ${names.slice(0, EXAMPLES).join(", ")}${more > 0 ? ` and ${more} more` : ""}`;
+}
+
 function kind(model) {
   const [height, width] = model.image_size;
   const what = model.attention ? `ViT with ${counted(model.layers, "layer")}, ${counted(model.heads, "head")}` : "ResNet without attention";
-  const parts = [what, `${short(model.parameters)} parameters`, `${model.class_names.length} classes`, `${width} × ${height} px`];
+  const parts = [what, `${short(model.parameters)} parameters`, `${width} × ${height} px`];
   return parts.map((part) => part.replaceAll(" ", "\u00a0")).join(" · "); // lines break only between the parts
 }
 
@@ -302,8 +315,8 @@ function milliseconds(seconds) {
   return seconds < 0.1 ? `${(1000 * seconds).toFixed(0)} ms` : `${seconds.toFixed(2)} s`;
 }
 
-function counted(number, name) {
-  return `${number} ${name}${number === 1 ? "" : "s"}`;
+function counted(number, name, names = `${name}s`) {
+  return `${number} ${number === 1 ? name : names}`;
 }
 
 function short(number) {
