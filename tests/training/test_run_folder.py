@@ -13,6 +13,7 @@ from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import json_value
 from vitrail.training.folder import RunFolder
 from vitrail.training.provenance import command
+from vitrail.training.run import Run
 
 
 def lines(folder: RunFolder) -> list[dict[str, object]]:
@@ -89,7 +90,7 @@ def test_events_hold_the_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = RunFolder(tmp_path)
-    folder.open_board(0)
+    folder.track(Run(), 0)
     for step in (1, 2):
         folder.log("train", step, loss=1 / step, images=["a"], good=True)
     folder.close()
@@ -105,7 +106,7 @@ def test_a_broken_tracker_does_not_stop_a_run(
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     folder = RunFolder(tmp_path)
-    folder.open_board(0)
+    folder.track(Run(), 0)
     folder.log("train", 1, loss=1.0)
     folder.close()
     assert lines(folder)[0]["loss"] == 1.0

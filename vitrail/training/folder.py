@@ -11,7 +11,7 @@ runs/<name>-<n>/
   evaluation.npz   the best model's predictions for the validation images
   checkpoints/     to resume from
   model/best, model/last   weights + card
-  events.out...    the same curves for TensorBoard
+  events.out...    the same curves for TensorBoard, unless `track` leaves it out
 ```
 """
 
@@ -20,11 +20,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,9 @@ from vitrail.disk import writing
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import check_writable, json_text, open_regular, read_json_object, replacing
 from vitrail.run_log import Dropped, fitting, log_lines
+from vitrail.training.run import Run
+from vitrail.training.trackers.tracker import TrackedRun
+from vitrail.training.trackers.trackers import Trackers
 
 
 class RunFolder:
@@ -54,8 +55,8 @@ class RunFolder:
         """Called with each line of metrics.jsonl."""
         self.lost: dict[str, str] = {}
         """What could not be written, and has not been written since -> the reason."""
-        self._board: Any = None
-        self._excepthook: Any = None
+        self._trackers: Trackers | None = None
+        self._step = 0  # that of the newest line of metrics.jsonl
         self._warned = False
 
     @classmethod
@@ -128,10 +129,13 @@ class RunFolder:
         """Replace file `name` atomically."""
         with self.tolerating(name), replacing(self.path / name, folders=False) as partial:
             partial.write_bytes(data)
+        if self._trackers is not None and name.endswith(".png"):
+            self._trackers.picture(name.removesuffix(".png"), data, self._step)
 
     @world.on_main
     def log(self, kind: str, step: int, **values: Any) -> None:
-        """Append one line to metrics.jsonl, and its numbers to TensorBoard as "<kind>/<name>"."""
+        """Append one line to metrics.jsonl, and send its numbers to the trackers as "<kind>/<name>"."""
+        self._step = step
         line = {"kind": kind, "step": step, **values, "time": round(time.time(), 3)}
         try:
             with writing(self.metrics), open(self.metrics, "ab", opener=_without_waiting) as file:
@@ -141,28 +145,20 @@ class RunFolder:
             self.lost["lines of metrics.jsonl"] = str(error)
         if self.on_log is not None:
             self.on_log(line)
-        if self._board is None:
-            return
-        try:
-            for name, value in values.items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
-        except Exception as error:  # a tracker must never stop a run
-            self._warn("TensorBoard events", error)
-            self._board = None
+        numbers = {
+            f"{kind}/{name}": value
+            for name, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        if self._trackers is not None and numbers:
+            self._trackers.log(numbers, step)
 
-    @world.main_alone("starting TensorBoard")
     @world.on_main
-    def open_board(self, step: int) -> None:
-        """Start TensorBoard events, and hide those that an earlier process wrote from `step` on; optional."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._excepthook = threading.excepthook
-            threading.excepthook = partial(_show_error, self._excepthook)
-            self._board = SummaryWriter(str(self.path), purge_step=step or None)
-        except Exception as error:  # a tracker must never stop a run
-            self._warn("TensorBoard events", error)
+    def track(self, run: Run, step: int) -> list[str]:
+        """Start the trackers of `run` at `step`. Return how a person sees the run there, as sentences."""
+        self._step = step
+        self._trackers = Trackers(run.track, TrackedRun.of(run, self.path, self.facts(), step))
+        return self._trackers.seen
 
     def rewind(self, step: int) -> str:
         """Remove the lines of metrics.jsonl after `step`, because a resumed run writes them again.
@@ -201,26 +197,19 @@ class RunFolder:
             self.lost.pop(what, None)
 
     def close(self) -> None:
-        """Write buffered events and close."""
-        try:
-            if self._board is not None:
-                self._board.close()
-        except Exception as error:  # a tracker must never stop a run
-            self._warn("TensorBoard events", error)
-        self._board = None
-        if self._excepthook is not None:
-            threading.excepthook, self._excepthook = self._excepthook, None
+        """Send the report of a finished run to the trackers, and close them."""
+        if self._trackers is None:
+            return
+        finished, page = "result" in self.facts(), self.path / "report.html"
+        if finished and page.is_file():
+            self._trackers.report(page)
+        self._trackers.close(finished=finished)
+        self._trackers = None
 
     def _warn(self, what: str, error: Exception) -> None:
         if not self._warned:
             print(f"warning: could not write {what} in {self.path}: {error}. Training continues.", file=sys.stderr)
         self._warned = True
-
-
-def _show_error(show: Callable[[threading.ExceptHookArgs], object], args: threading.ExceptHookArgs) -> None:
-    """Show the error of a thread, except what TensorBoard's own thread cannot write: the next event raises it again."""
-    if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
-        show(args)
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -25,6 +25,7 @@ from vitrail.model.resnet.network import ResNet
 from vitrail.model.stems.patch import Normalise
 from vitrail.model.vit import ViT
 from vitrail.objective.settings import ObjectiveSettings
+from vitrail.training.checkpoints.state import Result
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Run
 from vitrail.weights.assemble import skeleton
@@ -44,6 +45,11 @@ class Given:
     data: Any = None
     on_log: Callable[[dict[str, Any]], None] | None = None
     on_evaluate: Callable[[int, dict[str, float]], None] | None = None
+    on_end: Callable[[Result], Result] | None = None
+
+    def ended(self, result: Result) -> Result:
+        """Return what `on_end` makes of the result of the run."""
+        return result if self.on_end is None else self.on_end(result)
 
     @property
     def losses(self) -> Losses | None:

@@ -91,6 +91,10 @@ class Signals:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Handle signals as before the context."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -44,6 +44,7 @@ def fit(
     data: Any = None,
     on_log: Callable[[dict[str, Any]], None] | None = None,
     on_evaluate: Callable[[int, dict[str, float]], None] | None = None,
+    on_end: Callable[[Result], Result] | None = None,
 ) -> Result:
     """Train `run` in a new run folder, or resume it in the folder `resume`. Return the result.
 
@@ -51,6 +52,7 @@ def fit(
     `run`: a function (logits, targets) -> losses, any network images -> logits, and a data set of torch's kind or a
     mapping of splits to such data sets (`vitrail.training.given`). Settings of objective and data are possible, too.
     on_log: Called with each line of metrics.jsonl. on_evaluate: Called with step and numbers of each evaluation.
+    on_end: Called by each process with the result, which it returns, such as to write report.html for the trackers.
 
     Everything is written to the run folder; progress goes to stderr. A resumed run continues at the exact step. On a
     CPU it ends with the same bits as a run without interruption, unless there is a `time_limit`. A finished run is not
@@ -61,7 +63,7 @@ def fit(
     the state is saved.
     """
     # 1. Data, network, objective, optimiser, loaders, durations, validation
-    given = Given(objective, model, data, on_log, on_evaluate)
+    given = Given(objective, model, data, on_log, on_evaluate, on_end)
     folder, run = None if resume is None else RunFolder.open(resume), given.applied_to(run)
     RunFolder.check(Path(run.out), folder)
     run, start = (run, None) if folder is None else resumed_run(run, folder, given)
@@ -99,10 +101,10 @@ def fit(
         else:
             checkpoints.restore(state)
             if state.is_over(run) and (result := recorded_result(folder)):
-                return result
+                return given.ended(result)
             recorder.resume()
         status = state.status
-        folder.open_board(status.step)
+        recorder.track()
         recorder.start_clock()
         max_bad = 0.0 if run.data.strict else run.data.max_bad
         batches = endless(setup.loader, status.step, max_bad=max_bad, report=recorder.unreadable)
@@ -150,4 +152,5 @@ def fit(
             raise Interrupted.after(stop.signum, folder.path, status.step, checkpoints.saved) from None
         result = Result.of(status, folder.path, timetable.per_epoch, test)
         recorder.end(result)
-        return result.without({**folder.lost, **checkpoints.lost})
+        signals.restore()  # everything is saved: from now on a signal ends the process
+        return given.ended(result.without({**folder.lost, **checkpoints.lost}))

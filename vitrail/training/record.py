@@ -85,6 +85,13 @@ class RunRecorder:
         note = f"batch: {run.batch_size} images, as before; accumulate: {run.accumulate}{why}"
         self._progress.announce(self._folder.path, self._setup.resolved.decisions, [*notes, note])
 
+    @world.main_alone("starting the trackers")
+    @world.on_main
+    def track(self) -> None:
+        """Start the trackers, and say how a person sees the run there."""
+        for where in self._folder.track(self._setup.run, self._setup.state.status.step) or ():
+            self._progress.say(where)
+
     def start_clock(self) -> None:
         """Count the seconds of training from now on."""
         self._began = time.monotonic() - self._setup.state.status.elapsed

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from vitrail.objective.base import Moment
 
+Track = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Tune = Literal["all", "attention", "attention+positions", "ffn", "head"]
 """The whole network; the attention layers and the classifier, also with the positions; the MLPs and the classifier; the
 classifier alone."""
@@ -277,6 +278,9 @@ class Run(Settings):
     with a probability of 80 % about 80 % are right. The order of the classes does not change."""
     checkpoint_every: Length = Epochs(1)
     """Time between two checkpoints."""
+    track: tuple[Track, ...] = ("tensorboard",)
+    """Trackers that show metrics, settings, pictures and the report of the run. Several can be named. A tracker uses
+    the network only if its own environment variables name a server, and never stops a run."""
     keep: Count = 2
     """Number of newest checkpoints to keep."""
     early_stop: Count | None = None

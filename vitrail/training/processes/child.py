@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,23 @@ from vitrail import world
 from vitrail.config import from_yaml
 from vitrail.device import keep_freed_memory
 from vitrail.errors import VitrailError
+from vitrail.training.checkpoints.state import Result
 from vitrail.training.loop import fit
 from vitrail.training.processes.group import joined, leave, own_note
 from vitrail.training.processes.parent import end_with_parent
 from vitrail.training.run import Run
 
 
-def main(config: str, note: str, resume: str) -> int:
-    """Train the run in the file `config` and return the exit code; `resume` is a run folder, or "" for a new run."""
+def main(config: str, note: str, resume: str, on_end: Callable[[Result], Result] | None = None) -> int:
+    """Train the run in the file `config` and return the exit code; `resume` is a run folder, or "" for a new run.
+
+    on_end: See `fit`.
+    """
     try:
         run = from_yaml(Path(config), Run(), imports=True)
         keep_freed_memory()
         with joined(run.timeout):
-            result = fit(run, resume=resume or None)
+            result = fit(run, resume=resume or None, on_end=on_end)
             if world.is_main():
                 _write_note(Path(note), {**asdict(result), "folder": str(result.folder)})
         return 0

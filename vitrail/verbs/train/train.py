@@ -97,9 +97,9 @@ def train(
     from vitrail.training.processes.group import joined, launch
 
     if nproc is not None:
-        return reported(launch(run, folder, nproc))
+        return launch(run, folder, nproc, child="vitrail.verbs.train.child")
     with joined(run.timeout):
-        return reported(fit(run, resume=folder, splits=given.data.of(run)))
+        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported)
 
 
 @checked
@@ -183,9 +183,9 @@ def finetune(
     from vitrail.training.processes.group import joined, launch
 
     if nproc is not None:
-        return reported(launch(run, folder, nproc))
+        return launch(run, folder, nproc, child="vitrail.verbs.train.child")
     with joined(run.timeout):
-        return reported(fit(run, resume=folder, splits=given.data.of(run)))
+        return fit(run, resume=folder, splits=given.data.of(run), on_end=reported)
 
 
 def _decided(

@@ -1,0 +1,24 @@
+"""One process of a run that `vitrail train --nproc N` has started: it trains, and the main process writes the report.
+
+Trackers are open only as long as the run trains, so the process that started this one could not send them the report.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main(config: str, note: str, resume: str) -> int:
+    """See `vitrail.training.processes.child.main`."""
+    from vitrail.training.processes import child  # which imports torch
+    from vitrail.verbs.train.train import reported
+
+    return child.main(config, note, resume, on_end=reported)
+
+
+if __name__ == "__main__":
+    from vitrail.training.processes.group import leave
+    from vitrail.training.processes.parent import end_with_parent
+
+    end_with_parent()
+    leave(main(*sys.argv[1:]))
