@@ -28,7 +28,7 @@ from vitrail.training.trackers import trackers
 from vitrail.training.trackers.tracker import TrackedRun, Tracker, without_credentials
 from vitrail.training.trackers.trackers import TRACKERS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SECRETS = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
     "HF_TOKEN": "hf_aSecretOfTheHub",
