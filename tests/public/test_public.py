@@ -199,6 +199,7 @@ def test_one_version() -> None:
     assert vitrail.__version__ == declared
     assert "version" in project or project["dynamic"] == ["version"]
     assert project["scripts"] == {"vitrail": "vitrail.cli:main"}
+    assert re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == vitrail.__version__
 
 
 def test_the_verbs() -> None:
