@@ -83,10 +83,10 @@ class Failed(TrainingError):
         self.exit_code = code
 
 
-def launch(run: Run, resume: Path | None, processes: int, child: str = "vitrail.training.processes.child") -> Result:
+def launch(run: Run, resume: Path | None, processes: int, module: str = "vitrail.training.processes.child") -> Result:
     """Train `run` with several processes on this machine, and return what `fit` returns with one process.
 
-    child: The module that each process runs; it calls the `main` of the default one.
+    module: The module that each process runs; it calls the `main` of the default one.
 
     Raises Failed with the message and exit code of the process that failed first or was stopped by a signal.
     """
@@ -96,7 +96,7 @@ def launch(run: Run, resume: Path | None, processes: int, child: str = "vitrail.
     with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
         config, note = Path(scratch) / "run.yaml", Path(scratch) / "note.json"
         config.write_text(to_yaml(run))
-        command = [sys.executable, "-m", child, str(config), str(note), str(resume or "")]
+        command = [sys.executable, "-m", module, str(config), str(note), str(resume or "")]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

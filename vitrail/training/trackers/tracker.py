@@ -51,6 +51,10 @@ class Tracker(ABC):
     """How a person sees the run, as a sentence; "" if everybody knows."""
 
     @abstractmethod
+    def __init__(self, run: TrackedRun) -> None:
+        """Start, or find the run again that was started before a resume."""
+
+    @abstractmethod
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         """Show numbers by name, such as "train/loss", after `step` optimiser steps."""
 

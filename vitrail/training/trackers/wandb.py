@@ -27,11 +27,12 @@ class WandB(Tracker):
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=run.folder.name,
             id=run.identifier,
+            dir=os.environ.get("WANDB_DIR") or os.getcwd(),  # W&B itself stays where the process first used it
             resume="allow" if mode == "online" else None,  # offline, `wandb sync` joins files of the same identifier
             reinit="create_new",
             config=run.settings,
             settings=wandb.Settings(
-                mode=mode,
+                mode=mode,  # type: ignore[arg-type]
                 silent=True,
                 console="off",
                 init_timeout=PATIENCE,

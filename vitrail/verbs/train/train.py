@@ -97,7 +97,7 @@ def train(
     from vitrail.training.processes.group import joined, launch
 
     if nproc is not None:
-        return launch(run, folder, nproc, child="vitrail.verbs.train.child")
+        return launch(run, folder, nproc, module="vitrail.verbs.train.child")
     with joined(run.timeout):
         return fit(run, resume=folder, splits=given.data.of(run), on_end=reported)
 
@@ -183,7 +183,7 @@ def finetune(
     from vitrail.training.processes.group import joined, launch
 
     if nproc is not None:
-        return launch(run, folder, nproc, child="vitrail.verbs.train.child")
+        return launch(run, folder, nproc, module="vitrail.verbs.train.child")
     with joined(run.timeout):
         return fit(run, resume=folder, splits=given.data.of(run), on_end=reported)
 
