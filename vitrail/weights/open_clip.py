@@ -57,7 +57,7 @@ _TEXTS = ("positional_embedding", "text_projection", "logit_scale", "logit_bias"
 _TEXTS += ("transformer.", "text.", "token_embedding.", "ln_final.")
 """Names of the tower for texts, or their start."""
 _OPENAI = ("input_resolution", "context_length", "vocab_size")
-_KNOWN = {
+_KNOWN: dict[str, Any] = {
     **dict.fromkeys(("image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size", "ls_init_value")),
     **dict.fromkeys(("patch_dropout", "norm_kwargs", "act_kwargs", "output_tokens", "no_ln_pre")),
     **dict(pool_type="tok", pos_embed_type="learnable", attentional_pool=False, final_ln_after_pool=False),
@@ -116,7 +116,7 @@ FORMAT = OpenClip()
 
 def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
     """Return the config of the image tower, and the assumptions made. Raises WeightsError."""
-    where, notes = f"{archive.path}, {FILES[1]}", []
+    where, notes = f"{archive.path}, {FILES[1]}", list[str]()
     model = _mapping(archive.config, "model_cfg", where)
     vision = _mapping(model, "vision_cfg", where)
     for name, value in vision.items():
@@ -125,7 +125,8 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
     width, channels, patch = stem_sizes(archive, f"{prefix}conv1.weight")
     table, layers = f"{prefix}positional_embedding", f"{prefix}transformer.resblocks"
     if vision.get("image_size") is None:
-        size = (square_side(archive, table, shape_of(archive, table, 2)[0] - 1) * patch,) * 2
+        side = square_side(archive, table, shape_of(archive, table, 2)[0] - 1) * patch
+        size = side, side
     else:
         size = size_in(vision["image_size"], "image_size", where)
     if vision:
@@ -181,7 +182,9 @@ def _mapping(values: Mapping[str, Any], name: str, where: str) -> dict[str, Any]
 
 
 def _statistics(archive: Archive, channels: int, where: str, notes: list[str]) -> dict[str, tuple[float, ...]]:
-    values = dict(zip(("mean", "std"), CLIP, strict=True)) | _mapping(archive.config, "preprocess_cfg", where)
+    values: dict[str, Any] = dict(zip(("mean", "std"), CLIP, strict=True)) | _mapping(
+        archive.config, "preprocess_cfg", where
+    )
     return {name: for_channels(name, numbers_in(values, name, where), channels, notes) for name in ("mean", "std")}
 
 
@@ -252,7 +255,7 @@ def _refusal(config: Any) -> str:
 def _json(config: ViTConfig, card: Card, origin: Mapping[str, Any]) -> dict[str, Any]:
     """Return open_clip_config.json, with the text tower of the file from which the model was loaded."""
     height, width = config.image_size
-    vision = dict(
+    vision: dict[str, Any] = dict(
         image_size=height if height == width else [height, width],
         layers=config.depth,
         width=config.width,
