@@ -26,7 +26,7 @@ def test_a_figure_moved_if_its_spread_does_not_overlap_the_old_one() -> None:
 
 
 def test_kept_results_have_figures_with_names_of_their_own() -> None:
-    for name in ("train_step", "inference", "attention"):
+    for name in ("train_step", "inference"):
         document = json.loads((record.RESULTS / f"{name}.json").read_text())
         labels = [label for label, _ in everything.figures(document)]
         assert len(labels) > 8 and len(labels) == len(set(labels))

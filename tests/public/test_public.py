@@ -78,13 +78,11 @@ FLAGS = {
         "out"
     ),
     "evaluate": (
-        "model data label_from split protocol labels groups image_size batch_size workers device precision engine out "
-        "raw"
+        "model data label_from split protocol labels groups tta calibrate image_size batch_size workers device "
+        "precision engine out raw"
     ),
-
-        "model data split protocol labels groups tta calibrate image_size batch_size workers device precision engine "
-        "out raw"
-    "predict": ("model images top reject calibrate strict out merge raw batch_size workers device precision engine"),    "embed": "model paths out merge split tokens layers prepare image_size batch_size workers device precision engine",
+    "predict": ("model images top reject calibrate strict out merge raw batch_size workers device precision engine"),
+    "embed": "model paths out merge split tokens layers prepare image_size batch_size workers device precision engine",
     "search": ("model paths like features top out raw image_size batch_size workers device precision engine"),
     "inspect": (
         "model images out what layer head class_name data split count pictures image_size format batch_size device raw"
@@ -109,17 +107,16 @@ FLAGS = {
         "overhead intensity count"
     ),
     "bench": "models image_size batch_size mode device precision engines engine seconds out",
-    "data dedup": "path against model distance cosine mirrored out keep_list sheet raw "
-    "batch_size workers device precision",
     "data audit": "path weights split folds seed out sheet raw image_size batch_size workers device precision",
-
     "data check": "path label_from out raw workers",
     "data stats": "path label_from",
     "data pack": "path folder label_from short_side quality shard_mb shuffle workers",
     "data dedup": (
-        "path label_from against model distance cosine mirrored out keep_list raw batch_size workers device precision"
+        "path label_from against model distance cosine mirrored out keep_list sheet raw "
+        "batch_size workers device precision"
     ),
-    "data split": "path folder sizes label_from seed holdout raw",    "weights convert": "source target format branches overwrite",
+    "data split": "path folder sizes label_from seed holdout raw",
+    "weights convert": "source target format branches overwrite",
     "weights info": "source tensors",
     "weights verify": "source",
     "weights push": "source repository format licence private dry_run",

@@ -23,6 +23,7 @@ from typing import Any
 
 from torch import nn
 
+from vitrail.data.images.geometry import Interpolation
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.files import replacing_text
@@ -53,7 +54,7 @@ from vitrail.words import shown
 FILES = ("open_clip_model.safetensors", "open_clip_config.json")
 PREFIXES = ("visual.", "")
 NORM_EPS = 1e-5
-_TEXTS = ("positional_embedding", "text_projection", "logit_scale", "logit_bias", "attn_mask")
+_TEXTS: tuple[str, ...] = ("positional_embedding", "text_projection", "logit_scale", "logit_bias", "attn_mask")
 _TEXTS += ("transformer.", "text.", "token_embedding.", "ln_final.")
 """Names of the tower for texts, or their start."""
 _OPENAI = ("input_resolution", "context_length", "vocab_size")
@@ -137,6 +138,7 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
     depth = 0
     while f"{layers}.{depth}.ln_1.weight" in archive:
         depth += 1
+    mean, std = _statistics(archive, channels, where, notes)
     config = ViTConfig(
         width=width,
         depth=depth,
@@ -151,7 +153,8 @@ def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
         norm_eps=number_in({"eps": NORM_EPS} | _mapping(vision, "norm_kwargs", where), "eps", where),
         gelu=_gelu(archive, model, vision, where),
         resize_mode="timm",  # bicubic, antialiased
-        **_statistics(archive, channels, where, notes),
+        mean=mean,
+        std=std,
     )
     return config, notes
 
@@ -181,22 +184,23 @@ def _mapping(values: Mapping[str, Any], name: str, where: str) -> dict[str, Any]
     return dict(found or {})
 
 
-def _statistics(archive: Archive, channels: int, where: str, notes: list[str]) -> dict[str, tuple[float, ...]]:
+def _statistics(archive: Archive, channels: int, where: str, notes: list[str]) -> list[tuple[float, ...]]:
+    """Return mean and standard deviation of the channels."""
     values: dict[str, Any] = dict(zip(("mean", "std"), CLIP, strict=True)) | _mapping(
         archive.config, "preprocess_cfg", where
     )
-    return {name: for_channels(name, numbers_in(values, name, where), channels, notes) for name in ("mean", "std")}
+    return [for_channels(name, numbers_in(values, name, where), channels, notes) for name in ("mean", "std")]
 
 
 def _preprocess(archive: Archive, image_size: tuple[int, int], notes: list[str]) -> Preprocess:
     """Return the preprocessing in open_clip_config.json, or CLIP's: the short side to the size, bicubic, the centre."""
     values = _mapping(archive.config, "preprocess_cfg", f"{archive.path}, {FILES[1]}")
-    mode, interpolation = values.get("resize_mode") or "shortest", values.get("interpolation") or "bicubic"
+    mode, named = values.get("resize_mode") or "shortest", values.get("interpolation") or "bicubic"
+    interpolation: Interpolation = "bilinear" if named == "bilinear" else "bicubic"
     if not values:
         notes.append(f"the preprocessing of OpenAI's CLIP, because no {FILES[1]} describes one")
-    if interpolation not in ("bilinear", "bicubic"):
-        notes.append(f"bicubic resizing instead of {shown(interpolation)}")
-        interpolation = "bicubic"
+    if named != interpolation:
+        notes.append(f"bicubic resizing instead of {shown(named)}")
     if mode == "squash":
         return Preprocess(image_size, "squash", interpolation=interpolation)
     if mode != "shortest":
