@@ -19,7 +19,7 @@ from vitrail.data.settings import Preprocess
 from vitrail.durations import Duration, Epochs, Examples, Percent, Steps, parse_duration
 from vitrail.errors import UsageError
 from vitrail.import_path import Open
-from vitrail.ranges import FolderName, Limit
+from vitrail.ranges import FolderName, FoldNumber, Limit
 from vitrail.training.run import Optim, Run
 
 KINDS = (Steps, Epochs, Examples, Percent)
@@ -34,6 +34,9 @@ def valid(kind: Any, limit: Limit) -> st.SearchStrategy[Any]:
     """Any value of a type within its range."""
     if isinstance(limit, FolderName):
         return st.text(min_size=1).filter(limit.holds)
+    if isinstance(limit, FoldNumber):
+        folds = st.integers(2, 999).flatmap(lambda count: st.tuples(st.integers(1, count), st.just(count)))
+        return folds.map("{0[0]}/{0[1]}".format)
     if kind is Duration:
         return durations.filter(limit.holds)
     if kind is int:

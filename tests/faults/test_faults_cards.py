@@ -279,6 +279,7 @@ def test_60_layers_of_any_number_are_refused(tmp_path: Path, start: str, number:
 
 def test_60_a_stem_of_any_kernels_is_refused(tmp_path: Path) -> None:
     names = {"cls_token": (1, 1, 64), "blocks.0.norm1.weight": (64,), "blocks.0.attn.qkv.weight": (192, 64)}
+    names["pos_embed"] = (1, 197, 64)
     names |= {f"patch_embed.proj.{place}.weight": (1, 1, 99_991, 1) for place in (0, 3, 6)}
     save_file({name: torch.zeros(shape) for name, shape in names.items()}, tmp_path / "w.safetensors")
     with pytest.raises(WeightsError, match="hMLP stem with kernels"):

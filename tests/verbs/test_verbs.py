@@ -400,7 +400,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (report,) = tmp_path.glob("demo-1/report.html")
     assert str(report) in out
     accuracy = re.search(r"top-1 ([\d.]+)% on \d+ test images", out)
-    assert accuracy and float(accuracy[1]) >= 97
+    assert accuracy and float(accuracy[1]) >= 96  # 97 to 98.5 by seed and processor; an image is 0.28
 
 
 def test_doctor_lists_what_is_declared() -> None:

@@ -184,7 +184,10 @@ def test_what_is_missing_is_an_error_with_an_address(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"protocol": "r", "data": None}, r"needs its folder, without --split: vitrail evaluate .* DIR"),
+        (
+            {"protocol": "r", "data": None},
+            r"its folder, without --split and --label-from: vitrail evaluate .* DIR",
+        ),
         ({"protocol": "r", "split": "val"}, "without --split"),
         ({"labels": "real.json"}, "--labels needs a --protocol that has labels"),
         ({"protocol": "rr"}, "no protocol is called 'rr'"),

@@ -24,6 +24,7 @@ from vitrail.training.guard import FiniteGuard
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import clip_, set_learning_rate, update
 from vitrail.training.processes.parallel import Parallel, SingleProcess
+from vitrail.training.processes.threads import Threaded
 from vitrail.training.run import Run
 
 LOSS, COUNT, NORM = "loss", "count", "norm"
@@ -136,7 +137,18 @@ def backward(
         prepared = objective.before_step(prepared, parts)
     wide = torch.float32 if device.type == "mps" else torch.float64
     context = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=autocast)
-    for loss, count, metrics in network.backward(prepared.split(parts * network.at_once), context):
+    pieces = prepared.split(parts * network.at_once)
+    if isinstance(network, Threaded):
+        computed = network.backward(pieces, context)
+    else:
+        computed = []
+        for number, part in enumerate(pieces, start=1):
+            with network.last(number == len(pieces)):
+                with context():
+                    loss, count, metrics = network.loss(part)
+                loss.backward()
+            computed.append((loss.detach(), count, metrics))
+    for loss, count, metrics in computed:
         examples += count
         for name, value in {**metrics, LOSS: loss}.items():
             value = value.to(device, wide, non_blocking=True)

@@ -144,7 +144,11 @@ def predict(
     if network is predictions_of:  # an exported program has the precision of its export
         compute = replace(compute, precision="float32")
     if out is not None and is_bulk(out):
-        about = {"top": top, "precision": precision, "reject": reject, "temperature": network.card.temperature}
+        about: dict[str, Any] = {"top": top, "precision": precision}
+        if reject is not None:
+            about["reject"] = reject
+        if network.card.temperature != 1:
+            about["temperature"] = network.card.temperature
         job = open_job("predict", model, images, out, **about)
         return run(job, class_columns(network.card, predictions_of, top, compute, reject), merge, strict=strict)
     rows = partial(predict_files, network, images, predict=predictions_of, precision=compute.precision, top=top)

@@ -234,6 +234,8 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(
 def test_a_tracker_that_is_not_installed_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for module in [module for module in sys.modules if module.partition(".")[0] in READ]:
+        monkeypatch.delitem(sys.modules, module)
     for name in READ:
         monkeypatch.setitem(sys.modules, name, None)
     written(RunFolder(tmp_path / "train-1"), Run(track=tuple(READ)))  # type: ignore[arg-type]

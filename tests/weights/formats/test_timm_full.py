@@ -23,7 +23,7 @@ from vitrail.weights.timm.format import FORMAT
 
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "beit", "resnetv2")
 REFUSED = re.compile(
-    r"_clip_|_clip$|_xp_|_rpn_|_d(wee|little)_|_d?pwee_|aimv2|beit3|radio|intern|_mci_|_resnet(26|50)d"
+    r"_xp_|_d(wee|little)_|_d?pwee_|aimv2|beit3|_mci_|_resnet(26|50)d"
     r"|^resnetv2_(?!\d+x\d_bit)|test_vit[34]|_pe_|gemma"
 )
 """Architectures with something vitrail's ViT and BiT have not, by what their names say."""
@@ -53,7 +53,7 @@ def assert_agrees(config: ViTConfig, model: nn.Module) -> None:
     norm = block.attns[0].norm if hasattr(block, "attns") else block.norm1
     assert config.heads == attention.num_heads
     assert config.norm_eps == norm.eps
-    kind = {"GELU": "erf", "GELUTanh": "tanh", "SiLU": "gated"}[type(mlp.act).__name__]
+    kind = {"GELU": "erf", "GELUTanh": "tanh", "QuickGELU": "quick", "SiLU": "gated"}[type(mlp.act).__name__]
     assert (config.gelu if config.mlp == "gelu" else "gated") == kind
     assert config.pool == {"token": "cls", "avg": "gap", "map": "map"}[model.global_pool]
     assert config.image_size == tuple(n // config.patch * config.patch for n in model.patch_embed.img_size)

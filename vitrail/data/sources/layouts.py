@@ -6,7 +6,7 @@ one kind is opened, and a warning names all kinds with their numbers of images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -47,26 +47,27 @@ def open_folder(path: Path, columns: Columns, labels: bool) -> DataSet:
     """
     if columns.label_from is not None:
         return flat.read_labelled(path, columns, labels=labels)
-    if (meant := _meant(path)) is not None:
+    layouts = list(_layouts(path, columns, labels))
+    if (meant := _meant(path, layouts)) is not None:
         found = open_folder(meant, columns, labels)
         found.findings.warnings.append(f"{path} holds no data set itself: the one in {meant} is used")
         return found
-    return _open_layouts(path, list(_layouts(path, columns, labels)))
+    return _open_layouts(path, layouts)
 
 
-def _meant(path: Path) -> Path | None:
+def _meant(path: Path, layouts: list[Layout]) -> Path | None:
     """Return the one folder one or two levels below that holds a data set; None if `path` does, or if none does.
 
     Raises DataError that names the folders if there are several.
     """
-    if _holds_data(path) or folder.has_image(path):
+    if _holds_data(path, layouts) or folder.has_image(path):
         return None
     level = [path]
     for _ in range(_LEVELS):
         level = [child for parent in level for child in folder.folders_in(parent)]
         if len(level) > _FOLDERS:
             return None
-        if len(found := [child for child in level if _holds_data(child)]) == 1:
+        if len(found := [child for child in level if _holds_data(child, _layouts(child, Columns(), True))]) == 1:
             return found[0]
         if found:
             raise DataError(
@@ -76,9 +77,9 @@ def _meant(path: Path) -> Path | None:
     return None
 
 
-def _holds_data(path: Path) -> bool:
+def _holds_data(path: Path, layouts: Iterable[Layout]) -> bool:
     """Return whether there are class folders in a folder, or data of another kind than images."""
-    return folder.is_class_tree(path) or any(layout.kind != "folder" for layout in _layouts(path, Columns(), True))
+    return folder.is_class_tree(path) or any(layout.kind != "folder" for layout in layouts)
 
 
 def _open_layouts(path: Path, layouts: list[Layout]) -> DataSet:

@@ -47,11 +47,11 @@ def load_results(path: Path, class_names: Sequence[str]) -> Classification | Lab
                 return load_classification(path, class_names)
             arrays = {field: file.read(name) for name, field in STORED.items()}
             bad = [(str(id_), str(reason)) for id_, reason in file.read("bad", "U")]
-            temperature = float(file.read("temperature", "f").item()) if "temperature" in file.headers else 1.0
+            temperature = file.read("temperature", "f") if "temperature" in file.headers else np.ones(1)
         check_rows(arrays, NUMBERS)
         if arrays["thresholds"].dtype.kind != "f" or arrays["thresholds"].shape != (len(class_names),):
             raise ValueError(f"thresholds are {arrays['thresholds'].shape}, and there are {len(class_names)} classes")
-        if not 0 < temperature < np.inf:
+        if temperature.shape != (1,) or not 0 < temperature[0] < np.inf:
             raise ValueError(f"the temperature is {temperature}")
         shape = (len(arrays["index"]), len(class_names))
         if arrays["target"].shape != shape or arrays["probability"].shape != shape:
@@ -60,4 +60,4 @@ def load_results(path: Path, class_names: Sequence[str]) -> Classification | Lab
             )
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read as the outputs of an evaluation: {error}") from error
-    return LabelScores(list(class_names), **arrays, bad=bad, temperature=temperature)
+    return LabelScores(list(class_names), **arrays, bad=bad, temperature=float(temperature[0]))

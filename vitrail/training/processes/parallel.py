@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -38,19 +38,6 @@ class Parallel(ABC):
     def loss(self) -> Callable[[Prepared], Computed]:
         """Return the function that a step calls for each micro-batch; a prepared batch needs no step number."""
         return partial(self, step=0)
-
-    def backward(
-        self, pieces: Sequence[Prepared], context: Callable[[], AbstractContextManager[object]]
-    ) -> list[Computed]:
-        """Add the gradient of each micro-batch, and return what was computed. Losses are computed in a `context`."""
-        computed = []
-        for number, part in enumerate(pieces, start=1):
-            with self.last(number == len(pieces)):
-                with context():
-                    loss, count, metrics = self.loss(part)
-                loss.backward()
-            computed.append((loss.detach(), count, metrics))
-        return computed
 
     def close(self) -> None:  # noqa: B027
         """End the threads of this object. Most have none."""

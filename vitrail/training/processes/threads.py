@@ -73,6 +73,19 @@ def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str
     return count
 
 
+def _accumulated(
+    objective: Objective, pieces: Sequence[Prepared], context: Callable[[], AbstractContextManager[object]]
+) -> list[Computed]:
+    """Accumulate gradients of the weights of `objective` over micro-batches. Return what was computed."""
+    computed = []
+    for part in pieces:
+        with context():
+            loss, count, metrics = objective.loss(part)
+        loss.backward()
+        computed.append((loss.detach(), count, metrics))
+    return computed
+
+
 def _places(objective: Objective) -> list[tuple[int, bool]]:
     """Return where each weight is in memory, and whether it is trained."""
     return [(each.data_ptr(), each.requires_grad) for each in objective.parameters()]
@@ -96,10 +109,10 @@ class Threaded(SingleProcess):
     def backward(
         self, pieces: Sequence[Prepared], context: Callable[[], AbstractContextManager[object]]
     ) -> list[Computed]:
-        """See `Parallel`."""
+        """Add the gradient of each micro-batch, and return what was computed. Losses are computed in a `context`."""
         copies = self._current_copies()
         jobs = [
-            self._pool.submit(copy_context().run, SingleProcess(each).backward, pieces[turn :: self.at_once], context)
+            self._pool.submit(copy_context().run, _accumulated, each, pieces[turn :: self.at_once], context)
             for turn, each in enumerate(copies)
         ]
         wait(jobs)

@@ -68,7 +68,7 @@ class Trackers:
         except (Exception, SystemExit) as error:  # whatever a tracker does, it must never stop a run
             self._open.pop(name, None)
             title = TRACKERS[name][0]
-            missing = isinstance(error, ModuleNotFoundError) and error.name == name
+            missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == name
             why = f"it is not installed (pip install 'vitrail[{name}]')" if missing else str(error)
             why = " ".join(without_credentials(why).split()) or type(error).__name__
             print(f"warning: {title} stopped: {why}. Training continues without {title}.", file=sys.stderr)

@@ -87,7 +87,7 @@ def dedup(
         mirrored: Find mirror images, too.
         out: Write all pairs to this CSV file.
         keep_list: Write the remaining images and the other splits to this CSV file, for `vitrail train FILE`.
-        sheet: Draw the pairs side by side in this PNG file, the least similar first (at most 60).
+        sheet: Draw the two images of each pair in this PNG file, the least similar pair first (at most 60).
     """
     compute = Compute(None, batch_size, workers, device, precision)
     from vitrail.data.copies.confirm import find_copies, pairs_sheet

@@ -72,9 +72,8 @@ class DeiT:
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`. The preprocessing is DeiT's evaluation."""
         config, assumptions = _config(archive)
-        crop = (
-            0.875 if config.cls_position else 1.0
-        )  # the default of DeiT's main.py, and the value in DeiT-III's commands
+        # the default of DeiT's main.py, and the value in DeiT-III's commands
+        crop = 0.875 if config.cls_position else 1.0
         preprocess = Preprocess(config.image_size, resize="small", crop=crop, interpolation="bicubic")
         assumptions.append(f"preprocessing of the DeiT repository: ImageNet's mean and std, bicubic, crop {crop}")
         origin = {"format": self.name, "file": str(archive.path)}

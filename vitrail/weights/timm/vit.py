@@ -236,8 +236,8 @@ def _positions(file: TimmFile, patch: int, tokens: dict[str, int]) -> dict[str, 
     if not found:
         if not file.architecture:
             raise WeightsError(
-                f"{archive.path} has no 'pos_embed'. Its positions may be rotary, as in RoPE-ViT, or it may have none. "
-                "Add a config.json that names the architecture."
+                f"{archive.path} lacks the tensor 'pos_embed'. Its positions may be rotary, as in RoPE-ViT, or it may "
+                "have none. Add a config.json that names the architecture."
             )
         size = grid or (max(224 // patch, 1),) * 2
         fields = dict(positions="none")
