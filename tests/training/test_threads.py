@@ -1,4 +1,4 @@
-"""Micro-batches that threads compute at the same time: one gradient, the same bits twice, and when it is refused."""
+"""Micro-batches that threads compute at the same time: one gradient, the same bits twice, and when there is one thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from tests.training.test_fit import assert_same_bits, interrupt_at, interrupted, lines, tiny
 from tests.training.test_step import Images, data, make
 from vitrail.durations import Steps
-from vitrail.errors import UsageError
 from vitrail.model.build import create
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.given import Given
@@ -79,14 +78,14 @@ class _OwnStem(nn.Conv2d):
     pass
 
 
-def test_what_cannot_be_computed_at_the_same_time_is_refused_with_a_reason() -> None:
+def test_what_cannot_be_computed_at_the_same_time_is_not_and_the_decisions_say_why() -> None:
     def reason(objective: SupervisedObjective, given: Given | None = None, **run: object) -> str:
         decisions: dict[str, str] = {}
         asked = Run(batch_size=64, **run)
         assert concurrent(objective, asked, given or Given(), decisions) == 1 and not decisions
-        with pytest.raises(UsageError, match="it must be 1") as refused:
-            concurrent(objective, replace(asked, concurrent=2), given or Given(), decisions)
-        return str(refused.value)
+        assert concurrent(objective, replace(asked, concurrent=2), given or Given(), decisions) == 1
+        assert decisions["concurrent"].startswith("1, not 2: ")
+        return decisions["concurrent"]
 
     assert "dropout" in reason(make(dropout=0.1)) and "dropout" in reason(make(drop_path=0.1))
     assert "BatchNorm" in reason(make(stem="hmlp", patch=16))

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from vitrail import torch_private, world
-from vitrail.errors import UsageError
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Objective, Prepared
@@ -57,15 +56,17 @@ def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str
     """Return how many micro-batches are computed at the same time.
 
     It is a function of the network, the batch and the number of cores alone, so that two runs on one machine give the
-    same bits. Raises UsageError if the run asks for more than one and that is not possible.
+    same bits. Where the number that the run asks for is not possible, it is 1, and the decisions say why: a resumed run
+    may continue on a GPU.
     """
-    why = hindrance(objective, run, given)
-    if run.concurrent is not None:
-        if run.concurrent > 1 and why is not None:
-            raise UsageError(f"concurrent is {run.concurrent}, but here it must be 1: {why}")
-        return run.concurrent
-    parameters = sum(each.numel() for each in objective.parameters())
-    if why is not None or parameters > LARGEST:
+    why, asked = hindrance(objective, run, given), run.concurrent
+    if why is not None and (asked or 1) > 1:
+        decisions["concurrent"] = f"1, not {asked}: {why}"
+    if why is not None:
+        return 1
+    if asked is not None:
+        return asked
+    if sum(each.numel() for each in objective.parameters()) > LARGEST:
         return 1
     count = max(1, min(MOST, torch.get_num_threads(), (run.batch_size or 1) // FEWEST))
     if count > 1:
