@@ -1,4 +1,4 @@
-"""Micro-batches that threads compute at the same time: one gradient, the same bits twice, and when there is one thread."""
+"""Micro-batches that threads compute at the same time: one gradient, the same bits twice, and when one thread."""
 
 from __future__ import annotations
 
