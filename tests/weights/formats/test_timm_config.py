@@ -227,7 +227,7 @@ def _without(*names: str) -> Any:
     ("change", "message"),
     [
         (_without("blocks.1.norm1.bias"), r"lacks the tensor 'blocks.1.norm1.bias'"),
-        (_without("pos_embed"), r"no 'pos_embed'.*rotary"),
+        (_without("pos_embed"), r"lacks the tensor 'pos_embed'.*rotary"),
         (_without("patch_embed.proj.weight"), r"lacks the tensor 'patch_embed.proj.weight'"),
         (lambda s: s.update(pos_embed=s["pos_embed"][:, :-2].clone()), r"'pos_embed' has 15 positions, which fit no"),
         (lambda s: s.update({"blocks.3.norm1.bias": torch.zeros(128)}), r"has 'blocks.3' but no 'blocks.2'"),
