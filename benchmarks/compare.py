@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import psutil
@@ -185,8 +186,12 @@ def autocast(precision: str) -> AbstractContextManager[object]:
     return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def ceiling(size: int = 2048, *, repeats: int = 5) -> dict[str, float]:
-    """Return the GFLOP/s of torch's fastest matrix products: float32 by both routes, bfloat16 and int8."""
+@cache
+def ceiling(size: int, *, repeats: int = 5) -> dict[str, float]:
+    """Return the GFLOP/s of torch's fastest matrix products: float32 by both routes, bfloat16 and int8.
+
+    They are measured once in a process, so that a table and the description of its machine have the same.
+    """
     cases = {
         "float32, torch's default": (torch.float32, stock, torch.mm),
         "float32": (torch.float32, tuned, torch.mm),

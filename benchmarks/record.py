@@ -68,7 +68,7 @@ def machine() -> dict[str, Any]:
     model, flags = processor()
     return {
         "cpu": model,
-        "gflops": compare.ceiling(),
+        "gflops": compare.ceiling(2048),
         "flags": [flag for flag in CPU_FLAGS if flag in flags],
         "cores": psutil.cpu_count(logical=False),
         "threads": torch.get_num_threads(),
