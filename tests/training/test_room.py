@@ -57,3 +57,20 @@ def test_each_process_of_a_run_has_a_gpu_and_trials_may_share_one(monkeypatch: p
     room.check_room("--parallel", 12, run, "cuda:1")
     with pytest.raises(UsageError, match="--parallel is 1000, but only 20 fit"):
         room.check_room("--parallel", 1000, run)
+
+
+def test_a_cpu_trains_one_trial_per_core_by_default_if_memory_holds_their_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide = replace(SMALL, vit=Model(width=32, depth=1, heads=2, mlp_dim=64), batch_size=64)
+    assert room.trials_at_once([]) == 1
+    assert room.trials_at_once([SMALL]) == 1, "a single trial has all cores"
+    assert room.trials_at_once([SMALL, wide, wide]) == 2
+    need = max(room._bytes_of_batches([SMALL, wide]))
+    monkeypatch.setattr(room, "free_memory", lambda _: int(1.9 * need / room.SHARE))
+    assert room.trials_at_once([SMALL, wide]) == 1, "two processes of the larger one do not fit"
+    monkeypatch.setattr(room, "free_memory", lambda _: 0)
+    assert room.trials_at_once([SMALL, wide]) == 1
+    monkeypatch.setattr(room, "free_memory", lambda _: 8 << 30)
+    monkeypatch.setattr(room, "choose_device", torch.device)
+    assert room.trials_at_once([replace(run, device="cuda:0") for run in (SMALL, wide)]) == 1

@@ -26,7 +26,7 @@ from vitrail.recipes.bit import hyperrule
 from vitrail.recipes.paper_finetune import PAPER_FINETUNE, ROW_OF
 from vitrail.training.run import Run
 from vitrail.transfer.on_ray import OnRay
-from vitrail.transfer.processes import Processes
+from vitrail.transfer.processes import Processes, automatic
 from vitrail.transfer.trial import here
 from vitrail.verbs import sweep as verb
 
@@ -202,7 +202,8 @@ def test_what_is_missing_or_contradicts_is_told(photos: Path, weights: Path) -> 
 
 
 def test_where_trials_go(photos: Path) -> None:
-    assert verb.executor(None, [], None) == Processes([None])
+    assert verb.executor(None, [], None) is automatic
+    assert verb.executor(1, [], None) == Processes([None])
     assert verb.executor(3, [], None) == Processes([None] * 3)
     assert verb.executor(None, ["cpu", "cpu"], None) == Processes(["cpu", "cpu"])
     assert verb.executor(3, ["cpu", "meta"], None) == Processes(["cpu", "meta", "cpu"])

@@ -20,7 +20,7 @@ from pathlib import Path
 from vitrail.device import available_cores
 from vitrail.training.guard import Interrupted, Signals, signal_name
 from vitrail.training.processes.parent import kill, start
-from vitrail.training.processes.room import check_room
+from vitrail.training.processes.room import check_room, trials_at_once
 from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome
 
 log = logging.getLogger("vitrail")
@@ -82,6 +82,11 @@ class Processes:
             environment["OMP_NUM_THREADS"] = str(min(cores, int(asked)) if asked.isdecimal() else cores)
         with open(trial.folder / LOG, "ab") as output:
             return start(self.command(trial, device), stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+
+def automatic(trials: Sequence[Trial]) -> Generator[tuple[Trial, Outcome], None, None]:
+    """Yield each trial when it has ended, as `Processes` does. Their number depends on the trials and the machine."""
+    yield from Processes([None] * trials_at_once([trial.run for trial in trials]))(trials)
 
 
 def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:

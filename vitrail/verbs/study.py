@@ -80,7 +80,8 @@ def study(
         minutes: Train for at most about this time. The same command continues.
         longer: Factor of the length of each training. Twice or three times as long tells smaller differences.
         parallel: Number of networks trained at the same time, each in a process with its share of the cores; 0 trains
-            in this process (default: one for each device, or 1).
+            in this process (default: one for each device; without devices one on a GPU, and on a CPU one for each core
+            if memory allows).
         devices: Devices to train on, such as cuda:0 cuda:1, with one network at a time on each.
         ray: Train on this Ray cluster: 'auto' or ray://HOST:10001. Without a value, a cluster is started on this
             machine.

@@ -127,7 +127,8 @@ def sweep(
         epochs: Length of the training in epochs: short for --duration 'N epochs'.
         out: Folder of the trials and of the table sweep.json. Sweeps in the same folder share their trials.
         parallel: Number of trials at the same time, each a process with its share of the cores; 0 trains in this
-            process (default: one for each device, or 1).
+            process (default: one for each device; without devices one on a GPU, and on a CPU one for each core if
+            memory allows).
         devices: Devices to train on, such as cuda:0 cuda:1, with one trial at a time on each.
         ray: Train on this Ray cluster: 'auto' or ray://HOST:10001. Without a value, a cluster is started on this
             machine.
@@ -161,8 +162,10 @@ def executor(parallel: int | None, devices: Sequence[str], ray: str | None) -> E
 
         return here
     from vitrail.device import choose_device
-    from vitrail.transfer.processes import Processes
+    from vitrail.transfer.processes import Processes, automatic
 
+    if parallel is None and not devices:
+        return automatic
     for device in devices:
         choose_device(device)  # raises if there is no such device
     count = parallel or max(len(devices), 1)

@@ -1,14 +1,16 @@
-"""The number of processes that fit on this machine: one rule for `--nproc` and for parallel trials."""
+"""The number of processes that fit on this machine: for `--nproc`, for `--parallel`, and for trials by default."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from vitrail.costs.count import parameters
-from vitrail.device import available_cores, free_memory, has_cuda
+from vitrail.costs.count import activation_bytes, parameters
+from vitrail.device import available_cores, choose_device, compute_precision, free_memory, has_cuda
 from vitrail.errors import UsageError
+from vitrail.training.batch_size import LARGEST, OVERHEAD, SHARE
 from vitrail.training.resolve import model_config
 from vitrail.training.run import Run
 
@@ -54,6 +56,30 @@ def check_room(flag: str, processes: int, run: Run, device: str | None = None) -
         )
     if processes > cores and not gpu:
         log.warning("%s is %d, but there are %d cores: the processes share them and are slower", flag, processes, cores)
+
+
+def trials_at_once(runs: Sequence[Run]) -> int:
+    """Return the number of trials to train at the same time if nobody has chosen it: 1 on accelerators.
+
+    On a CPU small networks leave cores idle, and several trials of one thread do more than one trial of several
+    threads. So there is one trial for each core, as far as the memory holds whole batches of the largest run.
+    """
+    cpu = torch.device("cpu")
+    if not runs or any(choose_device(run.device) != cpu for run in runs):
+        return 1
+    most = min(len(runs), available_cores())
+    if most == 1:
+        return 1
+    return max(1, min(most, int(SHARE * free_memory(cpu) / max(_bytes_of_batches(runs)))))
+
+
+def _bytes_of_batches(runs: Sequence[Run]) -> Iterator[float]:
+    """Yield the bytes that a process of each different network takes on a CPU with a whole batch."""
+    for config, batch, precision in {
+        (model_config(run, run.weights, 0, [], {}), run.batch_size or LARGEST, run.precision) for run in runs
+    }:
+        activations = activation_bytes(config, None, compute_precision(torch.device("cpu"), precision), "cpu")
+        yield PROCESS_BYTES + STATE_BYTES * parameters(config) + OVERHEAD * activations * batch
 
 
 def _on_gpu(run: Run, device: str | None) -> bool:
