@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,15 +78,6 @@ def assert_same_bits(first: Path, second: Path) -> None:
 def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
     found = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line for line in found if line["kind"] == kind]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a network is slower on two threads, much slower where others use them too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,14 +76,6 @@ def tiny(out: Path, name: str, **changes: Any) -> Run:
         device="cpu",
     )
     return replace(run, **changes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=OBJECTIVES)

@@ -53,14 +53,6 @@ def tiny(data: str = "digits", **changes: Any) -> Run:
     return replace(run, **changes)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Generator[None, None, None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # which images are for what
 
 

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import statistics
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from prepared import prepare
@@ -36,14 +34,6 @@ from vitrail.transfer.vtab_runs import departures, run_of, vtab
 
 PAPER = recipe("paper/finetune-vtab")
 TABLE_9 = published("table9_vtab")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # the published table

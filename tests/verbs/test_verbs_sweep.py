@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import vitrail
@@ -29,14 +27,6 @@ from vitrail.transfer.on_ray import OnRay
 from vitrail.transfer.processes import Processes, automatic
 from vitrail.transfer.trial import here
 from vitrail.verbs import sweep as verb
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -62,15 +61,6 @@ LEARNS = {
 LOGIT_POSITIONS = {"axial": "positions.embedding", "relative": "positions.embedding", "beit": "positions.bias"}
 
 every = pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind in KINDS for part in PARTS])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a network is slower on two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def network(config: ViTConfig | ResNetConfig) -> nn.Module:

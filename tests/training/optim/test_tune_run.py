@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,6 @@ from vitrail.weights.save import save
 CONFIG = ViTConfig(
     width=16, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=7, stem="hmlp", layer_scale=0.1
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a network is slower on two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def base_in(folder: Path, config: ViTConfig | ResNetConfig = CONFIG, seed: int = 0) -> Path:

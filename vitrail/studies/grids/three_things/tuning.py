@@ -30,14 +30,21 @@ def start() -> Stage:
 
 
 def part(
-    name: str, at: float | str, on: str, side: int, *, keep_head: bool = False, share: float | None = None
+    name: str,
+    at: float | str,
+    on: str,
+    side: int,
+    *,
+    keep_head: bool = False,
+    share: float | None = None,
+    steps: int = STEPS,
 ) -> Cell:
     """Return the accuracy of a part of it tuned on a data set, or on a share of it, at the better of two rates."""
     stages = []
     for rate in RATES:
         tuned = fine_tuning(start(), on, rate, side)
         data = replace(tuned.run.data, subset=share)
-        run = replace(tuned.run, data=data, tune=PARTS[name], duration=Steps(STEPS), keep_head=keep_head)
+        run = replace(tuned.run, data=data, tune=PARTS[name], duration=Steps(steps), keep_head=keep_head)
         stages.append(Stage(run, tuned.start))
     first, *others = stages
     return Cell(name, at, first, others, metric="top-1")
