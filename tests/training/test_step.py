@@ -15,7 +15,7 @@ from vitrail.errors import UsageError
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.model.wide import WideBlock
-from vitrail.objective.base import Moment
+from vitrail.objective.base import Moment, Prepared
 from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.processes.distribute import prepare
@@ -71,6 +71,22 @@ def test_the_gradient_is_that_of_the_mean() -> None:
     torch.nn.functional.cross_entropy(objective.model(batch.images), batch.labels).backward()
     for name, parameter in objective.named_parameters():
         torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+class _CountsTriples(SupervisedObjective):
+    """An objective whose examples are not images."""
+
+    def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
+        loss, count, metrics = super().loss(prepared)
+        return loss, 3 * count, metrics
+
+
+def test_the_gradient_is_that_of_the_mean_over_what_an_objective_counts() -> None:
+    images, triples = make(), make()
+    triples.__class__ = _CountsTriples
+    expected, found = gradients(images, data(), parts=2), gradients(triples, data(), parts=2)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value / 3, rtol=1e-5, atol=1e-8, msg=name)
 
 
 def test_outcomes_are_sums_and_means_over_all_parts() -> None:

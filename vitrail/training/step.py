@@ -123,9 +123,10 @@ def backward(
     """Set the gradient of the mean loss over the batches of all processes, and return the sums of the step.
 
     The batch is cut into `parts` micro-batches, and each of them into `network.at_once` that are computed at the same
-    time. Each gives the gradient of a *sum*; the sums are divided once, at the end, by the global count. The gradient
-    depends neither on the number of micro-batches nor on the number of processes, apart from rounding and from
-    normalisation over the batch (BatchNorm). `own` returns further numbers of this process, which are summed over the
+    time. Each gives the gradient of a *sum*, so that the gradient depends neither on the number of micro-batches nor on
+    the number of processes, apart from rounding and from normalisation over the batch (BatchNorm). Several processes
+    divide the sums at the end, by the count of all of them. A single process knows its count before, and divides the
+    losses instead, which costs nothing. `own` returns further numbers of this process, which are summed over the
     processes.
     """
     network = network or SingleProcess(objective)
@@ -138,15 +139,16 @@ def backward(
     wide = torch.float32 if device.type == "mps" else torch.float64
     context = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=autocast)
     pieces = prepared.split(parts * network.at_once)
+    divisor = 1 if world.active() else len(prepared)
     if isinstance(network, Threaded):
-        computed = network.backward(pieces, context)
+        computed = network.backward(pieces, context, divisor)
     else:
         computed = []
         for number, part in enumerate(pieces, start=1):
             with network.last(number == len(pieces)):
                 with context():
                     loss, count, metrics = network.loss(part)
-                loss.backward()
+                loss.backward(torch.full_like(loss, 1 / divisor))
             computed.append((loss.detach(), count, metrics))
     for loss, count, metrics in computed:
         examples += count
@@ -156,7 +158,10 @@ def backward(
     known = {COUNT: float(examples), **{f"{OWN}{name}": value for name, value in own().items()}}
     host = torch.tensor(list(known.values()), dtype=wide).to(device, non_blocking=True)
     values = world.sum_(torch.cat([torch.stack(list(totals.values())), host]))
-    network.mean(values[len(totals)] if world.active() else examples)
+    if world.active():
+        network.mean(values[len(totals)])
+    elif examples != divisor:  # an objective of one's own may count something else than images
+        network.mean(examples / divisor)
     return StepSums([*totals, *known], values)
 
 

@@ -54,7 +54,7 @@ class Parallel(ABC):
     def last(self, last: bool) -> AbstractContextManager[None]:
         """Context of a micro-batch's forward and backward pass; with the `last` of a step gradients are summed."""
 
-    def mean(self, count: int | Tensor) -> None:
+    def mean(self, count: float | Tensor) -> None:
         """Divide the gradients, which are sums, by the number of examples `count`, in place."""
         gradients = [world.local(each.grad) for each in self.objective.parameters() if each.grad is not None]
         if gradients:

@@ -75,14 +75,17 @@ def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str
 
 
 def _accumulated(
-    objective: Objective, pieces: Sequence[Prepared], context: Callable[[], AbstractContextManager[object]]
+    objective: Objective,
+    pieces: Sequence[Prepared],
+    context: Callable[[], AbstractContextManager[object]],
+    divisor: int,
 ) -> list[Computed]:
-    """Accumulate gradients of the weights of `objective` over micro-batches. Return what was computed."""
+    """Accumulate gradients of the losses over `divisor` over micro-batches. Return what was computed."""
     computed = []
     for part in pieces:
         with context():
             loss, count, metrics = objective.loss(part)
-        loss.backward()
+        loss.backward(torch.full_like(loss, 1 / divisor))
         computed.append((loss.detach(), count, metrics))
     return computed
 
@@ -108,12 +111,12 @@ class Threaded(SingleProcess):
         self._copies: list[Objective] = []
 
     def backward(
-        self, pieces: Sequence[Prepared], context: Callable[[], AbstractContextManager[object]]
+        self, pieces: Sequence[Prepared], context: Callable[[], AbstractContextManager[object]], divisor: int
     ) -> list[Computed]:
-        """Add the gradient of each micro-batch, and return what was computed. Losses are computed in a `context`."""
+        """Add the gradients of the losses over `divisor`, and return what was computed, each loss in a `context`."""
         copies = self._current_copies()
         jobs = [
-            self._pool.submit(copy_context().run, _accumulated, each, pieces[turn :: self.at_once], context)
+            self._pool.submit(copy_context().run, _accumulated, each, pieces[turn :: self.at_once], context, divisor)
             for turn, each in enumerate(copies)
         ]
         wait(jobs)
