@@ -41,6 +41,18 @@ def train_step(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def tokens(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table of training over tokens: images/s, share of the ceiling, over timm."""
+    header = ("one training step", "images/s", "of the ceiling", "over timm", "over timm's best")
+    lines: list[tuple[str, ...]] = [header]
+    for r in document["results"]:
+        ours = next(row for row in r["rows"] if row["name"] == record.OURS)
+        label, share = f"{r['case']}, batch {r['batch']}, {r['precision']}", f"{ours['share_of_ceiling']:.0%}"
+        over = (ratio(r["over_timm"]), ratio(r["over_timm_at_its_best"]))
+        lines.append((label, f"{ours['images_per_second']:,.0f}", share, *over))
+    return lines
+
+
 def tune(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table of tuning a part of a network: speed, memory and storage relative to tuning all weights."""
     counted = ("kept_bytes_per_image", "peak_bytes", "optimizer_bytes", "stored_bytes")
@@ -270,6 +282,7 @@ def serve(document: dict[str, Any]) -> list[tuple[str, ...]]:
 Table = Callable[[dict[str, Any]], list[tuple[str, ...]]]
 TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "train_step": ("Training step", train_step),
+    "tokens": ("Training step by number of tokens", tokens),
     "allocator": ("Freed memory that is kept", allocator),
     "tune": ("Fine-tuning a part", tune),
     "inference": ("Prediction", inference),
