@@ -17,6 +17,7 @@ from vitrail import cli
 from vitrail.errors import ExportError
 from vitrail.exports import onnx as onnx_export
 from vitrail.exports.write import export_model
+from vitrail.extras import install_extra
 from vitrail.model.build import create
 from vitrail.model.head import ClassToken
 from vitrail.weights.save import save
@@ -144,6 +145,6 @@ def test_47_a_package_that_is_not_installed(
     for package, to in (("onnxruntime", "onnx"), ("openvino", "openvino"), ("onnxscript", "openvino")):
         monkeypatch.setitem(sys.modules, package, None)
         assert cli.main(["export", str(model_folder), "--to", to, "--out", str(tmp_path / "out")]) == 2
-        assert f"needs {package}: pip install 'vitrail[export]'" in capsys.readouterr().err
+        assert f"needs {package}: {install_extra('export')}" in capsys.readouterr().err
         monkeypatch.undo()
     assert not (tmp_path / "out").exists()

@@ -24,6 +24,7 @@ from forked import ROOT
 from scenes import SHORT, as_nobody, draw, open_to_all
 
 from vitrail.errors import TrainingError
+from vitrail.extras import install_extra
 from vitrail.training.checkpoints import saving
 from vitrail.training.guard import LossSpikes
 
@@ -631,7 +632,7 @@ def hidden(name: str) -> None:
 def test_55_a_missing_extra_says_how_to_get_it(trained: Path, tmp_path: Path) -> None:
     command = run("serve", trained, cwd=tmp_path, before=hidden, given=("uvicorn",))
     assert command.process.exitcode in (1, 2)
-    assert "pip install 'vitrail[serve]'" in command.err and "Traceback" not in command.err
+    assert install_extra("serve") in command.err and "Traceback" not in command.err
 
 
 def test_memory_errors_are_told_apart() -> None:

@@ -27,6 +27,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.device import available_cores
 from vitrail.errors import DataError, ExportError, UsageError
 from vitrail.exports.kinds import errors_only
+from vitrail.extras import install_extra
 from vitrail.weights.card import Card
 
 log = logging.getLogger("vitrail")
@@ -261,7 +262,7 @@ def _nncf() -> Iterator[Any]:
         with errors_only(*_LOUD):
             import nncf
     except ImportError as error:
-        raise UsageError(f"int8 programs need {error.name or 'nncf'}: pip install 'vitrail[export]'") from error
+        raise UsageError(f"int8 programs need {error.name or 'nncf'}: {install_extra('export')}") from error
     finally:
         os.environ.pop(silent)
         if before is not None:

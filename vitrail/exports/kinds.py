@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from vitrail.errors import ExportError, UsageError
+from vitrail.extras import install_extra
 from vitrail.files import parse_json
 from vitrail.words import shown
 
@@ -90,7 +91,7 @@ def runtime(to: str, *, writing: bool = True) -> Runtime:
             importlib.import_module(package)
         except ImportError as error:
             what = f"{'writing' if writing else 'running'} programs for {to} needs {error.name or package}"
-            raise UsageError(f"{what}: pip install 'vitrail[export]'") from error
+            raise UsageError(f"{what}: {install_extra('export')}") from error
     return importlib.import_module(f"vitrail.exports.{to}")  # type: ignore[return-value]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import UsageError
+from vitrail.extras import install_extra
 from vitrail.training.guard import Interrupted, Signals
 from vitrail.transfer.processes import interrupted
 from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome, run_trial
@@ -69,7 +70,7 @@ def _ray(address: str) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UsageError("Ray is not installed: pip install 'vitrail[ray]'") from error
+        raise UsageError(f"Ray is not installed: {install_extra('ray')}") from error
     try:
         own: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **own)

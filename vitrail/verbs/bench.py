@@ -13,6 +13,7 @@ from vitrail.device import ComputePrecision, Precision
 from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName, Installed
+from vitrail.extras import install_extra
 from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, Seconds, Side, checked
 from vitrail.verbs.flags.compute import Compute
@@ -156,8 +157,8 @@ def _measure_engines(
     if compute.engine != "auto":
         if compute.engine not in names:
             raise UsageError(
-                f"the engine {compute.engine} is not installed (pip install 'vitrail[export]') or does not compute in "
-                f"{found.precision}; there are {listing(names, quoted=False)}"
+                f"the engine {compute.engine} is not installed or does not compute in {found.precision}; there are "
+                f"{listing(names, quoted=False)}. All engines: {install_extra('export')}"
             )
         names = [compute.engine]
     with fast_float32():

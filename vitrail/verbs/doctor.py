@@ -8,10 +8,10 @@ import platform
 import re
 import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitrail.extras import requirements
 from vitrail.words import binary_size
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "avx_vnni", "asimd", "bf16")
@@ -59,16 +59,12 @@ def doctor() -> dict[str, Any]:
 def _requirements() -> tuple[list[str], list[str]]:
     """Return the packages that vitrail needs, and those of its extras and of `weights verify`, as it declares them."""
     needed: list[str] = []
-    declared: list[str] = []
     optional: list[str] = ["timm", "transformers", "torchvision"]
-    with suppress(importlib.metadata.PackageNotFoundError):  # run from its source, not installed
-        declared = importlib.metadata.requires("vitrail") or []
-    for line in declared:
-        name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
-        extra = re.search(r"extra == ['\"](\w+)", line)
+    for requirement, extra in requirements():
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
         if extra is None:
             needed.append(name)
-        elif extra[1] not in ("test", "docs") and name not in needed + optional:
+        elif extra not in ("test", "docs") and name not in needed + optional:
             optional.append(name)
     return needed, optional
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
+from vitrail.extras import install_extra
 from vitrail.ranges import Count, Range, Seconds, Share, Side, checked
 from vitrail.verbs.flags.compute import Compute
 
@@ -80,9 +81,8 @@ def serve(
         from vitrail.server.process import run, take_port
         from vitrail.server.service import Service
     except ImportError as error:
-        raise UsageError(
-            f"the server needs {error.name}, which is not installed: pip install 'vitrail[serve]'"
-        ) from error
+        needed = f"the server needs {error.name}, which is not installed"
+        raise UsageError(f"{needed}: {install_extra('serve')}") from error
     from vitrail.data.images.decode import MAX_PIXELS
     from vitrail.device import fast_float32
     from vitrail.server.guard import Hosts

@@ -32,7 +32,7 @@ SIDE = 8
 
 
 def needs_web() -> None:
-    pytest.importorskip("aiohttp", reason="fsspec reads the web with it: pip install 'vitrail[remote]'")
+    pytest.importorskip("aiohttp", reason="fsspec reads the web with it")
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,7 @@ def test_what_is_not_there_is_said(web: Web, address: str, message: str) -> None
 
 def test_a_file_system_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    with pytest.raises(DataError, match=r"pip install 'vitrail\[remote\]'"):
+    with pytest.raises(DataError, match=r"s3fs.*pip install .*fsspec\[.*\(vitrail's extra remote\)"):
         find("s3://bucket/photos")
 
 

@@ -20,6 +20,7 @@ from PIL import Image
 
 from vitrail.config import merge
 from vitrail.data.settings import Data
+from vitrail.extras import install_extra
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.folder import RunFolder
 from vitrail.training.loop import fit
@@ -242,7 +243,7 @@ def test_a_tracker_that_is_not_installed_says_how_to_install_it(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3
     for line, name in zip(said, READ, strict=True):
-        assert f"stopped: it is not installed (pip install 'vitrail[{name}]')" in line
+        assert f"stopped: it is not installed: {install_extra(name)}. Training continues" in line
 
 
 @pytest.mark.slow

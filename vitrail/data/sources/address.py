@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vitrail.errors import DataError
+from vitrail.extras import install_extra
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -30,8 +31,8 @@ def locate(address: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(address)  # type: ignore[no-any-return]
     except ImportError as error:
         raise DataError(
-            f"{address}: reading {scheme}:// needs a package that is not installed ({error}): "
-            "pip install 'vitrail[remote]'"
+            f"{address}: reading {scheme}:// needs a package that is not installed ({error}). For S3, GCS and HTTP: "
+            f"{install_extra('remote')}"
         ) from error
     except ValueError as error:
         raise DataError(f"{address} cannot be opened: {error}") from error

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+from vitrail.extras import install_extra
 from vitrail.training.trackers.mlflow import MLflow
 from vitrail.training.trackers.tensorboard import TensorBoard
 from vitrail.training.trackers.tracker import TrackedRun, Tracker, without_credentials
@@ -69,6 +70,6 @@ class Trackers:
             self._open.pop(name, None)
             title = TRACKERS[name][0]
             missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == name
-            why = f"it is not installed (pip install 'vitrail[{name}]')" if missing else str(error)
+            why = f"it is not installed: {install_extra(name)}" if missing else str(error)
             why = " ".join(without_credentials(why).split()) or type(error).__name__
             print(f"warning: {title} stopped: {why}. Training continues without {title}.", file=sys.stderr)
