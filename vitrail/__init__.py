@@ -54,8 +54,8 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.model.own_part import OwnPart as OwnPart
     from vitrail.model.record import attention_maps as attention_maps
     from vitrail.model.record import tap_attention as tap_attention
-    from vitrail.model.regroup import regroup as regroup
     from vitrail.model.resnet.network import ResNet as ResNet
+    from vitrail.model.rewrites.regroup import regroup as regroup
     from vitrail.model.variants import ResNetConfig as ResNetConfig
     from vitrail.model.variants import ViTConfig as ViTConfig
     from vitrail.model.variants import variant as variant
@@ -121,7 +121,7 @@ _MODULES = {
     "vitrail.model.frozen": "freeze",
     "vitrail.model.own_part": "OwnPart",
     "vitrail.model.record": "attention_maps tap_attention",
-    "vitrail.model.regroup": "regroup",
+    "vitrail.model.rewrites.regroup": "regroup",
     "vitrail.model.resnet.network": "ResNet",
     "vitrail.model.variants": "ResNetConfig ViTConfig variant",
     "vitrail.model.vit": "ViT",

@@ -24,7 +24,7 @@ from vitrail.model.attention import attention_path
 from vitrail.model.build import build
 from vitrail.model.frozen import FrozenBlock, freeze
 from vitrail.model.record import attention_maps
-from vitrail.model.regroup import regroup
+from vitrail.model.rewrites.regroup import regroup
 from vitrail.model.rotary.positions import RotaryPositions, Rotation
 from vitrail.model.rotary.settings import Rotary
 from vitrail.model.variants import ViTConfig

@@ -14,7 +14,7 @@ CASES = [
     (["tr"], ["train"]),
     (["data", "ch"], ["check"]),
     (["recipes", ""], ["cp", "list", "show"]),
-    (["train", "--tune", ""], ["all", "attention", "attention+positions", "ffn", "head"]),
+    (["train", "--tune", ""], ["all", "attention", "attention+positions", "ffn", "head", "lora"]),
     (["train", "--optim.l"], ["--optim.layer-decay", "--optim.lr"]),
     (["data", "check", "--o"], ["--out"]),
     (["finetune", "--fro"], ["--from"]),

@@ -46,7 +46,7 @@ data.image_column data.label_column data.label_columns data.label_separator data
 data.sampler data.strict data.subset data.test data.together data.train data.exclude data.label_from data.fold
 calibrate
 data.validation device duration early_stop evaluate_every fewshot knn
-image_size keep keep_head max_nonfinite model name objective.bce_threshold objective.class_weights
+image_size keep keep_head lora_alpha lora_on lora_rank max_nonfinite model name objective.bce_threshold objective.class_weights
 objective.class_weights_beta objective.corrupt objective.gamma_negative objective.gamma_positive objective.head_bias
 objective.kind objective.logit_adjustment objective.loss objective.margin objective.mask objective.mask_after_stem
 objective.other objective.smoothing objective.target optim.betas optim.clip optim.eps optim.layer_decay optim.lr

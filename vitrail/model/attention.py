@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from vitrail.device import has_amx
 from vitrail.model.layers import LayerNorm, dense, derivatives, is_plain, linear, may_be_fast, new_linear
+from vitrail.model.rewrites.low_rank import Adapted
 from vitrail.model.rotary.positions import Rotation
 from vitrail.torch_private import softmax_backward
 
@@ -181,18 +182,31 @@ def attend_all(qkv: Tensor, heads: int, bias: Bias | None = None) -> Tensor:
 
 
 def mix(
-    x: Tensor, weight: Tensor, offset: Tensor, heads: int, bias: Bias | None = None, read: int | None = None
+    x: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    heads: int,
+    bias: Bias | None = None,
+    read: int | None = None,
+    update: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return attention without the output projection: x [batch, tokens, in] -> [batch, tokens or read, width].
 
     weight [3 * width, in] and offset project tokens to scaled queries, keys and values. `bias` and `read`
-    are as in `Attention.forward`.
+    are as in `Attention.forward`. update: down [rank, in] and up [3 * width, rank], whose product is added to `weight`.
     """
+    down, up = update or (None, None)
+
+    def project(tokens: Tensor, weight: Tensor, offset: Tensor, up: Tensor | None) -> Tensor:
+        out = linear(tokens, weight, offset)
+        return out if down is None or up is None else out + linear(linear(tokens, down), up)
+
     if read is None:
-        return attend_all(linear(x, weight, offset), heads, bias)
+        return attend_all(project(x, weight, offset, up), heads, bias)
     width = len(weight) // 3
-    query = linear(x[:, :read], weight[:width], offset[:width])
-    return attend_first(query, linear(x, weight[width:], offset[width:]), heads, bias)
+    query, rest = (None, None) if up is None else (up[:width], up[width:])
+    queries = project(x[:, :read], weight[:width], offset[:width], query)
+    return attend_first(queries, project(x, weight[width:], offset[width:], rest), heads, bias)
 
 
 class Attention(nn.Module):
@@ -239,6 +253,8 @@ class Attention(nn.Module):
         """
         if is_plain(self.qkv):
             mixed = mix(x, *self.scaled(), self.heads, bias, read)
+        elif isinstance(self.qkv, Adapted) and is_plain(self.qkv, Adapted):
+            mixed = mix(x, *self.scaled(), self.heads, bias, read, self.qkv.lora.factors(self._scales(self.qkv.bias)))
         else:
             mixed = attend_all(self.project(x), self.heads, bias)[:, :read]
         return dense(self.out, mixed if self.norm is None else self.norm(mixed))

@@ -15,6 +15,7 @@ from vitrail.model.layers import LayerNorm, QuickGELU, dense, dense_after_gelu, 
 from vitrail.model.own_part import build_part
 from vitrail.model.posemb import AtLayer, Grid, Positions
 from vitrail.model.recompute import recomputable
+from vitrail.model.rewrites.low_rank import LowRank
 from vitrail.model.variants import ViTConfig
 
 
@@ -166,7 +167,7 @@ class Block(nn.Module):
 
 
 _PER_TOKEN = (
-    *(Block, AttentionBranch, Attention, MLPBranch, MLP, SwiGLU, Residual, QuickGELU),
+    *(Block, AttentionBranch, Attention, MLPBranch, MLP, SwiGLU, Residual, QuickGELU, LowRank),
     *(nn.ModuleList, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.GELU, nn.SiLU, nn.ReLU, nn.Dropout, nn.Identity),
 )
 """Types of modules that compute the attention of ours, or each token from itself."""

@@ -21,6 +21,7 @@ TUNED = {
     "attention+positions": "attention layers, positions and classifier only",
     "ffn": "MLPs and classifier only",
     "head": "classifier only",
+    "lora": "low-rank updates (LoRA) and classifier only",
 }
 """What `Run.tune` means, in words."""
 

@@ -32,7 +32,7 @@ from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, Supervised, Tokenizer
 from vitrail.training.batch_size import default_batch
-from vitrail.training.optim.tune import check_tune
+from vitrail.training.optim.tune import check_tune, with_lora_defaults
 from vitrail.training.run import Run
 from vitrail.weights.assemble import HEAD, Overrides, skeleton
 from vitrail.weights.card import Card
@@ -105,6 +105,7 @@ def resolve(
     else:
         config = given_config(model, run, classes, sizes, decisions)
     check_tune(run, config)
+    run = with_lora_defaults(run)
     preprocess = run.preprocess or _preprocess(config.image_size, sizes, decisions)
     if preprocess.image_size != config.image_size:
         raise UsageError(

@@ -48,9 +48,11 @@ if TYPE_CHECKING:
     from vitrail.objective.base import Moment
 
 Track = Literal["tensorboard", "wandb", "mlflow", "trackio"]
-Tune = Literal["all", "attention", "attention+positions", "ffn", "head"]
+Tune = Literal["all", "attention", "attention+positions", "ffn", "head", "lora"]
 """The whole network; the attention layers and the classifier, also with the positions; the MLPs and the classifier; the
-classifier alone."""
+classifier alone; low-rank updates of dense layers and the classifier."""
+LORA = ("lora_rank", "lora_alpha", "lora_on")
+"""Settings for tune lora."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,15 @@ class Run(Settings):
     """Keep the classifier of `weights` instead of a zero one. The classes must be the same, in the same order."""
     tune: Tune = "all"
     """Which part of the pretrained network is trained; the classifier always is. Checkpoints store only the trained
-    part."""
+    part. lora: updates of low rank, which are added to the weights afterwards."""
+    lora_rank: Annotated[int, Range(1, 2**16)] | None = None
+    """For tune lora: rank of the updates (default: 8)."""
+    lora_alpha: Positive | None = None
+    """For tune lora: the updates are multiplied by this value divided by the rank (default: the rank, so that the
+    factor is 1)."""
+    lora_on: Literal["attention", "mlp", "both"] | None = None
+    """For tune lora: layers that get an update. attention: q, k, v and output projections; mlp: both dense layers of
+    the MLPs (default: attention)."""
     objective: Supervised | MaskedPatch | MAE | BEiT | DINO | Tokenizer | ObjectiveSettings = field(
         default_factory=Supervised
     )

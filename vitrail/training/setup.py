@@ -81,7 +81,7 @@ def set_up(
         model = build_model(resolved)
     else:
         model = given_network(given.model, len(names), resolved.config.image_size)
-    tuned = tune(model, run, resolved.decisions)
+    tuned = tune(model, resolved.run, resolved.decisions)
     objective = build_objective(resolved, model, len(names), given.losses, splits.train.labels)
     objective.to(resolved.device).train()
     run, each = resolved.run, None

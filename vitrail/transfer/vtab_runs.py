@@ -23,7 +23,7 @@ from vitrail.data.sources.index_lists import PARTS, WHOLE
 from vitrail.data.sources.open import find, split_found
 from vitrail.durations import Percent
 from vitrail.errors import DataError, TrainingError, UsageError
-from vitrail.training.run import Run
+from vitrail.training.run import LORA, Run
 from vitrail.transfer.grid import absolute_path
 from vitrail.transfer.sweep import train_all
 from vitrail.transfer.trial import Trial, here, trial_key, write_json
@@ -33,7 +33,7 @@ from vitrail.weights.load import weights_fingerprint
 log = logging.getLogger("vitrail")
 TABLE, FIGURE = "vtab.json", "vtab.png"
 SETTING = ("image_size", "augment", "preprocess", "optim", "schedule", "duration", "batch_size", "objective", "average",
-           "progressive", "tune", "keep_head")  # fmt: skip
+           "progressive", "tune", *LORA, "keep_head")  # fmt: skip
 """The settings that make up the paper's single setting."""
 
 

@@ -165,7 +165,7 @@ def push(
 def _regrouped(model: Any, branches: int) -> Any:
     from dataclasses import replace
 
-    from vitrail.model.regroup import regroup, regrouped
+    from vitrail.model.rewrites.regroup import regroup, regrouped
 
     config = regrouped(model.config, branches)
     other = regroup(model, branches)

@@ -5,7 +5,8 @@ process killed at any moment leaves the old model or the new one, never the tens
 the other. safetensors does not detect flipped bits, so the header also holds a checksum.
 
 If only a part of a model was tuned, the file holds that part, and its header refers to the base model
-(`vitrail.weights.base`). `vitrail.weights.load` combines the two.
+(`vitrail.weights.base`). `vitrail.weights.load` combines the two. The part may be updates of low rank: their factors
+(`vitrail.model.rewrites.low_rank`) are added to the base's tensors when they are read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from vitrail.errors import WeightsError
 from vitrail.files import parse_json, replacing, replacing_text
 from vitrail.model.resnet.network import ResNet
+from vitrail.model.rewrites.low_rank import misfit, separated, updated
 from vitrail.model.vit import ViT
 from vitrail.weights.assemble import LoadReport, Overrides, admit, assemble, check_finite, expected, said_of
 from vitrail.weights.base import BaseWeights
@@ -46,24 +48,43 @@ def save_model(folder: Path | str, model: nn.Module, card: Card, base: BaseWeigh
     """Write `model.safetensors` and `card.json` into `folder`, which is created if missing; replace existing files.
 
     Pass the bare network, without the wrappers of DDP or torch.compile. With a `base`, the file leaves out the tensors
-    shared with it and refers to it. Equal models make equal files, byte for byte. Raises WeightsError if a tensor is
-    not finite, or if the tensors are not those of the card: a broken model never replaces a good one.
+    shared with it and refers to it, and may hold updates of low rank. Equal models make equal files, byte for byte.
+    Raises WeightsError if a tensor is not finite, or if the tensors are not those of the card: a broken model never
+    replaces a good one.
     """
     folder = Path(folder)
     left_out = frozenset() if base is None else base.shared
-    state = model.state_dict()
+    state, factors = separated(model) if base is not None else (model.state_dict(), {})
     check_described(model, card.config, state)
+    state |= factors
     tensors = {name: state[name].detach().cpu().contiguous() for name in state if name not in left_out}
     for name, tensor in tensors.items():
         check_finite(name, tensor, f"the model is not saved to {folder}")
+    reference = {}
+    if base is not None:
+        text = json.dumps(base.written_in(folder))
+        reference = {"base": text, "base_sha256": _digest(text)}
+    _write(folder, tensors, card, reference)
+
+
+def replace_card(folder: Path, card: Card) -> None:
+    """Give the model in `folder` another card of the same network; its tensors and its base stay. Raises WeightsError.
+
+    The tensors of the file were checked when it was last read.
+    """
+    with _open(folder / WEIGHTS) as (opened, _):
+        tensors = {name: opened.read(name) for name in opened.shapes}
+        reference = {name: opened.metadata[name] for name in ("base", "base_sha256") if name in opened.metadata}
+    _write(folder, tensors, card, reference)
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], card: Card, reference: Mapping[str, str]) -> None:
+    """Write the files of a model. `reference` is the part of the header that is about its base."""
     text = json.dumps(card.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
     # a class named after a folder may contain bytes that are not text; JSON has the same escapes
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     with replacing(folder / WEIGHTS) as temporary:
-        sums = {"sha256": checksum(tensors), "card_sha256": _digest(text)}
-        if base is not None:
-            reference = json.dumps(base.written_in(folder))
-            sums |= {"base": reference, "base_sha256": _digest(reference)}
+        sums = {"sha256": checksum(tensors), "card_sha256": _digest(text), **reference}
         save_file(tensors, temporary, metadata={"card": text, **sums, "format": "pt"})
         _sort_header(temporary)
     with replacing_text(folder / CARD) as file:
@@ -164,16 +185,18 @@ def _read(file: Path, report: LoadReport, complete: Complete | None) -> tuple[Ca
                 raise WeightsError(
                     f"{file} has {name!r} in shape {found}; its card requires {shape} ({said_of(name, card.config)})"
                 )
-        if extra := sorted(names - needed.keys()):
+        extra = {name: opened.shapes[name] for name in sorted(names - needed.keys())}
+        if strange := misfit(extra, needed) if base is not None else next(iter(extra), ""):
             raise WeightsError(
-                f"{file} holds the tensor {shown(extra[0])}, which the model of its card does not have "
-                f"({said_of(extra[0], card.config)})"
+                f"{file} holds the tensor {shown(strange)}, which the model of its card does not have "
+                f"({said_of(strange, card.config)})"
             )
-        tensors = {name: opened.read(name) for name in needed if name in names}
+        tensors = {name: opened.read(name) for name in (*needed, *extra) if name in names}
     if checksum(tensors) != header.get("sha256", ""):
         raise WeightsError(f"{file} is damaged: its tensors do not match their checksum. Restore a copy.")
     taken: set[int] = set()
-    tensors = {name: admit(name, tensor, needed[name], file, taken) for name, tensor in tensors.items()}
+    real = torch.empty(0)
+    tensors = {name: admit(name, tensor, needed.get(name, real), file, taken) for name, tensor in tensors.items()}
     if base is None:
         return card, tensors
     if complete is None:
@@ -182,7 +205,9 @@ def _read(file: Path, report: LoadReport, complete: Complete | None) -> tuple[Ca
         )
     rest = complete(base, file, {name: needed[name] for name in needed.keys() - names})
     report.base = f"{len(rest)} tensors from {base.source}"
-    return card, tensors | dict(rest)
+    if extra:
+        report.base += f", {len(extra) // 2} of them with an update of low rank"
+    return card, updated({**tensors, **rest}, extra)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vitrail
@@ -179,6 +181,122 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path: Pa
         loop.fit(tiny(tmp_path, vit=Model()))
     with pytest.raises(UsageError, match="--from WEIGHTS"):
         loop.fit(tiny(tmp_path, weights=None, model="Ti/4", vit=Model(width=16, depth=1, heads=2)))
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+# updates of low rank
+
+
+LORA: dict[str, Any] = dict(tune="lora", lora_rank=2, lora_alpha=4.0, lora_on="both")
+
+
+@pytest.fixture(scope="module")
+def adapted(runs: Path) -> Path:
+    """The folder of a run of LoRA that was never interrupted."""
+    return loop.fit(tiny(runs, name="adapted", **LORA)).folder
+
+
+def test_a_run_of_lora_holds_factors_which_are_added_to_the_base(adapted: Path, runs: Path) -> None:
+    base, tensors = load_file(runs / "base" / "model.safetensors"), stored(adapted)
+    mine = {key.removeprefix("last "): value for key, value in tensors.items() if key.startswith("last ")}
+    layers = {name.removesuffix(".weight") for name in base if re.search(r"(qkv|out|fc[12])\.weight", name)}
+    factors = {f"{layer}.lora.{side}.weight" for layer in layers for side in ("down", "up")}
+    assert len(layers) == 2 * 4 and mine.keys() == factors | {"head.weight", "head.bias"}
+    # of a checkpoint, its optimiser and its average, too
+    learned = {key.removeprefix("model model.") for key in tensors if key.startswith("model ")}
+    averaged = {key.removeprefix("state average/mean/") for key in tensors if key.startswith("state average/mean/")}
+    assert learned == averaged == mine.keys()
+    found = load(adapted / "model" / "last").state_dict()
+    assert found.keys() == base.keys()
+    for name, value in found.items():
+        layer = name.removesuffix(".weight")
+        if layer in layers:
+            update = mine[f"{layer}.lora.up.weight"].double() @ mine[f"{layer}.lora.down.weight"].double()
+            torch.testing.assert_close(value.double(), base[name].double() + update, rtol=1e-7, atol=1e-9, msg=name)
+            assert update.abs().max() > 1e-3, name
+        else:
+            assert torch.equal(value, mine.get(name, base[name])), name
+
+
+def test_the_run_and_the_verbs_say_what_was_adapted(adapted: Path, runs: Path, tmp_path: Path) -> None:
+    from vitrail.verbs.weights import convert, info
+
+    facts = json.loads((adapted / "run.json").read_text())
+    values = 2 * 2 * (16 + 48 + 16 + 16 + 2 * (16 + 32)) + 10 * 16 + 10
+    assert facts["tuned"]["what"] == "lora" and facts["tuned"]["parameters"] == values
+    assert facts["decisions"]["lora"] == "rank 2, factor 2, on 8 dense layers of attention and MLPs"
+    assert read_card(adapted).provenance["tune"] == "lora"
+    assert f"from {runs / 'base'}, 8 of them with an update of low rank" in str(info(adapted).report)
+    assert "fine-tuned (low-rank updates (LoRA) and classifier only) from" in write_report(adapted).read_text()
+    convert(adapted, tmp_path / "standalone")
+    alone = load_file(tmp_path / "standalone" / "model.safetensors")
+    assert alone.keys() == load(adapted).state_dict().keys()
+    assert all(torch.equal(alone[name], value) for name, value in load(adapted).state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_run_of_lora_is_resumed_to_the_bit_and_with_its_own_rank_only(
+    adapted: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = interrupted(tiny(runs, **LORA), monkeypatch, step=2)
+    with pytest.raises(CheckpointError, match="lora_rank: 2 there, 3 here"):
+        loop.fit(tiny(runs, **{**LORA, "lora_rank": 3}), resume=folder)
+    loop.fit(tiny(runs, **{**LORA, "lora_rank": None}), resume=folder)
+    expected, found = stored(adapted), stored(folder)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
+def test_a_run_of_lora_starts_from_another_in_bf16(adapted: Path, tmp_path: Path, optimizer: Any) -> None:
+    settings: dict[str, Any] = {**LORA, "lora_rank": None, "lora_alpha": None, "lora_on": None}
+    optim = Optim(name=optimizer, lr=1e-2)
+    run = tiny(tmp_path, **settings, weights=str(adapted), precision="bf16", optim=optim, duration=Epochs(1))
+    folder = loop.fit(replace(run, activation_checkpointing=True)).folder
+    assert json.loads((folder / "run.json").read_text())["decisions"]["lora"].startswith("rank 8, factor 1, on 4 dense")
+    before, after = load(adapted).state_dict(), load(folder / "model" / "last").state_dict()
+    for name, value in after.items():
+        learns = name.startswith("head") or re.search(r"\.(qkv|out)\.weight", name)
+        assert torch.equal(value, before[name]) != bool(learns), name
+
+
+def test_files_of_updates_that_do_not_fit_are_refused(adapted: Path, tmp_path: Path) -> None:
+    place = tmp_path / "model.safetensors"
+    original = adapted / "model" / "last" / "model.safetensors"
+    with safe_open(original, framework="pt") as file:
+        header = file.metadata()
+    up, down = (f"blocks.0.attentions.0.attention.qkv.lora.{side}.weight" for side in ("up", "down"))
+    tensors = load_file(original)
+    changes: list[dict[str, torch.Tensor | None]] = [
+        {up: None},
+        {up: tensors[up][:, :1]},
+        {up: tensors[up][:47]},
+        {up: torch.zeros(48), down: torch.zeros(16)},
+        {up: None, down: None, up.replace("qkv", "none"): tensors[up], down.replace("qkv", "none"): tensors[down]},
+    ]
+    for change in changes:
+        changed = {name: value.contiguous() for name, value in {**tensors, **change}.items() if value is not None}
+        save_file(changed, place, metadata=header)
+        with pytest.raises(WeightsError, match=r"lora.*which the model of its card does not have"):
+            load(place)
+    save_file({**tensors, up: tensors[up] + 1}, place, metadata=header)
+    with pytest.raises(WeightsError, match="do not match their checksum"):
+        load(place)
+
+
+def test_settings_of_lora_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    base_in(tmp_path)
+    with pytest.raises(UsageError, match=r"lora_rank is 17, and the smallest adapted layer has 16.* from 1 to 16"):
+        loop.fit(tiny(tmp_path, **{**LORA, "lora_rank": 17}))
+    with pytest.raises(UsageError, match="lora_on is for tune lora, and tune is 'attention'"):
+        loop.fit(tiny(tmp_path, lora_on="mlp"))
+    with pytest.raises(UsageError, match=r"no weights are given. Name them with --from"):
+        loop.fit(tiny(tmp_path, tune="lora", weights=None, model="Ti/4", vit=Model(width=16, depth=1, heads=2)))
+    base_in(tmp_path, ResNetConfig(units=(1, 1), width=32, image_size=(8, 8), classes=7))
+    with pytest.raises(UsageError, match=r"is a ResNet.*no attention and MLP layers"):
+        loop.fit(tiny(tmp_path, tune="lora", vit=Model()))
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 

@@ -8,7 +8,7 @@ from vitrail.config import from_yaml
 from vitrail.errors import WeightsError
 from vitrail.training.folder import RunFolder
 from vitrail.training.given import Given
-from vitrail.training.run import Run
+from vitrail.training.run import LORA, Run
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.load import local
 from vitrail.weights.store import WEIGHTS
@@ -29,7 +29,7 @@ def resumed_run(run: Run, folder: RunFolder, given: Given) -> tuple[Run, str | N
 def inherit(run: Run, recorded: Run) -> Run:
     """Return `run` with its automatic settings as in `recorded`: a resumed run decides nothing again."""
     automatic = ("image_size", "preprocess", "batch_size", "accumulate", "concurrent", "precision", "workers", "cache")
-    decided = {name: getattr(recorded, name) for name in automatic if getattr(run, name) in (None, "auto")}
+    decided = {name: getattr(recorded, name) for name in (*automatic, *LORA) if getattr(run, name) in (None, "auto")}
     return replace(run, **decided)
 
 

@@ -1,4 +1,4 @@
-"""Which part of a pretrained network is tuned: everything, its attention layers, its MLPs, or its classifier alone.
+"""Which part of a pretrained network is tuned: everything, attention layers, MLPs, low-rank updates, or the classifier.
 
 The follow-up paper, section 4 ("Fine-tuning attention is all you need"), tunes the weights of the MHSA layers, a
 third of a ViT. This takes 10 % less memory and 10 % less time than tuning everything, and only that third has to be
@@ -10,6 +10,8 @@ stored. The parts are, in each kind of network:
 * attention+positions: the same, and the positions added to the tokens. This is what the authors' code tunes
   (DeiT repository, `main.py --attn-only`); their text names the attention weights alone.
 * ffn: both dense layers of every MLP in the same blocks, and of a MAP head.
+* lora: updates of low rank (`vitrail.model.rewrites.low_rank`) of the dense layers of attention, of the MLPs or of
+  both, as named above. The layers themselves are frozen.
 * head: only the classifier, which is always tuned: `head`, `head_dist` of a distilled network, and `pre_logits` if
   there is one.
 
@@ -31,7 +33,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +44,17 @@ from vitrail.model.attention import Attention
 from vitrail.model.block import MLP, AttentionBranch, SwiGLU
 from vitrail.model.head import MAPHead
 from vitrail.model.posemb import Learned1D, Learned2D, Relative, RelativeBias
+from vitrail.model.rewrites.low_rank import LowRank, adapt
 from vitrail.model.variants import ResNetConfig, ViTConfig
-from vitrail.training.run import Run, Tune
+from vitrail.training.run import LORA, Run, Tune
 from vitrail.weights.assemble import HEAD
 from vitrail.weights.base import BaseWeights
 from vitrail.weights.store import checksum
 
+LACKING = {"attention+positions": "attention", "lora": "attention and MLP"}
+"""Names of the layers that a ResNet does not have, where they are not the value of `Run.tune` itself."""
+LORA_RANK = 8
+"""Rank of updates unless `Run.lora_rank` gives another one."""
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -66,6 +73,9 @@ class Tuned:
 
 def check_tune(run: Run, config: ViTConfig | ResNetConfig) -> None:
     """Raise UsageError if `run.tune` names a part that the network does not have."""
+    given = [name for name in LORA if getattr(run, name) is not None]
+    if run.tune != "lora" and given:
+        raise UsageError(f"{given[0]} is for tune lora, and tune is {run.tune!r}: set tune to lora, or leave it out")
     if run.tune == "all":
         return
     if run.weights is None:
@@ -76,8 +86,16 @@ def check_tune(run: Run, config: ViTConfig | ResNetConfig) -> None:
     if isinstance(config, ResNetConfig) and run.tune != "head":
         raise UsageError(
             f"tune is {run.tune!r}, but {run.weights} is a ResNet, not a Vision Transformer: it has no "
-            f"{run.tune.partition('+')[0]} layers to tune. Use --tune all or --tune head."
+            f"{LACKING.get(run.tune, run.tune)} layers to tune. Use --tune all or --tune head."
         )
+
+
+def with_lora_defaults(run: Run) -> Run:
+    """Return `run` with every setting of tune lora, if this is what it tunes."""
+    if run.tune != "lora":
+        return run
+    rank = run.lora_rank or LORA_RANK
+    return replace(run, lora_rank=rank, lora_alpha=run.lora_alpha or rank, lora_on=run.lora_on or "attention")
 
 
 def tune(model: nn.Module, run: Run, decisions: dict[str, str]) -> Tuned:
@@ -86,6 +104,8 @@ def tune(model: nn.Module, run: Run, decisions: dict[str, str]) -> Tuned:
     `model` is what `vitrail.training.resolve.build_model` returned. Call this before the optimiser, the average and
     `parallel.prepare` get the model.
     """
+    if run.tune == "lora":
+        decisions["lora"] = _adapt(model, run)
     freeze_rest(model, run.tune)
     parameters = list(model.parameters())
     learning = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
@@ -116,6 +136,7 @@ def _learning(model: nn.Module, tune: Tune) -> Iterator[nn.Module]:
         "attention": Attention | Relative | RelativeBias,
         "attention+positions": Attention | Relative | RelativeBias | Learned1D | Learned2D,
         "ffn": MLP | SwiGLU,
+        "lora": LowRank,
         "head": (),
     }
     for module in model.modules():
@@ -125,6 +146,17 @@ def _learning(model: nn.Module, tune: Tune) -> Iterator[nn.Module]:
             yield module.attention  # perhaps one of the user's own
         elif tune.startswith("attention") and isinstance(module, MAPHead):
             yield from (module.query, module.key_value, module.out)
+
+
+def _adapt(model: nn.Module, run: Run) -> str:
+    """Give the layers that `run.lora_on` names an update of low rank, in place. Return the decision, in words."""
+    assert run.lora_rank and run.lora_alpha and run.lora_on  # decided by now
+    tunes: dict[str, tuple[Tune, ...]] = {"attention": ("attention",), "mlp": ("ffn",), "both": ("attention", "ffn")}
+    parts = [part for name in tunes[run.lora_on] for part in _learning(model, name)]
+    scale = run.lora_alpha / run.lora_rank
+    count = adapt(model, parts, run.lora_rank, scale)
+    where = {"mlp": "the MLPs", "both": "attention and MLPs"}.get(run.lora_on, run.lora_on)
+    return f"rank {run.lora_rank}, factor {scale:g}, on {count} dense layers of {where}"
 
 
 class FrozenBatchNorm(nn.BatchNorm2d):

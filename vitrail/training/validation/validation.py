@@ -50,7 +50,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.confidence import THRESHOLDS, Confidence
 from vitrail.weights.load import load, read_card
 from vitrail.weights.reference import reference
-from vitrail.weights.store import WEIGHTS, save_model
+from vitrail.weights.store import WEIGHTS, replace_card, save_model
 from vitrail.words import shown
 
 OUTPUTS = "evaluation.npz"
@@ -248,8 +248,7 @@ class Validation:
                 assert model.card is not None  # it comes with every file
                 best = model.card.provenance.get("step") if place == folder.best else best
                 found = confidence if model.card.provenance.get("step") == best else None
-                card = replace(model.card.with_confidence(found), reference=reference(model))
-                save_model(place, model, card, self.base)
+                replace_card(place, replace(model.card.with_confidence(found), reference=reference(model)))
 
     def test(self, splits: Splits, folder: RunFolder, check: Callable[[], None]) -> dict[str, float] | None:
         """Return the best model's numbers on the test images.
