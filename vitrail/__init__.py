@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # the table below once more, for type checkers and editors
     from vitrail.objective.settings import BEiT as BEiT
     from vitrail.objective.settings import MaskedPatch as MaskedPatch
     from vitrail.objective.settings import ObjectiveSettings as ObjectiveSettings
+    from vitrail.objective.settings import Regression as Regression
     from vitrail.objective.settings import Supervised as Supervised
     from vitrail.objective.settings import Tokenizer as Tokenizer
     from vitrail.recipes.registry import recipe as recipe
@@ -126,7 +127,7 @@ _MODULES = {
     "vitrail.model.variants": "ResNetConfig ViTConfig variant",
     "vitrail.model.vit": "ViT",
     "vitrail.objective.base": "Objective",
-    "vitrail.objective.settings": "BEiT DINO MAE MaskedPatch ObjectiveSettings Supervised Tokenizer",
+    "vitrail.objective.settings": "BEiT DINO MAE MaskedPatch ObjectiveSettings Regression Supervised Tokenizer",
     "vitrail.recipes.registry": "recipe",
     "vitrail.training.checkpoints.state": "Result",
     "vitrail.training.loop": "fit",

@@ -20,7 +20,7 @@ from vitrail.verbs.flags.parse import flag_texts
 ROOT = Path(__file__).resolve().parents[2]
 
 NAMES = """
-BEiT DINO MAE Tokenizer
+BEiT DINO MAE Regression Tokenizer
 Augment Average CheckpointError Data DataError DecodeError Duration Epochs Examples ExportError MaskedPatch Model Optim
 Percent Preprocess ResNetConfig Run Schedule Steps Supervised TrainingError UsageError ViTConfig VitrailError
 WeightsError __version__
@@ -38,7 +38,7 @@ objective.local_scale objective.local_size objective.norm_last_layer objective.o
 objective.teacher_momentum objective.teacher_temperature objective.temperature_warmup objective.view
 objective.aspect objective.codes objective.commitment objective.decay objective.decoder_depth objective.decoder_heads
 objective.decoder_width objective.depth objective.features objective.normalise objective.ratio
-objective.smallest_block objective.tokenizer objective.width
+objective.smallest_block objective.tokenizer objective.width objective.huber_delta
 accumulate activation_checkpointing augment.color_jitter augment.crop augment.cutmix augment.erasing augment.flip
 augment.mixup augment.pad augment.randaugment augment.ratio augment.repeats augment.scale augment.three_augment
 average.decay average.kind average.start batch_size cache checkpoint_every compile concurrent data.holdout

@@ -22,7 +22,7 @@ from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Supervised, Tokenizer
 from vitrail.recipes.by_data import Facts, fitted
 from vitrail.recipes.registry import RECIPES, recipe
-from vitrail.training.objectives import build_objective
+from vitrail.training.objectives.build import build_objective
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer, clip_, set_learning_rate
 from vitrail.training.resolve import Resolved, build_model

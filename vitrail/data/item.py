@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checka
 
 import numpy as np
 
+from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import UNKNOWN as UNKNOWN
 from vitrail.data.labels.sets import Label, Labels, as_sets, class_counts, joined, label_at, order_classes, translated
 from vitrail.errors import DataError, DecodeError
@@ -33,7 +34,7 @@ class Item(NamedTuple):
     image: bytes | np.ndarray
     """The bytes of an image file, or uint8 [H, W, 3]."""
     label: Label
-    """Index of its class; with several labels the indices, int64 [k]; UNKNOWN."""
+    """Index of its class; with several labels the indices, int64 [k]; UNKNOWN; or numbers, float64 [targets]."""
     id: str
 
 
@@ -60,7 +61,7 @@ class Listed(Source, Protocol):
 
     @property
     def labels(self) -> Labels:
-        """int64 [N], or `LabelSets` for images with several labels."""
+        """int64 [N], `LabelSets` for images with several labels, or `Numbers`."""
         ...
 
     def id(self, index: int) -> str:
@@ -276,6 +277,14 @@ def _translate(source: Listed, class_names: list[str]) -> Labels:
     """Return the labels of `source` as indices into `class_names`. Raises DataError for an unknown class."""
     if source.class_names == class_names:
         return source.labels
+    if isinstance(source.labels, Numbers):
+        if len(source.class_names) == len(class_names) == 1:  # the column of the only target may have another name
+            return source.labels
+        if sorted(source.class_names) != sorted(class_names):
+            raise DataError(
+                f"the targets of these images are {listing(source.class_names)}, and those needed are "
+                f"{listing(class_names)}. Name their columns in data.label_columns"
+            )
     position = {name: index for index, name in enumerate(class_names)}
     counts = class_counts(source.labels, len(source.class_names))
     extra = [name for name, count in zip(source.class_names, counts, strict=True) if count and name not in position]

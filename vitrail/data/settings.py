@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Operation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
-PerImage = Literal["auto", "one", "several"]
+PerImage = Literal["auto", "one", "several", "numbers"]
 LARGEST_RESIZED = 2 * LARGEST_SIDE
 """Maximum height and width of an image that is resized before the crop."""
 
@@ -47,15 +47,16 @@ class Data(Open, section="data"):
     label_column: str | None = None
     """Column of a table that holds the labels (default: the usual names are tried)."""
     label_columns: tuple[str, ...] | None = None
-    """Columns of a table that are classes, with 1 for an image of the class and 0 for another (default: all columns of
-    zeros and ones, if no column holds labels)."""
+    """Columns of a table that are classes, with 1 for an image of the class and 0 for another; or columns of numbers to
+    predict (default: all columns of zeros and ones, if no column holds labels)."""
     label_separator: str | None = None
     """Text between the labels of an image in a cell of a table, such as '|' (default: '|' or ';' if the cells are sets
     of labels that occur in other cells, too)."""
     labels_per_image: PerImage = "auto"
     """Number of labels of an image. one: exactly one class; several: any number of classes, or none (multi-label);
     auto: several, if the data have lists of labels and an image has not exactly one. With one, cells of text are names
-    of classes, whatever characters they contain, unless `label_separator` is set."""
+    of classes, whatever characters they contain, unless `label_separator` is set. numbers: one or several numbers to
+    predict, as objective regression reads labels."""
     label_from: str | None = None
     """Where the labels of the images in a folder are, if not in the names of its folders. 'name: PATTERN': a regular
     expression whose group ( ) is the class in the name of a file. 'list: FILE': lines of a path and a label. 'table:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from vitrail.data.item import Listed, ids
+from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import LabelSets, stored_texts
 from vitrail.data.labels.stratify import stratified, stratified_order
 from vitrail.errors import UsageError
@@ -29,7 +30,7 @@ def hold_out(source: Listed, share: float, seed: int) -> tuple[np.ndarray, np.nd
     if isinstance(source.labels, LabelSets):
         out = stratified(source.labels, _ranks(source, seed, "hold-out"), share)
         return np.flatnonzero(~out), np.flatnonzero(out)
-    position, count = _within_class(source, source.labels, seed, "hold-out")
+    position, count = _within_class(source, _classes(source), seed, "hold-out")
     held = np.clip(np.rint(share * count), 1, count - 1)
     out = position < held
     return np.flatnonzero(~out), np.flatnonzero(out)
@@ -47,7 +48,7 @@ def folds(source: Listed, count: int, seed: int) -> np.ndarray:
     ranks, labels = _ranks(source, seed, "fold"), source.labels
     found = np.empty(len(source), dtype=np.int64)
     if not isinstance(labels, LabelSets):
-        found[np.lexsort((ranks, labels))] = np.arange(len(source)) % count
+        found[np.lexsort((ranks, _classes(source)))] = np.arange(len(source)) % count
         return found
     left = np.arange(len(source))
     for fold in range(count - 1):
@@ -70,10 +71,17 @@ def subset(source: Listed, size: int | float, seed: int) -> np.ndarray:
     count = max(1, round(size * len(source))) if share else int(size)
     if isinstance(source.labels, LabelSets):
         return np.sort(stratified_order(source.labels, _ranks(source, seed, "subset"))[:count])
-    position, members = _within_class(source, source.labels, seed, "subset")
+    position, members = _within_class(source, _classes(source), seed, "subset")
     # the k-th of the n images of a class has position (k + 1/2) / n, so any prefix has all classes in proportion
     order = np.lexsort((_ranks(source, seed, "tie"), (position + 0.5) / members))
     return np.sort(order[:count])
+
+
+def _classes(source: Listed) -> np.ndarray:
+    """Return the classes in which splits are stratified, int64 [N]: one for all images whose labels are numbers."""
+    labels = source.labels
+    assert not isinstance(labels, LabelSets)
+    return np.zeros(len(source), dtype=np.int64) if isinstance(labels, Numbers) else labels
 
 
 def _within_class(source: Listed, labels: np.ndarray, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:

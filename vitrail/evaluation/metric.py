@@ -10,20 +10,37 @@ from vitrail.import_path import Open, is_own
 
 if TYPE_CHECKING:
     from vitrail.evaluation.classify import Classification
+    from vitrail.evaluation.labels.numbers import NumberScores
     from vitrail.evaluation.labels.scores import LabelScores
 
 ONE_LABEL = ("top1", "top5", "balanced_accuracy")
 """Metrics of images with one label each."""
 SEVERAL_LABELS = ("map", "micro_f1", "exact")
 """Metrics of images with several labels each."""
+NUMBERS = ("r2", "mae", "rmse")
+"""Metrics of images whose labels are numbers."""
 
-TITLES = {"top1": "top-1", "map": "mAP", "micro_f1": "F1 (micro)", "macro_f1": "F1 (macro)", "exact": "exact match"}
+TITLES = {
+    "top1": "top-1",
+    "map": "mAP",
+    "micro_f1": "F1 (micro)",
+    "macro_f1": "F1 (macro)",
+    "exact": "exact match",
+    "r2": "R2",
+    "mae": "MAE",
+    "rmse": "RMSE",
+}
 """Names of metrics in sentences."""
 
 
 def headline(numbers: Mapping[str, float]) -> str | None:
-    """Return which of the numbers of an evaluation says how good a classifier is: top1 or map; None for neither."""
-    return next((name for name in ("top1", "map") if name in numbers), None)
+    """Return which number of an evaluation says how good a network is: top1, map or r2; None for none of them."""
+    return next((name for name in ("top1", "map", "r2") if name in numbers), None)
+
+
+def in_words(name: str, value: float) -> str:
+    """Return a metric as text: "top-1 93.40%", "MAE 2.51"."""
+    return f"{TITLES[name]} {value:.4g}" if name in NUMBERS else f"{TITLES[name]} {value:.2%}"
 
 
 @dataclass(frozen=True)
@@ -33,20 +50,23 @@ class Metric(Open, section="metric"):
     A metric of one's own is a subclass with another `value`. It is also logged, and measured on the test images.
     """
 
-    name: Literal["top1", "top5", "nll", "balanced_accuracy", "macro_f1", "map", "micro_f1", "exact"] = "top1"
+    name: Literal[
+        "top1", "top5", "nll", "balanced_accuracy", "macro_f1", "map", "micro_f1", "exact", "r2", "mae", "rmse"
+    ] = "top1"
     """Number on the validation images by which the best model is chosen and early stopping counts. balanced_accuracy
     and macro_f1 count every class the same, however rare it is. nll, the validation loss, breaks ties. For images with
-    several labels: map (mean average precision, in place of top1), macro_f1, micro_f1, or exact (all labels right)."""
+    several labels: map (mean average precision, in place of top1), macro_f1, micro_f1, or exact (all labels right).
+    For numbers: r2 (in place of top1), mae, or rmse, each the mean over targets."""
     all_classes: ClassVar[bool] = False
     """Whether `value` needs the probabilities of all classes, not only of the five best."""
 
-    def value(self, found: Classification | LabelScores) -> float:
+    def value(self, found: Classification | LabelScores | NumberScores) -> float:
         """Return the number from the outputs for all images, whose labels are `found.label`."""
         return float(getattr(found, self.name))
 
     def rank(self, value: float) -> float:
         """Return how good a value is: larger is better."""
-        return -value if self.name == "nll" else value
+        return -value if self.name in ("nll", "mae", "rmse") else value
 
     @property
     def key(self) -> str:

@@ -22,6 +22,7 @@ import torch
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
+from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.loading.loader import check_batch_size
 from vitrail.data.loading.prefetch import ordered, stuck, threads
@@ -32,6 +33,7 @@ from vitrail.errors import DataError, DecodeError, WeightsError, finite_rows, no
 from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor
 from vitrail.evaluation.confidence.rejection import NONE
 from vitrail.evaluation.confidence.temperature import calibrated
+from vitrail.evaluation.labels.numbers import predicted_numbers
 from vitrail.evaluation.labels.ranked import ranked
 from vitrail.files import replacing_text
 
@@ -39,7 +41,10 @@ FileKind = Literal["csv", "jsonl"]
 
 
 class Prediction(NamedTuple):
-    """The best classes of one image, best first, with their probabilities (softmax, or sigmoid for several labels)."""
+    """The best classes of one image, best first, with their probabilities (softmax, or sigmoid for several labels).
+
+    For a network that predicts numbers there are no classes.
+    """
 
     path: str
     classes: list[str]
@@ -48,9 +53,13 @@ class Prediction(NamedTuple):
     """For a network that predicts several labels: those it predicts, with their probabilities, best first."""
     rejected: bool | None = None
     """With `reject`: whether the best class is less probable, so that the image gets no class."""
+    numbers: dict[str, float] | None = None
+    """For a network that predicts numbers: target -> number, in the units of its data."""
 
     def as_json(self, digits: int | None = None) -> dict[str, Any]:
         """Return the row as JSON values, with probabilities of `digits` decimals."""
+        if self.numbers is not None:
+            return {"path": self.path, "numbers": self.numbers}
         top = _pairs(zip(self.classes, self.probabilities, strict=True), digits)
         if self.rejected is not None:
             answer = {**top[0], "class": NONE} if self.rejected else top[0]
@@ -133,6 +142,8 @@ def predict_files(
 ) -> Iterator[Row]:
     """Yield a row for each file of `paths` (see `find_images`), in their order, batch by batch.
 
+    A network that predicts numbers gives these, in the units of its data.
+
     `model` is a network with a card (from `vitrail.load`); `predict` replaces its computation by another engine, and
     `precision` is then what that engine computes in. The first `skip` files are skipped. Each row has the `top` best
     classes, or all if there are fewer, with probabilities of the card's temperature. An image whose best class is less
@@ -146,7 +157,9 @@ def predict_files(
         raise WeightsError("this model has no card, so its preprocessing is unknown. Load it with vitrail.load")
     names = [as_text(name) for name in card.class_names] or [str(i) for i in range(card.config.classes)]
     outputs = calibrated(predict or predictor(model, device, precision), card.temperature)
-    answer = partial(_best, outputs, names, top, thresholds=card.thresholds)
+    answer: Ranking = partial(_best, outputs, names, top, thresholds=card.thresholds)
+    if card.scale is not None:
+        answer = partial(_numbers, outputs, names, card.scale)
     given = list(paths)
     files = islice(find_images(given), skip, None)
     prepare = partial(_prepared, eval_transform(card.preprocess), given={Path(path).expanduser() for path in given})
@@ -161,8 +174,8 @@ def _rejecting(row: Row, reject: float) -> Row:
 
 PreparedFile = tuple[Path, np.ndarray | Unreadable]
 """A file, and the network's input uint8 [H, W, 3] or the reason why the file is unreadable."""
-Best = tuple[list[str], list[float], list[tuple[str, float]] | None] | None
-"""Classes, probabilities and labels of an image (see `Prediction`); None if the network's output is not finite."""
+Best = Prediction | None
+"""What is predicted, still without a path; None if the network's output is not finite."""
 Ranking = Callable[[list[np.ndarray]], Iterable[Best]]
 
 
@@ -185,7 +198,7 @@ def _rows(
                 elif best is None:
                     yield Unreadable(as_text(path), NOT_FINITE, no_result)
                 else:
-                    yield Prediction(as_text(path), *best)
+                    yield best._replace(path=as_text(path))
 
 
 def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> PreparedFile:
@@ -211,7 +224,17 @@ def _best(
         if found.predicted is not None:
             rows = zip(classes, shares, found.predicted[row].tolist(), strict=True)
             labels = [(name, share) for name, share, reached in rows if reached]
-        yield (classes[:top], shares[:top], labels) if finite else None
+        yield Prediction("", classes[:top], shares[:top], labels) if finite else None
+
+
+def _numbers(predict: Predict, names: list[str], scale: TargetScale, images: list[np.ndarray]) -> Iterator[Best]:
+    """Yield the numbers of each image, rounded to the digits of float32."""
+    if not images:
+        return
+    outputs = predict(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2))
+    for row, finite in zip(predicted_numbers(outputs, scale), finite_rows(outputs).tolist(), strict=True):
+        found = {name: float(f"{value:.7g}") for name, value in zip(names, row.tolist(), strict=True)}
+        yield Prediction("", [], [], numbers=found) if finite else None
 
 
 def as_text(value: str | Path) -> str:
@@ -243,11 +266,11 @@ def write_predictions(rows: Iterable[Row], out: Path | TextIO, *, kind: FileKind
     """Write predictions one by one and return their counts.
 
     kind "csv": columns path, class, probability, class_2, probability_2, ...; for several labels path, labels and
-    probabilities, with "|" between them. "jsonl": one object per line with path, class, probability and top; for
-    several labels path, labels and top. With rejection, an image that gets no class has NONE as class, and CSV has
-    another column: the class that was rejected. A Path is replaced atomically when all rows are written, and unreadable
-    files are listed (path, reason, message) in a CSV next to it, `<name>.errors.csv`. A stream gets only the
-    predictions. `raw` is SafeWriter's.
+    probabilities, with "|" between them; for numbers path and a column for each target. "jsonl": one object per line
+    with path, class, probability and top; for several labels path, labels and top; for numbers path and numbers. With
+    rejection, an image that gets no class has NONE as class, and CSV has another column: the class that was rejected.
+    A Path is replaced atomically when all rows are written, and unreadable files are listed (path, reason, message) in
+    a CSV next to it, `<name>.errors.csv`. A stream gets only the predictions. `raw` is SafeWriter's.
     """
     if not isinstance(out, Path):
         return _write(rows, out, kind, raw)
@@ -279,16 +302,18 @@ def _write(rows: Iterable[Row], file: TextIO, kind: FileKind, raw: bool) -> Summ
             file.write(json.dumps(row.as_json(digits=6), ensure_ascii=False) + "\n")
         else:
             if not summary.predicted:
-                table.writerow(_header(len(row.classes), row.rejected) if row.labels is None else LABEL_PREDICTIONS)
+                table.writerow(_header(row))
             table.writerow(_cells(row))
         summary.predicted += 1
     if kind == "csv" and not summary.predicted:
-        table.writerow(_header(1))
+        table.writerow(PREDICTIONS)
     file.flush()
     return summary
 
 
 def _cells(row: Prediction) -> list[str]:
+    if row.numbers is not None:
+        return [row.path, *map(repr, row.numbers.values())]
     if row.labels is not None:
         names, shares = [name for name, _ in row.labels], [f"{share:.6f}" for _, share in row.labels]
         return [row.path, SEPARATOR.join(names), SEPARATOR.join(shares)]
@@ -298,6 +323,11 @@ def _cells(row: Prediction) -> list[str]:
     return cells if row.rejected is None else [*cells, row.classes[0] if row.rejected else ""]
 
 
-def _header(classes: int, rejected: bool | None = None) -> list[str]:
-    more = [name for rank in range(2, classes + 1) for name in (f"class_{rank}", f"probability_{rank}")]
-    return [*PREDICTIONS, *more, *([] if rejected is None else ["rejected"])]
+def _header(row: Prediction) -> Sequence[str]:
+    """Return the names of the columns of predictions such as this one."""
+    if row.numbers is not None:
+        return [PREDICTIONS[0], *row.numbers]
+    if row.labels is not None:
+        return LABEL_PREDICTIONS
+    more = [name for rank in range(2, len(row.classes) + 1) for name in (f"class_{rank}", f"probability_{rank}")]
+    return [*PREDICTIONS, *more, *([] if row.rejected is None else ["rejected"])]

@@ -81,6 +81,8 @@ class Engine(nn.Module):
             )
         if self._output != "probabilities":
             return outputs
+        if self.card.scale is not None:
+            return self.card.scale.standardised(outputs)
         return self._temperature * (outputs.logit() if self.card.several else outputs.log())
 
     def features(self, images: Tensor) -> Tensor:

@@ -71,6 +71,8 @@ def outputs_per_image(traced: ExportedProgram) -> int:
 def compute(network: ViT | ResNet, images: Tensor, output: OutputName, card: Card | None) -> Tensor:
     """Return `output` of a network, float32 [batch, classes or features], for uint8 images.
 
+    The "probabilities" of a network that predicts numbers are these, in the units of its data.
+
     card: That of the network, with the temperature of its probabilities.
     """
     if output == "features":
@@ -80,6 +82,8 @@ def compute(network: ViT | ResNet, images: Tensor, output: OutputName, card: Car
         return logits
     if card is None:
         return logits.softmax(dim=1)
+    if card.scale is not None:
+        return card.scale.original(logits)
     logits = logits / card.temperature
     return logits.sigmoid() if card.several else logits.softmax(dim=1)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.data.item import Listed
-from vitrail.data.labels.sets import LabelSets, known, label_text
+from vitrail.data.labels.sets import known, label_text
 from vitrail.errors import UsageError
 from vitrail.inspection.embedding_map import embedding_map, neighbours
 from vitrail.inspection.figures.embedding import THUMBNAIL, draw_map, draw_neighbours, scattered
@@ -40,7 +40,7 @@ class DataFeatures:
     def groups(self, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
         """Return the group of some images, int64 [n], and the name of each group: a class, or a set of labels."""
         labels = self.source.labels[self.index[rows]]
-        if not isinstance(labels, LabelSets):
+        if isinstance(labels, np.ndarray):
             return labels, self.source.class_names
         names, groups = np.unique([self.class_of(int(row)) for row in rows], return_inverse=True)
         return groups, names.tolist()

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from vitrail.data.labels.scale import TargetScale
 from vitrail.data.settings import Augment, Preprocess
 from vitrail.durations import Duration
 
@@ -28,7 +29,7 @@ class ImageBatch(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """int64 [batch]; with several labels int8 [batch, classes], 1 for each label."""
+        """int64 [batch]; with several labels int8 [batch, classes], 1 for each label; of numbers [batch, targets]."""
 
     @property
     def index(self) -> Tensor:
@@ -41,7 +42,8 @@ class Prepared:
 
     images: Tensor
     labels: Tensor
-    """int64 [batch]: the class of each image before any mixing; with several labels int8 [batch, classes]."""
+    """int64 [batch]: the class of each image before any mixing; with several labels int8 [batch, classes]; numbers
+    float [batch, targets]."""
     index: Tensor
     targets: Tensor
     """The targets of the prediction; for `Supervised`, int64 [batch] or float [batch, classes]."""
@@ -100,6 +102,8 @@ class Task:
     preprocess: Preprocess = field(default_factory=Preprocess)
     class_counts: Sequence[float] = ()
     """Mean number of images of each class that an epoch shows; empty if it is not known."""
+    scale: TargetScale | None = None
+    """Mean and deviation of the targets, if the labels are numbers."""
 
 
 class Objective(nn.Module, ABC):

@@ -39,6 +39,8 @@ class ObjectiveSettings(Open, section="objective"):
     kind: Any = "own"
     labels: ClassVar[bool] = True
     """Whether the network learns from labels and has a classifier. If not, `build` makes a `SelfSupervised`."""
+    numbers: ClassVar[bool] = False
+    """Whether the labels are numbers, and the network predicts numbers."""
     made_by: ClassVar[str] = ""
     """Import path of the `Objective` that `build` makes."""
 
@@ -89,6 +91,21 @@ class Supervised(ObjectiveSettings):
         """
         values: Tensor = find("vitrail.objective.supervised:supervised_loss")(logits, targets, self)
         return values
+
+
+@dataclass(frozen=True)
+class Regression(ObjectiveSettings):
+    """Prediction of one or several numbers for each image (`vitrail.objective.regression`)."""
+
+    numbers: ClassVar[bool] = True
+    made_by: ClassVar[str] = "vitrail.objective.regression:RegressionObjective"
+    kind: Literal["regression"] = "regression"
+    """The objective: prediction of numbers."""
+    loss: Literal["mse", "huber"] = "mse"
+    """Loss function, of errors in standard deviations of a target. mse: squared error; huber: squared up to
+    `huber_delta` and linear above it, so that a few wrong numbers count less (Huber 1964)."""
+    huber_delta: Positive = 1.0
+    """For loss huber: error in standard deviations of the target above which the loss is linear."""
 
 
 @dataclass(frozen=True)

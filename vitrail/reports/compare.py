@@ -113,6 +113,8 @@ def pair_runs(first: RunRecord, second: RunRecord) -> Pair:
     for run in (first, second):
         if run.scores is not None:
             raise DataError(f"{run.folder.name} predicts several labels for an image, and this test needs one")
+        if run.numbers is not None:
+            raise DataError(f"{run.folder.name} predicts numbers, and this test needs one label for each image")
         if run.evaluation is None:
             raise DataError(f"{run.folder.name} has no evaluation (evaluation.npz)")
     assert first.evaluation is not None and second.evaluation is not None

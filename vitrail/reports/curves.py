@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitrail.evaluation.metric import SEVERAL_LABELS, TITLES
+from vitrail.evaluation.metric import NUMBERS, SEVERAL_LABELS, TITLES
 from vitrail.reports.figures import Points, curves
 from vitrail.reports.run_record import RunRecord
 
@@ -25,10 +25,10 @@ RIGHT = "correct validation images"
 
 def training_curves(record: RunRecord) -> list[Markup]:
     """Return the figures of one run: loss, accuracies, other metrics, and learning rate."""
-    unlabelled = record.self_supervised
-    validation_loss = record.curve("loss", having="count") if unlabelled else record.curve("nll", having="nll")
+    in_nats = not record.self_supervised and not (record.run is not None and record.run.objective.numbers)
+    validation_loss = record.curve("nll", having="nll") if in_nats else record.curve("loss", having="count")
     loss = {"training": record.curve("loss", having="lr"), "validation": validation_loss}
-    drawn = [_figure("Loss", "loss per image" + ("" if unlabelled else " (nats)"), loss, running_mean=True)]
+    drawn = [_figure("Loss", "loss per image" + " (nats)" * in_nats, loss, running_mean=True)]
     shares = [
         ("Accuracy", RIGHT, record.curve("top1", having="nll")),
         ("Balanced accuracy", "mean over classes", record.curve("balanced_accuracy", having="nll")),
@@ -41,6 +41,7 @@ def training_curves(record: RunRecord) -> list[Markup]:
         most = max(few_shot, key=lambda name: int(name.partition("-")[0]))
         shares.append((f"Linear {most} accuracy", RIGHT, record.curve(most, having=most)))
     drawn += [_figure(title, label, {"validation": curve}, percent=True) for title, label, curve in shares]
+    drawn += [_figure(TITLES[name], TITLES[name], {"validation": record.curve(name, having="r2")}) for name in NUMBERS]
     drawn.append(_figure("Learning rate", "learning rate", {"training": record.curve("lr", having="lr")}))
     return [figure for figure in drawn if figure is not None]
 

@@ -26,6 +26,7 @@ from PIL import Image
 from vitrail.evaluation.calibration import Calibration
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.confidence.rejection import SHOWN, counts_at, curve
+from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.reliability import plot
 
 INK = "#010203"
@@ -209,6 +210,27 @@ def risk_coverage(found: Classification) -> Markup:
         figure,
         f"Risk over coverage of {found.count} images: if every image gets a class, {risk[-1]:.1%} are wrong. The table "
         "below gives the numbers for some smallest confidences.",
+    )
+
+
+@matplotlib.rc_context(_STYLE)
+def scatter(found: NumberScores, number: int) -> Markup:
+    """Return an SVG of the predicted against the true values of one target, for at most `MOST_POINTS` images."""
+    name, rows = found.class_names[number], np.flatnonzero(found.known)
+    shown = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).round().astype(int))]
+    truth, prediction = found.target[shown, number], found.prediction[shown, number]
+    figure = Figure(figsize=(4.6, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axline((truth[0], truth[0]), slope=1, color=INK, linewidth=1, linestyle="--")
+    axes.plot(truth, prediction, "o", color=SERIES[0], markersize=3, alpha=0.6)
+    axes.set_title(name if len(name) <= 40 else name[:39] + "…")
+    axes.set_xlabel("true")
+    axes.set_ylabel("predicted")
+    axes.grid(True)
+    return svg(
+        figure,
+        f"Predicted against true values of {name} for {len(shown)} images: R2 {found.target_r2[number]:.3f}, mean "
+        f"absolute error {found.target_mae[number]:.4g}.",
     )
 
 

@@ -12,10 +12,11 @@ import numpy as np
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.evaluation.metric import TITLES
 from vitrail.files import read_json_object, replacing_text
+from vitrail.reports.gallery import Evaluated
 from vitrail.reports.run_record import RunRecord
 
 COLUMNS = ("path", "label", "prediction", "probability", "fold", "run")
@@ -85,14 +86,14 @@ def _division(run: RunRecord) -> tuple[Any, ...]:
     return _fold(run).split("/")[1], run.run.seed, data.train, run.data_facts.get("fingerprint")
 
 
-def _evaluation(run: RunRecord) -> Classification | LabelScores:
-    found = run.evaluation or run.scores
+def _evaluation(run: RunRecord) -> Evaluated:
+    found = run.evaluation or run.scores or run.numbers
     if found is None:
         raise DataError(f"{run.folder.name} has no evaluation (evaluation.npz)")
     return found
 
 
-def _numbers(found: Sequence[Classification | LabelScores]) -> list[Number]:
+def _numbers(found: Sequence[Evaluated]) -> list[Number]:
     """Return mean and deviation of each metric that all folds have."""
     each = [one.metrics() for one in found]
     names = [name for name in each[0] if name not in _COUNTS and all(name in one for one in each)]
@@ -107,13 +108,19 @@ def _numbers(found: Sequence[Classification | LabelScores]) -> list[Number]:
     ]
 
 
-def _rows(run: RunRecord, found: Classification | LabelScores) -> Iterator[tuple[Any, ...]]:
+def _rows(run: RunRecord, found: Evaluated) -> Iterator[tuple[Any, ...]]:
     """Yield a row for each validation image of a run. Raises DataError if split.json does not name them all."""
     ids = read_json_object(run.folder / "split.json", DataError).get("ids")
     if not isinstance(ids, list) or len(ids) <= int(found.index.max(initial=-1)):
         raise DataError(f"{run.folder / 'split.json'} does not name the images of the fold")
     names = found.class_names
     for number, index in enumerate(found.index.tolist()):
+        if isinstance(found, NumberScores):
+            label, prediction = (
+                SEPARATOR.join(f"{one:.7g}" for one in rows[number]) for rows in (found.target, found.prediction)
+            )
+            yield str(ids[index]), label, prediction, "", _fold(run), run.folder.name
+            continue
         if isinstance(found, LabelScores):
             right, best = np.flatnonzero(found.target[number] == 1), np.flatnonzero(found.predicted[number])
             chances = found.probability[number, best]

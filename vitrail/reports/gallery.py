@@ -13,11 +13,13 @@ from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
 from vitrail.errors import DecodeError, VitrailError
 from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.inspection.overlay import under_attention
 from vitrail.inspection.rollout import rollout
 from vitrail.model.vit import ViT
 
+Evaluated = Classification | LabelScores | NumberScores
 SHOWN = 12
 """Maximum number of images in a gallery of one run."""
 _BATCH = 4
@@ -25,10 +27,11 @@ _BATCH = 4
 
 @dataclass(frozen=True)
 class Guess:
-    """One class that a network predicted, with its probability."""
+    """One class that a network predicted, with its probability, or its numbers."""
 
     name: str
-    probability: float
+    probability: float | None
+    """None for a number."""
     right: bool
 
 
@@ -47,8 +50,12 @@ class Exhibit:
     """uint8 [H, W, 3]: the image under its attention rollout."""
 
 
-def worst_mistakes(evaluation: Classification | LabelScores) -> np.ndarray:
-    """Return rows of wrong predictions, the largest loss first."""
+def worst_mistakes(evaluation: Evaluated) -> np.ndarray:
+    """Return rows of wrong predictions, the largest loss first; of numbers the largest errors, in deviations."""
+    if isinstance(evaluation, NumberScores):
+        error = ((evaluation.prediction - evaluation.target) / np.array(evaluation.scale.deviation)) ** 2
+        rows = np.flatnonzero(evaluation.known & np.isfinite(error).all(axis=1))
+        return rows[np.argsort(-error[rows].sum(axis=1), kind="stable")][:SHOWN]
     if isinstance(evaluation, LabelScores):
         wrong = np.flatnonzero(evaluation.known & ~evaluation.correct & np.isfinite(evaluation.probability).all(axis=1))
         return wrong[np.argsort(-evaluation.loss[wrong], kind="stable")][:SHOWN]
@@ -65,7 +72,7 @@ def most_uncertain(evaluation: Classification) -> np.ndarray:
     return rows[np.argsort(gap[rows], kind="stable")][:SHOWN]
 
 
-def exhibits(rows: np.ndarray, evaluation: Classification | LabelScores, source: Any, model: Any) -> list[Exhibit]:
+def exhibits(rows: np.ndarray, evaluation: Evaluated, source: Any, model: Any) -> list[Exhibit]:
     """Return the images of these rows as the network sees them, with attention rollout if `model` is a ViT.
 
     `model` is a network with its card, in eval mode. Images that can no longer be decoded are left out.
@@ -94,8 +101,10 @@ def decoded_image(source: Any, index: int) -> tuple[str, np.ndarray] | None:
         return None
 
 
-def true_class(evaluation: Classification | LabelScores, row: int) -> str | None:
-    """Return the name of an image's class, or the names of its labels; None if they are not known."""
+def true_class(evaluation: Evaluated, row: int) -> str | None:
+    """Return the name of an image's class, the names of its labels, or its numbers; None if they are not known."""
+    if isinstance(evaluation, NumberScores):
+        return _numbers(evaluation.target[row]) if evaluation.known[row] else None
     if isinstance(evaluation, LabelScores):
         names = [evaluation.class_names[label] for label in np.flatnonzero(evaluation.target[row] == 1)]
         return (", ".join(names) or "no label") if evaluation.known[row] else None
@@ -103,8 +112,17 @@ def true_class(evaluation: Classification | LabelScores, row: int) -> str | None
     return evaluation.class_names[label] if label >= 0 else None
 
 
-def guesses(evaluation: Classification | LabelScores, row: int, most: int) -> list[Guess]:
-    """Return the best `most` predictions for a row, or all predicted labels; none if the outputs were not finite."""
+def _numbers(values: np.ndarray) -> str:
+    return ", ".join(f"{value:.4g}" for value in values.tolist())
+
+
+def guesses(evaluation: Evaluated, row: int, most: int) -> list[Guess]:
+    """Return the best `most` predictions for a row, or all predicted labels; none if the outputs were not finite.
+
+    The numbers of a row are one guess.
+    """
+    if isinstance(evaluation, NumberScores):
+        return [Guess(_numbers(evaluation.prediction[row]), None, False)]
     if isinstance(evaluation, LabelScores):
         chosen = np.flatnonzero(evaluation.predicted[row])
         chosen = chosen[np.argsort(-evaluation.probability[row, chosen], kind="stable")]

@@ -11,19 +11,22 @@ from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.labels.calibration import before_scaling as labels_before_scaling
 from vitrail.evaluation.labels.calibration import label_calibration
+from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.files import read_bytes
 from vitrail.reports import run_record, tables
 from vitrail.reports.attention import distance_figure, position_figure
 from vitrail.reports.cost import cost_of
 from vitrail.reports.curves import SHARES, training_curves
-from vitrail.reports.figures import confusion, cooccurrence, reliability, risk_coverage
-from vitrail.reports.gallery import exhibits, most_uncertain, worst_mistakes
+from vitrail.reports.figures import confusion, cooccurrence, reliability, risk_coverage, scatter
+from vitrail.reports.gallery import Evaluated, exhibits, most_uncertain, worst_mistakes
 from vitrail.reports.render import render, short, write_page
 from vitrail.reports.run_record import read_run, validation_images
 from vitrail.reports.suggestions import suggestions
 from vitrail.weights.load import load
 
+MOST_SCATTERS = 6
+"""Maximum number of targets whose predictions are drawn."""
 MOST_DRAWN = 1000
 """Maximum number of classes in a confusion matrix: with more, a cell is smaller than a pixel."""
 
@@ -37,7 +40,7 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
     folder = Path(run_folder)
     record = read_run(folder)
     evaluation, scores, attempt = record.evaluation, record.scores, partial(run_record.attempt, record.notes)
-    evaluated = evaluation or scores
+    evaluated = evaluation or scores or record.numbers
     model = source = distances = examples = None
     galleries: dict[str, Any] = {}
     if record.run is None or record.run.objective.kind != "tokenizer":
@@ -67,6 +70,8 @@ def write_report(run_folder: Path | str, out: Path | None = None) -> Path:
         reliability=reliability,
         scores=scores,
         **({} if scores is None else _labels(scores)),
+        numbers=record.numbers,
+        targets=None if record.numbers is None else _targets(record.numbers),
         galleries=galleries,
         distances=distances,
         positions=position_figure(model),
@@ -115,7 +120,13 @@ def _labels(scores: LabelScores) -> dict[str, Any]:
     }
 
 
-def _galleries(evaluation: Classification | LabelScores, model: Any, source: Any) -> dict[str, Any]:
+def _targets(found: NumberScores) -> dict[str, Any]:
+    """Return the table of targets, and predicted against true values of the first targets."""
+    drawn = range(min(len(found.class_names), MOST_SCATTERS))
+    return {"rows": tables.targets(found), "figures": [scatter(found, number) for number in drawn]}
+
+
+def _galleries(evaluation: Evaluated, model: Any, source: Any) -> dict[str, Any]:
     """Return the exhibits of the galleries."""
     found = {"mistakes": exhibits(worst_mistakes(evaluation), evaluation, source, model)}
     if isinstance(evaluation, Classification):

@@ -18,6 +18,7 @@ from vitrail.config import from_yaml
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.classify import Classification
+from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.evaluation.labels.store import load_results
 from vitrail.files import open_regular, read_bytes, read_json, read_json_object
@@ -54,6 +55,8 @@ class RunRecord:
     batch: bytes | None
     """batch.png: the first training batch."""
     notes: list[str] = field(default_factory=list)
+    numbers: NumberScores | None = None
+    """Predictions for the validation images if their labels are numbers."""
 
     @property
     def result(self) -> dict[str, Any]:
@@ -115,6 +118,7 @@ def read_run(folder: Path) -> RunRecord:
         evaluation if isinstance(evaluation, LabelScores) else None,
         read_file("batch.png", read_bytes),
         notes,
+        evaluation if isinstance(evaluation, NumberScores) else None,
     )
 
 
@@ -151,7 +155,7 @@ def _metric_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def _evaluation(path: Path, class_names: list[str]) -> Classification | LabelScores:
+def _evaluation(path: Path, class_names: list[str]) -> Classification | LabelScores | NumberScores:
     if not path.exists():
         raise FileNotFoundError(path)
     found = load_results(path, class_names)

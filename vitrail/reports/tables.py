@@ -10,6 +10,7 @@ import numpy as np
 from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.confidence.rejection import SHOWN, counts_at
 from vitrail.evaluation.labels.calibration import LabelCalibration
+from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.reports.run_record import RunRecord
 
@@ -128,6 +129,12 @@ def wrong_beside(scores: LabelScores) -> list[Confusion]:
     ]
 
 
+def targets(found: NumberScores) -> list[tuple[str, float, float, float, float, float]]:
+    """Return (name, R2, MAE, RMSE, and MAE and RMSE of predicting the mean) of each target."""
+    columns = (found.target_r2, found.target_mae, found.target_rmse, found.mean_mae, found.mean_rmse)
+    return list(zip(found.class_names, *(column.tolist() for column in columns), strict=True))
+
+
 def _mistakes(evaluation: Classification) -> np.ndarray:
     """int64 [K, K]: the confusion matrix without its diagonal."""
     wrong = evaluation.confusion.copy()
@@ -153,7 +160,7 @@ def data_problems(record: RunRecord) -> list[str]:
     unreadable = {line["image"]: line["reason"] for line in record.metrics if "image" in line}
     problems = [str(note) for note in record.data_facts.get("notes", [])]
     problems += [f"training image {name}: {reason}" for name, reason in unreadable.items()]
-    evaluated = record.evaluation or record.scores
+    evaluated = record.evaluation or record.scores or record.numbers
     if evaluated is not None:
         problems += [f"validation image {name}: {reason}" for name, reason in evaluated.bad]
     return problems

@@ -86,7 +86,8 @@ class AttentionQuery:
 class ServedModel:
     """A network, or an exported program, with its card, under a name. Call it from one thread at a time.
 
-    reject: Smallest probability of the best class; an image with a lower one gets no class.
+    reject: Smallest probability of the best class; an image with a lower one gets no class. Raises UsageError for a
+    network that predicts numbers.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class ServedModel:
         reject: float | None = None,
     ) -> None:
         self.name, self.network, self.card = name, network, network.card
+        if self.card.scale is not None:
+            raise UsageError(f"{name} predicts numbers, and serve names classes. Use vitrail predict")
         self.device = device if isinstance(device, torch.device) else choose_device(device)
         self.precision, self.engine, self.reject = precision, engine, reject
         self.transform = eval_transform(self.card.preprocess)

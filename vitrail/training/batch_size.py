@@ -66,8 +66,9 @@ def image_bytes(objective: Objective, run: Run, config: ViTConfig | ResNetConfig
     def loss(images: int) -> Tensor:
         pixels = torch.zeros(images, config.channels, *config.image_size, dtype=torch.uint8)
         zeros = torch.zeros(images, dtype=torch.int64)
+        labels = torch.zeros(images, config.classes) if run.objective.numbers else zeros
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bf16"):
-            return objective(Batch(pixels, zeros, zeros), step=0)[0]
+            return objective(Batch(pixels, labels, zeros), step=0)[0]
 
     def peak(images: int) -> int:
         with LiveTensors() as live:

@@ -8,11 +8,13 @@ from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
 from vitrail import world
 from vitrail.config import from_yaml, to_yaml
 from vitrail.data.copies.leaks import leaked
 from vitrail.data.imbalance import FLAGS, IMBALANCED, OTHER_LOSSES, described, imbalance
-from vitrail.data.labels.sets import LabelSets, class_counts, label_names
+from vitrail.data.labels.sets import class_counts, label_names
 from vitrail.data.sources.open import Splits
 from vitrail.objective.base import Prepared
 from vitrail.objective.settings import Supervised
@@ -200,7 +202,7 @@ def _rare_classes(run: Run, splits: Splits) -> Iterator[str]:
     objective = run.objective
     if not isinstance(objective, Supervised) or run.data.sampler != "uniform":
         return
-    if isinstance(splits.train.labels, LabelSets):  # labels are of any frequency, and thresholds regard that
+    if not isinstance(splits.train.labels, np.ndarray):  # labels are of any frequency, and thresholds regard that
         return
     counts = class_counts(splits.train.labels, len(splits.class_names))
     untouched = objective.class_weights == "none" and not objective.logit_adjustment

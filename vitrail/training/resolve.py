@@ -19,19 +19,21 @@ from torch import nn
 from vitrail import world
 from vitrail.data.check import LONG, SMALL
 from vitrail.data.item import Listed
-from vitrail.data.labels.sets import Labels, LabelSets, summary
+from vitrail.data.labels.scale import TargetScale
+from vitrail.data.labels.sets import LabelSets
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Preprocess
 from vitrail.device import ComputePrecision, available_cores, choose_device, compute_precision, free_memory
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.labels.thresholds import UNCHOSEN
-from vitrail.evaluation.metric import ONE_LABEL, SEVERAL_LABELS, Metric
+from vitrail.evaluation.metric import Metric
 from vitrail.model.build import build
 from vitrail.model.own_part import own_parts
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit.tokenizer import ImageTokenizer
-from vitrail.objective.settings import DINO, Supervised, Tokenizer
+from vitrail.objective.settings import DINO, Tokenizer
 from vitrail.training.batch_size import default_batch
+from vitrail.training.objectives.for_labels import for_labels, scale_of
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
 from vitrail.training.run import Run
 from vitrail.weights.assemble import HEAD, Overrides, skeleton
@@ -63,6 +65,8 @@ class Resolved:
     """The weights to build from: `run.weights`, or their replacement (`checkpoints.resume.starting_weights`)."""
     several: bool = False
     """Whether the network learns to predict several labels for an image."""
+    scale: TargetScale | None = None
+    """Mean and deviation of the targets, if the network learns to predict numbers."""
 
     def card(self, class_names: list[str]) -> Card:
         """Return the card of the weights this run makes, of these classes where it learns from labels."""
@@ -70,7 +74,7 @@ class Resolved:
         provenance |= {"tune": self.run.tune} if self.run.tune != "all" else {}
         names = list(class_names) if self.run.supervised else []
         thresholds = [UNCHOSEN] * self.config.classes if self.several else []
-        return Card(self.config, names, self.preprocess, provenance=provenance, thresholds=thresholds)
+        return Card(self.config, names, self.preprocess, provenance=provenance, thresholds=thresholds, scale=self.scale)
 
     @property
     def autocast(self) -> bool:
@@ -126,37 +130,8 @@ def resolve(
         cache=_cache(train, sizes, decisions) if run.cache == "auto" else run.cache,
     )
     several = run.supervised and isinstance(train.labels, LabelSets)
-    return Resolved(run, config, preprocess, device, decisions, start, several)
-
-
-def for_labels(run: Run, labels: Labels, decisions: dict[str, str]) -> Run:
-    """Return `run` with a loss and a metric for these labels. Raises UsageError for a metric of the other kind."""
-    own, metric, objective = type(run.metric) is not Metric, run.metric, run.objective
-    if not isinstance(labels, LabelSets):
-        if metric.name in SEVERAL_LABELS and not own:
-            raise UsageError(
-                f"metric.name is {metric.name}, which needs images with several labels, and these have one each. Use "
-                "top1, top5 or nll, or set data.labels_per_image to 'several'"
-            )
-        return run
-    decisions["labels"] = f"several: {summary(labels)}"
-    by_class: dict[str, object] = {"data.sampler": run.data.sampler}
-    if isinstance(objective, Supervised):
-        by_class["objective.class_weights"] = objective.class_weights
-        by_class["objective.logit_adjustment"] = objective.logit_adjustment
-    for name, asked in by_class.items():
-        if asked not in ("uniform", "none", 0):
-            raise UsageError(
-                f"{name} is {asked}, which counts images by their one class, and these images have several labels. "
-                "Leave it out; objective.loss asymmetric gives more weight to the labels that an image has"
-            )
-    if isinstance(objective, Supervised) and objective.loss == "softmax":
-        decisions["objective.loss"] = "sigmoid: an image may have several labels or none, which softmax cannot express"
-        run = replace(run, objective=replace(objective, loss="sigmoid"))
-    if metric.name in ONE_LABEL and not own:
-        decisions["metric.name"] = f"map, mean average precision: {metric.name} needs one label for each image"
-        run = replace(run, metric=replace(metric, name="map"))
-    return run
+    scale = scale_of(run, start, train.labels, class_names, decisions)
+    return Resolved(run, config, preprocess, device, decisions, start, several, scale)
 
 
 def model_config(

@@ -8,7 +8,7 @@ field is the help text of its flag.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitrail.data.settings import Augment, Data, Preprocess
@@ -19,7 +19,16 @@ from vitrail.evaluation.metric import Metric
 from vitrail.import_path import Open
 from vitrail.model.own_part import OwnPart
 from vitrail.model.variants import Pool, PositionKind, PositionPlace, Stem
-from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, ObjectiveSettings, Supervised, Tokenizer
+from vitrail.objective.settings import (
+    DINO,
+    MAE,
+    BEiT,
+    MaskedPatch,
+    ObjectiveSettings,
+    Regression,
+    Supervised,
+    Tokenizer,
+)
 from vitrail.ranges import (
     LARGE,
     Count,
@@ -245,10 +254,10 @@ class Run(Settings):
     lora_on: Literal["attention", "mlp", "both"] | None = None
     """For tune lora: layers that get an update. attention: q, k, v and output projections; mlp: both dense layers of
     the MLPs (default: attention)."""
-    objective: Supervised | MaskedPatch | MAE | BEiT | DINO | Tokenizer | ObjectiveSettings = field(
+    objective: Supervised | Regression | MaskedPatch | MAE | BEiT | DINO | Tokenizer | ObjectiveSettings = field(
         default_factory=Supervised
     )
-    """What the network learns, chosen by `objective.kind`: from labels or without labels."""
+    """What the network learns, chosen by `objective.kind`: from labels or numbers, or without labels."""
     augment: Augment = field(default_factory=Augment)
     """Random changes to training images."""
     preprocess: Preprocess | None = None
@@ -321,6 +330,11 @@ class Run(Settings):
     """Seed of all random numbers of the run."""
     device: str | None = None
     """Device to train on: 'cpu', 'cuda', 'cuda:1' or 'mps' (default: the fastest available)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.objective.numbers and self.data.labels_per_image == "auto":  # so that config.yaml says it, too
+            object.__setattr__(self, "data", replace(self.data, labels_per_image="numbers"))
 
     @property
     def supervised(self) -> bool:

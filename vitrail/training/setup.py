@@ -13,7 +13,7 @@ from vitrail.training.batch_size import image_bytes, micro_batches
 from vitrail.training.batches import evaluation_loader, training_loader
 from vitrail.training.checkpoints.state import TrainingState, defaults, identity
 from vitrail.training.given import Given, given_network
-from vitrail.training.objectives import build_objective
+from vitrail.training.objectives.build import build_objective
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.optim.progressive import Sizes

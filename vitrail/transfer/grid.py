@@ -57,6 +57,10 @@ class Sweep:
             raise UsageError(
                 f"A sweep chooses by accuracy, but objective {kind} uses no labels. Choose another recipe."
             )
+        if self.base.objective.numbers:
+            raise UsageError(
+                "A sweep chooses by accuracy, and objective regression predicts numbers. Use vitrail train."
+            )
         if self.base.early_stop is not None or self.base.fewshot is not None:
             raise UsageError(
                 "early_stop and fewshot need images to choose by, and the final runs of a sweep have none. Remove "

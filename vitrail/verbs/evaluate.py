@@ -15,7 +15,7 @@ from vitrail.exports.kinds import EngineName
 from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.network import label_results
+from vitrail.verbs.network import label_results, number_results
 from vitrail.verbs.network.classifier import load_runnable, output_names
 from vitrail.verbs.terminal import page, table, unreadable_lines
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from vitrail.data.benchmarks.imagenet_labels import AnswerKey
     from vitrail.data.images.geometry import Op
     from vitrail.data.item import Listed
+    from vitrail.data.settings import Columns
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.groups import GroupAccuracy
+    from vitrail.evaluation.labels.numbers import NumberScores
     from vitrail.evaluation.labels.scores import LabelScores
     from vitrail.exports.engine import Engine
     from vitrail.model.resnet.network import ResNet
@@ -44,7 +46,7 @@ class Evaluation:
 
     model: str
     data: str
-    found: Classification | LabelScores
+    found: Classification | LabelScores | NumberScores
     groups: list[GroupAccuracy] = field(default_factory=list)
     """Means over groups of classes, if a file defines groups."""
     notes: list[str] = field(default_factory=list)
@@ -93,7 +95,8 @@ def evaluate(
     """Measure a trained network: top-1, top-5, balanced accuracy, F1, calibration, each class, and confusions.
 
     A network that predicts several labels is measured by mean average precision (mAP), F1 (micro, macro and of each
-    label, with the thresholds of its card), exact matches, and the calibration of each label.
+    label, with the thresholds of its card), exact matches, and the calibration of each label. A network that predicts
+    numbers is measured by R2, MAE and RMSE of each target, beside the errors of always predicting the training mean.
 
     Every image counts exactly once, and classes are matched by name. Unreadable images are listed and not counted. With
     a protocol, a network with ImageNet's 1,000 classes is measured on one of ImageNet's test sets as the set's authors
@@ -153,6 +156,10 @@ def evaluate(
         raise UsageError(
             f"--groups divides images by their one class, and {model} predicts several labels for an image"
         )
+    if network.card.scale is not None and (
+        wrong := [flag for flag, given in (("--groups", groups), ("--tta", tta)) if given]
+    ):
+        raise UsageError(f"{wrong[0]} needs classes, and {model} predicts numbers. Leave it out")
     began = time.monotonic()
     found = _classify(network, task, compute, tta)
     if tta is not None:
@@ -167,11 +174,12 @@ def evaluate(
 
 def _classify(
     network: ViT | ResNet | Engine, task: _Task, compute: Compute, tta: ViewKind | None = None
-) -> Classification | LabelScores:
+) -> Classification | LabelScores | NumberScores:
     from vitrail.data.images.views import VIEWS, views
     from vitrail.evaluation.classify import classify, refusing
     from vitrail.evaluation.confidence.views import averaged
     from vitrail.evaluation.imagenet import choosing
+    from vitrail.evaluation.labels.numbers import score_numbers
     from vitrail.evaluation.labels.scores import score_labels
 
     card, predict = network.card, refusing(compute.predictor(network), compute.precision)
@@ -182,12 +190,16 @@ def _classify(
         predict = averaged(predict, VIEWS[tta], temperature, several=task.several)
         transform, height, temperature = views(tta, card.preprocess, transform), VIEWS[tta] * height, 1.0
     with closing(compute.loader(task.source, transform, (height, width))) as loader:
+        if card.scale is not None:
+            return score_numbers(predict, loader, task.class_names, card.scale)
         if task.several:
             return score_labels(predict, loader, task.class_names, card.thresholds, temperature)
         return classify(predict, loader, task.class_names, task.key, temperature=temperature)
 
 
-def _said_of_views(tta: ViewKind, model: str | Path, found: Classification | LabelScores, seconds: float) -> list[str]:
+def _said_of_views(
+    tta: ViewKind, model: str | Path, found: Classification | LabelScores | NumberScores, seconds: float
+) -> list[str]:
     """Return notes about an evaluation with several views of each image, which took `seconds`."""
     from vitrail.data.images.views import VIEWS
 
@@ -225,7 +237,7 @@ def _own(
     names = output_names(network, source, model)
     if card.several:
         source = View(source, several=True)
-    else:
+    elif card.scale is None:
         one_label(source.labels, f"{model}, which predicts one class,")
     return _Task(source, name, names, eval_transform(card.preprocess), several=card.several)
 
@@ -264,6 +276,7 @@ def _source(
     if run is not None and data is not None and Path(data) != Path(run.data.path):  # its columns may have other names
         columns = Columns(separator=columns.separator, per_image=columns.per_image)
     columns = columns._replace(per_image="several") if card.several else columns
+    columns = columns if card.scale is None else _columns_of_numbers(columns, card)
     columns = columns if label_from is None else columns._replace(label_from=label_from)
     names = card.class_names or None
     if data is not None:
@@ -280,11 +293,25 @@ def _source(
     raise UsageError(f"{model} was trained without test or validation images: vitrail evaluate {model} DIR")
 
 
+def _columns_of_numbers(columns: Columns, card: Card) -> Columns:
+    """Return the columns of numbers, which have the names of the card's targets unless the run names others."""
+    from vitrail.data.labels.numbers import TARGET
+
+    columns = columns._replace(per_image="numbers")
+    names = card.class_names
+    if columns.label is not None or columns.classes is not None or not names or names[0].startswith(TARGET):
+        return columns
+    return columns._replace(label=names[0]) if len(names) == 1 else columns._replace(classes=tuple(names))
+
+
 def show(result: Evaluation) -> Any:
     """Return the result as tables for a terminal."""
     from vitrail.evaluation.calibration import before_scaling, calibration
     from vitrail.evaluation.classify import Classification
+    from vitrail.evaluation.labels.numbers import NumberScores
 
+    if isinstance(result.found, NumberScores):
+        return number_results.show(f"{result.model} on {result.data}", result.found, result.notes)
     if not isinstance(result.found, Classification):
         return label_results.show(f"{result.model} on {result.data}", result.found, result.notes)
     found, calibrated = result.found, calibration(result.found)
@@ -335,14 +362,12 @@ def as_json(result: Evaluation) -> Any:
     """Return the result as JSON values: numbers, every class, the confusion matrix (rows are true classes)."""
     from vitrail.evaluation.calibration import before_scaling, calibration
     from vitrail.evaluation.classify import Classification
+    from vitrail.evaluation.labels.numbers import NumberScores
 
     if not isinstance(result.found, Classification):
-        return {
-            "model": result.model,
-            "data": result.data,
-            "notes": result.notes,
-            **label_results.as_json(result.found),
-        }
+        of_numbers = isinstance(result.found, NumberScores)
+        found: Any = (number_results if of_numbers else label_results).as_json(result.found)
+        return {"model": result.model, "data": result.data, "notes": result.notes, **found}
     found, calibrated = result.found, calibration(result.found)
     classes = zip(found.class_names, found.class_count, found.class_correct, found.class_f1, strict=True)
     return {

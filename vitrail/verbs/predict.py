@@ -100,7 +100,8 @@ def predict(
     """Name the classes of images, the most likely class first; or the labels, for a network that predicts several.
 
     A network that was trained on images with several labels names those whose probability reaches the threshold of the
-    label (chosen on validation images), or none.
+    label (chosen on validation images), or none. A network that was trained on numbers (objective regression) predicts
+    these, in the units of its data.
 
     Probabilities are calibrated by the temperature that was fitted on validation images at the end of training.
 

@@ -65,6 +65,7 @@ def show(result: WrittenReport) -> str:
     for label, record in zip(found.labels, found.runs, strict=True):
         evaluation = record.evaluation
         known = "not evaluated" if evaluation is None else f"top-1 {evaluation.top1:.2%}"
+        known = known if record.numbers is None else f"R2 {record.numbers.r2:.4f}, MAE {record.numbers.mae:.4g}"
         lines.append(f"{label}: " + (known if record.scores is None else f"mAP {record.scores.map:.2%}"))
     for one in found.against:
         low, high = one.pair.interval
@@ -96,7 +97,8 @@ def as_json(result: WrittenReport) -> Any:
     for label, record, cost in zip(found.labels, found.runs, found.costs, strict=True):
         evaluation = record.evaluation
         accuracy = None if evaluation is None else {**evaluation.metrics(), "right": int(evaluation.correct.sum())}
-        accuracy = accuracy if record.scores is None else dict(record.scores.metrics())
+        other = record.scores or record.numbers
+        accuracy = accuracy if other is None else dict(other.metrics())
         spent = {"flops": cost.flops, "seconds": cost.seconds, "joules": cost.joules, "steps": cost.steps}
         value["runs"].append({"run": label, "folder": str(record.folder), "validation": accuracy, "cost": spent})
     value["settings"] = {name: dict(zip(found.labels, values, strict=True)) for name, values in found.settings.items()}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from vitrail.config import merge, plain
+from vitrail.data.labels.scale import TargetScale
 from vitrail.data.settings import Preprocess
 from vitrail.errors import UsageError, WeightsError, did_you_mean
 from vitrail.model.variants import NAMES, ResNetConfig, ViTConfig, variant
@@ -58,6 +59,9 @@ class Card:
     confidence: Confidence | None = None
     """Temperature of the probabilities, and how often they are wrong on validation images; None if it was never
     measured: the temperature is then 1."""
+    scale: TargetScale | None = None
+    """For a network that predicts numbers: mean and deviation of each target, by which its outputs are multiples. None
+    for a network that predicts classes."""
 
     def __post_init__(self) -> None:
         if self.class_names and len(self.class_names) != self.config.classes:
@@ -69,6 +73,11 @@ class Card:
             raise WeightsError(
                 f"a card with {len(self.thresholds)} thresholds for a model with {self.config.classes} classes. Give "
                 "one for each class, or none for a model that predicts one class"
+            )
+        if self.scale is not None and len(self.scale.mean) != self.config.classes:
+            raise WeightsError(
+                f"a card with the scale of {len(self.scale.mean)} targets for a model with {self.config.classes} "
+                "outputs. Give one mean and one deviation for each output"
             )
         if self.preprocess is None:
             object.__setattr__(self, "preprocess", Preprocess(image_size=self.config.image_size))
@@ -120,6 +129,8 @@ class Card:
             del values["thresholds"]  # so that earlier versions read the card
         if self.confidence is None:
             del values["confidence"]
+        if self.scale is None:
+            del values["scale"]
         return {"format": FORMAT, "version": VERSION, "kind": kind, **values}
 
     @classmethod
@@ -137,7 +148,9 @@ class Card:
             preprocess = merge(Preprocess(), values.pop("preprocess", {}), "preprocess")
             found = values.pop("confidence", None)
             confidence = None if found is None else merge(Confidence(), found, "confidence")
-            return cls(config, preprocess=preprocess, confidence=confidence, **_checked(values))
+            of = values.pop("scale", None)
+            scale = None if of is None else merge(TargetScale(), of, "scale")
+            return cls(config, preprocess=preprocess, confidence=confidence, scale=scale, **_checked(values))
         except UsageError as error:  # in a file rather than in a flag
             raise WeightsError(f"the model card does not describe a model: {error}") from error
 

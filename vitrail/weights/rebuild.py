@@ -39,8 +39,8 @@ def card_of(model: nn.Module) -> Card:
         return card
     same = card.config.classes == config.classes
     names = card.class_names if len(card.class_names) == config.classes else []
-    thresholds, confidence = (card.thresholds, card.confidence) if same else ([], None)
-    return replace(card, config=config, class_names=names, thresholds=thresholds, confidence=confidence, reference={})
+    card = card if same else replace(card, config=config, class_names=[], thresholds=[], confidence=None, scale=None)
+    return replace(card, config=config, class_names=names, reference={})
 
 
 def current_config(model: ViT | ResNet) -> Config:

@@ -28,9 +28,11 @@ def read_cells(cells: Sequence[str], columns: Columns, where: Where) -> list[str
     Cells hold sets if `columns` name a separator, if all are lists ("['cat', 'dog']"), or if one of `SEPARATORS` splits
     them into fewer names than there are different cells. That is so for sets, because a label occurs in many cells,
     but not for names that contain the character, such as a taxonomy "Animalia|Chordata". A separator is not looked for
-    if each image has one label by `columns`. If it has several by `columns`, a cell may be empty. Raises DataError for
-    a list that cannot be read, with its row.
+    if each image has one label by `columns`. If it has several by `columns`, a cell may be empty. Cells of numbers are
+    returned as they are. Raises DataError for a list that cannot be read, with its row.
     """
+    if columns.per_image == "numbers":
+        return list(cells)
     distinct = {cell.strip() for cell in set(cells)} - {""}
     filled = {cell for cell in distinct if cell.lower() not in MISSING}
     if filled and all(cell.startswith("[") and cell.endswith("]") for cell in filled):

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from vitrail.data.item import Findings
 from vitrail.data.labels.cells import class_columns, read_cells, unsplit
+from vitrail.data.labels.numbers import Numbers, target_names
 from vitrail.data.labels.sets import LabelSets, Named, named, order_classes
 from vitrail.data.settings import Columns
 from vitrail.data.sources.table import LABEL_COLUMNS, encode_labels, find_column
@@ -63,6 +64,8 @@ def _holds_marks(kind: pa.DataType, column: Callable[[], pa.ChunkedArray]) -> bo
 def read_labels(splits: Sequence[LabelColumns], columns: Columns, findings: Findings) -> list[Named]:
     """Return the labels of each split, read alike in all of them. Raises DataError, with the row, for a bad label."""
     first = splits[0]
+    if columns.per_image == "numbers" and all(map(_holds_numbers, splits)):
+        return [_numbers(split) for split in splits]
     if columns.classes or len(first.columns) > 1:
         findings.warnings.append(f"each of the {len(first.columns)} columns {listing(list(first.columns))} is a class")
         return [_of_classes(split) for split in splits]
@@ -83,6 +86,46 @@ def _only(split: LabelColumns) -> pa.ChunkedArray:
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _holds_numbers(split: LabelColumns) -> bool:
+    """Return whether all columns hold numbers, or one holds lists of them; texts are read as those of a CSV are."""
+    kinds = [column.type for column in split.columns.values()]
+    if len(kinds) == 1 and any(is_list(kinds[0]) for is_list in _LISTS):
+        kinds = [kinds[0].value_type]
+    if len(kinds) > 1 and not all(map(_is_number, kinds)):
+        raise DataError(f"{split.where}: the columns {listing(list(split.columns))} hold {listing(kinds)}, not numbers")
+    return split.class_names is None and all(map(_is_number, kinds))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _numbers(split: LabelColumns) -> Named:
+    """Return the labels of columns of numbers, or of one column of lists of equal length."""
+    found = []
+    for column in split.columns.values():
+        if any(is_list(column.type) for is_list in _LISTS):
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+            if (ragged := np.flatnonzero(lengths != lengths[0])).size:
+                raise DataError(
+                    f"{split.where}, row {ragged[0] + 1}: {lengths[ragged[0]]} numbers, and the first row has "
+                    f"{lengths[0]}. Every image needs equally many"
+                )
+            column = pa.chunked_array([pc.list_flatten(chunk) for chunk in column.chunks], column.type.value_type)
+        found.append(np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64))
+    values = (
+        np.stack(found, axis=1) if len(found) > 1 else found[0].reshape(len(next(iter(split.columns.values()))), -1)
+    )
+    if (missing := np.flatnonzero(~np.isfinite(values).all(axis=1))).size:
+        raise DataError(
+            f"{split.where}, row {missing[0] + 1}: no finite number; {missing.size} rows lack one. Give each image its "
+            "numbers, or remove the row"
+        )
+    names = list(split.columns)
+    one = names[0] if len(names) == 1 else None
+    return Named(Numbers(values), target_names(values.shape[1], one, tuple(names) if one is None else None))
 
 
 def _of_classes(split: LabelColumns) -> Named:

@@ -1,4 +1,4 @@
-"""Whether the images of a data set have one label each or sets of labels: decided from the data, and reported."""
+"""Whether images have one label each, sets of labels or numbers: asked for or decided from the data, and reported."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.item import DataSet, Listed
-from vitrail.data.labels.sets import Labels, LabelSets, as_one, as_sets, class_counts
+from vitrail.data.labels.numbers import Numbers, numbers_in, target_names
+from vitrail.data.labels.sets import UNKNOWN, Labels, LabelSets, as_one, as_sets, class_counts
 from vitrail.data.settings import Columns
 from vitrail.errors import DataError
+from vitrail.words import shown
 
 
-def one_or_several(found: DataSet, columns: Columns) -> DataSet:
+def of_one_kind(found: DataSet, columns: Columns) -> DataSet:
     """Return the data set with labels of one kind in all splits, as `Data.labels_per_image` says.
 
-    Raises DataError if it says "one", and an image has several labels or none.
+    Raises DataError if it says "one", and an image has several labels or none; or if it says "numbers", and the labels
+    are something else.
     """
+    if columns.per_image == "numbers":
+        return _as_numbers(found, columns)
     if columns.per_image == "several":
         return _changed(found, lambda source: as_sets(source.labels, len(source.class_names)))
     if not any(isinstance(source.labels, LabelSets) for source in found.splits.values()):
@@ -45,6 +50,63 @@ def _not_one(split: str, source: Listed) -> str:
     index = int(np.flatnonzero((counts != 1) & source.labels.known)[0])
     where = f" of split {split!r}" if split else ""
     return f"image {source.id(index)!r}{where} has {counts[index]} labels"
+
+
+def _as_numbers(found: DataSet, columns: Columns) -> DataSet:
+    splits: dict[str, Listed] = {}
+    for name, source in found.splits.items():
+        if isinstance(source.labels, Numbers):
+            splits[name] = source
+            continue
+        values = _read(source, name, columns)
+        changed: Any = _relabelled(source, Numbers(values))
+        changed.class_names = target_names(values.shape[1], columns.label, columns.classes)
+        splits[name] = changed
+    widths = {name: len(source.class_names) for name, source in splits.items()}
+    if len(set(widths.values())) > 1:
+        raise DataError(
+            f"images have other numbers of targets in other splits: {widths}. Give all of them equally many"
+        )
+    return DataSet(splits, found.findings)
+
+
+def _read(source: Listed, split: str, columns: Columns) -> np.ndarray:
+    """Return the numbers that the names of classes are, float64 [N, targets].
+
+    Raises DataError, which names an image, for another name.
+    """
+    if isinstance(source.labels, LabelSets):
+        raise DataError(
+            f"objective regression needs numbers, and the images{f' of split {split!r}' if split else ''} have sets of "
+            "labels. Name the columns of the numbers in data.label_columns"
+        )
+    assert isinstance(source.labels, np.ndarray)
+    used, first = np.unique(source.labels, return_index=True)
+    read: dict[int, tuple[float, ...]] = {}
+    for number, index in sorted(zip(used.tolist(), first.tolist(), strict=True), key=lambda pair: pair[1]):
+        if number == UNKNOWN:
+            continue
+        text = source.class_names[number]
+        where = f"image {source.id(index)!r}{f' of split {split!r}' if split else ''}"
+        try:
+            read[number] = numbers_in(text, columns.separator)
+        except ValueError:
+            raise DataError(
+                f"{where} has the label {shown(text)}, and objective regression needs finite numbers, such as 3.5, or "
+                "3.5|2 for two. Numbers stand in a column (data.label_column), in several (data.label_columns), or in "
+                "the names of files (data.label_from)"
+            ) from None
+        width = len(next(iter(read.values())))
+        if len(read[number]) != width:
+            raise DataError(
+                f"{where} has the label {shown(text)}: {len(read[number])} numbers, and others have {width}"
+            )
+    width = len(next(iter(read.values()), (0.0,)))
+    table = np.full((len(source.class_names) + 1, width), np.nan)  # UNKNOWN = -1 picks the last row
+    for number, row in read.items():
+        table[number] = row
+    found: np.ndarray = table[source.labels]
+    return found
 
 
 def _changed(found: DataSet, labels_of: Any) -> DataSet:

@@ -1,7 +1,7 @@
-"""The labels of images: one class for each image (an int64 array), or any number of classes (`LabelSets`).
+"""The labels of images: one class for each (an int64 array), any number of classes (`LabelSets`), or `Numbers`.
 
-A source has either kind in `labels`. Both have a length and are cut by an array of indices, `labels[indices]`. Code
-that can use one class per image only calls `one_label`, which rejects the other kind by name.
+A source has one kind in `labels`. All have a length and are cut by an array of indices, `labels[indices]`. Code that
+can use one class per image only calls `one_label`, which rejects the other kinds by name.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitrail.data.labels.numbers import Numbers
 from vitrail.errors import DataError
 from vitrail.words import listing
 
@@ -22,7 +23,7 @@ SEPARATOR = "|"
 """Text between the names of an image's labels where they are written in one cell."""
 
 Label = int | np.ndarray
-"""Label of one image: a class, or the classes of a set, int64 [k], ascending; or UNKNOWN."""
+"""Label of one image: a class, or the classes of a set, int64 [k], ascending; or UNKNOWN; or float64 [targets]."""
 
 
 class LabelSets:
@@ -105,8 +106,8 @@ class LabelSets:
         return LabelSets.of_pairs(self.rows, table[self.classes], len(self), width, self.known)
 
 
-Labels = np.ndarray | LabelSets
-"""int64 [N], or a set for each image."""
+Labels = np.ndarray | LabelSets | Numbers
+"""int64 [N], or a set for each image, or numbers."""
 
 
 class Named(NamedTuple):
@@ -142,11 +143,13 @@ def named(values: Sequence[str | Sequence[str] | None], class_names: Sequence[st
 
 def label_at(labels: Labels, index: int) -> Label:
     """Return the label of one image."""
-    return labels.at(index) if isinstance(labels, LabelSets) else int(labels[index])
+    return int(labels[index]) if isinstance(labels, np.ndarray) else labels.at(index)
 
 
 def label_names(labels: Labels, index: int, class_names: Sequence[str]) -> list[str]:
-    """Return the names of an image's classes; none for an unknown label."""
+    """Return the names of an image's classes, or its numbers as texts; none for an unknown label."""
+    if isinstance(labels, Numbers):
+        return [f"{value:.6g}" for value in labels.at(index).tolist() if value == value]
     label = label_at(labels, index)
     classes = [label] if isinstance(label, int) else label.tolist()
     return [class_names[number] for number in classes if number != UNKNOWN]
@@ -163,7 +166,9 @@ def set_text(names: Iterable[str]) -> str:
 
 
 def stored_texts(labels: Labels, class_names: Sequence[str]) -> list[str]:
-    """Return each image's label as an index stores it: the name of a class, a `set_text`, or "" if it is unknown."""
+    """Return each image's label as an index stores it: the name of a class, a `set_text`, or numbers; "" if unknown."""
+    if isinstance(labels, Numbers):
+        return labels.texts()
     if not isinstance(labels, LabelSets):
         names = [*class_names, ""]
         return [names[label] for label in labels.tolist()]
@@ -180,11 +185,13 @@ def names_of_text(text: str) -> str | list[str]:
 
 def known(labels: Labels) -> np.ndarray:
     """Return whether the labels of each image are known, bool [N]."""
-    return labels.known if isinstance(labels, LabelSets) else labels >= 0
+    return labels >= 0 if isinstance(labels, np.ndarray) else labels.known
 
 
 def class_counts(labels: Labels, classes: int) -> np.ndarray:
-    """Return the number of images of each class, int64 [classes]. An image counts for each of its labels."""
+    """Return the number of images of each class, int64 [classes]. An image counts for each of its labels or targets."""
+    if isinstance(labels, Numbers):
+        return np.full(classes, np.count_nonzero(labels.known))
     numbers = labels.classes if isinstance(labels, LabelSets) else labels[labels >= 0]
     return np.bincount(numbers, minlength=classes)
 
@@ -193,11 +200,15 @@ def translated(labels: Labels, table: np.ndarray, width: int) -> Labels:
     """Return the labels with class c renamed to `table[c]`, int64 [classes], as one of `width` classes."""
     if isinstance(labels, LabelSets):
         return labels.translated(table, width)
+    if isinstance(labels, Numbers):
+        return Numbers(labels.values[:, np.argsort(table)])
     return np.append(table, UNKNOWN)[labels]  # UNKNOWN = -1 picks the last entry
 
 
 def joined(parts: Sequence[Labels]) -> Labels:
     """Return the labels of several sources in sequence; sets if those of any source are sets."""
+    if numbers := [part.values for part in parts if isinstance(part, Numbers)]:
+        return Numbers(np.concatenate(numbers))
     width = next((part.width for part in parts if isinstance(part, LabelSets)), None)
     if width is None:
         return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
@@ -209,12 +220,16 @@ def joined(parts: Sequence[Labels]) -> Labels:
 
 
 def as_sets(labels: Labels, width: int) -> LabelSets:
-    """Return labels as sets: one class becomes a set of one."""
+    """Return labels as sets: one class becomes a set of one. `labels` are not numbers."""
+    assert not isinstance(labels, Numbers)
     return labels if isinstance(labels, LabelSets) else LabelSets.of_one(labels, width)
 
 
 def as_one(labels: Labels) -> np.ndarray | None:
-    """Return sets of exactly one class each as int64 [N]; None if an image with known labels has another number."""
+    """Return sets of exactly one class each as int64 [N]; None if an image with known labels has another number.
+
+    `labels` are not numbers."""
+    assert not isinstance(labels, Numbers)
     if not isinstance(labels, LabelSets):
         return labels
     if not np.array_equal(labels.counts, labels.known):
@@ -225,7 +240,12 @@ def as_one(labels: Labels) -> np.ndarray | None:
 
 
 def one_label(labels: Labels, what: str) -> np.ndarray:
-    """Return int64 [N]. Raises DataError, which names `what` needs it, for images with several labels."""
+    """Return int64 [N]. Raises DataError, which names `what` needs it, for images with several labels or numbers."""
+    if isinstance(labels, Numbers):
+        raise DataError(
+            f"{what} needs one class for each image, and the labels of these images are numbers. Train and measure a "
+            "network for numbers with `vitrail train --objective.kind regression` and `vitrail evaluate`"
+        )
     if isinstance(labels, LabelSets):
         raise DataError(
             f"{what} needs one label for each image, and these images have sets of labels ({summary(labels)}). Train "

@@ -17,6 +17,7 @@ import torch
 from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import Op
 from vitrail.data.item import Item, Listed, Source, is_distant
+from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Label, LabelSets, label_at, one_label
 from vitrail.data.loading.order import EpochOrder, Permutation, stream
 from vitrail.data.loading.prefetch import TIMEOUT, ThreadPool, ordered, queued, stuck
@@ -34,7 +35,8 @@ class Batch:
     images: torch.Tensor
     """uint8 [B, 3, H, W]; the channels are innermost in memory (channels_last), as decoders write them."""
     labels: torch.Tensor
-    """int64 [B]; with several labels int8 [B, classes]: 1 for a label, 0 for none, -1 in a whole row if unknown."""
+    """int64 [B]; with several labels int8 [B, classes]: 1 for a label, 0 for none, -1 in a whole row if unknown; of
+    numbers float64 [B, targets]."""
     index: torch.Tensor
     """int64 [B]: the index of each image in the source."""
 
@@ -178,8 +180,7 @@ class Loader:
         self._pool = ThreadPool(workers) if workers else None
         self._asking = ThreadPool(_ASKING) if is_distant(source) else None
         labels = getattr(source, "labels", None)
-        self._classes = labels.width if isinstance(labels, LabelSets) else None
-        """Number of classes if an image has several labels."""
+        self._labels = labels
         self._cache: dict[int, tuple[np.ndarray, Label]] | None = {} if cache else None
         """Index -> (decoded image, label)."""
 
@@ -260,9 +261,11 @@ class Loader:
 
     def _no_labels(self, count: int) -> np.ndarray:
         """Return the memory of the labels of a batch, to be filled."""
-        if self._classes is None:
-            return np.empty(count, dtype=np.int64)
-        return np.zeros((count, self._classes), dtype=np.int8)
+        if isinstance(self._labels, LabelSets):
+            return np.zeros((count, self._labels.width), dtype=np.int8)
+        if isinstance(self._labels, Numbers):
+            return np.empty((count, self._labels.width), dtype=np.float64)
+        return np.empty(count, dtype=np.int64)
 
     def _fill(self, part: BatchPart) -> BatchPart:
         """Read, decode and transform every image of a part into its slot."""
@@ -288,7 +291,7 @@ class Loader:
                 continue
             image, label, index, copy = found
             part.slots.index[slot] = index
-            if isinstance(label, np.ndarray):
+            if isinstance(label, np.ndarray) and isinstance(self._labels, LabelSets):
                 part.slots.labels[slot, label] = 1
             else:
                 part.slots.labels[slot] = label

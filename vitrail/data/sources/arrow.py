@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from vitrail.data.cache import cached_table
 from vitrail.data.item import DataSet, Findings, Item, Listed
 from vitrail.data.labels.columns import LabelColumns, label_columns, read_labels
+from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Labels, LabelSets, label_at, label_names, label_text
 from vitrail.data.settings import Columns
 from vitrail.data.sources.folder import read_file
@@ -191,8 +192,9 @@ def _files(opened: _Opened, labels: Labels, class_names: list[str], findings: Fi
     """Return the images that paths name."""
     several = isinstance(labels, LabelSets)
     name = label_names if several else label_text
+    texts = labels.texts() if isinstance(labels, Numbers) else None
     rows = (
-        (f"row {row + 1}", path.as_py() or "", name(labels, row, class_names), "")
+        (f"row {row + 1}", path.as_py() or "", texts[row] if texts else name(labels, row, class_names), "")
         for row, path in enumerate(opened.images)
     )
     (source,) = Rows(opened.root, findings, class_names if several else None).read(rows, opened.where).values()

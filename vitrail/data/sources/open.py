@@ -18,7 +18,7 @@ from vitrail.data.benchmarks.catalog import CATALOG
 from vitrail.data.benchmarks.vtab_source import PREFIX, read_task
 from vitrail.data.item import DataSet, Findings, Item, Joined, Listed, Source, View, split_title
 from vitrail.data.labels.found_in.list_file import ENDINGS, is_list
-from vitrail.data.labels.kind import one_or_several, without_labels
+from vitrail.data.labels.kind import of_one_kind, without_labels
 from vitrail.data.labels.sets import LabelSets, class_counts, known
 from vitrail.data.roles import (
     SUBSET,
@@ -152,6 +152,7 @@ def _check_labels(train: Listed, split: str, path: str, findings: Findings) -> N
         )
     if isinstance(train.labels, LabelSets):
         findings.warnings += _never(train, split)
+    if not isinstance(train.labels, np.ndarray):
         return
     if len(train.class_names) < 2:
         tree = f". {label_advice(Path(path))}.\nWithout this setting, {EXPECTED}" if findings.kind == "folder" else ""
@@ -214,7 +215,7 @@ def find_and_warn(path: str, columns: Columns = Columns()) -> DataSet:
 
 
 def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
-    """Return the data set without splits that hold no image, with labels of one kind (`one_or_several`).
+    """Return the data set without splits that hold no image, with labels of one kind (`of_one_kind`).
 
     Raises DataError if no split is left."""
     kept = {name: source for name, source in found.splits.items() if len(source)}
@@ -223,7 +224,7 @@ def _checked(path: str, found: DataSet, columns: Columns) -> DataSet:
     for name in found.splits:
         if name not in kept:
             found.findings.warnings.append(f"{split_title(name)} holds no images: left out")
-    return one_or_several(DataSet(kept, found.findings), columns)
+    return of_one_kind(DataSet(kept, found.findings), columns)
 
 
 def _find(path: str, columns: Columns, labels: bool) -> DataSet:

@@ -106,7 +106,7 @@ def read_tables(path: Path, files: list[Path], columns: Columns) -> DataSet:
 
 def _labels(tables: list[Table], columns: Columns, findings: Findings) -> Iterator[list[str | tuple[str, ...]]]:
     """Yield the labels of each table: those in cells are read alike in all tables of a data set."""
-    if columns.per_image != "one" and any(table.predictions for table in tables):
+    if columns.per_image not in ("one", "numbers") and any(table.predictions for table in tables):
         columns = columns._replace(separator=columns.separator or SEPARATOR)
     cells = [label for table in tables for label in table.labels if isinstance(label, str)]
     places = [(table, row) for table in tables if not table.classes for row in table.rows]
@@ -133,7 +133,8 @@ def read_table(
     label, classes = _label_columns(file, header, rows, columns, {image, split})
     text = unescape_formula if _is_predictions(header) else str
     predicted = tuple(header[: len(LABEL_PREDICTIONS)]) == LABEL_PREDICTIONS
-    table = Table(file, [], [], [], [], classes, predicted)
+    numbers = columns.per_image == "numbers"
+    table = Table(file, [], [], [], [], () if numbers else classes, predicted)
     places = [header.index(name) for name in classes]
     for number, row in rows:
         where = f"row {number}"
@@ -145,12 +146,19 @@ def read_table(
                 raise DataError(
                     f"{file}, {where}: {len(row)} cells, and the header has {len(header)}. Add or remove cells"
                 )
-            table.labels.append(marked([row[place] for place in places], classes, f"{file}, {where}"))
+            cells = [row[place] for place in places]
+            table.labels.append(_joined(cells) if numbers else marked(cells, classes, f"{file}, {where}"))
         else:
             table.labels.append(text(_cell(row, label)))
     if classes:
-        findings.warnings.append(f"each of the {len(classes)} columns {listing(classes)} is a class ({file.name})")
+        kind = "target" if numbers else "class"
+        findings.warnings.append(f"each of the {len(classes)} columns {listing(classes)} is a {kind} ({file.name})")
     return table
+
+
+def _joined(cells: list[str]) -> str:
+    """Return the cells of numbers as one text; "" if one is missing."""
+    return "" if any(cell.strip().lower() in MISSING for cell in cells) else SEPARATOR.join(cells)
 
 
 def _cell(row: list[str], place: int) -> str:

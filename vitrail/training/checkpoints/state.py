@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail import world
 from vitrail.config import plain
 from vitrail.errors import CheckpointError
-from vitrail.evaluation.metric import TITLES, headline
+from vitrail.evaluation.metric import headline, in_words
 from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
@@ -99,7 +99,7 @@ class Result:
         """Return the result of a run with `status`; `per_epoch` is the number of steps in an epoch."""
         best, reached = status.best, ""
         if name := headline(best):
-            reached = f", validation {TITLES[name]} {best[name]:.2%}"
+            reached = f", validation {in_words(name, best[name])}"
         elif "loss" in best:
             reached = f", validation loss {best['loss']:.4f}"
         if status.skipped:

@@ -30,9 +30,10 @@ from vitrail.evaluation.confidence.rejection import counts_at
 from vitrail.evaluation.confidence.temperature import KeptLogits
 from vitrail.evaluation.labels.calibration import before_scaling as labels_before_scaling
 from vitrail.evaluation.labels.calibration import label_calibration
+from vitrail.evaluation.labels.numbers import NumberScores, score_numbers
 from vitrail.evaluation.labels.scores import LabelScores, score_labels
 from vitrail.evaluation.labels.store import save_results
-from vitrail.evaluation.metric import TITLES, Metric
+from vitrail.evaluation.metric import NUMBERS, TITLES, Metric, in_words
 from vitrail.import_path import import_path
 from vitrail.model.build import build
 from vitrail.objective.base import Objective
@@ -53,6 +54,8 @@ from vitrail.weights.reference import reference
 from vitrail.weights.store import WEIGHTS, replace_card, save_model
 from vitrail.words import shown
 
+Found = Classification | LabelScores | NumberScores
+"""Results of the three kinds of labels."""
 OUTPUTS = "evaluation.npz"
 """File of a run folder with the best model's outputs for the validation images."""
 LOGGED = ("temperature", "ece_before", "ece")
@@ -72,12 +75,12 @@ class Accuracy(Measure):
     """Measure for learning from labels. `run.metric` chooses the best model; loss breaks ties.
 
     With one label: top-1, top-5, loss. With several: mean average precision, F1, exact matches, loss, and the
-    thresholds of the classes, which are chosen on the same images.
+    thresholds of the classes, which are chosen on the same images. With numbers: R2, MAE, RMSE, loss.
     """
 
     def __init__(self, model: nn.Module, run: Run, card: Card) -> None:
         self._model, self._run, self._card = model, run, card
-        self._found: Classification | LabelScores | None = None
+        self._found: Found | None = None
 
     def __call__(self, images: Rounds) -> dict[str, float]:
         """See `Measure`."""
@@ -95,7 +98,8 @@ class Accuracy(Measure):
     def rank(self, numbers: dict[str, float]) -> tuple[float, ...]:
         """See `Measure`."""
         metric = self._run.metric
-        return (metric.rank(numbers[metric.key]), -numbers["nll"]) if metric.key in numbers else ()
+        loss = numbers.get("nll", numbers.get("loss", 0.0))
+        return (metric.rank(numbers[metric.key]), -loss) if metric.key in numbers else ()
 
     def write_best(self, folder: RunFolder) -> None:
         """See `Measure`."""
@@ -110,7 +114,7 @@ class Accuracy(Measure):
             save_model(place, self._model, card, base)
 
 
-def stored(found: Classification | LabelScores) -> Classification | LabelScores:
+def stored(found: Found) -> Found:
     """Return results as a run folder stores them: at most five classes of an image."""
     if not isinstance(found, Classification):
         return found
@@ -126,22 +130,22 @@ def confidence_of(found: Classification | LabelScores, temperature: float) -> Co
     return Confidence(temperature, found.count, before_scaling(found).ece, calibration(found).ece, named, wrong)
 
 
-def measured(
-    predict: Predict, run: Run, images: Any, card: Card, several: bool = False
-) -> Classification | LabelScores:
-    """Return the outputs of a classifier for `images`, as far as the run's metric needs them.
+def measured(predict: Predict, run: Run, images: Any, card: Card, several: bool = False) -> Found:
+    """Return the outputs of a network for `images`, as far as the run's metric needs them.
 
     card: That of the network, with its temperature, and with its thresholds if it predicts several labels; with
     `several` and without thresholds, these are chosen on the images.
     """
     names = card.class_names
+    if card.scale is not None:
+        return score_numbers(predict, images, names, card.scale)
     if card.several or several:
         return score_labels(predict, images, names, card.thresholds or None, card.temperature)
     best = len(names) if run.metric.all_classes else BEST_CLASSES
     return classify(predict, images, names, best=best, temperature=card.temperature)
 
 
-def numbers_of(found: Classification | LabelScores, metric: Metric) -> dict[str, float]:
+def numbers_of(found: Found, metric: Metric) -> dict[str, float]:
     """Return the numbers to log, with that of the metric. Raises UsageError if a user's metric returns no number."""
     value = metric.value(found)
     if not isinstance(value, Real):
@@ -277,10 +281,12 @@ class Validation:
             return None
         outputs, card = network_outputs(self._best(folder), self.run), self._card(folder).with_confidence(None)
         logits = KeptLogits(outputs, Rounds(self.loader, check), len(self.loader.source))
-        if not math.isfinite(measured(logits, self.run, logits, card).nll):
+        before = measured(logits, self.run, logits, card)
+        if isinstance(before, NumberScores) or not math.isfinite(before.nll):
             return None
         card = card.with_confidence(Confidence(temperature=logits.temperature() or 1.0))
         found = measured(outputs, self.run, Rounds(self.loader, check), card)
+        assert not isinstance(found, NumberScores)
         confidence = confidence_of(found, card.temperature)
         if world.is_main():
             folder.log("calibration", status.step, **{name: getattr(confidence, name) for name in LOGGED})
@@ -346,6 +352,11 @@ def describe(numbers: dict[str, float]) -> str:
         return "no validation images"
     on = f"on {numbers['count']:.0f} images"
     probed = [name for name in numbers if name.endswith("-shot") or name == "knn"]
+    if "r2" in numbers:
+        named = ", ".join(in_words(name, numbers[name]) for name in NUMBERS)
+        return (
+            f"validation {named}, loss {numbers['loss']:.4f}{_own_numbers(numbers, (*NUMBERS, 'loss', 'count'))} {on}"
+        )
     if "map" in numbers:
         named = ", ".join(f"{title} {numbers[name]:.2%}" for name, title in TITLES.items() if name in numbers)
         own = _own_numbers(numbers, (*TITLES, "nll", "count"))

@@ -141,7 +141,7 @@ def _write_tokens(
     embedder: Embedder, sources: dict[str, Listed], out: Path, layers: int | tuple[int, ...]
 ) -> WrittenFeatures:
     """Write the tokens of images batch by batch."""
-    from vitrail.data.labels.sets import LabelSets
+    from vitrail.data.labels.sets import LabelSets, one_label
     from vitrail.evaluation.growing_npz import growing_npz
 
     compute = embedder.tokens(layers)
@@ -153,7 +153,8 @@ def _write_tokens(
             prefix = f"{name}_" if name else ""
             index, bad = embedder.each_batch(source, compute, partial(arrays.append, prefix))
             labels = source.labels[index]
-            described |= _described(source, prefix, index, labels.marks() if isinstance(labels, LabelSets) else labels)
+            marks = labels.marks() if isinstance(labels, LabelSets) else one_label(labels, "embed --tokens")
+            described |= _described(source, prefix, index, marks)
             images[name] = len(index)
             unreadable += bad
         arrays.save(described)

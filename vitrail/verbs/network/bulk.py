@@ -104,7 +104,7 @@ def class_columns(
     """Return a function that computes the `top` most likely classes, best first, and their probabilities.
 
     For a network that predicts several labels there is a column of those, too, and with `reject` a column that says
-    whether the best class is less probable.
+    whether the best class is less probable. For a network that predicts numbers there is a column of these alone.
     """
     import numpy as np
     import pyarrow as pa
@@ -112,11 +112,20 @@ def class_columns(
     from vitrail.data.images.ops import eval_transform
     from vitrail.evaluation.classify import refusing
     from vitrail.evaluation.confidence.temperature import calibrated
+    from vitrail.evaluation.labels.numbers import predicted_numbers
     from vitrail.evaluation.labels.ranked import ranked
 
     names = np.array(list(card.class_names) or [str(number) for number in range(card.config.classes)])
     best, predict = min(top, len(names)), refusing(calibrated(predict, card.temperature), compute.precision)
     transform, size = eval_transform(card.preprocess), card.preprocess.image_size
+
+    if (scale := card.scale) is not None:
+        none: Arrays = {"numbers": np.empty((0, len(names)), np.float64)}
+
+        def numbers(images: Tensor) -> Arrays:
+            return {"numbers": predicted_numbers(predict(images), scale)}
+
+        return _computed(numbers, _all_lists, none, lambda source: compute.loader(source, transform, size))
 
     several = {"predicted": np.empty((0, len(names)), bool)} if card.several else {}
 

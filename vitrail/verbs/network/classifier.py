@@ -79,8 +79,10 @@ def _runnable(source: str | Path, compute: Compute, features: bool) -> ViT | Res
 def explained_rejection(card: Card, source: str | Path, threshold: float) -> Rejection | None:
     """Return, and log, what a smallest confidence means on the validation images of a network; None if unknown.
 
-    Raises UsageError for a network that predicts several labels.
+    Raises UsageError for a network that predicts several labels or numbers.
     """
+    if card.scale is not None:
+        raise UsageError(f"{source} predicts numbers, which have no probability. Remove --reject")
     if card.several:
         raise UsageError(
             f"{source} predicts several labels for an image, or none: each label has its own threshold. Remove --reject"

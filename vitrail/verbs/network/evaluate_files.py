@@ -10,10 +10,11 @@ from vitrail.data.spreadsheet import SafeWriter
 from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.files import check_writable, replacing_text
-from vitrail.verbs.network import label_results
+from vitrail.verbs.network import label_results, number_results
 
 if TYPE_CHECKING:
     from vitrail.evaluation.classify import Classification
+    from vitrail.evaluation.labels.numbers import NumberScores
     from vitrail.evaluation.labels.scores import LabelScores
 
 
@@ -22,13 +23,14 @@ def check(out: Path) -> None:
     check_writable(out, UsageError, folder=not _is_file(out))
 
 
-def write(found: Classification | LabelScores, numbers: Any, out: Path, *, raw: bool = False) -> None:
+def write(found: Classification | LabelScores | NumberScores, numbers: Any, out: Path, *, raw: bool = False) -> None:
     """Write outputs and numbers (JSON values) to the folder `out`, or only the outputs to a file named .npz.
 
     `raw` is SafeWriter's. Raises UsageError if `out` cannot be written.
     """
     from vitrail.evaluation.calibration import calibration, write_bins
     from vitrail.evaluation.classify import Classification
+    from vitrail.evaluation.labels.numbers import NumberScores
     from vitrail.evaluation.labels.store import save_results
     from vitrail.evaluation.reliability import draw
     from vitrail.files import json_value
@@ -41,6 +43,9 @@ def write(found: Classification | LabelScores, numbers: Any, out: Path, *, raw: 
         with replacing_text(out / "evaluation.json") as file:
             file.write(text + "\n")
         save_results(out / "answers.npz", found)
+        if isinstance(found, NumberScores):
+            number_results.write(found, out, raw=raw)
+            return
         if not isinstance(found, Classification):
             label_results.write(found, out, raw=raw)
             return

@@ -174,19 +174,21 @@ def _about(rehearsal: Rehearsal, steps: int, share: float) -> str:
 
 def probe_options(request: PlanRequest) -> Iterator[Option]:
     """Yield each method that leaves the network unchanged as an option, timed. Raises DataError and WeightsError."""
+    from vitrail.data.labels.numbers import Numbers
     from vitrail.data.labels.sets import LabelSets
     from vitrail.device import choose_device
     from vitrail.evaluation.fewshot import SHOTS, ShotSelection
     from vitrail.transfer.probing import fewshot_seconds, linear_seconds
 
     images = open_train_and_test(str(request.weights), request.path, None, request.data, request.label_from)
-    if isinstance(images.train.labels, LabelSets):
+    labels = images.train.labels
+    if isinstance(labels, LabelSets | Numbers):
         log.warning("few-shot and linear probe are left out: they need one label for each image")
         return
     names = list(images.train.class_names)
     log.info("timing few-shot and linear probe")
     try:
-        drawn = ShotSelection(images.train.labels, names)
+        drawn = ShotSelection(labels, names)
     except DataError as error:
         log.warning("few-shot is left out: %s", error)
     else:

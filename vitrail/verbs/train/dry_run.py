@@ -45,7 +45,8 @@ def check(run: Run, splits: Splits | None = None) -> tuple[dict[str, str], Cost]
     with set_up(run, splits, measure=run.tune != "all") as setup:
         tuned, plan, names = setup.tuned, setup.timetable, splits.class_names
         held_out = "no validation images" if splits.validation is None else f"{len(splits.validation):,} to choose by"
-        classes = f" of {len(names)} classes" if run.supervised else ""
+        kind = "targets" if run.objective.numbers else "classes"
+        classes = f" of {len(names)} {kind if len(names) > 1 else kind[:-1]}" if run.supervised else ""
         checked = {
             "data": f"{len(splits.train):,} images{classes} to train on, {held_out}",
             "model": f"{run.model if run.weights is None else run.weights}, {tuned.of:,} parameters",

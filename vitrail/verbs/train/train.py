@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vitrail.config import to_yaml
 from vitrail.errors import VitrailError
-from vitrail.evaluation.metric import TITLES, headline
+from vitrail.evaluation.metric import headline, in_words
 from vitrail.ranges import Count, EpochCount, Positive, Seed, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, resumed, training_run
@@ -232,7 +232,7 @@ def show(result: Result | Preview) -> str:
     lines = [result.summary]
     if result.test and (name := headline(result.test)):
         unseen = f"{result.test['count']:,.0f} test images, which had no part in training or in choosing the model"
-        lines.append(f"{TITLES[name]} {result.test[name]:.2%} on {unseen}")
+        lines.append(f"{in_words(name, result.test[name])} on {unseen}")
     report = result.folder / "report.html"
     return "\n".join([*lines, f"report: {report}"] if report.is_file() else lines)
 

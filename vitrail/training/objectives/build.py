@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import nn
 
+from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Labels, LabelSets, class_counts
 from vitrail.data.loading.sampler import places_per_class
 from vitrail.errors import UsageError
@@ -32,12 +33,12 @@ def build_objective(
     UsageError if settings contradict each other or the model, and what `load_objective_weights` raises.
     """
     run = resolved.run
-    if isinstance(labels, LabelSets):
+    if isinstance(labels, LabelSets | Numbers):
         counts = class_counts(labels, classes)
     else:
         counts = np.empty(0) if labels is None else places_per_class(labels, classes, run.data.sampler)
     objective = run.objective.build(
-        model, Task(run.seed, classes, run.augment, resolved.preprocess, tuple(counts.tolist()))
+        model, Task(run.seed, classes, run.augment, resolved.preprocess, tuple(counts.tolist()), resolved.scale)
     )
     needed = Objective if run.supervised else SelfSupervised
     if not isinstance(objective, needed):
