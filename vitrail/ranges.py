@@ -103,6 +103,7 @@ Hidden = Annotated[int, Range(1, 2**20)]
 """Number of units of a hidden layer between layers of `Width`."""
 Heads = Annotated[int, Range(1, 4096)]
 Registers = Annotated[int, Range(0, 4096)]
+Channels = Annotated[int, Range(1, 1024)]
 DropPath = Annotated[float, Range(0.0, 0.999)]
 """Probability of skipping a residual branch, which the other branches make up for."""
 DEEPEST = 1000

@@ -158,16 +158,16 @@ def test_17_19_decoding_needs_no_shared_memory_and_no_processes(photos: Path, tm
 
 def crashing() -> None:
     """The decoder of one image kills the whole process, as a fault in a library does."""
-    from vitrail.data.loading import loader
+    from vitrail.data.bands import pixels
 
-    original, calls = loader.decode, iter(range(10**6))
+    original, calls = pixels.decode, iter(range(10**6))
 
     def decode(*arguments: Any, **options: Any) -> Any:
         if next(calls) == 60:
             os.kill(os.getpid(), signal.SIGSEGV)
         return original(*arguments, **options)
 
-    loader.decode = decode
+    pixels.decode = decode
 
 
 @pytest.mark.slow
@@ -512,16 +512,16 @@ def test_46_predict_goes_on_past_bad_files_and_strict_says_so(trained: Path, pho
 
 def killed_after(rows: int) -> None:
     """The process is killed when so many files have been looked at."""
-    from vitrail.evaluation import predict
+    from vitrail.data.bands import pixels
 
-    original, calls = predict.decode, iter(range(1, 10**6))
+    original, calls = pixels.decode, iter(range(1, 10**6))
 
-    def decode(data: bytes) -> Any:
+    def decode(*arguments: Any, **options: Any) -> Any:
         if next(calls) > rows:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(data)
+        return original(*arguments, **options)
 
-    predict.decode = decode
+    pixels.decode = decode
 
 
 @pytest.mark.slow

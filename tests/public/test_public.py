@@ -45,6 +45,8 @@ average.decay average.kind average.start batch_size cache checkpoint_every compi
 data.image_column data.label_column data.label_columns data.label_separator data.labels_per_image data.max_bad
 data.sampler data.strict data.subset data.test data.together data.train data.exclude data.label_from data.fold
 calibrate
+data.channels data.bits data.display preprocess.bands.bits preprocess.bands.display preprocess.bands.high
+preprocess.bands.low preprocess.bands.mean preprocess.bands.std
 data.validation device duration early_stop evaluate_every fewshot knn
 image_size keep keep_head lora_alpha lora_on lora_rank max_nonfinite model name objective.bce_threshold objective.class_weights
 objective.class_weights_beta objective.corrupt objective.gamma_negative objective.gamma_positive objective.head_bias

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitrail.data.bands.picture import picture
 from vitrail.data.copies.leaks import digest
-from vitrail.data.images.decode import decode
 from vitrail.data.imbalance import FLAGS, IMBALANCED, described
 from vitrail.data.item import Listed, role_of, split_title
 from vitrail.data.labels.sets import class_counts, label_text
@@ -22,7 +22,7 @@ from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import find
 from vitrail.data.spreadsheet import SafeWriter
-from vitrail.data.stats import Look, Stats, Tally, describe, summarise
+from vitrail.data.stats import Look, Stats, Tally, array_kind, describe, summarise
 from vitrail.errors import DecodeError
 from vitrail.files import replacing_text
 
@@ -113,9 +113,9 @@ def _look(source: Listed, index: int) -> Look:
     try:
         data = source[index].image
         if isinstance(data, bytes):
-            image, (format, mode) = decode(data), describe(data)[1:]
+            image, (format, mode) = picture(data), describe(data)[1:]
         else:
-            image, format, mode = data, "array", "RGB"
+            image, (format, mode) = picture(data), array_kind(data)
     except DecodeError as error:
         return Look(error=error)
     return Look((image.shape[0], image.shape[1]), format, mode, digest(data))

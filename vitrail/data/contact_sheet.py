@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vitrail.data.images.decode import decode
+from vitrail.data.bands.picture import picture
 from vitrail.data.item import Listed
 from vitrail.errors import DecodeError, UsageError
 from vitrail.files import replacing
@@ -58,7 +58,7 @@ def _picture(source: Listed, index: int) -> Image.Image:
     square = Image.new("RGB", (SIDE - 2, SIDE - 2), _FAINT)
     try:
         stored = source[index].image
-        image = Image.fromarray(decode(stored, short_side=2 * SIDE) if isinstance(stored, bytes) else stored)
+        image = Image.fromarray(picture(stored, short_side=2 * SIDE))
     except DecodeError:
         return square
     factor = min(square.width / image.width, square.height / image.height)

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from vitrail.errors import UsageError
 from vitrail.import_path import Open, find
-from vitrail.ranges import LARGEST_SIDE, Count, FoldNumber, NotNegative, Part, Positive, Range, Settings, Share, Side
+from vitrail.ranges import (
+    LARGEST_SIDE,
+    Channels,
+    Count,
+    FoldNumber,
+    NotNegative,
+    Part,
+    Positive,
+    Range,
+    Settings,
+    Share,
+    Side,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +31,8 @@ if TYPE_CHECKING:
     Operation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 PerImage = Literal["auto", "one", "several", "numbers"]
+Bits = Literal["8", "16", "32f"]
+"""Depth of an image's values: 8 and 16 bits, and everything that float32 holds."""
 LARGEST_RESIZED = 2 * LARGEST_SIDE
 """Maximum height and width of an image that is resized before the crop."""
 
@@ -75,6 +89,15 @@ class Data(Open, section="data"):
     sampler: Literal["uniform", "balanced", "sqrt"] = "uniform"
     """How often each class is shown in an epoch. uniform: every image once; balanced: all classes equally often; sqrt:
     in proportion to the square root of their number of images. The number of images in an epoch does not change."""
+    channels: Channels | None = None
+    """Number of bands of an image, such as 13 for a satellite image or 1 for a grey one (default: images are read as
+    RGB with 8 bits, except arrays of NumPy, which keep their bands and bits)."""
+    bits: Bits | None = None
+    """Depth of the stored values: 8 bits, 16 bits, or 32f for floating-point numbers. All images must have it (default:
+    8 for RGB, otherwise that of most images)."""
+    display: tuple[Channels, ...] | None = None
+    """The bands that pictures show as red, green and blue, counted from 1, such as 4 3 2, or a single band to show as
+    grey (default: the first three bands; the first one of two)."""
     together: Count = 1
     """Number of neighbouring images that are read in one piece and stay in one batch; 1 shuffles single images. Use it
     for remote shards that were packed in random order (`vitrail data pack --shuffle`)."""
@@ -117,6 +140,47 @@ class Columns(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Bands(Settings):
+    """The bands of images that are not RGB with 8 bits, and their statistics on the training images.
+
+    A network reads (value - mean) / std of each band. Raises UsageError for lists of different lengths.
+    """
+
+    bits: Bits = "8"
+    """Depth of the stored values."""
+    mean: tuple[float, ...] = ()
+    """Mean of the stored values of each band."""
+    std: tuple[Positive, ...] = ()
+    """Standard deviation of the stored values of each band."""
+    low: tuple[float, ...] = ()
+    """Smallest stored value of each band."""
+    high: tuple[float, ...] = ()
+    """Largest stored value of each band."""
+    display: tuple[Channels, ...] = (1,)
+    """The bands that pictures show as red, green and blue, counted from 1; or a single one, shown as grey."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("std", "low", "high"):
+            if len(getattr(self, name)) != len(self.mean):
+                raise UsageError(f"{name} has {len(getattr(self, name))} values for {len(self.mean)} bands")
+        if len(self.display) not in (1, 3) or max(self.display) > max(len(self.mean), 1):
+            raise UsageError(
+                f"display is {' '.join(map(str, self.display))}: name one band or three, from 1 to {len(self.mean)}"
+            )
+
+    @property
+    def channels(self) -> int:
+        """Number of bands."""
+        return len(self.mean)
+
+    @property
+    def white(self) -> float:
+        """The stored value that counts as 1 where a network's mean and std are given for values from 0 to 1."""
+        return {"8": 255.0, "16": 65535.0, "32f": 1.0}[self.bits]
+
+
+@dataclass(frozen=True)
 class Preprocess(Settings):
     """How an image is prepared for evaluation: resize, then crop. Sizes in pixels.
 
@@ -133,6 +197,9 @@ class Preprocess(Settings):
     resize small only."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation for resizing."""
+    bands: Bands | None = None
+    """The bands of images that are not RGB with 8 bits (default: measured on the training images if `data.channels`,
+    `data.bits` or the images ask for it)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.image_size, int):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitrail.data.bands.stored import stored
 from vitrail.data.images.decode import FORMATS
 from vitrail.data.imbalance import imbalance
 from vitrail.data.item import DataSet, Findings, Listed, split_title
@@ -123,14 +124,29 @@ def _glance(source: Listed, index: int) -> Look:
         return Look(error=error)
     if isinstance(data, bytes):
         return Look(*describe(data))
-    return Look((data.shape[0], data.shape[1]), "array", "RGB")
+    return Look((data.shape[0], data.shape[1]), *array_kind(data))
+
+
+def array_kind(array: np.ndarray) -> tuple[str, str]:
+    """Return format and mode of an image that is an array: RGB, or its type and its shape."""
+    usual = array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3
+    return "array", "RGB" if usual else f"{array.dtype} {array.shape[2] if array.ndim == 3 else 1} bands"
 
 
 def describe(data: bytes) -> tuple[tuple[int, int], str, str]:
     """Return ((height, width) as stored, format, mode) by the header alone."""
     format = next((format for format in FORMATS if format.magic.match(data[:512])), None)
-    if format is None or format.reader is None:
-        return (0, 0), format.name if format else "unknown", "unknown"
+    if format is None:
+        return (0, 0), "unknown", "unknown"
+    if format.reader is None or format.name == "TIFF":
+        try:
+            found = stored(data)
+            height, width, bands = found.size()
+            if format.reader is None or bands > 4 or (bands > 1 and found.bits != "8"):
+                return (height, width), format.name, f"{found.dtype} {bands} bands"
+        except DecodeError:
+            if format.reader is None:
+                return (0, 0), format.name, "unknown"
     try:
         with format.reader(BytesIO(data)) as image:
             return (image.height, image.width), format.name, image.mode

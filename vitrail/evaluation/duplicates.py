@@ -57,7 +57,7 @@ def cosines(
     def embed(source: View, mirrored: bool) -> Features:
         loader = Loader(
             source,
-            transform=Compose((prepare, Flip(1.0))) if mirrored else prepare,
+            transform=Compose((prepare, Flip(1.0)), prepare.pixels) if mirrored else prepare,
             image_size=preprocess.image_size,
             batch_size=batch_size,
             workers=workers,

@@ -19,14 +19,13 @@ from typing import Any, Literal, NamedTuple, TextIO
 import numpy as np
 import torch
 
-from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.loading.loader import check_batch_size
 from vitrail.data.loading.prefetch import ordered, stuck, threads
-from vitrail.data.sources.folder import is_image_name, is_junk, read_file, read_pipe
+from vitrail.data.sources.folder import images_among, is_array_name, is_image_name, is_junk, read_file, read_pipe
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, SafeWriter
 from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, WeightsError, finite_rows, not_finite
@@ -106,7 +105,7 @@ def _expanded(found: Iterable[tuple[Path, Sequence[str | Path]]]) -> Iterator[Pa
                 continue
             if match.is_dir():
                 yield from _below(match, set())
-            elif match == path or is_image_name(match.name):
+            elif match == path or is_image_name(match.name) or is_array_name(match.name):
                 yield match
 
 
@@ -121,7 +120,8 @@ def _below(folder: Path, visited: set[tuple[int, int]]) -> Iterator[Path]:
     if (status.st_dev, status.st_ino) in visited:
         return
     visited.add((status.st_dev, status.st_ino))
-    yield from (path for path in paths if is_image_name(path.name) and not path.is_dir())
+    names = images_among(path.name for path in paths)
+    yield from (folder / name for name in names if not (folder / name).is_dir())
     for path in paths:
         if path.is_dir():
             yield from _below(path, visited)
@@ -173,7 +173,7 @@ def _rejecting(row: Row, reject: float) -> Row:
 
 
 PreparedFile = tuple[Path, np.ndarray | Unreadable]
-"""A file, and the network's input uint8 [H, W, 3] or the reason why the file is unreadable."""
+"""A file, and the network's input [H, W, channels] or the reason why the file is unreadable."""
 Best = Prediction | None
 """What is predicted, still without a path; None if the network's output is not finite."""
 Ranking = Callable[[list[np.ndarray]], Iterable[Best]]
@@ -205,7 +205,8 @@ def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> Prepar
     """Read and prepare a file. A pipe is read only if it was given by name: `<(curl ...)`, /dev/stdin."""
     read = read_pipe if path in given and path.is_fifo() else read_file
     try:
-        return path, transform(decode(read(path)), np.random.default_rng(0))  # nothing is random in evaluation
+        image = transform.pixels.read(read(path))
+        return path, transform(image, np.random.default_rng(0))  # nothing is random in evaluation
     except DecodeError as error:
         return path, Unreadable(as_text(path), error.reason, as_text(str(error)))
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import torch
 
+from vitrail.config import plain
 from vitrail.data.images.ops import covering
 from vitrail.data.settings import Preprocess
 from vitrail.errors import ExportError
@@ -30,6 +31,8 @@ def describe(
     preprocess = card.preprocess
     size = ["height", "width"] if step else list(preprocess.image_size)
     meaning = "RGB, 0 to 255, prepared as in preprocess; normalised inside"
+    if preprocess.bands is not None:
+        meaning = "(value - mean) / std of each band, with the statistics in preprocess, then prepared as in preprocess"
     if step:
         meaning += f"; height and width may be any multiples of {step}, and preprocess gives one such size"
     values = card.to_dict()
@@ -42,7 +45,7 @@ def describe(
         "program": {"kind": to, "file": KINDS[to].file, "precision": precision},
         "input": {
             "name": INPUT,
-            "type": "uint8",
+            "type": card.input_type,
             "shape": ["batch", card.config.channels, *size],
             "meaning": meaning,
         },
@@ -59,13 +62,15 @@ def steps(preprocess: Preprocess) -> dict[str, Any]:
     """Return a preprocessing as a resize and a centre crop, with sizes in pixels (height, width).
 
     Resize "cover" scales to the smallest image that covers `size` and preserves the aspect ratio. Resize "squash"
-    scales to exactly `size`.
+    scales to exactly `size`. Images of other bands than RGB have their statistics under "bands".
     """
     if preprocess.resize == "squash":
         mode, size = "squash", preprocess.image_size
     else:
         mode, size = "cover", covering(preprocess)
+    bands = {} if preprocess.bands is None else {"bands": plain(preprocess.bands)}
     return {
+        **bands,
         "resize": mode,
         "size": list(size),
         "interpolation": preprocess.interpolation,

@@ -16,7 +16,7 @@ from vitrail.exports.kinds import CARD, KINDS, RunProgram
 from vitrail.exports.parity import TOLERANCES
 from vitrail.files import read_json_object
 from vitrail.weights.card import Card
-from vitrail.weights.reference import fixed_pixels, relative_error
+from vitrail.weights.reference import fixed_input, relative_error
 
 OUTPUTS = 1_000
 """Maximum number of outputs that are compared."""
@@ -66,7 +66,7 @@ def check_here(path: Path, run: RunProgram, to: str, card: Card) -> None:
 
 
 def _outputs(run: RunProgram, card: Card) -> np.ndarray:
-    image = fixed_pixels(*card.preprocess.image_size, card.config.channels).transpose(2, 0, 1)
+    image = fixed_input(card, *card.preprocess.image_size).transpose(2, 0, 1)
     return run(np.ascontiguousarray(image[None]))[0, :OUTPUTS]
 
 

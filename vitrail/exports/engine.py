@@ -23,7 +23,7 @@ READ = ("onnx", "openvino")
 
 
 class Engine(nn.Module):
-    """uint8 images [batch, channels, height, width] -> float32 [batch, classes or features], by the program's runtime.
+    """images [batch, channels, height, width] -> float32 [batch, classes or features], by the program's runtime.
 
     It is called as the network is that it was exported from, has a `card` and a `config`, and computes on the CPU. A
     program for probabilities returns their logarithms, which are logits, or with several labels their logits, both
@@ -69,9 +69,10 @@ class Engine(nn.Module):
         return self.card.config
 
     def forward(self, images: Tensor) -> Tensor:
-        """See the class. Raises UsageError for images that are not uint8, ExportError if the program does not run."""
-        if images.dtype != torch.uint8:
-            raise UsageError(f"{self.path} takes uint8 images from 0 to 255, and these are {images.dtype}")
+        """See the class. Raises UsageError for images of another type, ExportError if the program does not run."""
+        if images.dtype != getattr(torch, self.card.input_type):
+            wanted = "uint8 images from 0 to 255" if self.card.input_type == "uint8" else "float32 images, normalised"
+            raise UsageError(f"{self.path} takes {wanted}, and these are {images.dtype}")
         outputs = torch.from_numpy(self._run(images.cpu().numpy()))
         if outputs.shape != (len(images), self._width):
             raise ExportError(

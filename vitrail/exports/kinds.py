@@ -29,7 +29,7 @@ Installed = Literal["torch", "openvino", "onnx"]
 """An engine by its own name."""
 OutputName = Literal["logits", "probabilities", "features"]
 RunProgram = Callable[["np.ndarray"], "np.ndarray"]
-"""uint8 images [batch, channels, height, width] -> float32 [batch, outputs], computed by the program's runtime"""
+"""images [batch, channels, height, width] -> float32 [batch, outputs], computed by the program's runtime"""
 INPUT = "images"
 """Name of the input of every program."""
 CARD = "card.json"

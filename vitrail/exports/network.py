@@ -1,8 +1,8 @@
 """The network as it is exported: a graph for one image size or for any, with all constants computed in advance.
 
-The input is uint8 images. The normalisation is part of the first layer or precedes it. Kernels are standardised, norms
-and LayerScale are folded into adjacent layers (`vitrail.model.frozen`). Positions are computed for the one size, or
-resampled inside the graph.
+The input is uint8 images, or normalised bands (`Card.input_type`). The normalisation of uint8 images is part of the
+first layer or precedes it. Kernels are standardised, norms and LayerScale are folded into adjacent layers
+(`vitrail.model.frozen`). Positions are computed for the one size, or resampled inside the graph.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ EXAMPLES = 2
 def trace(
     model: ViT | ResNet, size: tuple[int, int], output: OutputName, dtype: torch.dtype, *, any_size: bool = False
 ) -> ExportedProgram:
-    """Return the program uint8 images [batch, channels, *size] -> `output` of a model, for any batch size.
+    """Return the program images [batch, channels, *size] -> `output` of a model, for any batch size.
 
+    Images are uint8, or float32 where the card says so (`Card.input_type`).
     `size` is in pixels; with `any_size`, height and width may be any multiples of `step_of_size`. Raises UsageError
     for a size that does not fit the model, and ExportError, with torch's reason, if torch cannot write the network as a
     graph.
     """
     network = Exportable(model, size, output, dtype, any_size=any_size)
-    example = torch.zeros(EXAMPLES, model.config.channels, *size, dtype=torch.uint8)
+    example = torch.zeros(EXAMPLES, model.config.channels, *size, dtype=_input_type(model.card))
     shapes: dict[int, Any] = {0: Dim("batch", min=1)}
     if any_size:
         step, smallest = step_of_size(model), _smallest(model)
@@ -50,6 +51,10 @@ def trace(
             return export(network, (example,), dynamic_shapes={INPUT: shapes}, strict=False)
     except Exception as error:  # traced code may raise anything: torch has no common class for it
         raise ExportError(f"torch.export cannot trace this network: {reason(error)}") from error
+
+
+def _input_type(card: Card | None) -> torch.dtype:
+    return torch.uint8 if card is None or card.input_type == "uint8" else torch.float32
 
 
 def step_of_size(model: ViT | ResNet) -> int:
@@ -69,7 +74,7 @@ def outputs_per_image(traced: ExportedProgram) -> int:
 
 
 def compute(network: ViT | ResNet, images: Tensor, output: OutputName, card: Card | None) -> Tensor:
-    """Return `output` of a network, float32 [batch, classes or features], for uint8 images.
+    """Return `output` of a network, float32 [batch, classes or features], for its images.
 
     The "probabilities" of a network that predicts numbers are these, in the units of its data.
 
@@ -89,7 +94,7 @@ def compute(network: ViT | ResNet, images: Tensor, output: OutputName, card: Car
 
 
 class Exportable(nn.Module):
-    """uint8 images [batch, channels, *size] -> `output`, float32 [batch, classes or features].
+    """images [batch, channels, *size] -> `output`, float32 [batch, classes or features].
 
     With `any_size`, positions are resampled for the size of the images. Raises UsageError for a size in pixels (height,
     width) that does not fit the model.
@@ -103,7 +108,7 @@ class Exportable(nn.Module):
         self.network = freeze(model, dtype, portable=True)
         if isinstance(model, ViT) and isinstance(self.network, ViT):
             if isinstance(model.stem, LinearStem):  # folded in its own type, then rounded to dtype
-                self.network.stem = PatchConvolution(model.stem).to(dtype)
+                self.network.stem = PatchConvolution(model.stem, _input_type(self.card)).to(dtype)
             grid = model.grid(torch.empty(1, model.config.channels, *size, device="meta"))
             if not any_size:
                 fixed = FixedPositions(self.network.positions, grid)
@@ -121,16 +126,17 @@ class PatchConvolution(nn.Module):
 
     folds_normalisation = True
 
-    def __init__(self, stem: LinearStem) -> None:
+    def __init__(self, stem: LinearStem, input_type: torch.dtype) -> None:
         super().__init__()
-        weight, bias = stem.weights_for(torch.uint8)
+        weight, bias = stem.weights_for(input_type)
+        self.middle = 128 if input_type == torch.uint8 else 0
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = nn.Parameter(bias.detach(), requires_grad=False)
         self.patch = stem.patch
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 [batch, channels, H, W] -> [batch, width, H/patch, W/patch]"""
-        return F.conv2d(images.to(self.weight.dtype) - 128, self.weight, self.bias, stride=self.patch)
+        """[batch, channels, H, W] -> [batch, width, H/patch, W/patch]"""
+        return F.conv2d(images.to(self.weight.dtype) - self.middle, self.weight, self.bias, stride=self.patch)
 
 
 class BorderedPool(nn.Module):

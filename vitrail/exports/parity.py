@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.sources.folder import read_file
 from vitrail.errors import finite
@@ -20,7 +19,7 @@ from vitrail.exports.network import compute
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
-from vitrail.weights.reference import TOLERANCE, fixed_pixels, relative_error
+from vitrail.weights.reference import TOLERANCE, fixed_input, relative_error
 
 TOLERANCES = {"float32": TOLERANCE, "float16": 2e-2, "bf16": 1e-1, "int8": 1e-1}
 """Largest accepted difference from the network in float32, relative to the largest output. int8 programs are compared
@@ -94,7 +93,7 @@ def compare(
     runtime: str,
     real: int = 0,
 ) -> Parity:
-    """Run a program and its float32 network on uint8 images [n, channels, height, width], n at least 4, and compare.
+    """Run a program and its float32 network on images [n, channels, height, width], n at least 4, and compare.
 
     Raises WeightsError if an output of the network is not finite: nothing equals NaN.
     """
@@ -123,11 +122,18 @@ def images_of_another_size(card: Card, step: int) -> np.ndarray:
     """Return synthetic images that are one step of pixels higher and two steps wider than the card's, as above."""
     height, width = card.preprocess.image_size
     shape = (sum(BATCHES), card.config.channels, height + step, width + 2 * step)
-    return np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    return noise(shape, card, np.random.default_rng(1))
+
+
+def noise(shape: tuple[int, ...], card: Card, random: np.random.Generator) -> np.ndarray:
+    """Return random pixels of the type that a network with this card is called with."""
+    if card.input_type == "uint8":
+        return random.integers(0, 256, shape, dtype=np.uint8)
+    return random.standard_normal(shape, np.float32)
 
 
 def images_to_compare(paths: Sequence[str | Path], card: Card) -> tuple[np.ndarray, int]:
-    """Return uint8 images [n, channels, height, width], n at least 4, and the number of them that are the user's.
+    """Return images [n, channels, height, width], n at least 4, and the number of them that are the user's.
 
     Up to `MOST_IMAGES` of the user's images come first, preprocessed. If they are too few for the first batches,
     synthetic images follow: the fixed image of the reference vectors, then noise.
@@ -136,8 +142,8 @@ def images_to_compare(paths: Sequence[str | Path], card: Card) -> tuple[np.ndarr
     """
     transform, random = eval_transform(card.preprocess), np.random.default_rng(0)
     files = islice(find_images(paths), MOST_IMAGES) if paths else ()
-    real = [transform(decode(read_file(path)), random) for path in files]
-    shape = (*card.preprocess.image_size, card.config.channels)
-    noise = random.integers(0, 256, (sum(BATCHES) - 1, *shape), dtype=np.uint8)
-    synthetic = [fixed_pixels(*shape), *noise][: max(sum(BATCHES) - len(real), 0)]
+    real = [transform(transform.pixels.read(read_file(path)), random) for path in files]
+    height, width = card.preprocess.image_size
+    others = noise((sum(BATCHES) - 1, height, width, card.config.channels), card, random)
+    synthetic = [fixed_input(card, height, width), *others][: max(sum(BATCHES) - len(real), 0)]
     return np.stack([*real, *synthetic]).transpose(0, 3, 1, 2), len(real)

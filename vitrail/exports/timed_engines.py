@@ -21,8 +21,9 @@ from vitrail.evaluation.classify import Predict, predictor
 from vitrail.exports.engine import Engine
 from vitrail.exports.engines import BATCHES, Engines, TimedEngine, log
 from vitrail.exports.kinds import CARD, Installed
-from vitrail.exports.parity import compare, images_to_compare
+from vitrail.exports.parity import compare, images_to_compare, noise
 from vitrail.files import read_json_object, replacing
+from vitrail.weights.card import Card
 from vitrail.weights.load import load
 from vitrail.weights.rebuild import card_of
 
@@ -91,8 +92,7 @@ class _EngineProcess:
     def __init__(self, source: str | Path, image_size: int | None, file: Path | None, engines: Engines) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, self._theirs = context.Pipe()
-        shape = (engines.network.config.channels, *card_of(engines.network).preprocess.image_size)
-        arguments = (self._theirs, str(source), image_size, file, engines.precision, shape)
+        arguments = (self._theirs, str(source), image_size, file, engines.precision, card_of(engines.network))
         self.process = context.Process(target=_run, args=arguments, daemon=True)
 
     def __enter__(self) -> _EngineProcess:
@@ -124,7 +124,7 @@ def _run(
     image_size: int | None,
     file: Path | None,
     precision: ComputePrecision,
-    shape: tuple[int, ...],
+    card: Card,
 ) -> None:
     predict: Predict
     if file is None:
@@ -133,7 +133,8 @@ def _run(
         del network
     else:
         predict = Engine(file)
-    batches = [torch.randint(0, 256, (batch, *shape), dtype=torch.uint8) for batch in BATCHES]
+    shape, random = (card.config.channels, *card.preprocess.image_size), np.random.default_rng(0)
+    batches = [torch.from_numpy(noise((batch, *shape), card, random)) for batch in BATCHES]
     for images in batches:
         predict(images)
     with suppress(EOFError, OSError):  # the main process has ended

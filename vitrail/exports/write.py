@@ -39,6 +39,7 @@ class Exported:
     to: To
     precision: ProgramPrecision
     output: OutputName
+    input_type: str
     input_shape: list[Any]
     output_shape: list[Any]
     files: dict[str, int]
@@ -53,7 +54,7 @@ class Exported:
         total = sum(self.files.values()) / 1e6
         lines = [
             f"wrote {', '.join(self.files)} into {self.folder}: {self.to}, {self.precision}, {total:,.1f} MB",
-            f"uint8 images [{images}] -> float32 {self.output} [{numbers}]",
+            f"{self.input_type} images [{images}] -> float32 {self.output} [{numbers}]",
             f"parity{' before int8' if self.quantised else ''}: {self.parity}",
         ]
         return "\n".join([*lines, *([str(self.quantised)] if self.quantised else [])])
@@ -74,7 +75,7 @@ def export_model(
 ) -> Exported:
     """Write `model`, float32 on the CPU, as a program into `folder`, with a card.json that describes how to use it.
 
-    The program takes uint8 images [batch, channels, height, width] of the card's size, in batches of any size; with
+    The program takes images [batch, channels, height, width] of the card's size, in batches of any size; with
     `any_size` of any height and width that the patch divides. Its runtime runs it on `images` (files, folders,
     patterns), or on synthetic images, and with `any_size` on images of another size, too. Its outputs are compared with
     the model's. Only if they agree is the program put into `folder`; otherwise nothing remains. Existing files are
@@ -122,8 +123,9 @@ def export_model(
         about["origin"] = asdict(origin_here(final.run, to, card))
         files = _finish(temporary, kind.file, about, parity)
         take_place(temporary, folder)
+    given_to, made = about["input"], about["output"]
     return Exported(
-        folder, to, precision, output, about["input"]["shape"], about["output"]["shape"], files, parity, found
+        folder, to, precision, output, given_to["type"], given_to["shape"], made["shape"], files, parity, found
     )
 
 

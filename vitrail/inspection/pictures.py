@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.images.decode import decode
 from vitrail.data.images.geometry import Op, resize
 from vitrail.data.item import Listed
 from vitrail.data.labels.sets import Label
@@ -35,7 +34,7 @@ class Picture:
     part: tuple[float, float, float, float]
     """The same part in the upright picture of the file: top, left, height and width in its pixels."""
     input: np.ndarray
-    """uint8 [height, width, 3], as the network sees it."""
+    """[height, width, channels], as the network sees it."""
 
 
 class Pictures:
@@ -60,14 +59,14 @@ class Pictures:
             raise DataError(f"there is no image to look into: {reasons or 'none was given'}")
 
     def tensors(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-        """Return the same batches as inputs of the network, uint8 [batch, 3, height, width]."""
+        """Return the same batches as inputs of the network, [batch, channels, height, width]."""
         return (stack(batch, device) for batch in self)
 
     def read(self, index: int, longest: int = SHOWN) -> Picture | None:
         """Return one picture, drawn with at most `longest` pixels on its longer side; None if it cannot be read."""
         try:
             item = self.source[index]
-            image = decode(item.image) if isinstance(item.image, bytes) else item.image
+            image = self.transform.pixels.read(item.image)
         except DecodeError as error:
             self.bad[self.source.id(index)] = error.reason
             return None
@@ -78,7 +77,7 @@ class Pictures:
         return Picture(
             item.id,
             item.label,
-            resize(image, *size),
+            self.transform.pixels.shown(resize(image, *size)),
             box.scaled(size[0] / height, size[1] / width),
             (box.top, box.left, box.height, box.width),
             self.transform(image, np.random.default_rng(0)),  # nothing is random in evaluation
@@ -86,7 +85,7 @@ class Pictures:
 
 
 def stack(pictures: Sequence[Picture], device: torch.device | str = "cpu") -> Tensor:
-    """Return the inputs of pictures as one batch, uint8 [batch, 3, height, width]."""
+    """Return the inputs of pictures as one batch, [batch, channels, height, width]."""
     return torch.from_numpy(np.stack([picture.input for picture in pictures])).permute(0, 3, 1, 2).to(device)
 
 

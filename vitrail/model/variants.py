@@ -23,7 +23,7 @@ from vitrail.errors import UsageError, did_you_mean
 from vitrail.model.own_part import OwnPart
 from vitrail.model.resnet.units import BIT_UNITS, HYBRIDS
 from vitrail.model.rotary.settings import Rotary
-from vitrail.ranges import DEEPEST, Depth, DropPath, Heads, Hidden, Registers, Side, Width, check_values, ends
+from vitrail.ranges import DEEPEST, Channels, Depth, DropPath, Heads, Hidden, Registers, Side, Width, check_values, ends
 
 Stem = Literal["linear", "linear+norm", "linear+gelu", "linear+norm+gelu", "levit", "early", "hmlp", "resnet"]
 PositionKind = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"]
@@ -51,7 +51,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "registers": ends(Registers),
     "pre_logits": ends(Hidden),
     "drop_path": ends(DropPath),
-    "channels": (1, 1024),
+    "channels": ends(Channels),
     "classes": (0, 16_777_216),
     "units": (0, DEEPEST),
     "dropout": (0.0, 1.0),  # 1 and the negative values below occur in other libraries' files, but are not settings

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.bands.picture import picture
 from vitrail.reports.compare import Against, Comparison
 from vitrail.reports.gallery import Exhibit, decoded_image, guesses, true_class
 
@@ -75,7 +76,7 @@ def _disagreement(
     for a, b in rows[np.argsort(-gap, kind="stable")].tolist():
         if len(shown) == most:
             break
-        if (decoded := decoded_image(source, int(first.index[a]))) is not None:
+        if (decoded := decoded_image(source, int(first.index[a]), picture)) is not None:
             guessed = [guesses(first, a, 1), guesses(second, b, 1)]
             shown.append(Exhibit(*decoded, true_class(first, a), guessed))
     return Disagreement(*order, len(rows), (0, one.number), shown)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from vitrail.data.images.decode import decode
+from vitrail.data.bands.pixels import Pixels
 from vitrail.data.images.ops import eval_transform
 from vitrail.errors import DecodeError, VitrailError
 from vitrail.evaluation.classify import Classification
@@ -81,22 +81,24 @@ def exhibits(rows: np.ndarray, evaluation: Evaluated, source: Any, model: Any) -
     unused = np.random.default_rng(0)  # nothing is random in evaluation
     found = []
     for row in rows.tolist():
-        if (decoded := decoded_image(source, int(evaluation.index[row]))) is not None:
+        if (decoded := decoded_image(source, int(evaluation.index[row]), transform.pixels.read)) is not None:
             found.append((row, decoded[0], transform(decoded[1], unused)))
-    maps = _rollouts(model, [image for _, _, image in found])
+    maps = _rollouts(model, [image for _, _, image in found], transform.pixels)
     return [
-        Exhibit(name, image, true_class(evaluation, row), [guesses(evaluation, row, 3)], attention)
+        Exhibit(
+            name, transform.pixels.shown(image), true_class(evaluation, row), [guesses(evaluation, row, 3)], attention
+        )
         for (row, name, image), attention in zip(found, maps, strict=True)
     ]
 
 
-def decoded_image(source: Any, index: int) -> tuple[str, np.ndarray] | None:
-    """Return id and pixels of image `index`, uint8 [H, W, 3]; None if it is absent or can no longer be decoded."""
+def decoded_image(source: Any, index: int, read: Callable[[Any], np.ndarray]) -> tuple[str, np.ndarray] | None:
+    """Return id and pixels of image `index`, as `read` returns them; None if it is absent or unreadable."""
     if index >= len(source):  # the results are those of other images
         return None
     try:
         item = source[index]
-        return item.id, decode(item.image) if isinstance(item.image, bytes) else item.image
+        return item.id, read(item.image)
     except DecodeError:
         return None
 
@@ -136,7 +138,7 @@ def guesses(evaluation: Evaluated, row: int, most: int) -> list[Guess]:
     ]
 
 
-def _rollouts(model: Any, images: list[np.ndarray]) -> Iterable[np.ndarray | None]:
+def _rollouts(model: Any, images: list[np.ndarray], pixels: Pixels) -> Iterable[np.ndarray | None]:
     if not isinstance(model, ViT):
         return [None] * len(images)
     device, found = next(model.parameters()).device, []
@@ -146,5 +148,5 @@ def _rollouts(model: Any, images: list[np.ndarray]) -> Iterable[np.ndarray | Non
             shares = rollout(model, torch.from_numpy(np.stack(batch)).permute(0, 3, 1, 2).to(device)).cpu().numpy()
         except VitrailError:
             return [None] * len(images)
-        found += [under_attention(image, share) for image, share in zip(batch, shares, strict=True)]
+        found += [under_attention(pixels.shown(image), share) for image, share in zip(batch, shares, strict=True)]
     return found

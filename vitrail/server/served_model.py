@@ -19,7 +19,6 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.costs.count import parameters
-from vitrail.data.images.decode import decode
 from vitrail.data.images.ops import eval_transform
 from vitrail.device import Precision, choose_device
 from vitrail.errors import DecodeError, UsageError, WeightsError, finite_rows
@@ -50,7 +49,9 @@ class PreparedImage:
     """An image as the network sees it, and its place in the original picture."""
 
     pixels: np.ndarray
-    """uint8 [height, width, 3]."""
+    """[height, width, channels]."""
+    shown: np.ndarray
+    """The same as a picture, uint8 [height, width, 3]."""
     size: tuple[int, int]
     """Height and width of the upright picture."""
     box: Box
@@ -59,7 +60,7 @@ class PreparedImage:
     def crop(self) -> str:
         """Return the pixels as a PNG in a data URI."""
         file = io.BytesIO()
-        Image.fromarray(self.pixels).save(file, "PNG", compress_level=1)
+        Image.fromarray(self.shown).save(file, "PNG", compress_level=1)
         return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
@@ -126,12 +127,13 @@ class ServedModel:
     def prepare(self, data: bytes, max_pixels: int) -> PreparedImage:
         """Decode and prepare the bytes of a file, on any thread. Raises Refused 415 or 422 with the reason."""
         try:
-            image = decode(data, max_pixels=max_pixels)
+            image = self.transform.pixels.read(data, max_pixels)
         except DecodeError as error:
             raise undecodable(error) from error
         height, width = image.shape[:2]
         pixels = self.transform(image, np.random.default_rng(0))  # nothing is random in evaluation
-        return PreparedImage(pixels, (height, width), visible_box(self.transform, height, width))
+        shown = self.transform.pixels.shown(pixels)
+        return PreparedImage(pixels, shown, (height, width), visible_box(self.transform, height, width))
 
     def rank(self, images: list[PreparedImage]) -> list[RankedClasses | Exception]:
         """Return the best classes of each image, at most `TOP`; an exception if its logits are not finite."""
@@ -225,8 +227,10 @@ class ServedModel:
     def warm(self) -> None:
         """Process one image, so that the first client does not wait for the set-up."""
         height, width = self.card.preprocess.image_size
-        grey = PreparedImage(np.full((height, width, 3), 127, np.uint8), (height, width), Box(0, 0, height, width))
-        answer = self.rank([grey])[0]
+        pixels = self.transform.pixels
+        grey = np.full((height, width, pixels.channels), 127, pixels.dtype)
+        image = PreparedImage(grey, pixels.shown(grey), (height, width), Box(0, 0, height, width))
+        answer = self.rank([image])[0]
         if isinstance(answer, Exception):
             raise answer
 

@@ -97,7 +97,8 @@ def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConf
     device = next(objective.parameters()).device
     batch = run.batch_size // world.size()
     trainable = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
-    pixels = batch * config.channels * math.prod(config.image_size)  # bytes: images are uint8
+    each = 1 if run.preprocess is None or run.preprocess.bands is None else 4  # bytes: uint8, or float32
+    pixels = each * batch * config.channels * math.prod(config.image_size)
     waiting = COPIES_AT_THE_LOADER if device.type == "cpu" else COPIES_ON_A_DEVICE
     state = STATE_BYTES * trainable / (world.size() if sharded(run) else 1)
     room = SHARE * free_memory(device) - state - waiting * pixels - batch * objective.precomputed_bytes

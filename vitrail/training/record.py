@@ -153,7 +153,7 @@ class RunRecorder:
         """Write batch.png."""
         names, source = self._setup.splits.class_names, self._setup.splits.train
         captions = [", ".join(label_names(source.labels, index, names)) for index in batch.index.tolist()]
-        self._folder.write_bytes("batch.png", batch_picture(batch.images, captions))
+        self._folder.write_bytes("batch.png", batch_picture(batch.images, captions, self._setup.loader.pixels))
 
     def unreadable(self, image: str, reason: str) -> None:
         """Report and log a training image that this process cannot read; another image replaces it."""

@@ -6,23 +6,23 @@ Each decision is a value in the returned `Run` and a phrase with the reason. So 
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from PIL import Image
 from torch import nn
 
 from vitrail import world
+from vitrail.data.bands.choose import choose, layouts
 from vitrail.data.check import LONG, SMALL
+from vitrail.data.images.ops import left_out
 from vitrail.data.item import Listed
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import LabelSets
 from vitrail.data.loading.prefetch import each_image, threads
-from vitrail.data.settings import Preprocess
+from vitrail.data.settings import Bands, Preprocess
 from vitrail.device import ComputePrecision, available_cores, choose_device, compute_precision, free_memory
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.labels.thresholds import UNCHOSEN
@@ -40,8 +40,6 @@ from vitrail.weights.assemble import HEAD, Overrides, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.load import load, read_card
 
-SNIFFED = 64
-"""Largest number of training images whose size is read."""
 USUAL_SIDE = 224
 """Side of the input in pixels for images that are not smaller."""
 LARGEST_CACHED = 256
@@ -93,7 +91,8 @@ def resolve(
     start = start or run.weights
     _check_objective(run)
     run = for_labels(run, train.labels, decisions) if run.supervised else run
-    sizes = image_sizes(train)
+    found = layouts(train)
+    sizes = [(one.height, one.width) for one in found]
     if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
         decisions["odd sizes"] = (
             f"{odd} of {len(sizes)} images have a side below {SMALL} px, or are more than {LONG} times longer than wide"
@@ -101,16 +100,22 @@ def resolve(
     device = choose_device(run.device)
     if run.keep_head:
         decisions["head"] = _kept_head(start, class_names)
+    weights = None
     if start is not None:
-        run = _whole_patches(run, start, decisions)
+        run, weights = _whole_patches(run, start, decisions), read_card(start).preprocess.bands
+    asked = None if run.preprocess is None else run.preprocess.bands
+    bands = choose(run.data, asked, weights, found, train, decisions)
     classes = len(class_names) if run.supervised else 0
     if model is None:
         config = model_config(run, start, classes, sizes, decisions)
     else:
         config = given_config(model, run, classes, sizes, decisions)
+    config = _with_bands(config, bands, run)
     check_tune(run, config)
     run = with_lora_defaults(run)
-    preprocess = run.preprocess or _preprocess(config.image_size, sizes, decisions)
+    preprocess = replace(run.preprocess or _preprocess(config.image_size, sizes, decisions), bands=bands)
+    if lost := left_out(run.augment, preprocess):
+        decisions["augment"] = f"without {lost}, which are made for the three bands of visible light"
     if preprocess.image_size != config.image_size:
         raise UsageError(
             f"preprocess.image_size is {preprocess.image_size} but the model takes {config.image_size} pixels. Set "
@@ -127,7 +132,7 @@ def resolve(
         precision=_precision(device, decisions) if run.precision == "auto" else run.precision,
         batch_size=_batch_size(run, len(train), decisions),
         workers=_workers(device, decisions) if run.workers is None else run.workers,
-        cache=_cache(train, sizes, decisions) if run.cache == "auto" else run.cache,
+        cache=_cache(train, sizes, bands, decisions) if run.cache == "auto" else run.cache,
     )
     several = run.supervised and isinstance(train.labels, LabelSets)
     scale = scale_of(run, start, train.labels, class_names, decisions)
@@ -256,7 +261,8 @@ def build_model(resolved: Resolved) -> nn.Module:
     if resolved.start is None:
         return build(resolved.config)
     classes = None if run.keep_head else resolved.config.classes
-    loaded = load(resolved.start, classes=classes, image_size=resolved.config.image_size, patch=run.vit.patch)
+    size, channels = resolved.config.image_size, resolved.config.channels
+    loaded = load(resolved.start, classes=classes, image_size=size, patch=run.vit.patch, channels=channels)
     resolved.decisions["weights"] = str(loaded.load_report)
     if loaded.config == resolved.config:
         return loaded
@@ -270,27 +276,25 @@ def build_model(resolved: Resolved) -> nn.Module:
     return model
 
 
-def image_sizes(source: Listed, count: int = SNIFFED) -> list[tuple[int, int]]:
-    """Return (height, width) of up to `count` images spread over the source, from their headers; [] if none opens.
+def image_sizes(source: Listed) -> list[tuple[int, int]]:
+    """Return (height, width) of some images spread over the source, from their headers; [] if none opens.
 
     Raises DataError for a read that hangs.
     """
-    count = min(count, len(source))
-    rows = (i * len(source) // count for i in range(count))
-    with threads(1) as pool:  # without a thread, nobody would notice a read that hangs
-        return [size for size in each_image(pool, _size_of, source, rows) if size is not None]
+    return [(one.height, one.width) for one in layouts(source)]
 
 
-def _size_of(source: Listed, index: int) -> tuple[int, int] | None:
-    """Return (height, width) of an image as it is stored; None for an unreadable one, which the loader reports."""
-    try:
-        image = source[index].image
-        if isinstance(image, bytes):
-            with Image.open(io.BytesIO(image)) as opened:
-                return opened.height, opened.width
-        return image.shape[0], image.shape[1]
-    except Exception:
-        return None
+def _with_bands(config: ViTConfig | ResNetConfig, bands: Bands | None, run: Run) -> ViTConfig | ResNetConfig:
+    """Return the config of a network that reads `bands`. Raises UsageError for an objective that cannot learn so."""
+    if bands is None:
+        return config
+    if not run.supervised:
+        raise UsageError(
+            f"objective {run.objective.kind} learns from RGB with 8 bits, and these images have other bands. Use an "
+            "objective with labels"
+        )
+    mean, std = (tuple(value / bands.white for value in values) for values in (bands.mean, bands.std))
+    return replace(config, channels=bands.channels, mean=mean, std=std)
 
 
 def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -> int:
@@ -346,11 +350,14 @@ def _workers(device: torch.device, decisions: dict[str, str]) -> int:
     return workers
 
 
-def _cache(train: Listed, sizes: list[tuple[int, int]], decisions: dict[str, str]) -> Literal["yes", "no"]:
+def _cache(
+    train: Listed, sizes: list[tuple[int, int]], bands: Bands | None, decisions: dict[str, str]
+) -> Literal["yes", "no"]:
     """Return whether to cache decoded images: if they are small and take at most a quarter of the free memory."""
     if not sizes:
         return "no"
-    each = statistics.mean(3 * height * width for height, width in sizes)
+    pixel = 3 if bands is None else 4 * bands.channels  # bytes
+    each = statistics.mean(pixel * height * width for height, width in sizes)
     whole = each * len(train)
     small = max(max(size) for size in sizes) <= LARGEST_CACHED
     fits = whole <= free_memory(torch.device("cpu")) / 4

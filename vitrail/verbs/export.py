@@ -26,7 +26,7 @@ def export(
     any_size: bool = False,
     overwrite: bool = False,
 ) -> Exported:
-    """Write a network as a program for another runtime. The program reads uint8 images and knows its classes.
+    """Write a network as a program for another runtime. The program reads images and knows its classes.
 
     The runtime reads the program back, and its outputs must equal those of the network; otherwise the program is
     deleted. The card.json next to it holds the preprocessing, the class names and the largest difference of the

@@ -209,7 +209,7 @@ def _facts(info: Info) -> list[str]:
         "format": info.report.format,
         "origin": card.source,
         "input": f"{how.image_size[0]} x {how.image_size[1]} pixels, {crop}, {how.interpolation}",
-        "mean, std": f"{_short(card.config.mean)}, {_short(card.config.std)}",
+        **_pixels(card),
         "classes": f"{card.config.classes}: {names}{more}",
         "licence": card.licence or "not known",
         "metrics": ", ".join(f"{name} {value}" for name, value in card.metrics.items()) or "none",
@@ -217,6 +217,19 @@ def _facts(info: Info) -> list[str]:
         "loading": str(info.report),
     }
     return [f"{name:13} {value}" for name, value in facts.items()]
+
+
+def _pixels(card: Card) -> dict[str, str]:
+    """Return how pixels are normalised."""
+    bands = card.preprocess.bands
+    if bands is None:
+        return {"mean, std": f"{_short(card.config.mean)}, {_short(card.config.std)}"}
+    depth = "float32" if bands.bits == "32f" else f"{bands.bits} bits"
+    return {
+        "bands": f"{bands.channels} of {depth}, shown: {' '.join(map(str, bands.display))}",
+        "mean, std": f"{_short(bands.mean)}, {_short(bands.std)} (stored values)",
+        "range": f"{_short(bands.low)} to {_short(bands.high)} in the training images",
+    }
 
 
 def _short(values: tuple[float, ...]) -> str:

@@ -116,6 +116,8 @@ def assemble(card: Card, source: TensorSource, report: LoadReport, changes: Over
         changed |= {"class_names": [], "thresholds": [], "confidence": None}
     if changes.image_size is not None:
         changed["preprocess"] = replace(card.preprocess, image_size=config.image_size)
+    if config.channels != old.channels:
+        changed["preprocess"] = replace(changed.get("preprocess", card.preprocess), bands=None)
     card = replace(card, **changed)
     model.card, model.load_report = card, report
     return model.eval()

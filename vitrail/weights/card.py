@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
 from vitrail.config import merge, plain
 from vitrail.data.labels.scale import TargetScale
@@ -81,6 +81,11 @@ class Card:
             )
         if self.preprocess is None:
             object.__setattr__(self, "preprocess", Preprocess(image_size=self.config.image_size))
+        bands = self.preprocess.bands
+        if bands is not None and bands.channels != self.config.channels:
+            raise WeightsError(
+                f"a card with statistics of {bands.channels} bands for a model of {self.config.channels} channels"
+            )
         if isinstance(self.config, ViTConfig):
             self.config.check_tokens(self.preprocess.image_size)
 
@@ -101,6 +106,11 @@ class Card:
         return replace(changed, thresholds=[_scaled(value, scale) for value in self.thresholds])
 
     @property
+    def input_type(self) -> Literal["uint8", "float32"]:
+        """Type of the images that the network is called with: 8-bit RGB, or normalised bands."""
+        return "uint8" if self.preprocess.bands is None else "float32"
+
+    @property
     def resize_mode(self) -> str:
         """How positions are resampled to another resolution (`vitrail.model.resize`)."""
         return getattr(self.config, "resize_mode", "official")
@@ -114,10 +124,11 @@ class Card:
         from vitrail.data.images.pillow import ModelInput
         from vitrail.model.stems.patch import Normalise
 
-        if self.config.channels != 3:
+        if self.config.channels != 3 or self.preprocess.bands is not None:
+            own = "" if self.preprocess.bands is None else ", with their own depth and statistics"
             raise UsageError(
-                f"an image of Pillow's becomes RGB, 3 channels, and this model has {self.config.channels}: make its "
-                "input tensors yourself"
+                f"an image of Pillow's becomes RGB, 3 channels, and this model has {self.config.channels}{own}: make "
+                "its input tensors yourself"
             )
         return ModelInput(self.preprocess, Normalise(self.config.mean, self.config.std))
 
@@ -131,6 +142,8 @@ class Card:
             del values["confidence"]
         if self.scale is None:
             del values["scale"]
+        if self.preprocess.bands is None:
+            del values["preprocess"]["bands"]
         return {"format": FORMAT, "version": VERSION, "kind": kind, **values}
 
     @classmethod

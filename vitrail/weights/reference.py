@@ -9,13 +9,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitrail.model.variants import ResNetConfig, ViTConfig
+
+if TYPE_CHECKING:
+    from vitrail.weights.card import Card
 
 IMAGE = "integers-1"
 """Name of the formula in `fixed_pixels`, stored with the outputs."""
@@ -31,6 +34,12 @@ def fixed_pixels(height: int, width: int, channels: int = 3) -> np.ndarray:
     ramp = (y * 160 // height + x * 64 // width + 24 * c) % 256
     places = (y * 73_856_093) ^ (x * 19_349_663) ^ ((c + 1) * 83_492_791)
     return ((ramp + places // 64 % 61) % 256).astype(np.uint8)
+
+
+def fixed_input(card: Card, height: int, width: int) -> np.ndarray:
+    """Return the fixed image as a network with this card is called: uint8 or float32 [height, width, channels]."""
+    pixels = fixed_pixels(height, width, card.config.channels)
+    return pixels if card.input_type == "uint8" else (pixels.astype(np.float32) - 128) / 64
 
 
 def fixed_images(config: ViTConfig | ResNetConfig) -> Tensor:

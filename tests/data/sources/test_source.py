@@ -189,9 +189,9 @@ def test_npz_fingerprint_sees_the_pixels(tmp_path: Path) -> None:
     ("arrays", "message"),
     [
         ({"pictures": np.zeros((2, 2, 2), np.uint8)}, "expected images and labels"),
-        ({"images": np.zeros((2, 2, 2)), "labels": np.arange(2)}, "must be uint8"),
+        ({"images": np.zeros((2, 2, 2), complex), "labels": np.arange(2)}, "must be uint8"),
         ({"images": np.zeros((2, 2, 2), np.uint8), "labels": np.arange(3)}, "2 images and labels has 3"),
-        ({"images": np.zeros((2, 2, 2, 5), np.uint8), "labels": np.arange(2)}, "valid are"),
+        ({"images": np.zeros((2, 2, 2, 2, 3), np.uint8), "labels": np.arange(2)}, "valid are"),
         ({"images": np.zeros((2, 2, 2), np.uint8), "labels": np.array([0.5, 1])}, "integers and text"),
         ({"images": np.array([{}, {}]), "labels": np.arange(2)}, "readable|Python objects"),
     ],

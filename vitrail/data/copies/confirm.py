@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vitrail.data.bands.picture import picture
 from vitrail.data.check import OnProgress
 from vitrail.data.contact_sheet import Frame, write_contact_sheet
 from vitrail.data.copies.align import SIDE, correlations, details
 from vitrail.data.copies.dedup import DISTANCE, HashedImages, Pairs, candidates
-from vitrail.data.images.decode import decode
 from vitrail.data.item import Listed
 from vitrail.data.loading.prefetch import ThreadPool, each_image, threads
 from vitrail.errors import DecodeError
@@ -107,8 +107,8 @@ def _thumbnails(images: HashedImages, numbers: np.ndarray, pool: ThreadPool | No
         mine = np.flatnonzero(parts == part)
         inside = (distinct[mine] - images.numbers(part).start).tolist()
         read = each_image(pool, _thumbnail, images.parts[part].source, inside)
-        for row, picture in zip(mine.tolist(), read, strict=True):
-            found[row] = picture
+        for row, small in zip(mine.tolist(), read, strict=True):
+            found[row] = small
     return found, rows
 
 
@@ -116,7 +116,7 @@ def _thumbnail(source: Listed, index: int) -> np.ndarray | float:
     """Return the grey thumbnail of an image, float32 [SIDE, SIDE], not rounded to whole levels; NaN if unreadable."""
     try:
         stored = source[index].image
-        image = decode(stored, short_side=2 * SIDE) if isinstance(stored, bytes) else stored
+        image = picture(stored, short_side=2 * SIDE)
     except DecodeError:
         return np.nan
     grey = Image.fromarray(image).convert("L").convert("F")

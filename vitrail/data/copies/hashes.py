@@ -27,10 +27,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
+from vitrail.data.bands.picture import picture
 from vitrail.data.cache import cached_file, stored_table
 from vitrail.data.check import OnProgress
 from vitrail.data.copies.leaks import digest
-from vitrail.data.images.decode import decode
 from vitrail.data.item import Listed
 from vitrail.data.loading.prefetch import ThreadPool, each_image, threads
 from vitrail.data.sources.folder import file_of
@@ -260,7 +260,7 @@ def _read_thumbnail(source: Listed, index: int) -> _Thumbnail:
     try:
         stored = source[index].image
         # a JPEG may be decoded at a fraction of its size, which changes the thumbnail by at most a level
-        image = decode(stored, short_side=4 * SIDE) if isinstance(stored, bytes) else stored
+        image = picture(stored, short_side=4 * SIDE)
         return _Thumbnail(digest(stored), thumbnail(image), "")
     except DecodeError as error:
         return _Thumbnail(bytes(16), np.zeros((SIDE, SIDE), np.uint8), error.reason)

@@ -6,7 +6,7 @@ All random numbers come from the generator that is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,17 +29,30 @@ Change = Callable[[Image.Image, float], Image.Image]
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
     """Return an image whose pixel (x, y) is pixel (a x + b y + c, d x + e y + f) of `image`, matrix (a, ..., f)."""
     affine, bilinear = Image.Transform.AFFINE, Image.Resampling.BILINEAR
-    return image.transform(image.size, affine, matrix, resample=bilinear, fillcolor=FILL)
+    return image.transform(image.size, affine, matrix, resample=bilinear, fillcolor=_fill(image))
 
 
 def _rotate(image: Image.Image, level: float) -> Image.Image:
-    return image.rotate(30 * level, resample=Image.Resampling.BILINEAR, fillcolor=FILL)
+    return image.rotate(30 * level, resample=Image.Resampling.BILINEAR, fillcolor=_fill(image))
+
+
+def _fill(image: Image.Image) -> tuple[int, ...] | int:
+    return FILL if image.mode == "RGB" else 0  # a normalised band has the mean 0
 
 
 def _solarize_add(image: Image.Image, level: float) -> Image.Image:
     added = int(110 * abs(level))
     return image.point([min(255, value + added) if value < 128 else value for value in range(256)] * 3)
 
+
+MOVES: dict[str, Change] = {
+    "rotate": _rotate,
+    "shear_x": lambda image, level: _affine(image, (1, 0.3 * level, 0, 0, 1, 0)),
+    "shear_y": lambda image, level: _affine(image, (1, 0, 0, 0.3 * level, 1, 0)),
+    "translate_x": lambda image, level: _affine(image, (1, 0, 0.45 * level * image.width, 0, 1, 0)),
+    "translate_y": lambda image, level: _affine(image, (1, 0, 0, 0, 1, 0.45 * level * image.height)),
+}
+"""Those of `OPERATIONS` that move pixels and change no colour; also for a single band of floats."""
 
 OPERATIONS: dict[str, Change] = {
     "autocontrast": lambda image, level: ImageOps.autocontrast(image),
@@ -52,11 +65,7 @@ OPERATIONS: dict[str, Change] = {
     "contrast": lambda image, level: ImageEnhance.Contrast(image).enhance(1 + 0.9 * level),
     "brightness": lambda image, level: ImageEnhance.Brightness(image).enhance(1 + 0.9 * level),
     "sharpness": lambda image, level: ImageEnhance.Sharpness(image).enhance(1 + 0.9 * level),
-    "rotate": _rotate,
-    "shear_x": lambda image, level: _affine(image, (1, 0.3 * level, 0, 0, 1, 0)),
-    "shear_y": lambda image, level: _affine(image, (1, 0, 0, 0.3 * level, 1, 0)),
-    "translate_x": lambda image, level: _affine(image, (1, 0, 0.45 * level * image.width, 0, 1, 0)),
-    "translate_y": lambda image, level: _affine(image, (1, 0, 0, 0, 1, 0.45 * level * image.height)),
+    **MOVES,
 }
 """Name -> operation of RandAugment, a function of (image, level). The level runs from -1 to 1, which is magnitude 10.
 A larger absolute level is always stronger. The sign means left or right, or weaker or stronger colours. Operations with
@@ -86,17 +95,19 @@ class RandAugment(Op):
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
-        changes = list(OPERATIONS.values())
-        most = USUAL_MAGNITUDE if self.magnitude <= USUAL_MAGNITUDE else LARGEST_MAGNITUDE
         picture = None
+        for change, level in self.drawn(list(OPERATIONS.values()), rng):
+            picture = change(Image.fromarray(image) if picture is None else picture, level)
+        return image if picture is None else np.array(picture)
+
+    def drawn(self, changes: list[Change], rng: np.random.Generator) -> Iterator[tuple[Change, float]]:
+        """Yield the operations to apply, drawn from `changes`, each with its level."""
+        most = USUAL_MAGNITUDE if self.magnitude <= USUAL_MAGNITUDE else LARGEST_MAGNITUDE
         for _ in range(self.operations):
             which, chance, sign = rng.random(3).tolist()
             magnitude = min(max(self.magnitude + self.noise * rng.standard_normal(), 0.0), most)
             if chance < self.probability:
-                picture = Image.fromarray(image) if picture is None else picture
-                change = changes[int(which * len(changes))]
-                picture = change(picture, magnitude / 10 if sign < 0.5 else -magnitude / 10)
-        return image if picture is None else np.array(picture)
+                yield changes[int(which * len(changes))], magnitude / 10 if sign < 0.5 else -magnitude / 10
 
 
 @dataclass(frozen=True)
@@ -161,6 +172,10 @@ class RandomErasing(Op):
             if 0 < h < height and 0 < w < width:
                 top, left = int(down * (height - h + 1)), int(right * (width - w + 1))
                 erased = image.copy()
-                erased[top : top + h, left : left + w] = rng.integers(0, 256, (h, w, channels), np.uint8)
+                erased[top : top + h, left : left + w] = self.noise((h, w, channels), rng)
                 return erased
         return image
+
+    def noise(self, shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:
+        """Return random pixels, uint8 [h, w, channels]."""
+        return rng.integers(0, 256, shape, np.uint8)

@@ -20,6 +20,7 @@ results below by itself, has a process-wide limit of pixels, and may raise any e
 | no bytes | DecodeError "empty" |
 | HTML, text, anything else | DecodeError "not-an-image" |
 | HEIC, PDF, SVG, ..., a rare variant of a format below | DecodeError "unsupported" |
+| arrays of NumPy | DecodeError "unsupported": `vitrail.data.bands.stored` reads them |
 | cut off, even if an end marker was added (JPEG) or the data end cleanly (PNG) | DecodeError "truncated" |
 | contradictory or damaged | DecodeError "corrupt" |
 | more pixels than the limit by the header (WebP, JPEG 2000, AVIF: half of it) | DecodeError "too-many-pixels" |
@@ -32,6 +33,7 @@ photographs, and one of them (EPS) runs a program. No process-wide setting of Pi
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from io import BytesIO
 from typing import NamedTuple
 
@@ -58,12 +60,12 @@ from vitrail.errors import DecodeError
 
 
 def upright(image: np.ndarray, orientation: int) -> np.ndarray:
-    """Return an image [H, W, C] that was stored with an EXIF `orientation` upright and contiguous.
+    """Return an image [H, W, C] or [H, W] that was stored with an EXIF `orientation` upright and contiguous.
 
     Orientations 5 to 8 exchange height and width.
     """
     if orientation >= 5:
-        image = image.transpose(1, 0, 2)
+        image = image.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
         image = image[::-1]
     if orientation in (2, 3, 6, 7):
@@ -120,6 +122,8 @@ FORMATS = (
     _format("Photoshop", rb"8BPS"),
     _format("SVG", rb"\s*(<\?xml[^>]*>\s*)?(<!--.{0,400}?-->\s*)?(<!DOCTYPE svg[^>]*>\s*)?<svg"),
     _format("JPEG XL", rb"\xff\x0a|\x00\x00\x00\x0cJXL "),
+    _format("NumPy array", rb"\x93NUMPY"),
+    _format("NumPy archive", rb"PK\x03\x04.{26}[^\x00]{0,200}\.npy"),
     _format("icon", rb"\x00\x00\x01\x00.\x00"),
 )
 READABLE = ", ".join(format.name for format in FORMATS if format.reader)
@@ -133,22 +137,48 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None 
     those of shrinking the whole picture. Raises only DecodeError, whatever the input; its `reason` is one of the table.
     Releases the interpreter lock while decoding.
     """
-    if not data:
-        raise DecodeError("the file is empty (0 bytes)", reason="empty")
-    format = next((format for format in FORMATS if format.magic.match(data[:512])), None)
-    if format is None:
-        message = f"not an image: it begins with {data[:16].decode('latin-1')!r}. Readable formats are {READABLE}"
-        raise DecodeError(message, reason="not-an-image")
-    if format.reader is None:
-        message = f"{format.name} files are not supported. Convert the file to one of {READABLE}"
-        raise DecodeError(message, reason="unsupported")
+    format = format_of(data)
+    reader = _reader(format)
     if format.name == "JPEG" and (header := read_header(data)) is not None:
         _check_size(header.height, header.width, max_pixels, header.scans)
         if header.ordinary:
             image = decode_ordinary(data, header, short_side)
             if image is not None:
                 return upright(image, orientation(header.exif, header.xmp))
-    return _decode_carefully(data, format, format.reader, max_pixels)
+    return _decode_carefully(data, format, reader, max_pixels)
+
+
+def native(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Return the channels of an image file as they are stored, upright: [H, W] or [H, W, channels].
+
+    Grey, grey with alpha, RGB and RGBA of 8 bits and grey of 16 bits stay what they are; everything else becomes RGB
+    as in `decode`. Raises only DecodeError.
+    """
+    format = format_of(data)
+    return _decode_carefully(data, format, _reader(format), max_pixels, _loaded_channels)
+
+
+def format_of(data: bytes) -> ImageFormat:
+    """Return the format of an image file by its first bytes. Raises DecodeError "empty" or "not-an-image"."""
+    if not data:
+        raise DecodeError("the file is empty (0 bytes)", reason="empty")
+    format = next((format for format in FORMATS if format.magic.match(data[:512])), None)
+    if format is None:
+        message = f"not an image: it begins with {data[:16].decode('latin-1')!r}. Readable formats are {READABLE}"
+        raise DecodeError(message, reason="not-an-image")
+    return format
+
+
+def _reader(format: ImageFormat) -> type[ImageFile]:
+    """Return the class that reads a format. Raises DecodeError "unsupported" if there is none."""
+    if format.reader is None:
+        arrays = format.name.startswith("NumPy")
+        what = "Set data.channels and data.bits, or convert" if arrays else "Convert"
+        message = f"{format.name} files are not supported. {what} the file to one of {READABLE}"
+        raise DecodeError(
+            message.replace("are not supported", "are not 8-bit RGB") if arrays else message, reason="unsupported"
+        )
+    return format.reader
 
 
 def _check_size(height: int, width: int, max_pixels: int, passes: int = 1) -> None:
@@ -165,8 +195,17 @@ def _check_size(height: int, width: int, max_pixels: int, passes: int = 1) -> No
         raise DecodeError(message, reason="too-many-pixels")
 
 
-def _decode_carefully(data: bytes, format: ImageFormat, reader: type[ImageFile], max_pixels: int) -> np.ndarray:
-    """Decode with Pillow. Its reader is called directly, because Image.open has a process-wide limit of pixels."""
+def _decode_carefully(
+    data: bytes,
+    format: ImageFormat,
+    reader: type[ImageFile],
+    max_pixels: int,
+    loaded: Callable[[Image.Image], np.ndarray] | None = None,
+) -> np.ndarray:
+    """Decode with Pillow. Its reader is called directly, because Image.open has a process-wide limit of pixels.
+
+    loaded: Function that returns the pixels of an image of Pillow's (default: as RGB).
+    """
     try:
         with reader(BytesIO(data)) as image:
             _check_size(image.height, image.width, max_pixels // format.weight)
@@ -176,10 +215,10 @@ def _decode_carefully(data: bytes, format: ImageFormat, reader: type[ImageFile],
             if format.name == "JPEG 2000" and b"\xff\xd9" not in data:
                 # Pillow makes missing tiles black; the end marker occurs nowhere inside the data
                 raise DecodeError("the JPEG 2000 file is cut off: no end marker", reason="truncated")
-            rgb = _loaded(image)
+            pixels = (loaded or _loaded)(image)
             if format.name == "PNG" and _may_lack_rows(image, data) and not png.is_whole(data):
                 raise DecodeError("the PNG is cut off: its data end before its last row", reason="truncated")
-            return rgb
+            return pixels
     except DecodeError:
         raise
     except Exception as error:  # hostile bytes cause any exception: struct, zlib, index, zero division
@@ -209,6 +248,14 @@ def _loaded(image: Image.Image) -> np.ndarray:
     # Pillow itself turns a TIFF, and only a TIFF, while loading
     turn = 1 if isinstance(image, TiffImagePlugin.TiffImageFile) else orientation_in(dict(image.info))
     return upright(to_rgb(image, bits), turn)
+
+
+def _loaded_channels(image: Image.Image) -> np.ndarray:
+    """Return the channels of an image of Pillow's, upright; see `native`."""
+    if image.mode not in ("L", "LA", "RGB", "RGBA", "I;16"):
+        return _loaded(image)
+    image.load()
+    return upright(np.asarray(image), orientation_in(dict(image.info)))
 
 
 def _may_lack_rows(image: Image.Image, data: bytes) -> bool:

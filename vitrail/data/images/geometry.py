@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.errors import UsageError
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -30,8 +31,12 @@ class Op(ABC):
     """One transform between a decoded image and the network's input.
 
     It takes uint8 [H, W, 3] and a generator, the source of all its random numbers, and returns uint8 [h, w, 3]. It
-    never changes the array that is passed in, and returns this array itself if there is nothing to do.
+    never changes the array that is passed in, and returns this array itself if there is nothing to do. Images of other
+    bands are float32 [H, W, bands], normalised (see `pixels`).
     """
+
+    pixels: Pixels = EIGHT_BIT_RGB
+    """How stored images become the input of this transform."""
 
     @abstractmethod
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -48,6 +53,8 @@ class Op(ABC):
 
 def resize(image: np.ndarray, height: int, width: int, interpolation: Interpolation = "bilinear") -> np.ndarray:
     """Resize uint8 [H, W, 3] to [height, width, 3] with antialiasing; the result is Pillow's within a rounding.
+
+    Other bands are float32 [H, W, bands].
 
     The width is resized first, then the height, except if all rows at the new width are more than `WIDEST` pixels.
     Pillow begins with the cheaper direction. The difference can show in
@@ -92,6 +99,7 @@ class Compose(Op):
     """Apply operations in order; all of them draw from the image's generator."""
 
     ops: tuple[Op, ...]
+    pixels: Pixels = EIGHT_BIT_RGB
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
@@ -168,15 +176,15 @@ class CentralCrop(ToSize):
 class CropBorder(Op):
     """Cut off the border of an image. Raises UsageError if nothing would be left."""
 
-    pixels: int
+    border: int
     """Number of pixels to cut from each of the four sides."""
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         height, width = image.shape[:2]
-        if min(height, width) <= 2 * self.pixels:
-            raise UsageError(f"cannot cut {self.pixels} pixels off each side of an image of {height} x {width}")
-        return np.ascontiguousarray(image[self.pixels : height - self.pixels, self.pixels : width - self.pixels])
+        if min(height, width) <= 2 * self.border:
+            raise UsageError(f"cannot cut {self.border} pixels off each side of an image of {height} x {width}")
+        return np.ascontiguousarray(image[self.border : height - self.border, self.border : width - self.border])
 
 
 @dataclass(frozen=True)
@@ -288,7 +296,7 @@ class Flip(Op):
         """See Op."""
         if rng.random() >= self.probability:
             return image
-        mirrored = np.empty(image.shape, np.uint8)
+        mirrored = np.empty(image.shape, image.dtype)
         for channel in range(image.shape[2]):  # four times as fast as copying the reversed view at once
             mirrored[:, :, channel] = image[:, ::-1, channel]
         return mirrored

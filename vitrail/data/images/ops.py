@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
 from vitrail.data.images.augment import ColorJitter, RandAugment, RandomErasing, ThreeAugment
+from vitrail.data.images.band_augment import ErasingBands, MovingAugment
 from vitrail.data.images.geometry import (
     CentralCrop,
     Compose,
@@ -32,8 +34,9 @@ from vitrail.words import shown
 
 def train_transform(augment: Augment, preprocess: Preprocess) -> Op:
     """Return the transform of training images; its result has exactly the size `preprocess.image_size`."""
-    ops = [op if isinstance(op, Op) else OwnOp(op) for op in augment.operations(preprocess)]
-    return Compose(tuple(ops))
+    pixels = pixels_of(preprocess.bands)
+    ops = [op if isinstance(op, Op) else OwnOp(op, pixels) for op in augment.operations(preprocess)]
+    return Compose(tuple(ops), pixels)
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,21 @@ class OwnOp(Op):
     """A function of the user's own as an operation."""
 
     function: Callable[[np.ndarray, np.random.Generator], np.ndarray]
+    pixels: Pixels = EIGHT_BIT_RGB
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op. Raises UsageError if the function returns another kind of image."""
         result = self.function(image, rng)
-        if not isinstance(result, np.ndarray) or result.dtype != np.uint8 or result.ndim != 3 or result.shape[2] != 3:
+        channels, dtype = self.pixels.channels, np.dtype(self.pixels.dtype)
+        if not isinstance(result, np.ndarray) or (result.dtype, result.ndim, result.shape[2:]) != (
+            dtype,
+            3,
+            (channels,),
+        ):
             kind = f"{result.dtype} {result.shape}" if isinstance(result, np.ndarray) else shown(result)
-            raise UsageError(f"{self.function} returned {kind}; an operation returns an image, uint8 [H, W, 3]")
+            raise UsageError(
+                f"{self.function} returned {kind}; an operation returns an image, {dtype} [H, W, {channels}]"
+            )
         return result
 
 
@@ -55,11 +66,16 @@ def operations(augment: Augment, preprocess: Preprocess) -> list[Op]:
     """Return the built-in operations on a training image (see `Augment.operations`).
 
     The order is crop, flip, 3-Augment, RandAugment, colour jitter, erasing. Mixup and CutMix come later, on batches
-    (mix.py). Raises UsageError for an impossible setting.
+    (mix.py). Images of other bands than RGB get the operations that move pixels; `left_out` names the others. Raises
+    UsageError for an impossible setting.
     """
     ops = _crop(augment, preprocess)
     if augment.flip:
         ops.append(Flip())
+    if preprocess.bands is not None:
+        if augment.randaugment is not None:
+            ops.append(MovingAugment(*augment.randaugment))
+        return [*ops, ErasingBands(augment.erasing)] if augment.erasing else ops
     if augment.three_augment:
         ops.append(ThreeAugment())
     if augment.randaugment is not None:
@@ -71,6 +87,18 @@ def operations(augment: Augment, preprocess: Preprocess) -> list[Op]:
     return ops
 
 
+def left_out(augment: Augment, preprocess: Preprocess) -> str:
+    """Return the augmentations that `operations` leaves out because they change colours; "" if there are none."""
+    if preprocess.bands is None:
+        return ""
+    colours = {
+        "randaugment": "the operations of RandAugment that change colours" if augment.randaugment is not None else "",
+        "three_augment": "3-Augment" if augment.three_augment else "",
+        "color_jitter": "colour jitter" if augment.color_jitter else "",
+    }
+    return ", ".join(filter(None, colours.values()))
+
+
 def eval_transform(preprocess: Preprocess) -> Op:
     """Return the transform of images in evaluation; its result has exactly the size `preprocess.image_size`.
 
@@ -78,9 +106,11 @@ def eval_transform(preprocess: Preprocess) -> Op:
     its middle: 224 with crop 0.875 makes the short side 256.
     """
     size = preprocess.image_size
+    pixels = pixels_of(preprocess.bands)
     if preprocess.resize == "squash":
-        return Squash(size, preprocess.interpolation)
-    return Compose((ResizeSmall(covering(preprocess), preprocess.interpolation), CentralCrop(size)))
+        squash = Squash(size, preprocess.interpolation)
+        return squash if preprocess.bands is None else Compose((squash,), pixels)
+    return Compose((ResizeSmall(covering(preprocess), preprocess.interpolation), CentralCrop(size)), pixels)
 
 
 def _crop(augment: Augment, preprocess: Preprocess) -> list[Op]:

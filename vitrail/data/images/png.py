@@ -6,6 +6,8 @@ import struct
 import zlib
 from collections.abc import Iterator
 
+from vitrail.errors import DecodeError
+
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Colour type -> values per pixel."""
 # (first column, first row, columns apart, rows apart) of each pass of an interlaced picture
@@ -16,6 +18,20 @@ PIECE = 1 << 20
 def is_interlaced(data: bytes) -> bool:
     """Return whether a PNG is interlaced."""
     return data[28] != 0
+
+
+def bits(data: bytes) -> int:
+    """Return the bits of a sample; 0 if the header is cut off."""
+    return data[24] if len(data) > 24 else 0
+
+
+def shape(data: bytes) -> tuple[int, ...]:
+    """Return [H, W] of a grey PNG, [H, W, channels] of another one. Raises DecodeError if its header is cut off."""
+    if len(data) < 29:
+        raise DecodeError("the PNG is cut off within its header", reason="truncated")
+    width, height, _, colour = struct.unpack_from(">IIBB", data, 16)
+    channels = CHANNELS.get(colour, 1)
+    return (height, width) if channels == 1 else (height, width, channels)
 
 
 def is_whole(data: bytes) -> bool:

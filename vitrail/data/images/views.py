@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.geometry import Op, ResizeSmall, Size
 from vitrail.data.images.ops import covering
 from vitrail.data.settings import Preprocess
@@ -23,6 +24,11 @@ class Mirrored(Op):
 
     shown: Op
 
+    @property
+    def pixels(self) -> Pixels:  # type: ignore[override]
+        """See Op."""
+        return self.shown.pixels
+
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
         seen = self.shown(image, rng)
@@ -38,6 +44,7 @@ class TenCrops(Op):
 
     resize: Op
     size: Size
+    pixels: Pixels = EIGHT_BIT_RGB
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """See Op."""
@@ -61,4 +68,5 @@ def views(kind: ViewKind, preprocess: Preprocess, shown: Op) -> Op:
             f"--tta crops cuts ten views out of the image, but this network sees the whole image ({whole}). "
             "Use --tta flip"
         )
-    return TenCrops(ResizeSmall(covering(preprocess), preprocess.interpolation), preprocess.image_size)
+    small = ResizeSmall(covering(preprocess), preprocess.interpolation)
+    return TenCrops(small, preprocess.image_size, shown.pixels)

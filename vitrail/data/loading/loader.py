@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from vitrail.data.images.decode import decode
+from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
 from vitrail.data.images.geometry import Op
 from vitrail.data.item import Item, Listed, Source, is_distant
 from vitrail.data.labels.numbers import Numbers
@@ -33,7 +33,8 @@ class Batch:
     """Images ready for the network. The caller may keep and change the tensors."""
 
     images: torch.Tensor
-    """uint8 [B, 3, H, W]; the channels are innermost in memory (channels_last), as decoders write them."""
+    """uint8 [B, 3, H, W], or float32 [B, bands, H, W]; channels are innermost in memory (channels_last), as decoders
+    write them."""
     labels: torch.Tensor
     """int64 [B]; with several labels int8 [B, classes]: 1 for a label, 0 for none, -1 in a whole row if unknown; of
     numbers float64 [B, targets]."""
@@ -84,7 +85,7 @@ class BatchPart:
 
 
 Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""Function of (image uint8 [H, W, 3], random numbers) that returns uint8 [*image_size, 3]."""
+"""Function of (image uint8 [H, W, 3], random numbers) that returns uint8 [*image_size, 3]. See `Op` for other bands."""
 
 ATTEMPTS = 100
 """Number of consecutive unreadable images, in training order, after which loading fails."""
@@ -158,7 +159,10 @@ class Loader:
         """Index in the source of each image in `bad`."""
         self._seen_bad: set[int] = set()
         self._transform = transform
-        self._size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        self.pixels: Pixels = getattr(transform, "pixels", EIGHT_BIT_RGB)
+        """How stored images become the input of `transform`."""
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        self._shape = (*size, self.pixels.channels)
         self._seed = seed
         self._batch_size = batch_size
         self._evaluation = not shuffle and not drop_last
@@ -248,7 +252,7 @@ class Loader:
         count = len(positions)
         # every batch has its own memory, because the caller may keep it; the page faults cost 1 % of decoding
         slots = Slots(
-            np.empty((count, *self._size, 3), dtype=np.uint8),
+            np.empty((count, *self._shape), dtype=self.pixels.dtype),
             self._no_labels(count),
             np.full(count, -1, dtype=np.int64),
         )
@@ -317,12 +321,12 @@ class Loader:
         )
 
     def _read(self, index: int, fetched: Future[FetchedImages] | None) -> tuple[np.ndarray, Label]:
-        """Return (pixels uint8 [H, W, 3], label) from the cache, from the fetched images, or from the source."""
+        """Return (pixels [H, W, channels], label) from the cache, from the fetched images, or from the source."""
         if self._cache is not None and (cached := self._cache.get(index)) is not None:
             return cached
         try:
             item = self._item(index, fetched)
-            image = decode(item.image) if isinstance(item.image, bytes) else item.image
+            image = self.pixels.read(item.image)
         except VitrailError:
             raise
         except Exception as error:
@@ -346,8 +350,8 @@ class Loader:
             result = self._transform(image, random)
         except Exception as error:
             raise DataError(f"image {self._name(index)} could not be transformed: {error!r}") from error
-        if result.shape != (*self._size, 3):
-            raise DataError(f"image {self._name(index)} became {result.shape}, expected {(*self._size, 3)}")
+        if result.shape != self._shape:
+            raise DataError(f"image {self._name(index)} became {result.shape}, expected {self._shape}")
         return result
 
     def _name(self, index: int) -> str:

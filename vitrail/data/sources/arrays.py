@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.data.bands.stored import DEPTHS
 from vitrail.data.item import DataSet, Findings, Item, Listed, View
 from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, order_classes
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
@@ -30,7 +31,7 @@ _PAIRS = {
 
 
 class ArraySource:
-    """Images that are rows of one uint8 array [N, H, W, 3] (or [N, H, W], grey, copied to three channels)."""
+    """Images that are rows of one array [N, H, W, bands]; uint8 [N, H, W] is grey, copied to three channels."""
 
     def __init__(self, name: str, images: np.ndarray, labels: Labels, class_names: list[str]) -> None:
         self._name = name
@@ -44,7 +45,7 @@ class ArraySource:
 
     def __getitem__(self, index: int) -> Item:
         image = np.asarray(self._images[index])
-        if image.ndim == 2:
+        if image.ndim == 2 and image.dtype == np.uint8:
             image = np.repeat(image[:, :, None], 3, axis=2)
         return Item(np.ascontiguousarray(image), label_at(self.labels, index), self.id(index))
 
@@ -71,7 +72,7 @@ def read_npz(path: Path) -> DataSet:
     """Open an .npz with images/labels, x_train/y_train (and _val, _test) or train_images/train_labels.
 
     Arrays stored uncompressed (`np.savez`) are memory-mapped; compressed ones are unpacked into memory.
-    Raises DataError for other names, a dtype other than uint8, or lengths that differ.
+    Raises DataError for other names, a dtype that no image has, or lengths that differ.
     """
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
@@ -128,18 +129,16 @@ def _label_reader(path: Path, arrays: Mapping[str, np.ndarray]) -> Callable[[np.
 
 
 def _channels_last(path: Path, name: str, images: np.ndarray) -> np.ndarray:
-    """Return a view [N, H, W] or [N, H, W, 3] of the usual layouts."""
-    if images.dtype != np.uint8:
-        raise DataError(f"{path}: {name} is {images.dtype}; images must be uint8 in 0..255")
+    """Return a view [N, H, W] or [N, H, W, bands] of the usual layouts; one band has no axis of its own."""
+    if images.dtype.name not in DEPTHS:
+        raise DataError(f"{path}: {name} is {images.dtype}; images must be {', '.join(DEPTHS)}")
     if images.ndim == 3:
         return images
-    if images.ndim == 4 and images.shape[-1] in (1, 3):
-        return images[..., 0] if images.shape[-1] == 1 else images
-    if images.ndim == 4 and images.shape[1] in (1, 3):
-        return images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
-    raise DataError(
-        f"{path}: {name} has shape {images.shape}; valid are [N, H, W], [N, H, W, 1 or 3] and [N, 1 or 3, H, W]"
-    )
+    if images.ndim != 4:
+        raise DataError(f"{path}: {name} has shape {images.shape}; valid are [N, H, W], [N, H, W, C] and [N, C, H, W]")
+    if images.shape[-1] not in (1, 3) and (images.shape[1] in (1, 3) or images.shape[1] < images.shape[-1]):
+        images = images.transpose(0, 2, 3, 1)
+    return images[..., 0] if images.shape[-1] == 1 else images
 
 
 def _load(path: Path, file: BufferedReader, archive: zipfile.ZipFile, member: str) -> np.ndarray:

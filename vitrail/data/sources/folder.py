@@ -7,7 +7,7 @@ folders."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ from vitrail.files import open_regular
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
                       ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm"))  # fmt: skip
+ARRAYS = (".npy", ".npz")
+"""Suffixes of arrays. They are images only where there are no pictures: else they may be features or masks."""
 MAX_BYTES = 2**30
 """Largest image file read: 134 million pixels of 16 bits, the decoder's limit, take 0.8 GB uncompressed."""
 _JUNK = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
@@ -152,6 +154,17 @@ def is_image_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
+def images_among(names: Iterable[str]) -> list[str]:
+    """Return the images among the names in one folder: the pictures, or the arrays if there are no pictures."""
+    names = list(names)
+    return [name for name in names if is_image_name(name)] or [name for name in names if is_array_name(name)]
+
+
+def is_array_name(name: str) -> bool:
+    """Return whether a name ends in a suffix of `ARRAYS`."""
+    return name.lower().endswith(ARRAYS)
+
+
 def is_class_tree(path: Path) -> bool:
     """Return whether there are two folders with images, or a split folder.
 
@@ -212,6 +225,10 @@ class _Tree(NamedTuple):
 
 
 def _listed_classes(path: Path, findings: Findings) -> _Tree:
+    pictures = any(_has(folder, is_image_name) for folder in folders_in(path)) or next(
+        images_in(path, "", Findings("folder")), None
+    )
+    is_image = is_image_name if pictures else is_array_name
     names: list[pa.Array] = []
     labels: list[np.ndarray] = []
     found: list[np.ndarray] = []
@@ -220,7 +237,7 @@ def _listed_classes(path: Path, findings: Findings) -> _Tree:
         if is_junk(name) or not (path / name).is_dir():
             findings.ignore("hidden or system file" if is_junk(name) else "file beside the class folders")
             continue
-        files = list(images_in(path / name, name, findings))
+        files = list(images_in(path / name, name, findings, is_image))
         if not files:
             findings.warnings.append(f"class folder {name!r} in {path} holds no images: left out")
             continue
@@ -278,10 +295,14 @@ def layout(folder: Path) -> str:
 
 
 def has_image(folder: Path) -> bool:
-    """Return whether an image lies directly in a folder."""
+    """Return whether a picture, or else an array, lies directly in a folder."""
+    return _has(folder, is_image_name) or _has(folder, is_array_name)
+
+
+def _has(folder: Path, is_image: Callable[[str], bool]) -> bool:
     try:
         with os.scandir(folder) as found:  # stops at the first image: a class may hold millions
-            return any(is_image_name(entry.name) and not is_junk(entry.name) for entry in found)
+            return any(is_image(entry.name) and not is_junk(entry.name) for entry in found)
     except OSError:
         return False
 
@@ -299,7 +320,9 @@ def folders_in(path: Path) -> list[Path]:
     return [path / name for name in entries(path) if not is_junk(name) and (path / name).is_dir()]
 
 
-def images_in(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[str, _File]]:
+def images_in(
+    folder: Path, prefix: str, findings: Findings, is_image: Callable[[str], bool] = is_image_name
+) -> Iterator[tuple[str, _File]]:
     """Yield (name below the split, its file) of every image in a class folder, in a fixed order."""
     pending: list[tuple[Path, str, tuple[tuple[int, int], ...]]] = [(folder, prefix, ())]
     while pending:
@@ -318,9 +341,9 @@ def images_in(folder: Path, prefix: str, findings: Findings) -> Iterator[tuple[s
             name = f"{below}/{entry.name}" if below else entry.name
             if is_junk(entry.name):
                 findings.ignore("hidden or system file")
-            elif _is_dir(entry) and not is_image_name(entry.name):
+            elif _is_dir(entry) and not is_image(entry.name):
                 pending.append((directory / entry.name, name, (*above, here)))
-            elif not is_image_name(entry.name):
+            elif not is_image(entry.name):
                 findings.ignore(f"not an image ({os.path.splitext(entry.name)[1].lower() or 'no extension'})")
             else:
                 file = _file(entry, name, findings)

@@ -9,6 +9,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels
+
 SHOWN = 32
 """Largest number of images of a batch."""
 SHOWN_ROWS = 8
@@ -20,12 +22,14 @@ CAPTION = 16
 """Height of a caption in pixels."""
 
 
-def batch_picture(images: Tensor, captions: list[str]) -> bytes:
-    """Return a PNG: a grid of up to 32 of `images`, uint8 [batch, channels, height, width], each with a caption.
+def batch_picture(images: Tensor, captions: list[str], pixels: Pixels = EIGHT_BIT_RGB) -> bytes:
+    """Return a PNG: a grid of up to 32 of `images`, [batch, channels, height, width], each with a caption.
+
+    pixels: How the images are shown.
 
     It is the quickest way to notice that the data are wrong.
     """
-    shown = _enlarged(images[:SHOWN])
+    shown = pixels.shown(_enlarged(images[:SHOWN]))
     if shown.shape[-1] != 3:  # other channels have no colours: show the first as gray
         shown = np.repeat(shown[..., :1], 3, axis=-1)
     count, height, width, _ = shown.shape
@@ -58,7 +62,7 @@ def columns_picture(shown: dict[str, Tensor]) -> bytes:
 
 
 def _enlarged(images: Tensor) -> np.ndarray:
-    """Return uint8 [batch, height, width, channels] in which the pixels of small images are repeated."""
+    """Return [batch, height, width, channels] in which the pixels of small images are repeated."""
     arrays = images.cpu().numpy().transpose(0, 2, 3, 1)
     scale = max(1, math.ceil(SMALLEST / min(arrays.shape[1:3])))
     return arrays.repeat(scale, axis=1).repeat(scale, axis=2)  # type: ignore[no-any-return]

@@ -148,10 +148,11 @@ class Embedder:
         return int(self.embed(self.blank()).shape[1])
 
     def blank(self) -> Tensor:
-        """Return one image of the network's size, uint8 [1, 3, height, width]."""
+        """Return one image of the network's size, [1, channels, height, width]."""
         import torch
 
-        return torch.zeros(1, 3, *self._size, dtype=torch.uint8)
+        card = self.network.card
+        return torch.zeros(1, card.config.channels, *self._size, dtype=getattr(torch, card.input_type))
 
     def layers(self, chosen: Layers) -> list[int]:
         """Return the numbers of chosen layers, in order. Raises UsageError for a layer that does not exist."""

@@ -1,0 +1,168 @@
+"""Decide how the images of a run are read: as RGB with 8 bits, or with all their bands and bits."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from PIL import Image
+
+from vitrail.data.bands.measure import measured
+from vitrail.data.bands.stored import stored
+from vitrail.data.images import png
+from vitrail.data.item import Listed
+from vitrail.data.loading.prefetch import each_image, threads
+from vitrail.data.settings import Bands, Bits, Data
+from vitrail.errors import DataError, DecodeError, UsageError
+
+SNIFFED = 64
+"""Largest number of training images whose header is read."""
+
+
+class Layout(NamedTuple):
+    """What the header of an image says."""
+
+    height: int
+    width: int
+    channels: int
+    bits: Bits | None
+    picture: bool
+    """Whether RGB with 8 bits can be made of it."""
+
+    @property
+    def kind(self) -> str:
+        """The bands in words: "4 bands of 16 bits"."""
+        return _words(self.channels, self.bits)
+
+
+def layouts(source: Listed, count: int = SNIFFED) -> list[Layout]:
+    """Return the layouts of up to `count` images spread over the source; [] if none opens.
+
+    Raises DataError for a read that hangs.
+    """
+    count = min(count, len(source))
+    rows = (i * len(source) // count for i in range(count))
+    with threads(1) as pool:  # without a thread, nobody would notice a read that hangs
+        return [found for found in each_image(pool, _layout, source, rows) if found is not None]
+
+
+def choose(
+    data: Data,
+    given: Bands | None,
+    weights: Bands | None,
+    found: Sequence[Layout],
+    train: Listed,
+    decisions: dict[str, str],
+) -> Bands | None:
+    """Return the bands of the images; None for RGB with 8 bits. Note every decision in `decisions`.
+
+    given: Bands of an earlier decision, or the user's. weights: Bands of the network to start from. found: `layouts` of
+    the training images. Raises UsageError for settings that contradict each other, and DataError if most of the images
+    are others.
+    """
+    if given is not None:
+        return _shown(_agreeing(given, data), data)
+    asked = data.channels is not None or data.bits is not None
+    usual = Counter((one.channels, one.bits) for one in found).most_common(1)
+    channels, bits = usual[0][0] if usual else (3, "8")
+    if not asked and weights is not None:
+        channels, bits, why = weights.channels, weights.bits, "as the weights need"
+    elif not asked and (not found or any(one.picture for one in found)):
+        _note_lost_bits(found, decisions)
+        return None
+    else:
+        channels, why = (
+            data.channels or channels,
+            "as data.channels and data.bits say" if asked else "as they are stored",
+        )
+        bits = data.bits or bits
+    if (channels, bits) == (3, "8") and weights is None and any(one.picture for one in found):
+        return None
+    if bits is None:
+        raise DataError("the values of the images have a type that no image has. Valid are 8, 16 and 32f (data.bits)")
+    _require(channels, bits, found, why)
+    decisions["bands"] = f"{_words(channels, bits)}: {why}"
+    if weights is not None and (weights.channels, weights.bits) == (channels, bits):
+        decisions["statistics"] = "mean and std of each band: those of the weights"
+        return _shown(weights, data)
+    bands = measured(train, channels, bits, decisions)
+    display = (1, 2, 3) if channels >= 3 else (1,)
+    return _shown(replace(bands, display=display), data)
+
+
+def _agreeing(given: Bands, data: Data) -> Bands:
+    """Return `given`. Raises UsageError if `data` asks for other bands."""
+    for name, asked, has in (("channels", data.channels, given.channels), ("bits", data.bits, given.bits)):
+        if asked not in (None, has):
+            raise UsageError(f"data.{name} is {asked}, and preprocess.bands has {has}: leave one of them out")
+    if not given.channels:
+        raise UsageError("preprocess.bands needs mean, std, low and high of each band. Leave it out to measure them")
+    return given
+
+
+def _shown(bands: Bands, data: Data) -> Bands:
+    return bands if data.display is None else replace(bands, display=data.display)
+
+
+def _require(channels: int, bits: Bits, found: Sequence[Layout], why: str) -> None:
+    """Raise DataError if most images have other bands, because a run without them would be of no use."""
+    grey = {(1, "8"), (3, "8")}  # grey pictures are often stored with three equal bands
+    wrong = [
+        one
+        for one in found
+        if (one.channels, one.bits) != (channels, bits)
+        and not ((channels, bits) == (1, "8") and (one.channels, one.bits) in grey)
+    ]
+    if 2 * len(wrong) > len(found):
+        kinds = Counter(one.kind for one in wrong).most_common(3)
+        listed = ", ".join(f"{count} with {kind}" for kind, count in kinds)
+        raise DataError(
+            f"images with {_words(channels, bits)} are needed ({why}), and of {len(found)} training images {listed}. "
+            "Set data.channels and data.bits to what the images have, or convert them"
+        )
+
+
+def _note_lost_bits(found: Sequence[Layout], decisions: dict[str, str]) -> None:
+    """Note that images have more bits than RGB keeps."""
+    deep = Counter(one.kind for one in found if one.bits != "8").most_common(1)
+    if deep:
+        kind, count = deep[0]
+        decisions["bits"] = (
+            f"8 bits of RGB: {count} of {len(found)} images have {kind}. data.channels and data.bits keep them all"
+        )
+
+
+def _words(channels: int, bits: Bits | None) -> str:
+    bands = "1 band" if channels == 1 else f"{channels} bands"
+    return f"{bands} of {'floating-point numbers' if bits == '32f' else f'{bits} bits'}"
+
+
+def _layout(source: Listed, index: int) -> Layout | None:
+    """Return the layout of an image; None for an unreadable one, which the loader reports."""
+    try:
+        image = source[index].image
+    except Exception:
+        return None
+    picture = _picture(image) if isinstance(image, bytes) else None
+    if isinstance(image, bytes) and picture is not None and not image.startswith((b"II", b"MM")):
+        return picture
+    try:
+        found = stored(image)
+    except DecodeError:
+        return picture
+    rgb = picture is not None or (found.format == "array" and found.dtype == "uint8" and found.size()[2] == 3)
+    return Layout(*found.size(), found.bits, rgb)
+
+
+def _picture(data: bytes) -> Layout | None:
+    """Return the layout of an image file that Pillow opens, by its header; None for another one."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            deep = image.format == "PNG" and png.bits(data) == 16
+            bits: Bits = "16" if deep or image.mode.startswith("I;16") else "32f" if image.mode in ("F", "I") else "8"
+            return Layout(image.height, image.width, len(image.getbands()), bits, True)
+    except Exception:
+        return None

@@ -1,0 +1,114 @@
+"""How a network wants its pixels: as 8-bit RGB, or as the normalised bands of other images.
+
+A transform (`vitrail.data.images.geometry.Op`) knows its pixels, so that whoever has the transform reads stored images
+as the network was trained to see them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.bands.stored import read
+from vitrail.data.images.decode import MAX_PIXELS, decode
+from vitrail.data.settings import Bands
+from vitrail.errors import DecodeError
+
+DEVIATIONS = 2
+"""Number of standard deviations from the mean of a band to black and to white in pictures, as in GIS programs."""
+
+
+class Pixels(ABC):
+    """The network's input of one kind of images. `read` raises DecodeError for an image that is not of this kind."""
+
+    channels: int
+    dtype: type[np.generic]
+
+    @abstractmethod
+    def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """Return a stored image as [H, W, channels] of `dtype`."""
+
+    @abstractmethod
+    def shown(self, image: np.ndarray) -> np.ndarray:
+        """Return what `read` returned, or a transform of it, as a picture, uint8 [H, W, 3]."""
+
+
+class RGB(Pixels):
+    """RGB with 8 bits, which the network normalises itself."""
+
+    channels = 3
+    dtype = np.uint8
+
+    def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """See Pixels."""
+        return decode(stored, max_pixels=max_pixels) if isinstance(stored, bytes) else stored
+
+    def shown(self, image: np.ndarray) -> np.ndarray:
+        """See Pixels."""
+        return image
+
+
+@dataclass(frozen=True)
+class Banded(Pixels):
+    """Bands as float32, normalised by the statistics of the training images: (value - mean) / std."""
+
+    bands: Bands
+    dtype = np.float32
+
+    @property
+    def channels(self) -> int:  # type: ignore[override]
+        """Number of bands."""
+        return self.bands.channels
+
+    @cached_property
+    def _mean(self) -> Any:
+        return np.array(self.bands.mean, np.float32)
+
+    @cached_property
+    def _scale(self) -> Any:
+        return np.array([1 / deviation for deviation in self.bands.std], np.float32)
+
+    def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """See Pixels. An image with NaN or infinity has the reason "not-finite"."""
+        values = read(stored, self.channels, self.bands.bits, max_pixels)
+        image = np.subtract(values, self._mean, dtype=np.float32, order="C", casting="same_kind")
+        image *= self._scale
+        if self.bands.bits == "32f":
+            check_finite(image)
+        return image
+
+    def shown(self, image: np.ndarray) -> np.ndarray:
+        """See Pixels. Black and white are `DEVIATIONS` from the mean, or the ends of the training images' values."""
+        chosen = [band - 1 for band in self.bands.display]
+        mean, std, low, high = (np.array(values, np.float32)[chosen] for values in self._statistics)
+        black, white = (low - mean) / std, (high - mean) / std
+        black, white = np.maximum(black, -DEVIATIONS), np.minimum(white, DEVIATIONS)
+        share = (image[..., chosen] - black) / np.maximum(white - black, 1e-6)
+        picture = np.rint(255 * share.clip(0, 1)).astype(np.uint8)
+        return np.ascontiguousarray(np.broadcast_to(picture, (*picture.shape[:-1], 3)))
+
+    @property
+    def _statistics(self) -> tuple[tuple[float, ...], ...]:
+        return self.bands.mean, self.bands.std, self.bands.low, self.bands.high
+
+
+EIGHT_BIT_RGB = RGB()
+"""The usual pixels."""
+
+
+def pixels_of(bands: Bands | None) -> Pixels:
+    """Return the pixels of `Preprocess.bands`."""
+    return EIGHT_BIT_RGB if bands is None else Banded(bands)
+
+
+def check_finite(image: np.ndarray) -> None:
+    """Raise DecodeError, naming the bands, if an image [H, W, bands] has values that are not finite."""
+    finite = np.isfinite(image).all(axis=(0, 1))
+    if not finite.all():
+        bands = ", ".join(str(1 + band) for band in np.flatnonzero(~finite).tolist())
+        message = f"NaN or infinity in band {bands}. Replace these values, for example by the mean of the band"
+        raise DecodeError(message, reason="not-finite")
