@@ -86,6 +86,15 @@ def test_a_gray_image_gives_what_its_three_equal_channels_gave(tmp_path: Path) -
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("channels", [6, 9, 12])
+def test_equal_bands_give_what_three_equal_channels_gave(tmp_path: Path, channels: int) -> None:
+    """The kernels in turn, times 3 / channels, have the sum of the three kernels."""
+    save_model(tmp_path, fresh(tiny()), Card(tiny()))
+    gray = torch.randn(2, 1, 16, 16)  # normalised, as bands of any depth are
+    found = vitrail.load(tmp_path, channels=channels)(gray.expand(-1, channels, -1, -1))
+    assert torch.allclose(found, vitrail.load(tmp_path)(gray.expand(-1, 3, -1, -1)), atol=1e-5)
+
+
 def test_drop_path_is_timms(tmp_path: Path) -> None:
     folder = hub(peer("plain"), tmp_path)
     model, theirs = vitrail.load(folder, drop_path=0.3), built(folder, drop_path_rate=0.3)

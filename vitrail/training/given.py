@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitrail.data.item import DataSet
-from vitrail.data.settings import Data
+from vitrail.data.settings import Data, Preprocess
 from vitrail.data.sources.indexed import data_set
 from vitrail.data.sources.open import Splits, open_data, split_found
 from vitrail.errors import UsageError
@@ -115,7 +115,8 @@ def _name(value: Any) -> str:
 
 
 class GivenNetwork(nn.Module):
-    """A network of the user's own: images -> logits. It gets float images [batch, 3, height, width] in -1..1.
+    """A network of the user's own: images -> logits. It gets float images [batch, 3, height, width] in -1..1, or
+    normalised bands [batch, bands, height, width].
 
     Its tensors are saved without a card, so that only Python, which has its code, can load them. A ViT or ResNet of
     vitrail whose modules were replaced is one, too; it gets uint8 images, as usual.
@@ -147,7 +148,7 @@ class GivenNetwork(nn.Module):
         return found.eval()
 
 
-def given_network(model: nn.Module, classes: int, image_size: tuple[int, int]) -> nn.Module:
+def given_network(model: nn.Module, classes: int, preprocess: Preprocess) -> nn.Module:
     """Return a network that `fit` got, as the loop uses it. Raises UsageError if it does not return logits."""
     if isinstance(model, ViT | ResNet) and skeleton(model.config).state_dict().keys() == model.state_dict().keys():
         return model
@@ -155,8 +156,9 @@ def given_network(model: nn.Module, classes: int, image_size: tuple[int, int]) -
     first = next(model.parameters(), None)
     if first is None:
         raise UsageError(f"nothing to train: the model, a {type(model).__name__}, has no parameters")
+    channels, dtype = (3, torch.uint8) if preprocess.bands is None else (preprocess.bands.channels, torch.float32)
     with torch.no_grad():
-        logits = network.eval()(torch.zeros(2, 3, *image_size, dtype=torch.uint8, device=first.device))
+        logits = network.eval()(torch.zeros(2, channels, *preprocess.image_size, dtype=dtype, device=first.device))
     network.train(training)
     if not isinstance(logits, Tensor) or logits.shape != (2, classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else shown(logits)

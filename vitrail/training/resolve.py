@@ -110,7 +110,7 @@ def resolve(
         config = model_config(run, start, classes, sizes, decisions)
     else:
         config = given_config(model, run, classes, sizes, decisions)
-    config = _with_bands(config, bands, run)
+    config = _with_bands(config, bands, run, model)
     check_tune(run, config)
     run = with_lora_defaults(run)
     preprocess = replace(run.preprocess or _preprocess(config.image_size, sizes, decisions), bands=bands)
@@ -284,14 +284,22 @@ def image_sizes(source: Listed) -> list[tuple[int, int]]:
     return [(one.height, one.width) for one in layouts(source)]
 
 
-def _with_bands(config: ViTConfig | ResNetConfig, bands: Bands | None, run: Run) -> ViTConfig | ResNetConfig:
-    """Return the config of a network that reads `bands`. Raises UsageError for an objective that cannot learn so."""
+def _with_bands(
+    config: ViTConfig | ResNetConfig, bands: Bands | None, run: Run, model: nn.Module | None
+) -> ViTConfig | ResNetConfig:
+    """Return the config of a network that reads `bands`. Raises UsageError if the objective or `model` cannot."""
     if bands is None:
         return config
     if not run.supervised:
         raise UsageError(
             f"objective {run.objective.kind} learns from RGB with 8 bits, and these images have other bands. Use an "
             "objective with labels"
+        )
+    own = getattr(model, "config", None)
+    if isinstance(own, ViTConfig | ResNetConfig) and own.channels != bands.channels:
+        raise UsageError(
+            f"the model has {own.channels} channels, and the images have {bands.channels} bands. Load it with "
+            f"vitrail.load(weights, channels={bands.channels})"
         )
     mean, std = (tuple(value / bands.white for value in values) for values in (bands.mean, bands.std))
     return replace(config, channels=bands.channels, mean=mean, std=std)

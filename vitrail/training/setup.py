@@ -80,7 +80,7 @@ def set_up(
     if given.model is None:
         model = build_model(resolved)
     else:
-        model = given_network(given.model, len(names), resolved.config.image_size)
+        model = given_network(given.model, len(names), resolved.preprocess)
     tuned = tune(model, resolved.run, resolved.decisions)
     objective = build_objective(resolved, model, len(names), given.losses, splits.train.labels)
     objective.to(resolved.device).train()

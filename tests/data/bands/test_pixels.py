@@ -311,6 +311,6 @@ def test_layouts_read_headers_only(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("RGB", (30, 20)).save(file, "JPEG")
     data = file.getvalue()
-    (tmp_path / "a.jpg").write_bytes(data[: data.index(b"\xff\xda") + 12])  # up to the first pixels
+    (tmp_path / "a.jpg").write_bytes(data[: data.index(b"\xff\xda") + 14])  # up to the first pixels
     (found,) = layouts(Files([tmp_path / "a.jpg", tmp_path / "missing.jpg"]))
     assert found == (20, 30, 3, "8", True)

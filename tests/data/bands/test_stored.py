@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,3 +203,12 @@ def test_rgb_says_how_arrays_are_read() -> None:
     with pytest.raises(DecodeError, match=r"NumPy array files are not 8-bit RGB. Set data\.channels") as error:
         decode(npy(VALUES))
     assert error.value.reason == "unsupported"
+
+
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> None:
+    flag = (shared_data / "awkward-images" / "Flag_of_the_Netherlands-16bit.png").read_bytes()
+    for package, data, bands in (("tifffile", tiff(*FIRST), 4), ("imagecodecs", flag, 3)):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(DecodeError, match=rf"package {package}: pip install 'vitrail\[bands\]'") as error:
+            read(data, bands, "16")
+        assert error.value.reason == "unsupported"

@@ -10,18 +10,22 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from torch import nn
 
 from vitrail import evaluate, export, fit, load, predict
 from vitrail.config import from_yaml
 from vitrail.data.bands.pixels import pixels_of
 from vitrail.data.images.ops import eval_transform
-from vitrail.data.settings import Augment, Data
+from vitrail.data.settings import Augment, Bands, Data, Preprocess
 from vitrail.data.sources.open import open_data
 from vitrail.durations import Epochs
 from vitrail.errors import DataError, UsageError
+from vitrail.model.variants import ViTConfig
+from vitrail.model.vit import ViT
 from vitrail.objective.settings import MAE
 from vitrail.server.served_model import ServedModel
 from vitrail.training.checkpoints.state import Result
+from vitrail.training.given import given_network
 from vitrail.training.resolve import resolve
 from vitrail.training.run import Model, Optim, Run
 from vitrail.weights.card import Card
@@ -142,3 +146,14 @@ def test_the_card_keeps_the_statistics(trained: Result) -> None:
         floats = model(torch.from_numpy(prepared).permute(2, 0, 1)[None])
         scaled = model.normalise(torch.full((1, 4, 8, 8), 255 * 8192 / 65535))  # mean and std of the card's config
         assert torch.allclose(floats, model(scaled), atol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_network_of_ones_own_gets_the_bands(run: Run, data: Path) -> None:
+    preprocess = Preprocess((8, 8), bands=Bands("16", (0.0,) * 4, (1.0,) * 4, (0.0,) * 4, (1.0,) * 4))
+    own = nn.Sequential(nn.Flatten(), nn.Linear(4 * 8 * 8, 3))
+    bands = torch.randn(2, 4, 8, 8)
+    assert torch.equal(given_network(own, 3, preprocess)(bands), own(bands))
+    three = ViT(ViTConfig(width=16, depth=1, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=3))
+    with pytest.raises(UsageError, match=r"the model has 3 channels, and the images have 4 bands. Load it with"):
+        resolve(run, open_data(run.data).train, list(CLASSES), model=three)
