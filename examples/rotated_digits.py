@@ -1,4 +1,4 @@
-"""Digits rotated by random angles, and a table of the angles: `python rotated_digits.py FOLDER` (docs/regression.md)."""
+"""Rotated digits and a table of their angles: `python rotated_digits.py FOLDER` (docs/regression.md)."""
 
 import csv
 import sys

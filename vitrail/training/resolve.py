@@ -21,7 +21,6 @@ from vitrail.data.images.ops import left_out
 from vitrail.data.item import Listed
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import LabelSets
-from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Bands, Preprocess
 from vitrail.device import ComputePrecision, available_cores, choose_device, compute_precision, free_memory
 from vitrail.errors import DataError, UsageError
