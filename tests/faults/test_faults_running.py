@@ -370,6 +370,10 @@ def test_39_what_counts_as_a_jump() -> None:
     assert spikes.times(5000.0) is None  # too few before it
     assert spikes.times(999.0) is None and spikes.times(1001.0) == pytest.approx(10.01)
     assert spikes.times(float("nan")) is None and spikes.times(float("inf")) is None
+    low = LossSpikes()
+    assert [low.times(loss) for loss in (1.4, *[0.01] * 30)] == [None] * 31
+    assert low.times(0.7) is None  # one difficult image after everything else is known by heart
+    assert low.times(1.5) == pytest.approx(150)
 
 
 def poisoned(first: int, last: int) -> None:

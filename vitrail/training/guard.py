@@ -203,17 +203,22 @@ class FiniteGuard:
 
 
 class LossSpikes:
-    """Compares each loss with the median of previous losses. Spikes are reported; training does not change."""
+    """Compares each loss with the median of previous losses. Spikes are reported; training does not change.
+
+    A loss below the first one is no spike: where the median is almost 0, one difficult image is many medians.
+    """
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=LOOKED_BACK)
+        self._first = math.inf
 
     def times(self, loss: float) -> float | None:
         """Return `loss` divided by the median if it is a spike, else None. Finite losses enter later medians."""
         usual = statistics.median(self._losses) if len(self._losses) >= FEWEST else math.inf
         if math.isfinite(loss):
             self._losses.append(loss)
-        return loss / usual if 0 < usual * SPIKE < loss < math.inf else None
+            self._first = self._first if math.isfinite(self._first) else loss
+        return loss / usual if usual > 0 and max(usual * SPIKE, self._first) < loss < math.inf else None
 
 
 def require_finite(module: nn.Module) -> None:
