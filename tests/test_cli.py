@@ -96,6 +96,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "x", "--epoch", "1"], "Did you mean '--epochs'?"),
         (["train", "--lrr", "3", "x"], "Did you mean '--lr'?"),
         (["finetune", "x", "--form", "y"], "Did you mean '--from'?"),
+        (["train", "x", "--minutes", "3"], "no flag '--minutes'. About minutes: --time-limit. vitrail train --help"),
+        (["demo", "--time-limit", "3"], "no flag '--time-limit'. vitrail demo --help"),
         (["train", "x", "y"], "'y'"),
         (["train", "x", "--seed", "one"], "--seed"),
         (["train", "x", "--optim.name", "adam"], "adamw"),

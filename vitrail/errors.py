@@ -85,11 +85,11 @@ LONGEST_NAME = 1000
 """Maximum length of a name that is compared with the valid ones."""
 
 
-def did_you_mean(wrong: str, valid: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the nearest valid name, or "" if none is near."""
+def did_you_mean(wrong: str, valid: Iterable[str], *, similarity: float = 0.5) -> str:
+    """Return " Did you mean 'x'?" for the nearest valid name, or "" if none has this similarity, from 0 to 1."""
     if len(wrong) > LONGEST_NAME:  # a name from a file; the time to compare names grows with the square of their length
         return ""
-    near = difflib.get_close_matches(wrong, list(valid), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(wrong, list(valid), n=1, cutoff=similarity)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

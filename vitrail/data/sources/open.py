@@ -275,7 +275,8 @@ def _missing(path: str, place: Path) -> DataError:
     parent = next((p for p in place.absolute().parents if p.is_dir()), Path("/"))
     try:
         missing = place.absolute().relative_to(parent).parts[0]
-        near = did_you_mean(missing, [*os.listdir(parent), *CATALOG, "digits"])
+        known_names = [*CATALOG, "digits"] if len(Path(path).parts) == 1 else []
+        near = did_you_mean(missing, [*os.listdir(parent), *known_names])
     except OSError:
         near = ""
     hub = f" For a data set of the hub write {_HUB}{path}." if path.count("/") == 1 and path[0] not in "./~" else ""

@@ -204,11 +204,23 @@ def _unknown(words: list[str], known: Iterable[StructFieldSpec], prog: str) -> s
     wrong = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     if wrong is None:
         return f"{prog} takes no more words, but got {' '.join(words)!r}: see {prog} --help"
-    last = {flag_of(name.rpartition(".")[2]): flag_of(name) for name in names}
-    near = did_you_mean(wrong.replace("_", "-"), flags | last.keys())
-    for short, flag in last.items():
-        near = near.replace(f"'{short}'", f"'{flag}'") if short not in flags else near
-    return f"{prog} has no flag {wrong!r}.{near} {prog} --help lists all flags."
+    named = {flag_of(name.rpartition(".")[2]).lstrip("-"): flag_of(name) for name in names}
+    named |= {flag.lstrip("-"): flag for flag in flags}
+    word = flag_of(wrong).strip("-")  # the dashes would make any two flags similar
+    begun = [name for name in named if name.startswith(word)]
+    near = did_you_mean(word, begun, similarity=0) or did_you_mean(word, named, similarity=0.7)
+    for short, flag in named.items():
+        near = near.replace(f"'{short}'", f"'{flag}'")
+    return f"{prog} has no flag {wrong!r}.{near or _about(word, known)} {prog} --help lists all flags."
+
+
+def _about(word: str, known: Iterable[StructFieldSpec]) -> str:
+    """Return the flags in whose description the word stands, the shortest first: --time-limit for "minutes"."""
+    phrase = f" {word.replace('-', ' ')} "
+    sentences = {name: str(flag.helptext).partition(".")[0] for name, flag in _walk(known) if not is_subject(flag)}
+    found = [name for name, text in sentences.items() if phrase in f" {text.lower()} "]
+    found = sorted(found, key=lambda name: len(sentences[name]))[:3]
+    return f" About {phrase.strip()}: {', '.join(map(flag_of, found))}." if found else ""
 
 
 def _flags(function: Callable[..., Any], argv: Sequence[str]) -> list[StructFieldSpec]:
