@@ -99,9 +99,9 @@ def test_a_picture_shows_them(model: Path, photos: Path, tmp_path: Path, capsys:
     ("words", "error", "said"),
     [
         (["PHOTOS"], UsageError, "no image to compare with"),
-        (["PHOTOS", "--like", "none.png"], DataError, "none.png, cannot be read"),
+        (["PHOTOS", "--like", "none.png"], DataError, "none.png: No such file or directory"),
         (["PHOTOS", "--like", "PHOTOS/broken.png"], DataError, "broken.png, cannot be read: not-an-image"),
-        (["--like", "PHOTOS/=0.png"], UsageError, "give either images to search or --features"),
+        (["--like", "PHOTOS/=0.png"], UsageError, "--features FEATURES.npz --like IMAGE"),
         (["PHOTOS", "--like", "PHOTOS/=0.png", "--features", "f.npz"], UsageError, "give either images"),
         (["PHOTOS", "--like", "PHOTOS/=0.png", "--out", "x.txt"], UsageError, "must end in .csv, .png"),
         (["--like", "PHOTOS/=0.png", "--features", "WIDE"], DataError, "holds 7 features for each image"),

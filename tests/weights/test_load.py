@@ -525,6 +525,12 @@ def test_a_path_that_is_not_there_is_told(source: Any, monkeypatch: pytest.Monke
         load(source)
 
 
+def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "finetune-1").mkdir()
+    with pytest.raises(WeightsError, match=f"nothing at {tmp_path}/finetune-2. {tmp_path} holds finetune-1. Give"):
+        load(tmp_path / "finetune-2")
+
+
 # ---- memory
 
 

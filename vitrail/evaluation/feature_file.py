@@ -43,7 +43,8 @@ def load_features(path: str | Path) -> tuple[Features, Features]:
         there = ", ".join(sorted(name.removesuffix(".npy") for name in npz.zip.namelist())) or "nothing"
         raise DataError(
             f"{path} lacks {', '.join(missing)}: it holds {there}. It must hold {', '.join(KEYS)}; `vitrail embed` "
-            "writes them for a data set with splits"
+            "writes them for a data set with splits, such as photos/train and photos/test. Without splits, give the "
+            "network and the images in place of --features; a tenth of the images is then held out"
         )
     arrays = [_split(npz, split) for split in ("train", "test")]
     names = _class_names(npz, max(int(labels.max()) for _, labels in arrays))

@@ -94,7 +94,10 @@ def find_images(paths: Iterable[str | Path]) -> Iterator[Path]:
     found = [(path, [path] if path.exists() else sorted(glob.glob(str(path), recursive=True))) for path in named]
     if not any(matches for _, matches in found):
         what = ", ".join(str(path) for path in named[:3]) or "no path"
-        raise DataError(f"nothing to predict at {what}. Give image files, folders of images, or a glob pattern")
+        raise DataError(
+            f"nothing to predict at {what}: no file or folder has this name or fits this pattern (looked from "
+            f"{Path.cwd()}). Give image files, folders of images, or a pattern such as 'photos/*.jpg'"
+        )
     return _expanded(found)
 
 

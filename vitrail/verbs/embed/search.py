@@ -86,7 +86,10 @@ def search(
     if not like:
         raise UsageError(f"no image to compare with: vitrail search {model} PHOTOS --like IMAGE")
     if bool(paths) == (features is not None):
-        raise UsageError(f"give either images to search or --features: vitrail search {model} PHOTOS --like IMAGE")
+        raise UsageError(
+            f"give either images to search (vitrail search {model} PHOTOS --like IMAGE) or the features of images "
+            f"(vitrail search {model} --features FEATURES.npz --like IMAGE)"
+        )
     if out is not None:
         if Path(out).suffix.lower() not in (".csv", *PICTURES):
             raise UsageError(f"{out}: the name must end in .csv, {', '.join(PICTURES)}")
@@ -111,7 +114,8 @@ def _given(like: tuple[str | Path, ...]) -> Files:
         try:
             decode(files[number].image)  # type: ignore[arg-type]
         except DecodeError as error:
-            raise DataError(f"the image to compare with, {path}, cannot be read: {error.reason}") from error
+            what = f"the image to compare with, {path}, cannot be read: {error.reason}"
+            raise DataError(f"{what} ({error})") from error
     return files
 
 

@@ -59,7 +59,7 @@ def resolve(name: str) -> Path:
         raise _no_name(name)
     repository, revision = match["repository"], match["revision"] or "main"
     if constants.HF_HUB_OFFLINE:
-        return _cached(repository, revision, "HF_HUB_OFFLINE keeps it from the network")
+        return _cached(repository, revision, "HF_HUB_OFFLINE keeps vitrail from the network")
     try:
         with _bars():
             return _downloaded(repository, revision)
@@ -231,11 +231,12 @@ def _cached(repository: str, revision: str, why: str) -> Path:
         )
         weight_files([path.name for path in folder.iterdir()], repository)
     except (LocalEntryNotFoundError, WeightsError, ValueError) as error:
-        at = "" if revision == "main" else f"@{revision}"
+        at, flag = ("", "") if revision == "main" else (f"@{revision}", f" --revision {revision}")
         raise WeightsError(
-            f"{repository}{at} is not in the cache {constants.HF_HUB_CACHE}, and {why}. Nor is there a file or "
-            f"folder of that name here. Where there is a network: hf download {repository}. Or copy its folder from a "
-            "machine that has it, and give that path; HF_HOME says where the cache is"
+            f"there is no file or folder {repository}{at} in {Path.cwd()}. As a name on the hub, it is not in the "
+            f"cache {constants.HF_HUB_CACHE} (HF_HOME says where that is), and {why}. If you mean weights of the hub, "
+            f"run `hf download {repository}{flag} --local-dir {repository.partition('/')[2]}` on a machine with a network, "
+            "copy its folder here, and give the path of the folder"
         ) from error
     log.info("%s comes from the cache: %s", repository, why)
     return folder
