@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import audit, dedup, memory, record
+from benchmarks import audit, dedup, label_budget, memory, multi_label, record
 from benchmarks.self_supervised import SHOWN, cell
 
 BEGIN, END = "<!-- {}: written by python -m benchmarks.readme -->", "<!-- end of {} -->"
@@ -302,6 +302,8 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "mae": ("A step of MAE", mae),
     "saving": ("Checkpoints", saving),
     "audit": ("Wrong labels", audit.summary),
+    "label_budget": ("What to label next", label_budget.summary),
+    "multi_label": ("Several labels", multi_label.summary),
     "dedup": ("Copies among images that look alike", dedup.summary),
     "inspect": ("Memory of looking inside", inspect),
     "soak": ("Long runs", soak),

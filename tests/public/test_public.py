@@ -111,6 +111,7 @@ FLAGS = {
     ),
     "bench": "models image_size batch_size mode device precision engines engine seconds out",
     "data audit": "path weights split folds seed out sheet raw image_size batch_size workers device precision",
+    "data next": "path weights count by split out sheet raw batch_size workers device precision",
     "data check": "path label_from out raw workers",
     "data stats": "path label_from",
     "data pack": "path folder label_from short_side quality shard_mb shuffle workers",

@@ -214,7 +214,7 @@ class Embedder:
                 index.append(batch.index.numpy())
         _log_unreadable(loader.bad)
         if not index:
-            raise DataError(f"no tokens: no image could be read ({len(loader.bad)} failed)")
+            raise DataError(f"no result: no image could be read ({len(loader.bad)} failed)")
         return np.concatenate(index), loader.bad
 
 

@@ -1,0 +1,307 @@
+"""`vitrail data next`: choose which unlabelled images to label next."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitrail.config import from_yaml
+from vitrail.device import Precision
+from vitrail.errors import DataError, UsageError, VitrailError
+from vitrail.exports.kinds import find_program
+from vitrail.ranges import Count, Threads, checked
+from vitrail.training.run import Run
+from vitrail.transfer.next_images import By, Coverage, choose
+from vitrail.verbs.data.dedup import outside
+from vitrail.verbs.flags.compute import Compute
+from vitrail.verbs.network.features import Embedder
+from vitrail.verbs.terminal import first_lines, page, table, unreadable_json, unreadable_lines
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitrail.data.item import Listed
+    from vitrail.data.sources.open import Splits
+
+log = logging.getLogger("vitrail")
+COLUMNS = ("split", "id", "uncertainty", "class", "probability", "second", "similarity")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One image to label."""
+
+    split: str
+    id: str
+    uncertainty: float
+    """1 for the least sure: 1 minus the gap between the two most probable classes, or for several labels 1 minus the
+    distance of the label that is nearest to its threshold."""
+    best: str
+    """Most probable class."""
+    probability: float
+    second: str
+    """Second most probable class."""
+    similarity: float | None
+    """Cosine similarity to the nearest image that has a label or was chosen before; None if it was not computed."""
+
+
+@dataclass(frozen=True)
+class NextImages:
+    """The images to label next."""
+
+    path: str
+    split: str
+    images: int
+    """Number of images without a label that could be read."""
+    labelled: int
+    """Number of images with a label that the choice keeps away from."""
+    choices: list[Choice]
+    """In the order in which to label them."""
+    unreadable: list[tuple[str, str]]
+    """(image, reason) of each image that could not be read."""
+    written: list[str]
+    """Files."""
+
+
+@checked
+def next_images(
+    path: str | Path,
+    *,
+    weights: str | Path | None = None,
+    count: Count = 100,
+    by: By = "both",
+    split: str | None = None,
+    out: str | Path | None = None,
+    sheet: str | Path | None = None,
+    raw: bool = False,
+    batch_size: Count = 64,
+    workers: Threads | None = None,
+    device: str | None = None,
+    precision: Precision = "auto",
+) -> NextImages:
+    """Choose which unlabelled images to label next. Nothing is changed.
+
+    The network predicts all of them. Those that it is least sure about are candidates; among them those are chosen that
+    differ most from the images with a label, which are the training images of the run and the labelled images of the
+    split, and from each other. The same images and network give the same choice.
+
+    Args:
+        path: The images, in any form that `vitrail train` takes, or a folder of images without class folders.
+        weights: A run, or other weights with a classifier, that was trained on the images labelled so far.
+        count: Number of images to choose.
+        by: both: uncertainty, then coverage; uncertainty: the least sure images; coverage: the images that differ most
+            from those with a label, whatever the network predicts.
+        split: Split to choose from (default: the first split with unlabelled images, else the training split; of a
+            split whose images all have labels, all images are used as if they had none).
+        out: Write the choice to this CSV file.
+        sheet: Draw the first 60 in this PNG file.
+    """
+    compute = Compute(None, batch_size, workers, device, precision)
+    if weights is None:
+        raise UsageError(f"no network is given, which predicts the images: vitrail data next {path} --from RUN")
+    from vitrail.data.item import View
+
+    files = outside({".csv": (out,), ".png": (sheet,)}, [str(path)])
+    embedder = _classifier(weights, compute)
+    card = embedder.network.card
+    names = list(card.class_names) or [str(number) for number in range(card.config.classes)]
+    name, source, near = _images(str(path), split)
+    trained = _trained_on(weights)
+    if trained is not None:
+        source = _without(source, trained, str(path))
+        near.append(trained.train)
+    found = _predicted(embedder, compute, source)
+    pool = found.index
+
+    def features(rows: np.ndarray) -> np.ndarray:
+        parts: list[np.ndarray] = []
+        index, _ = embedder.each_batch(View(source, pool[rows]), _array(embedder), parts.append)
+        if len(index) < len(rows):
+            raise DataError(f"{len(rows) - len(index)} images can no longer be read. Run the command again")
+        return np.concatenate(parts)
+
+    def cover(coverage: Coverage) -> None:
+        for images in near:
+            embedder.each_batch(images, _array(embedder), coverage.cover)
+
+    rows, similarity = choose(found.unsure, count, by, features, cover)
+    choices = [
+        Choice(
+            name,
+            source.id(int(pool[row])),
+            round(float(found.unsure[row]), 4),
+            names[found.classes[row, 0]],
+            round(float(found.shares[row, 0]), 4),
+            names[found.classes[row, -1]],
+            round(nearest, 4) if np.isfinite(nearest) else None,
+        )
+        for row, nearest in zip(rows.tolist(), similarity.tolist(), strict=True)
+    ]
+    if files[0] is not None:
+        _write(files[0], choices, raw)
+    if files[1] is not None:
+        _draw(files[1], source, pool[rows], choices)
+    written = [str(file) for file in files if file is not None]
+    covered = 0 if by == "uncertainty" else sum(map(len, near))
+    return NextImages(str(path), name, len(pool), covered, choices, found.bad, written)
+
+
+def _classifier(weights: str | Path, compute: Compute) -> Embedder:
+    """Return the network at `weights`. Raises UsageError unless it is one that predicts classes."""
+    if find_program(weights) is not None:
+        raise UsageError(f"{weights} is an exported program, and its features are needed, too: --from RUN")
+    embedder = Embedder(weights, compute)
+    card = embedder.network.card
+    if not card.config.classes or card.scale is not None:
+        what = "predicts numbers, which have no probability" if card.scale is not None else "has no classifier"
+        raise UsageError(f"{weights} {what}. Give a network that predicts classes: --from RUN")
+    return embedder
+
+
+def _images(path: str, split: str | None) -> tuple[str, Listed, list[Listed]]:
+    """Return the split to choose from, its unlabelled images, and its images with a label, if there are some.
+
+    If all have labels, all are returned as unlabelled.
+    """
+    from vitrail.data.copies.dedup import splits_to_clean
+    from vitrail.data.item import View
+    from vitrail.data.labels.sets import known
+    from vitrail.data.roles import named_split
+    from vitrail.data.sources.open import find
+
+    found = find(path, labels=False)
+    for line in found.findings.warnings:
+        log.warning("%s", line)
+    unlabelled = [name for name, source in found.splits.items() if not known(source.labels).all()]
+    name = [*unlabelled, splits_to_clean(found)[0]][0] if split is None else named_split(found, split, path)
+    source = found.splits[name]
+    has = known(source.labels)
+    if has.all():
+        log.warning("all %d images of %s have labels: they are used as if they had none", len(source), path)
+        return name, source, []
+    return name, View(source, np.flatnonzero(~has)), [View(source, np.flatnonzero(has))] if has.any() else []
+
+
+def _trained_on(weights: str | Path) -> Splits | None:
+    """Return the images of the run at `weights`; None, with a warning, if they are not known."""
+    from vitrail.data.sources.open import open_data
+
+    try:
+        run = from_yaml(Path(weights) / "config.yaml", Run())
+        return open_data(run.data, seed=run.seed, labels=False)
+    except (VitrailError, OSError) as error:
+        log.warning("the training images of %s are not known, so images like them may be chosen: %s", weights, error)
+        return None
+
+
+def _without(source: Listed, trained: Splits, path: str) -> Listed:
+    """Return the images that are no files of the run, which have a label already. Raises DataError if none is left."""
+    from vitrail.data.item import View
+
+    parts = [part for part in (trained.train, trained.validation, trained.test) if part is not None]
+    labelled = {file for part in parts for file in map(_file, repeat(part), range(len(part))) if file}
+    rows = [row for row in range(len(source)) if _file(source, row) not in labelled]
+    if not rows:
+        raise DataError(f"all {len(source):,} images of {path} are images of the run: there is nothing left to label")
+    return source if len(rows) == len(source) else View(source, np.array(rows))
+
+
+def _file(source: Listed, row: int) -> str:
+    """Return the real path of an image; "" if it is not a separate file."""
+    from vitrail.data.sources.folder import file_of
+
+    file = file_of(source, row)
+    return "" if file is None else os.path.realpath(file)
+
+
+def _array(embedder: Embedder) -> Any:
+    """Return the function of images that returns their features as an array."""
+
+    def compute(images: Tensor) -> np.ndarray:
+        found: np.ndarray = embedder.embed(images).cpu().numpy()
+        return found
+
+    return compute
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """What a network says about the readable images of a source. Only this stays in memory."""
+
+    index: np.ndarray
+    """int64 [N]."""
+    classes: np.ndarray
+    """int64 [N, 2]: the most probable classes."""
+    shares: np.ndarray
+    """float32 [N, 2]: their probabilities."""
+    unsure: np.ndarray
+    """float64 [N]: see `vitrail.transfer.next_images.uncertainty`."""
+    bad: list[tuple[str, str]]
+    """The unreadable images."""
+
+
+def _predicted(embedder: Embedder, compute: Compute, source: Listed) -> _Predicted:
+    """Return what the network says about the readable images of a source."""
+    from vitrail.evaluation.classify import refusing
+    from vitrail.evaluation.confidence.temperature import calibrated
+    from vitrail.transfer.next_images import uncertainty
+
+    card = embedder.network.card
+    predict = calibrated(refusing(compute.predictor(embedder.network), compute.precision), card.temperature)
+    parts: list[tuple[np.ndarray, ...]] = []
+
+    def receive(logits: Tensor) -> None:
+        shares = (logits.float().sigmoid() if card.several else logits.float().softmax(dim=1)).cpu()
+        values, classes = shares.topk(min(2, shares.shape[1]), dim=1)
+        parts.append((classes.numpy(), values.numpy(), uncertainty(shares.numpy(), card.thresholds)))
+
+    index, bad = embedder.each_batch(source, predict, receive)
+    classes, shares, unsure = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return _Predicted(index, classes, shares, unsure, bad)
+
+
+def _write(file: Path, choices: list[Choice], raw: bool) -> None:
+    from vitrail.data.spreadsheet import SafeWriter
+    from vitrail.files import replacing_text
+
+    with replacing_text(file, UsageError, errors="surrogateescape") as stream:
+        writer = SafeWriter(stream, raw=raw, read_back=True)
+        writer.writerow(COLUMNS)
+        for one in choices:
+            near = "" if one.similarity is None else one.similarity
+            writer.writerow((one.split, one.id, one.uncertainty, one.best, one.probability, one.second, near))
+
+
+def _draw(file: Path, source: Listed, rows: np.ndarray, choices: list[Choice]) -> None:
+    from vitrail.data.contact_sheet import Frame, write_contact_sheet
+
+    frames = [
+        Frame(((source, row),), (one.id, f"{one.best} {one.probability:.0%}", f"or {one.second}"))
+        for row, one in zip(rows.tolist(), choices, strict=True)
+    ]
+    write_contact_sheet(file, f"{len(choices):,} images to label next, with the two most probable classes", frames)
+
+
+def show(result: NextImages) -> Any:
+    """Return the result as a table for a terminal."""
+    lines = [f"{one.id}: {one.best} {one.probability:.0%}, or {one.second}" for one in result.choices]
+    row = (result.split or "all", result.images, result.labelled, len(result.choices))
+    return page(
+        table(("split", "unlabelled images", "kept away from", "to label next"), [row]),
+        first_lines(lines),
+        unreadable_lines(result.unreadable),
+        [f"written to {file}" for file in result.written],
+    )
+
+
+def as_json(result: NextImages) -> Any:
+    """Return the result as JSON values."""
+    from vitrail.config import plain
+
+    return {**plain(result), "unreadable": unreadable_json(result.unreadable)}
