@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from changes import QUIETLY, changed, changes
 from hypothesis import example, given
@@ -15,6 +16,7 @@ from real_images import SHARED
 from safetensors.torch import save
 
 from vitrail.config import from_yaml, to_yaml
+from vitrail.data.bands.stored import read, stored
 from vitrail.data.images.decode import decode
 from vitrail.data.sources.open import find
 from vitrail.errors import DecodeError, UsageError, VitrailError
@@ -142,3 +144,40 @@ def test_08_changed_photographs(data: st.DataObject) -> None:
     else:
         assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
         assert 0 < image.shape[0] * image.shape[1] <= 2_000_000
+
+
+def band_files() -> list[bytes]:
+    """Arrays and TIFF files of four bands with 16 bits."""
+    values = np.arange(240, dtype=np.uint16).reshape(5, 12, 4)
+    files = []
+    for write in (np.save, np.savez, np.savez_compressed):
+        stream = io.BytesIO()
+        write(stream, values)
+        files.append(stream.getvalue())
+    for compression in (None, "zlib", "lzw"):
+        stream = io.BytesIO()
+        with tifffile.TiffWriter(stream) as writer:
+            for band in np.moveaxis(values, 2, 0):
+                writer.write(band, photometric="minisblack", compression=compression)
+        files.append(stream.getvalue())
+    return files
+
+
+BANDS = band_files()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@QUIETLY
+@given(data=st.data())
+def test_120_changed_bands(data: st.DataObject) -> None:
+    file = data.draw(st.sampled_from([*BANDS, *(file.read_bytes() for file in pictures())]))
+    content = changed(file, data.draw(changes))
+    try:
+        found = stored(content, 2_000_000)
+        assert found.bits is not None
+        image = read(content, found.size()[2], found.bits, 2_000_000)
+    except DecodeError as error:
+        assert error.reason in {"empty", "not-an-image", "truncated", "corrupt", "too-many-pixels", "unsupported"}
+    else:
+        assert image.shape == found.size() and image.dtype == found.dtype

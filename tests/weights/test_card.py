@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from vitrail.data.settings import Preprocess
-from vitrail.errors import WeightsError
+from vitrail.data.settings import Bands, Preprocess
+from vitrail.errors import UsageError, WeightsError
 from vitrail.model.variants import NAMES, ViTConfig, variant
 from vitrail.weights.card import Card
 
@@ -119,3 +120,17 @@ def test_an_error_about_a_large_value_is_short() -> None:
         with pytest.raises(WeightsError) as error:
             Card.from_dict(_changed(**changes))
         assert len(str(error.value)) < 1000
+
+
+def test_statistics_of_bands_are_those_of_the_channels() -> None:
+    bands = Bands("16", (1.0, 2.0), (1.0, 1.0), (0.0, 0.0), (9.0, 9.0))
+    with pytest.raises(WeightsError, match=r"a card with statistics of 2 bands for a model of 3 channels"):
+        Card(ViTConfig(), preprocess=Preprocess(bands=bands))
+    with pytest.raises(UsageError, match=r"std has 1 values for 2 bands"):
+        Card(ViTConfig(channels=2), preprocess=Preprocess(bands=replace(bands, std=(1.0,))))
+    card = Card(ViTConfig(channels=2), preprocess=Preprocess(bands=bands))
+    assert Card.from_dict(card.to_dict()) == card and card.input_type == "float32"
+    values = card.to_dict()
+    values["preprocess"]["bands"]["high"] = [1.0]
+    with pytest.raises(WeightsError, match=r"high has 1 values for 2 bands"):
+        Card.from_dict(values)

@@ -143,7 +143,7 @@ class Columns(NamedTuple):
 class Bands(Settings):
     """The bands of images that are not RGB with 8 bits, and their statistics on the training images.
 
-    A network reads (value - mean) / std of each band. Raises UsageError for lists of different lengths.
+    A network reads (value - mean) / std of each band.
     """
 
     bits: Bits = "8"
@@ -159,12 +159,16 @@ class Bands(Settings):
     display: tuple[Channels, ...] = (1,)
     """The bands that pictures show as red, green and blue, counted from 1; or a single one, shown as grey."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Raise UsageError if there is no band, for lists of different lengths, and for a display of other bands."""
+        if not self.mean:
+            raise UsageError(
+                "preprocess.bands needs mean, std, low and high of each band. Without it they are measured"
+            )
         for name in ("std", "low", "high"):
             if len(getattr(self, name)) != len(self.mean):
                 raise UsageError(f"{name} has {len(getattr(self, name))} values for {len(self.mean)} bands")
-        if len(self.display) not in (1, 3) or max(self.display) > max(len(self.mean), 1):
+        if len(self.display) not in (1, 3) or max(self.display) > len(self.mean):
             raise UsageError(
                 f"display is {' '.join(map(str, self.display))}: name one band or three, from 1 to {len(self.mean)}"
             )

@@ -82,10 +82,13 @@ class Card:
         if self.preprocess is None:
             object.__setattr__(self, "preprocess", Preprocess(image_size=self.config.image_size))
         bands = self.preprocess.bands
-        if bands is not None and bands.channels != self.config.channels:
-            raise WeightsError(
-                f"a card with statistics of {bands.channels} bands for a model of {self.config.channels} channels"
-            )
+        if bands is not None:
+            bands.check()
+            if bands.channels != self.config.channels:
+                raise WeightsError(
+                    f"a card with statistics of {bands.channels} bands for a model of {self.config.channels} channels. "
+                    "Give one mean, std, low and high for each channel"
+                )
         if isinstance(self.config, ViTConfig):
             self.config.check_tokens(self.preprocess.image_size)
 

@@ -278,7 +278,7 @@ def test_settings_that_contradict_each_other(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"display is 5: name one band or three, from 1 to 4"):
         chosen(files, display=(5,))
     with pytest.raises(UsageError, match=r"std has 1 values for 2 bands"):
-        Bands("8", (1.0, 2.0), (1.0,))
+        chosen(files, given=Bands("8", (1.0, 2.0), (1.0,)))
     with pytest.raises(UsageError, match=r"needs mean, std, low and high"):
         chosen(files, given=Bands("16"))
 

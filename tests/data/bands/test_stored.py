@@ -171,16 +171,23 @@ def test_a_header_that_claims_too_much_allocates_nothing(shape: tuple[int, ...])
         stored(header(shape))
 
 
-def test_more_pixels_or_bytes_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_pixels_or_bytes_than_allowed() -> None:
     for data in (npy(VALUES), tiff(*FIRST), VALUES):
         with pytest.raises(DecodeError) as error:
             read(data, 4, "16", 34)
         assert error.value.reason == "too-many-pixels"
-    monkeypatch.setattr("vitrail.data.bands.stored.MAX_BYTES", VALUES.nbytes - 1)
-    for data in (npy(VALUES), npz(a=VALUES), tiff(*FIRST), VALUES):
+    for data in (
+        npy(VALUES),
+        npz(a=VALUES),
+        tiff(*FIRST),
+        VALUES,
+    ):  # 16 bytes for each allowed pixel: 140 values of 2 + 4
+        assert stored(data, 53).bits == "16"
         with pytest.raises(DecodeError) as error:
-            stored(data)
+            stored(data, 52)
         assert error.value.reason == "too-many-pixels"
+    with pytest.raises(DecodeError, match=r"claims to unpack to"):
+        stored(npz(a=np.zeros((100, 100), np.uint8)), 100)
 
 
 def test_a_picture_of_bands_is_stretched_between_its_own_percentiles() -> None:

@@ -64,6 +64,7 @@ def choose(
     are others.
     """
     if given is not None:
+        given.check()
         return _shown(_agreeing(given, data), data)
     asked = data.channels is not None or data.bits is not None
     usual = Counter((one.channels, one.bits) for one in found).most_common(1)
@@ -98,13 +99,14 @@ def _agreeing(given: Bands, data: Data) -> Bands:
     for name, asked, has in (("channels", data.channels, given.channels), ("bits", data.bits, given.bits)):
         if asked not in (None, has):
             raise UsageError(f"data.{name} is {asked}, and preprocess.bands has {has}: leave one of them out")
-    if not given.channels:
-        raise UsageError("preprocess.bands needs mean, std, low and high of each band. Leave it out to measure them")
     return given
 
 
 def _shown(bands: Bands, data: Data) -> Bands:
-    return bands if data.display is None else replace(bands, display=data.display)
+    """Return `bands` with the display that `data` asks for. Raises UsageError as `Bands.check` does."""
+    bands = bands if data.display is None else replace(bands, display=data.display)
+    bands.check()
+    return bands
 
 
 def _require(channels: int, bits: Bits, found: Sequence[Layout], why: str) -> None:

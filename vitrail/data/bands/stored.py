@@ -22,13 +22,11 @@ import numpy as np
 
 from vitrail.data.bands import tiff
 from vitrail.data.images import png
-from vitrail.data.images.decode import MAX_PIXELS, MAX_SIDE, format_of, native
+from vitrail.data.images.decode import BYTES_PER_PIXEL, MAX_PIXELS, MAX_SIDE, format_of, native
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.settings import Bits
 from vitrail.errors import DecodeError
 
-MAX_BYTES = 2**30
-"""Maximum size of an image in memory, as it is stored."""
 ARRAY, ARCHIVE = "NumPy array", "NumPy archive"
 """Names of formats, as in `vitrail.data.images.decode.FORMATS`."""
 DEPTHS: dict[str, Bits] = {
@@ -83,10 +81,10 @@ def stored(image: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> Stored:
     if found.bits is None:
         raise DecodeError(f"values of type {found.dtype}. Valid are {', '.join(DEPTHS)}", reason="unsupported")
     height, width, _ = found.size()
-    size = math.prod(found.shape) * np.dtype(found.dtype).itemsize
-    if max(height, width) > MAX_SIDE or height * width > max_pixels or size > MAX_BYTES:
-        what = f"{found.dtype} of shape {found.shape}, {size:,} bytes"
-        message = f"{what}, is more than {max_pixels:,} pixels, {MAX_BYTES:,} bytes or {MAX_SIDE:,} pixels along a side"
+    size, most = math.prod(found.shape) * (np.dtype(found.dtype).itemsize + 4), BYTES_PER_PIXEL * max_pixels
+    if max(height, width) > MAX_SIDE or height * width > max_pixels or size > most:
+        what = f"{found.dtype} of shape {found.shape}, {size:,} bytes as it is stored and as float32"
+        message = f"{what}, is more than {max_pixels:,} pixels, {most:,} bytes or {MAX_SIDE:,} pixels along a side"
         raise DecodeError(message, reason="too-many-pixels")
     return found
 
@@ -124,11 +122,11 @@ def _of_bytes(data: bytes, max_pixels: int) -> Stored:
         if format.name == ARRAY:
             return _array(io.BytesIO(data), len(data), ARRAY)
         if format.name == ARCHIVE:
-            return _archive(data)
+            return _archive(data, BYTES_PER_PIXEL * max_pixels)
     except DAMAGED_ZIP as error:
         raise DecodeError(f"the {format.name} cannot be read: {error}", reason="corrupt") from error
     if format.name == "TIFF":
-        found = tiff.header(data, MAX_BYTES)
+        found = tiff.header(data, BYTES_PER_PIXEL * max_pixels)
         return Stored(found.shape, found.dtype, "TIFF", lambda: tiff.values(data, found))
     if format.name == "PNG" and png.bits(data) == 16 and len(shape := png.shape(data)) == 3:
         return Stored(shape, "uint16", "PNG", lambda: _deep_png(data))
@@ -170,7 +168,7 @@ def _array(stream: io.BytesIO, length: int, format: str) -> Stored:
     return Stored(header.shape, header.dtype.newbyteorder("=").name, format, load)
 
 
-def _archive(data: bytes) -> Stored:
+def _archive(data: bytes, max_bytes: int) -> Stored:
     """Return the array of an .npz that holds one. Raises one of `DAMAGED_ZIP` if it is damaged."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
@@ -179,9 +177,9 @@ def _archive(data: bytes) -> Stored:
             raise DecodeError(
                 f"an archive of {len(members)} files ({names}); one array is needed", reason="unsupported"
             )
-        if members[0].file_size > MAX_BYTES:
+        if members[0].file_size > max_bytes:
             what = f"{members[0].filename} claims to unpack to {members[0].file_size:,} bytes"
-            raise DecodeError(f"{what}, more than the {MAX_BYTES:,} allowed", reason="too-many-pixels")
+            raise DecodeError(f"{what}, more than the {max_bytes:,} allowed", reason="too-many-pixels")
         with archive.open(members[0]) as member:
             unpacked = io.BytesIO(member.read(members[0].file_size))
     return _array(unpacked, len(unpacked.getbuffer()), ARCHIVE)
