@@ -50,7 +50,7 @@ preprocess.bands.low preprocess.bands.mean preprocess.bands.std
 data.validation device duration early_stop evaluate_every fewshot knn
 image_size keep keep_head lora_alpha lora_on lora_rank max_nonfinite model name objective.bce_threshold
 objective.class_weights objective.class_weights_beta objective.corrupt objective.gamma_negative
-objective.gamma_positive objective.head_bias
+objective.gamma_positive objective.head_bias distill.features distill.kind distill.temperature distill.weight teacher
 objective.kind objective.logit_adjustment objective.loss objective.margin objective.mask objective.mask_after_stem
 objective.other objective.smoothing objective.target optim.betas optim.clip optim.eps optim.layer_decay optim.lr
 optim.momentum optim.name optim.weight_decay optim.weight_decay_end out

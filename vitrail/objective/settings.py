@@ -23,6 +23,7 @@ from vitrail.ranges import (
     Part,
     Positive,
     Range,
+    Settings,
     Share,
     Width,
 )
@@ -106,6 +107,21 @@ class Regression(ObjectiveSettings):
     `huber_delta` and linear above it, so that a few wrong numbers count less (Huber 1964)."""
     huber_delta: Positive = 1.0
     """For loss huber: error in standard deviations of the target above which the loss is linear."""
+
+
+@dataclass(frozen=True)
+class Distill(Settings, section="distill"):
+    """What the network learns from the teacher that `Run.teacher` names (`vitrail.objective.distillation`)."""
+
+    kind: Literal["soft", "hard", "features"] = "soft"
+    """Target. soft: the teacher's probabilities; hard: its best class; features: its pooled features, of any width."""
+    weight: Share = 0.5
+    """Share of the teacher in the loss; the rest is the loss of the labels."""
+    temperature: Positive = 3.0
+    """For kind soft: the logits of both networks are divided by this value."""
+    features: Literal["cosine", "mse"] = "cosine"
+    """For kind features: distance of the features. mse: mean squared difference after normalisation of each image's
+    features to mean 0 and variance 1."""
 
 
 @dataclass(frozen=True)

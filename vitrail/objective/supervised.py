@@ -112,12 +112,18 @@ class SupervisedObjective(Objective):
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""
         logits = self.model(prepared.images)
+        return self.of_labels(logits, prepared).sum(), len(prepared), {"top1": self.right(logits, prepared)}
+
+    def of_labels(self, logits: Tensor, prepared: Prepared) -> Tensor:
+        """Return the loss of each image [batch], from logits [batch, classes]."""
         targets, weights = self.balance.targets(prepared.targets)
         losses = _of_each_image(self.losses(self.balance.logits(logits), targets), len(prepared))
-        losses = losses if weights is None else losses * weights
+        return losses if weights is None else losses * weights
+
+    def right(self, logits: Tensor, prepared: Prepared) -> Tensor:
+        """Return the number of images whose best class is one of their labels before mixing."""
         best, labels = logits.detach().argmax(-1), prepared.labels
-        right = (best == labels if labels.ndim == 1 else labels.gather(1, best[:, None]) > 0).sum()
-        return losses.sum(), len(prepared), {"top1": right}
+        return (best == labels if labels.ndim == 1 else labels.gather(1, best[:, None]) > 0).sum()
 
 
 def _of_each_image(losses: Tensor, count: int) -> Tensor:

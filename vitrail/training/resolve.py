@@ -30,7 +30,7 @@ from vitrail.model.build import build
 from vitrail.model.own_part import own_parts
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit.tokenizer import ImageTokenizer
-from vitrail.objective.settings import DINO, Tokenizer
+from vitrail.objective.settings import DINO, Distill, Tokenizer
 from vitrail.training.batch_size import default_batch
 from vitrail.training.objectives.for_labels import for_labels, scale_of
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
@@ -68,6 +68,7 @@ class Resolved:
     def card(self, class_names: list[str]) -> Card:
         """Return the card of the weights this run makes, of these classes where it learns from labels."""
         provenance = {"recipe": self.run.name, "data": self.run.data.path, "from": self.run.weights}
+        provenance |= {"teacher": self.run.teacher} if self.run.teacher is not None else {}
         provenance |= {"tune": self.run.tune} if self.run.tune != "all" else {}
         names = list(class_names) if self.run.supervised else []
         thresholds = [UNCHOSEN] * self.config.classes if self.several else []
@@ -212,10 +213,13 @@ def given_config(
 
 def _check_objective(run: Run) -> None:
     """Raise UsageError for settings that make sense only with labels, in a run that learns without."""
+    if run.teacher is None and run.distill != Distill():
+        raise UsageError("distill says what is learned from a teacher, and there is none: name it with --teacher MODEL")
     needs_labels = {
         "augment.mixup": run.augment.mixup,
         "augment.cutmix": run.augment.cutmix,
         "keep_head": run.keep_head,
+        "teacher": run.teacher is not None,
         "metric": run.metric != Metric(),
         "tune": run.tune != "all",
     }

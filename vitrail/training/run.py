@@ -23,6 +23,7 @@ from vitrail.objective.settings import (
     DINO,
     MAE,
     BEiT,
+    Distill,
     MaskedPatch,
     ObjectiveSettings,
     Regression,
@@ -258,6 +259,11 @@ class Run(Settings):
         default_factory=Supervised
     )
     """What the network learns, chosen by `objective.kind`: from labels or numbers, or without labels."""
+    teacher: str | None = None
+    """Trained network from which this one learns, too (distillation): a run, a model folder, a weight file, or a name
+    on the hub. It sees the same augmented images (default: labels only)."""
+    distill: Distill = field(default_factory=Distill)
+    """What is learned from the teacher."""
     augment: Augment = field(default_factory=Augment)
     """Random changes to training images."""
     preprocess: Preprocess | None = None

@@ -13,7 +13,7 @@ from vitrail.training.batch_size import image_bytes, micro_batches
 from vitrail.training.batches import evaluation_loader, training_loader
 from vitrail.training.checkpoints.state import TrainingState, defaults, identity
 from vitrail.training.given import Given, given_network
-from vitrail.training.objectives.build import build_objective
+from vitrail.training.objectives.build import build_objective, load_teacher
 from vitrail.training.optim.average import Averager
 from vitrail.training.optim.optimizer import build_optimizer
 from vitrail.training.optim.progressive import Sizes
@@ -82,7 +82,8 @@ def set_up(
     else:
         model = given_network(given.model, len(names), resolved.preprocess)
     tuned = tune(model, resolved.run, resolved.decisions)
-    objective = build_objective(resolved, model, len(names), given.losses, splits.train.labels)
+    teacher = load_teacher(resolved, names)
+    objective = build_objective(resolved, model, len(names), given.losses, splits.train.labels, teacher)
     objective.to(resolved.device).train()
     run, each = resolved.run, None
     if measure or run.accumulate is None:
@@ -103,6 +104,8 @@ def set_up(
     about |= {"given": given.names} if given.names else {}
     started = getattr(model, "card", None)
     card = replace(resolved.card(names), licence=started.licence if started else "")  # weights made from others keep it
+    if teacher is not None:
+        card = replace(card, provenance={**card.provenance, "teacher_hash": teacher.fingerprint})
     evaluated, swapped = network.for_evaluation(average)
     return Setup(
         run=run,

@@ -20,7 +20,8 @@ from vitrail.training.optim.average import Averager
 from vitrail.training.run import LORA, Run
 from vitrail.weights.base import BaseWeights
 
-IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune", *LORA)
+IDENTITY = ("objective", "augment", "schedule", "average", "progressive", "optim", "batch_size", "seed", "tune", *LORA,
+            "distill")  # fmt: skip
 """Settings that a resumed run must share with the run it continues. All others may change: duration, time_limit,
 early_stop, how often to evaluate and save, and everything about the machine (accumulate, concurrent, precision,
 workers, cache, compile, activation_checkpointing, wide_branches, device). The result is the same up to rounding."""

@@ -10,11 +10,14 @@ from vitrail.data.labels.sets import Labels, LabelSets, class_counts
 from vitrail.data.loading.sampler import places_per_class
 from vitrail.errors import UsageError
 from vitrail.objective.base import Objective, Task
+from vitrail.objective.distillation import DistillationObjective, Teacher
 from vitrail.objective.self_supervised import SelfSupervised
+from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.checkpoints.objective_weights import load_objective_weights
 from vitrail.training.given import Losses
 from vitrail.training.resolve import Resolved
+from vitrail.weights.load import load, weights_fingerprint
 from vitrail.words import shown
 
 
@@ -24,22 +27,28 @@ def build_objective(
     classes: int,
     losses: Losses | None = None,
     labels: Labels | None = None,
+    teacher: Teacher | None = None,
 ) -> Objective:
     """Return the objective of a resolved run. It owns `model`, which `build_model` returned.
 
     classes: Number of classes of the data. losses: A function in place of the loss of the settings. labels: Those of
-    the training images, for settings that need the number of images of each class. If the starting weights
-    contain parts of the objective besides the network, these are loaded too, and noted in `resolved.decisions`. Raises
-    UsageError if settings contradict each other or the model, and what `load_objective_weights` raises.
+    the training images, for settings that need the number of images of each class. teacher: See `load_teacher`. If the
+    starting weights contain parts of the objective besides the network, these are loaded too, and noted in
+    `resolved.decisions`. Raises UsageError if settings contradict each other or the model, and what
+    `load_objective_weights` raises.
     """
     run = resolved.run
     if isinstance(labels, LabelSets | Numbers):
         counts = class_counts(labels, classes)
     else:
         counts = np.empty(0) if labels is None else places_per_class(labels, classes, run.data.sampler)
-    objective = run.objective.build(
-        model, Task(run.seed, classes, run.augment, resolved.preprocess, tuple(counts.tolist()), resolved.scale)
-    )
+    task = Task(run.seed, classes, run.augment, resolved.preprocess, tuple(counts.tolist()), resolved.scale)
+    if teacher is None:
+        objective = run.objective.build(model, task)
+    elif isinstance(run.objective, Supervised):
+        objective = DistillationObjective(model, run.objective, task, run.distill, teacher)
+    else:
+        raise UsageError(f"a teacher needs objective.kind supervised, not {run.objective.kind}: leave out teacher")
     needed = Objective if run.supervised else SelfSupervised
     if not isinstance(objective, needed):
         raise UsageError(
@@ -51,3 +60,51 @@ def build_objective(
     if resolved.start == run.weights:  # otherwise the run is resumed, and its checkpoint contains everything
         resolved.decisions.update(load_objective_weights(run, objective))
     return objective
+
+
+def load_teacher(resolved: Resolved, class_names: list[str]) -> Teacher | None:
+    """Return the teacher of a resolved run, on its device, and note it in `resolved.decisions`; None without one.
+
+    Raises UsageError for a teacher that cannot teach these classes or see these images, and what `load` raises.
+    """
+    run, source = resolved.run, resolved.run.teacher
+    if source is None:
+        return None
+    network = load(source)
+    card, config, columns = network.card, network.config, None
+    assert card is not None  # it comes with every file
+    if config.channels != resolved.config.channels:
+        raise UsageError(
+            f"the teacher {source} takes images of {config.channels} channels, and these have "
+            f"{resolved.config.channels}: give another teacher"
+        )
+    if run.distill.kind != "features":
+        if resolved.several or card.several:
+            raise UsageError(
+                f"distill.kind {run.distill.kind} needs one label for each image, in the data and in the teacher "
+                f"{source}. With several labels use distill.kind features"
+            )
+        columns = _columns(source, list(card.class_names), config.classes, class_names)
+    size = " x ".join(map(str, config.image_size))
+    checked = "" if card.class_names or run.distill.kind == "features" else "; the order of its classes is not known"
+    resolved.decisions["teacher"] = f"{source}: {run.distill.kind}, weight {run.distill.weight:g}, {size} px{checked}"
+    network = network.eval().requires_grad_(False).to(resolved.device)
+    return Teacher(network, weights_fingerprint(source), columns)
+
+
+def _columns(source: str, theirs: list[str], outputs: int, ours: list[str]) -> list[int] | None:
+    """Return `Teacher.columns`. Raises UsageError, with the first classes that differ, for other classes."""
+    other = "Give a teacher for the classes of the data, or learn its features: distill.kind features"
+    if not theirs and outputs != len(ours):
+        raise UsageError(f"the teacher {source} has {outputs} classes, and the data have {len(ours)}. {other}")
+    if not theirs or theirs == ours:
+        return None
+    here, there = set(ours), set(theirs)
+    if here != there:
+        only = [f"{shown(name)} is only in the teacher" for name in theirs if name not in here][:1]
+        only += [f"{shown(name)} is only in the data" for name in ours if name not in there][:1]
+        raise UsageError(
+            f"the teacher {source} has {len(theirs)} classes, and the data have {len(ours)} others: {', '.join(only)}. "
+            f"{other}"
+        )
+    return [theirs.index(name) for name in ours]

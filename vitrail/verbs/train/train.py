@@ -155,9 +155,9 @@ def finetune(
 
     A zero linear layer replaces the classifier, and position embeddings are resampled to --image-size (paper, section
     3.2). Length and warmup follow the paper's for a data set of this size; the recipe finetune gives the other
-    settings. With --tune attention, ffn or head, only this part of the network is trained (follow-up, section 4), with
-    --tune lora only updates of low rank. This takes less memory and time. The run then stores only the trained part
-    and refers to --from, which must stay in its place.
+    settings. With --tune attention, ffn or head, only this part of the network is trained (follow-up, section 4), and
+    with --tune lora only updates of low rank. This takes less memory and time. The run then stores only the trained
+    part and refers to --from, which must stay in its place.
 
     Args:
         path: The images, in any form that `vitrail train` takes.

@@ -1,0 +1,131 @@
+"""Learning from labels and from a teacher: a trained network whose outputs the student learns to repeat.
+
+The teacher sees the very pixels of the student, after all augmentation and mixing ("Knowledge distillation: A good
+teacher is patient and consistent", Beyer et al. 2022), resized to its own input and normalised with its own statistics.
+The loss of an image is (1 - weight) x the loss of its label + weight x one of these terms, with the student's logits s
+and the teacher's t:
+
+* soft: T^2 KL(softmax(t / T) || softmax(s / T)), with the temperature T (Hinton et al. 2015; DeiT, Eq. 2)
+* hard: cross-entropy with the teacher's best class (DeiT, Eq. 3)
+* features: a linear layer takes the student's pooled features to the teacher's width. cosine: 1 - their cosine; mse:
+  the mean squared difference after each has mean 0 and variance 1 over its values.
+
+A network with a distillation token (DeiT's) learns the labels with its head and the teacher with the token's head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import UsageError
+from vitrail.model.layers import dense, new_linear
+from vitrail.model.resnet.network import ResNet
+from vitrail.model.vit import ViT
+from vitrail.objective.base import Prepared, Task
+from vitrail.objective.settings import Distill, Supervised
+from vitrail.objective.supervised import SupervisedObjective
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained network, in evaluation mode and on the student's device."""
+
+    network: ViT | ResNet
+    fingerprint: str
+    """Hash of its weight files."""
+    columns: Sequence[int] | None = None
+    """For each class of the data, the place of the teacher's output; None if both have one order."""
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, *, features: bool) -> Tensor:
+        """Return logits [batch, classes], or features [batch, width], float32, of uint8 images of any size."""
+        size = self.network.config.image_size
+        if tuple(images.shape[-2:]) != size:
+            resized = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
+            images = resized.round().clamp(0, 255).to(torch.uint8)
+        if features:
+            return self.network.features(images).float()
+        logits = self.network(images).float()
+        return logits if self.columns is None else logits[:, torch.tensor(self.columns, device=logits.device)]
+
+
+class DistillationObjective(SupervisedObjective):
+    """`SupervisedObjective` with a teacher; see the file. Raises UsageError for a network without features."""
+
+    pure = False
+
+    def __init__(self, model: nn.Module, config: Supervised, task: Task, distill: Distill, teacher: Teacher) -> None:
+        super().__init__(model, config, task.augment, task.classes, task.seed, task.class_counts)
+        self.distill = distill
+        self._teacher = (teacher,)  # in a tuple, so that it is neither trained nor saved
+        self.projection: nn.Linear | None = None
+        if distill.kind == "features":
+            if not isinstance(model, ViT | ResNet):
+                raise UsageError("distill.kind features needs the features of a network of vitrail; use soft or hard")
+            self.projection = new_linear(model.config.features, teacher.network.config.features)
+
+    def identity(self) -> dict[str, str]:
+        """See `Objective`."""
+        return {"teacher": self._teacher[0].fingerprint}
+
+    @property
+    def precomputed_bytes(self) -> int:
+        """See `Objective`."""
+        config = self._teacher[0].network.config
+        return 4 * (config.classes if self.projection is None else config.features)
+
+    def before_step(self, prepared: Prepared, parts: int) -> Prepared:
+        """See `Objective`: ask the teacher about all images of the step."""
+        images = prepared.images.tensor_split(min(parts, len(prepared)))
+        return replace(prepared, precomputed=torch.cat([self._taught(part) for part in images]))
+
+    def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """See `Objective`."""
+        taught = self._taught(prepared.images) if prepared.precomputed is None else prepared.precomputed
+        logits, pupil, features = self._outputs(prepared.images)
+        from_labels = self.of_labels(logits, prepared)
+        term = self._term(pupil, features, taught)
+        losses = (1 - self.distill.weight) * from_labels + self.distill.weight * term
+        return (
+            losses.sum(),
+            len(prepared),
+            {"top1": self.right(logits if pupil is logits else logits + pupil, prepared)},
+        )
+
+    def _taught(self, images: Tensor) -> Tensor:
+        return self._teacher[0](images, features=self.projection is not None)
+
+    def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the logits that learn the labels, those that learn from the teacher, and the features, if known."""
+        model: Any = self.model
+        if not isinstance(model, ViT | ResNet):
+            logits = model(images)
+            return logits, logits, None
+        features = model.features(images)
+        if isinstance(model, ViT) and model.head is not None and model.head_dist is not None:
+            own, pupil = features.chunk(2, dim=-1)
+            return dense(model.head, own), dense(model.head_dist, pupil), features
+        logits = model.classify(features) if isinstance(model, ViT) else model.head(features)  # type: ignore[misc]
+        return logits, logits, features
+
+    def _term(self, pupil: Tensor, features: Tensor | None, taught: Tensor) -> Tensor:
+        """Return the loss of each image [batch] that comes from the teacher, in float32."""
+        if self.projection is not None:
+            assert features is not None
+            projected = dense(self.projection, features).float()
+            if self.distill.features == "cosine":
+                return 1 - F.cosine_similarity(projected, taught, dim=-1)
+            width = taught.shape[-1:]
+            return (F.layer_norm(projected, width) - F.layer_norm(taught, width)).square().mean(-1)
+        pupil = pupil.to(torch.promote_types(pupil.dtype, torch.float32))
+        if self.distill.kind == "hard":
+            return F.cross_entropy(pupil, taught.argmax(-1), reduction="none")
+        temperature = self.distill.temperature
+        known, found = (taught / temperature).log_softmax(-1), (pupil / temperature).log_softmax(-1)
+        return temperature**2 * (known.exp() * (known - found)).sum(-1)
