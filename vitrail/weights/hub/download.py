@@ -235,8 +235,8 @@ def _cached(repository: str, revision: str, why: str) -> Path:
         raise WeightsError(
             f"there is no file or folder {repository}{at} in {Path.cwd()}. As a name on the hub, it is not in the "
             f"cache {constants.HF_HUB_CACHE} (HF_HOME says where that is), and {why}. If you mean weights of the hub, "
-            f"run `hf download {repository}{flag} --local-dir {repository.partition('/')[2]}` on a machine with a network, "
-            "copy its folder here, and give the path of the folder"
+            f"run `hf download {repository}{flag} --local-dir {repository.partition('/')[2]}` on a machine with a "
+            "network, copy its folder here, and give the path of the folder"
         ) from error
     log.info("%s comes from the cache: %s", repository, why)
     return folder
