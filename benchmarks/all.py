@@ -83,7 +83,7 @@ def measure(name: str, more: Sequence[str], results: Path = record.RESULTS) -> d
 def special(name: str) -> list[str]:
     """Return the arguments that only this benchmark takes."""
     networks = [str(path) for path in sorted(NETWORKS.glob("scratch-small-*"))]
-    return {"learn": ["--keep", str(NETWORKS)], "transfer": networks, "protocols": networks[:1]}.get(name, [])
+    return {"learn": ["--keep", str(NETWORKS)], "transfer": networks}.get(name, [])
 
 
 def main() -> None:

@@ -157,59 +157,6 @@ def transfer(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return [header, *((side, f"{r['mean']:.1f} % ± {r['deviation']:.1f} ({r['seeds']} seeds)") for side, r in rows)]
 
 
-def protocols(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table of all ways to use one network on other data."""
-    header = (f"a ViT of CIFAR-100 on 12 kinds of flowers, {document['image_size']} px", "test top-1")
-    lines: list[tuple[str, ...]] = [header]
-    for row in document["rows"]:
-        spread = f" ± {row['deviation']:.1f} ({len(row['seeds'])} seeds)" if row["deviation"] is not None else ""
-        lines.append((row["protocol"], f"{row['mean']:.1f} %{spread}"))
-    return lines
-
-
-def parallel(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table of parallel branches: time of a step, over the same blocks in sequence, over timm's same
-    network.
-    """
-    lines: list[tuple[str, ...]] = [("the same blocks in a row and side by side", "ms", "over in a row", "over timm")]
-    for r in document["results"]:
-        for row in r["rows"]:
-            if row["name"].startswith("timm"):
-                continue
-            label = f"{row['name'].removeprefix(f'{record.OURS} ')}, {r['work']}, batch {r['batch']}, {r['precision']}"
-            took = f"{1000 * r['batch'] / row['images_per_second']:,.1f}"
-            timm = ratio(row["over_timm"]) if "over_timm" in row else ""
-            lines.append((label, took, ratio(row["over_sequential"]), timm))
-    return lines
-
-
-def lesson_tuning(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the follow-up's Tables 5 and 6 at this scale; time, memory and storage relative to tuning all weights."""
-    header = ("fine-tuning a ViT of CIFAR-100", "test top-1", "step", "peak memory", "stored")
-    lines: list[tuple[str, ...]] = [header]
-    rows = document["tuning"]
-    for row in rows:
-        whole = next(r for r in rows if (r["data"], r["size"], r["part"]) == (row["data"], row["size"], "all"))
-        shares = [f"{row[name] / whole[name]:.2f}" for name in ("step_ms", "peak_bytes", "stored_bytes")]
-        lines.append((f"{row['data']}, {row['size']} px: {row['part']}", _top1(row), *shares))
-    return lines
-
-
-def lesson_stems(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the follow-up's Table 7 at this scale."""
-    header = ("stem", "B/16, M parameters", "GFLOPs", "CIFAR-100 from labels", "after masked pre-training")
-    lines: list[tuple[str, ...]] = [header]
-    for row in document["stems"]:
-        told = [_top1(row[arm]) if arm in row else "" for arm in ("supervised", "masked")]
-        lines.append((row["stem"], f"{row['parameters'] / 1e6:.1f}", f"{row['gflops']:.2f}", *told))
-    return lines
-
-
-def _top1(row: dict[str, Any]) -> str:
-    spread = f" ± {row['deviation']:.1f} ({len(row['seeds'])} seeds)" if row["deviation"] is not None else ""
-    return f"{row['mean']:.1f} %{spread}"
-
-
 def self_supervised(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table of learning without labels, with supervised and random networks."""
     minutes, more = document["minutes"], document["tune_minutes"]
@@ -295,9 +242,6 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "digits": ("The demo", digits),
     "learn": ("Learning from scratch", learn),
     "transfer": ("Fine-tuning against training from scratch", transfer),
-    "protocols": ("Ways to use one network", protocols),
-    "parallel": ("Parallel branches", parallel),
-    "lessons": ("The follow-up's lessons", lesson_tuning, lesson_stems),
     "self_supervised": ("Learning without labels", self_supervised),
     "mae": ("A step of MAE", mae),
     "saving": ("Checkpoints", saving),
