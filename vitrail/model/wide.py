@@ -7,9 +7,9 @@ as many matrix products, norms and additions as a block of one branch. To drop a
 its part of the last product's input is set to 0.
 
 The model stores the weights of the separate branches, so in training every step concatenates them; `freeze` does it
-once (`vitrail.model.frozen`; `vitrail study three-table4` measures it). In training on a CPU this costs about as much as
-it saves, because wider activations leave the cache, so it is an option: `Run.wide_branches`. Results and gradients are
-equal to rounding; parameters and random numbers are the same.
+once (`vitrail.model.frozen`; `vitrail study three-table4` measures it). In training on a CPU this costs about as much
+as it saves, because wider activations leave the cache, so it is an option: `Run.wide_branches`. Results and gradients
+are equal to rounding; parameters and random numbers are the same.
 """
 
 from __future__ import annotations
