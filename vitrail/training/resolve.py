@@ -91,7 +91,8 @@ def resolve(
     start = start or run.weights
     _check_objective(run)
     run = for_labels(run, train.labels, decisions) if run.supervised else run
-    found = layouts(train)
+    weights = None if start is None else read_card(start).preprocess.bands
+    found = layouts(train, run.data.channels or (None if weights is None else weights.channels))
     sizes = [(one.height, one.width) for one in found]
     if odd := sum(min(size) < SMALL or max(size) > LONG * min(size) for size in sizes):
         decisions["odd sizes"] = (
@@ -100,9 +101,8 @@ def resolve(
     device = choose_device(run.device)
     if run.keep_head:
         decisions["head"] = _kept_head(start, class_names)
-    weights = None
     if start is not None:
-        run, weights = _whole_patches(run, start, decisions), read_card(start).preprocess.bands
+        run = _whole_patches(run, start, decisions)
     asked = None if run.preprocess is None else run.preprocess.bands
     bands = choose(run.data, asked, weights, found, train, decisions)
     classes = len(class_names) if run.supervised else 0

@@ -47,7 +47,7 @@ def chosen(
     train: Any, weights: Bands | None = None, given: Bands | None = None, **data: Any
 ) -> tuple[Any, dict[str, str]]:
     decisions: dict[str, str] = {}
-    return choose(Data(**data), given, weights, layouts(train), train, decisions), decisions
+    return choose(Data(**data), given, weights, layouts(train, data.get("channels")), train, decisions), decisions
 
 
 # statistics
@@ -228,6 +228,8 @@ def test_arrays_keep_what_they_hold(tmp_path: Path) -> None:
     assert (found.channels, found.bits, found.display) == (4, "16", (1, 2, 3))
     assert decisions["bands"] == "4 bands of 16 bits: as they are stored"
     assert chosen(source(IMAGES[..., 0]))[0].channels == 1
+    many = np.random.default_rng(0).integers(0, 99, (4, 5, 6, 12)).astype(np.uint16)
+    assert chosen(source(many), channels=12)[0].channels == 12  # more bands than rows: only the setting can tell
     assert chosen(source(np.zeros((4, 8, 8, 3), np.uint8)))[0] is None
 
 

@@ -14,7 +14,7 @@ import tifffile
 from PIL import Image
 
 from vitrail.data.bands.picture import picture
-from vitrail.data.bands.stored import read, stored
+from vitrail.data.bands.stored import bands_first, read, stored
 from vitrail.data.images.decode import decode
 from vitrail.data.settings import Bits
 from vitrail.errors import DecodeError
@@ -95,6 +95,16 @@ def test_pictures_of_8_bits_keep_their_channels() -> None:
     assert np.array_equal(read(repeated, 1, "8"), eight[..., :1])
     with pytest.raises(DecodeError, match="three different bands"):
         read(eight[..., :3], 1, "8")
+
+
+@pytest.mark.parametrize(
+    ("shape", "first"),
+    [((8, 8, 13), False), ((13, 8, 8), True), ((4, 9, 7), True), ((9, 7, 4), False), ((64, 64, 64), False)],
+)
+def test_the_axis_of_the_bands(shape: tuple[int, int, int], first: bool) -> None:
+    assert bands_first(shape) is first
+    assert stored(np.zeros(shape, np.uint8)).axis() == (0 if first else 2)
+    assert stored(np.zeros((9, 7, 12), np.uint8)).size(9) == (7, 12, 9)  # a known number of bands decides
 
 
 def test_overviews_and_masks_are_no_bands() -> None:

@@ -6,6 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from PIL import Image
@@ -38,15 +39,17 @@ class Layout(NamedTuple):
         return _words(self.channels, self.bits)
 
 
-def layouts(source: Listed, count: int = SNIFFED) -> list[Layout]:
-    """Return the layouts of up to `count` images spread over the source; [] if none opens.
+def layouts(source: Listed, channels: int | None = None) -> list[Layout]:
+    """Return the layouts of up to `SNIFFED` images spread over the source; [] if none opens.
 
-    Raises DataError for a read that hangs.
+    channels: The number of bands, if it is known, which tells the axes of an array apart. Raises DataError for a read
+    that hangs.
     """
-    count = min(count, len(source))
+    count = min(SNIFFED, len(source))
     rows = (i * len(source) // count for i in range(count))
+    layout = partial(_layout, channels)
     with threads(1) as pool:  # without a thread, nobody would notice a read that hangs
-        return [found for found in each_image(pool, _layout, source, rows) if found is not None]
+        return [found for found in each_image(pool, layout, source, rows) if found is not None]
 
 
 def choose(
@@ -67,20 +70,18 @@ def choose(
         given.check()
         return _shown(_agreeing(given, data), data)
     asked = data.channels is not None or data.bits is not None
+    pictures = 2 * sum(one.picture for one in found) >= len(found)
     usual = Counter((one.channels, one.bits) for one in found).most_common(1)
     channels, bits = usual[0][0] if usual else (3, "8")
     if not asked and weights is not None:
         channels, bits, why = weights.channels, weights.bits, "as the weights need"
-    elif not asked and (not found or any(one.picture for one in found)):
+    elif not asked and pictures:
         _note_lost_bits(found, decisions)
         return None
     else:
-        channels, why = (
-            data.channels or channels,
-            "as data.channels and data.bits say" if asked else "as they are stored",
-        )
-        bits = data.bits or bits
-    if (channels, bits) == (3, "8") and weights is None and any(one.picture for one in found):
+        why = "as data.channels and data.bits say" if asked else "as they are stored"
+        channels, bits = data.channels or channels, data.bits or bits
+    if (channels, bits) == (3, "8") and weights is None and pictures:
         return None
     if bits is None:
         raise DataError("the values of the images have a type that no image has. Valid are 8, 16 and 32f (data.bits)")
@@ -142,7 +143,7 @@ def _words(channels: int, bits: Bits | None) -> str:
     return f"{bands} of {'floating-point numbers' if bits == '32f' else f'{bits} bits'}"
 
 
-def _layout(source: Listed, index: int) -> Layout | None:
+def _layout(channels: int | None, source: Listed, index: int) -> Layout | None:
     """Return the layout of an image; None for an unreadable one, which the loader reports."""
     try:
         image = source[index].image
@@ -156,7 +157,7 @@ def _layout(source: Listed, index: int) -> Layout | None:
     except DecodeError:
         return picture
     rgb = picture is not None or (found.format == "array" and found.dtype == "uint8" and found.size()[2] == 3)
-    return Layout(*found.size(), found.bits, rgb)
+    return Layout(*found.size(channels), found.bits, rgb)
 
 
 def _picture(data: bytes) -> Layout | None:

@@ -55,18 +55,29 @@ class Stored:
         return DEPTHS.get(self.dtype)
 
     def axis(self, bands: int | None = None) -> int | None:
-        """Return the axis of the bands: the one of this length, else the shorter of the first and the last; or None."""
+        """Return the axis of the bands, None if there is none: the one of this length, else as `bands_first` says."""
         if len(self.shape) == 2:
             return None
         if bands is not None and bands in (self.shape[2], self.shape[0]):
             return 2 if self.shape[2] == bands else 0
-        return 0 if self.shape[0] < self.shape[2] and self.format in (ARRAY, ARCHIVE, "array") else 2
+        return 0 if self.format in (ARRAY, ARCHIVE, "array") and bands_first(self.shape) else 2
 
     def size(self, bands: int | None = None) -> tuple[int, int, int]:
         """Return height, width and number of bands."""
         axis = self.axis(bands)
         height, width = (side for place, side in enumerate(self.shape) if place != axis)
         return height, width, 1 if axis is None else self.shape[axis]
+
+
+def bands_first(shape: tuple[int, ...]) -> bool:
+    """Return whether three axes are [bands, H, W] rather than [H, W, bands].
+
+    An image is square more often than it has as many bands as rows; otherwise it has fewer bands than rows.
+    """
+    first, middle, last = shape
+    if (middle == last) != (first == middle):
+        return middle == last
+    return first < last
 
 
 def stored(image: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> Stored:

@@ -172,12 +172,10 @@ def format_of(data: bytes) -> ImageFormat:
 def _reader(format: ImageFormat) -> type[ImageFile]:
     """Return the class that reads a format. Raises DecodeError "unsupported" if there is none."""
     if format.reader is None:
-        arrays = format.name.startswith("NumPy")
-        what = "Set data.channels and data.bits, or convert" if arrays else "Convert"
-        message = f"{format.name} files are not supported. {what} the file to one of {READABLE}"
-        raise DecodeError(
-            message.replace("are not supported", "are not 8-bit RGB") if arrays else message, reason="unsupported"
-        )
+        message = f"{format.name} files are not supported. Convert the file to one of {READABLE}"
+        if format.name.startswith("NumPy"):
+            message = f"{format.name} files are not 8-bit RGB. Set data.channels and data.bits to read their bands"
+        raise DecodeError(message, reason="unsupported")
     return format.reader
 
 

@@ -50,11 +50,8 @@ class OwnOp(Op):
         """See Op. Raises UsageError if the function returns another kind of image."""
         result = self.function(image, rng)
         channels, dtype = self.pixels.channels, np.dtype(self.pixels.dtype)
-        if not isinstance(result, np.ndarray) or (result.dtype, result.ndim, result.shape[2:]) != (
-            dtype,
-            3,
-            (channels,),
-        ):
+        wanted = (dtype, 3, (channels,))
+        if not isinstance(result, np.ndarray) or (result.dtype, result.ndim, result.shape[2:]) != wanted:
             kind = f"{result.dtype} {result.shape}" if isinstance(result, np.ndarray) else shown(result)
             raise UsageError(
                 f"{self.function} returned {kind}; an operation returns an image, {dtype} [H, W, {channels}]"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.bands.stored import DEPTHS
+from vitrail.data.bands.stored import DEPTHS, bands_first
 from vitrail.data.item import DataSet, Findings, Item, Listed, View
 from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, order_classes
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
@@ -136,7 +136,8 @@ def _channels_last(path: Path, name: str, images: np.ndarray) -> np.ndarray:
         return images
     if images.ndim != 4:
         raise DataError(f"{path}: {name} has shape {images.shape}; valid are [N, H, W], [N, H, W, C] and [N, C, H, W]")
-    if images.shape[-1] not in (1, 3) and (images.shape[1] in (1, 3) or images.shape[1] < images.shape[-1]):
+    usual = (1, 3)
+    if images.shape[-1] not in usual and (images.shape[1] in usual or bands_first(images.shape[1:])):
         images = images.transpose(0, 2, 3, 1)
     return images[..., 0] if images.shape[-1] == 1 else images
 
