@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.data.item import Joined, View
+from vitrail.data.item import DataSet, Findings, Joined, Unlabelled, View
+from vitrail.data.labels.kind import of_one_kind
 from vitrail.data.labels.numbers import Numbers, numbers_in
-from vitrail.data.labels.sets import class_counts, label_text
+from vitrail.data.labels.sets import class_counts, known, label_text
 from vitrail.data.loading.loader import Loader
 from vitrail.data.settings import Columns, Data
 from vitrail.data.sources.open import find, open_data
@@ -142,9 +143,24 @@ def test_numbers_that_parquet_lacks(tmp_path: Path) -> None:
     table = parquet(tmp_path, path=images(tmp_path), label=[[1.0, 2], [1.0], [3.0, 1], [1.0, 1]])
     with pytest.raises(DataError, match="row 2: 1 numbers, and the first row has 2"):
         find(table, Columns(per_image="numbers"))
+    table = parquet(tmp_path, path=images(tmp_path), label=pa.array([[]] * 4, pa.list_(pa.float64())))
+    with pytest.raises(DataError, match="at least one"):
+        find(table, Columns(per_image="numbers"))
     table = parquet(tmp_path, path=images(tmp_path), a=[1.0] * 4, b=["x"] * 4)
     with pytest.raises(DataError, match="not numbers"):
         find(table, Columns(per_image="numbers", classes=("a", "b")))
+
+
+def test_a_split_without_labels_has_unknown_numbers(tmp_path: Path) -> None:
+    table = csv_cell(tmp_path, TWO)
+    labelled = find(table, Columns(per_image="numbers")).splits[""]
+    classes = find(table, Columns(per_image="one")).splits[""]
+    both = DataSet({"train": classes, "test": Unlabelled(classes, [])}, Findings("csv"))
+    found = of_one_kind(both, Columns(per_image="numbers")).splits
+    assert isinstance(found["train"].labels, Numbers) and isinstance(labelled.labels, Numbers)
+    assert np.array_equal(found["train"].labels.values, labelled.labels.values)
+    assert found["test"].labels[:].width == 2  # type: ignore[union-attr]
+    assert not known(found["test"].labels).any()
 
 
 def test_splits_views_and_batches_of_numbers(tmp_path: Path) -> None:

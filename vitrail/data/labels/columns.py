@@ -108,10 +108,10 @@ def _numbers(split: LabelColumns) -> Named:
     for column in split.columns.values():
         if any(is_list(column.type) for is_list in _LISTS):
             lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-            if (ragged := np.flatnonzero(lengths != lengths[0])).size:
+            if (ragged := np.flatnonzero((lengths != lengths[0]) | (lengths == 0))).size:
                 raise DataError(
                     f"{split.where}, row {ragged[0] + 1}: {lengths[ragged[0]]} numbers, and the first row has "
-                    f"{lengths[0]}. Every image needs equally many"
+                    f"{lengths[0]}. Every image needs equally many, and at least one"
                 )
             column = pa.chunked_array([pc.list_flatten(chunk) for chunk in column.chunks], column.type.value_type)
         found.append(np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64))

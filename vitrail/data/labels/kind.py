@@ -54,24 +54,30 @@ def _not_one(split: str, source: Listed) -> str:
 
 def _as_numbers(found: DataSet, columns: Columns) -> DataSet:
     splits: dict[str, Listed] = {}
-    for name, source in found.splits.items():
-        if isinstance(source.labels, Numbers):
-            splits[name] = source
-            continue
-        values = _read(source, name, columns)
-        changed: Any = _relabelled(source, Numbers(values))
-        changed.class_names = target_names(values.shape[1], columns.label, columns.classes)
-        splits[name] = changed
-    widths = {name: len(source.class_names) for name, source in splits.items()}
+    read = {
+        name: _read(source, name, columns)
+        for name, source in found.splits.items()
+        if not isinstance(source.labels, Numbers)
+    }
+    widths = {name: values.shape[1] for name, values in read.items() if values.shape[1]}
+    widths |= {name: len(source.class_names) for name, source in found.splits.items() if name not in read}
     if len(set(widths.values())) > 1:
         raise DataError(
             f"images have other numbers of targets in other splits: {widths}. Give all of them equally many"
         )
+    width = next(iter(widths.values()), 1)
+    for name, source in found.splits.items():
+        splits[name] = source
+        if name in read:  # of a split without any label, all numbers are unknown
+            values = read[name] if read[name].shape[1] else np.full((len(source), width), np.nan)
+            changed: Any = _relabelled(source, Numbers(values))
+            changed.class_names = target_names(width, columns.label, columns.classes)
+            splits[name] = changed
     return DataSet(splits, found.findings)
 
 
 def _read(source: Listed, split: str, columns: Columns) -> np.ndarray:
-    """Return the numbers that the names of classes are, float64 [N, targets].
+    """Return the numbers that the names of classes are, float64 [N, targets]; [N, 0] if no label is known.
 
     Raises DataError, which names an image, for another name.
     """
@@ -101,7 +107,7 @@ def _read(source: Listed, split: str, columns: Columns) -> np.ndarray:
             raise DataError(
                 f"{where} has the label {shown(text)}: {len(read[number])} numbers, and others have {width}"
             )
-    width = len(next(iter(read.values()), (0.0,)))
+    width = len(next(iter(read.values()), ()))
     table = np.full((len(source.class_names) + 1, width), np.nan)  # UNKNOWN = -1 picks the last row
     for number, row in read.items():
         table[number] = row
