@@ -40,16 +40,16 @@ SMALLER = "Choose a smaller batch, image size or network, or close other program
 EXAMPLES = """\
 vitrail demo
 vitrail train photos/
-vitrail finetune photos/ --from runs/train-1 --image-size 224
-vitrail evaluate runs/train-1 photos/test
+vitrail finetune photos/ --from runs/finetune-1 --image-size 384
+vitrail evaluate runs/finetune-1 photos-test/
 vitrail finetune photos/ --from google/vit-base-patch16-224-in21k
-vitrail predict runs/train-1 holiday/ 'scans/*.png' --out classes.csv
-vitrail inspect runs/train-1 cat.jpg dog.jpg
-vitrail report runs/train-1 runs/train-2
-vitrail search runs/train-1 photos/ --like cat.jpg
-vitrail serve runs/train-1
-vitrail export runs/train-1 --to onnx
-vitrail probe fewshot runs/train-1 flowers/ --shots 1 5 10
+vitrail predict runs/finetune-1 holiday/ 'scans/*.png' --out classes.csv
+vitrail inspect runs/finetune-1 cat.jpg dog.jpg
+vitrail report runs/finetune-1 runs/finetune-2
+vitrail search runs/finetune-1 photos/ --like cat.jpg
+vitrail serve runs/finetune-1
+vitrail export runs/finetune-1 --to onnx
+vitrail probe fewshot runs/finetune-1 flowers/ --shots 1 5 10
 vitrail cost B/16 --images 1.28e6 --epochs 300 --device a100
 vitrail weights convert vit.npz my-model/
 vitrail train photos/ --recipe scratch-small --epochs 50 --optim.lr 5e-4
