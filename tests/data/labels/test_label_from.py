@@ -323,7 +323,7 @@ def test_the_error_for_a_flat_folder_gives_the_flag(tmp_path: Path, place, form:
     assert len(splits.train) + len(splits.validation) == len(kinds)
 
 
-@pytest.mark.parametrize("kind", ["table", "list", "json", "none"])
+@pytest.mark.parametrize("kind", ["table", "list", "json", "guesses", "none"])
 def test_the_error_finds_labels_beside_the_images(tmp_path: Path, place, kind: str) -> None:
     kinds = place("d/images/{number}.jpg")
     d = tmp_path / "d"
@@ -334,10 +334,17 @@ def test_the_error_finds_labels_beside_the_images(tmp_path: Path, place, kind: s
     elif kind == "json":
         for k, name in enumerate(kinds):
             (d / "images" / f"{k}.json").write_text(json.dumps({"id": k, "about": {"species": name}}))
+    elif kind == "guesses":  # what `vitrail predict --out` wrote
+        header = ("path", "class", "probability", "class_2", "probability_2")
+        write(
+            tmp_path / "answers.csv",
+            [header, *((f"images/{k}.jpg", n, 0.9, "bluebell", 0.1) for k, n in enumerate(kinds))],
+        )
     flag = {
         "table": "add --data.label-from 'table: labels.csv id -> breed' (3 classes",
         "list": "add --data.label-from 'list: all.txt' (3 classes",
         "json": "add --data.label-from 'json: about.species' (3 classes",
+        "guesses": "If the labels are in the names of the images",
         "none": "If the labels are in the names of the images",
     }[kind]
     with pytest.raises(DataError) as error:

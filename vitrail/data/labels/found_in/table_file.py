@@ -13,6 +13,7 @@ from vitrail.data.labels.found_in.ids import LabelRow, Lookup, assigned
 from vitrail.data.labels.found_in.place import FoundLabel, Images, Kind, files_near, find_file
 from vitrail.data.settings import Columns
 from vitrail.data.sources.table import IMAGE_COLUMNS, LABEL_COLUMNS, SUFFIXES, read_rows, read_table
+from vitrail.data.spreadsheet import PREDICTIONS
 from vitrail.errors import DataError, UsageError
 from vitrail.words import shown
 
@@ -53,6 +54,8 @@ def _propose(images: Images) -> str | None:
 def _columns(file: Path, lookup: Lookup) -> tuple[str, str] | None:
     """Return the columns of ids and of labels; None if no column names images, or if none divides them."""
     header, rows = read_rows(file)
+    if {*PREDICTIONS} <= {*header}:  # guesses of a network are no labels
+        return None
     cells = [row for _, row in rows if len(row) == len(header)]
     some = cells[:_ROWS]
     hits = [sum(bool(lookup.find(row[place].strip())) for row in some) for place in range(len(header))]
