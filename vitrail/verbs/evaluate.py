@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.config import from_yaml
 from vitrail.device import Precision
-from vitrail.errors import UsageError, VitrailError
+from vitrail.errors import DataError, UsageError, VitrailError
 from vitrail.exports.kinds import EngineName
+from vitrail.files import read_json_object
 from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
@@ -239,7 +240,23 @@ def _own(
         source = View(source, several=True)
     elif card.scale is None:
         one_label(source.labels, f"{model}, which predicts one class,")
-    return _Task(source, name, names, eval_transform(card.preprocess), several=card.several)
+    notes = [] if data is None or split is not None else _trained_on(Path(model), Path(data))
+    return _Task(source, name, names, eval_transform(card.preprocess), notes=notes, several=card.several)
+
+
+def _trained_on(run: Path, data: Path) -> list[str]:
+    """Return a warning if `data` is what the run trained on, without splits: a part of it was held out."""
+    try:
+        trained = Path(from_yaml(run / "config.yaml", Run()).data.path)
+        held_out = read_json_object(run / "split.json", DataError)
+    except VitrailError:  # no run of vitrail, or one with classes of the user's own
+        return []
+    if held_out.get("from") != "" or data.resolve() != trained.resolve():
+        return []
+    return [
+        f"warning: the network was trained on most of these images, so its accuracy on new images is lower. `vitrail "
+        f"evaluate {run}` measures only the images that were held out"
+    ]
 
 
 def _protocol(network: ViT | ResNet | Engine, protocol: str, data: str, labels: str | Path | None) -> _Task:
