@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import docstring_parser
@@ -30,7 +30,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from vitrail.config import CLASS, merge
+from vitrail.config import CLASS, arms, merge
 from vitrail.durations import Duration, parse_duration
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.ranges import check, ranged_types
@@ -71,6 +71,7 @@ def everywhere(
     """
 
 
+NUMBERS = {int: "a whole number", float: "a number"}
 GLOBAL = tuple(inspect.signature(everywhere).parameters)
 
 
@@ -298,7 +299,36 @@ def _registry(function: Callable[..., Any], flags: list[StructFieldSpec]) -> Con
             str_from_instance=lambda duration: [str(duration)],
         )
 
+    @registry.primitive_rule
+    def numbers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        return _number_or_null(info.type)
+
     return registry
+
+
+def _number_or_null(hint: Any) -> PrimitiveConstructorSpec[Any] | None:
+    """Return how a number, or a number or null, is read. Errors then name no types of Python. None for other types."""
+    kinds = [kind for kind in arms(hint) if kind in NUMBERS]
+    nulls = [get_args(arm)[1].choices for arm in arms(hint) if get_args(arm)[:1] == (NoneType,)]
+    if len(kinds) != 1 or len(kinds + nulls) != len(arms(hint)):
+        return None
+    kind, name = kinds[0], kinds[0].__name__.upper()
+
+    def read(words: list[str]) -> Any:
+        if nulls and words[0] in nulls[0]:
+            return None
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]!r} is not {NUMBERS[kind]}{' or null' * len(nulls)}") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{name}|null" if nulls else name,
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, int | float) or (bool(nulls) and value is None),
+        str_from_instance=lambda value: ["null" if value is None else str(value)],
+    )
 
 
 def _read_duration(words: list[str]) -> Duration:
