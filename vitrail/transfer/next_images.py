@@ -13,8 +13,6 @@ from typing import Literal
 
 import numpy as np
 
-from vitrail.evaluation.features import unit_rows
-
 By = Literal["both", "uncertainty", "coverage"]
 CANDIDATES = 4
 """Number of candidates for each image to choose, by uncertainty."""
@@ -59,13 +57,13 @@ class Coverage:
     """
 
     def __init__(self, features: np.ndarray) -> None:
-        self._unit = unit_rows(features)
+        self._unit = _unit(features)
         self.similarity = np.full(len(features), -np.inf, dtype=np.float32)
         """float32 [candidates]: cosine similarity to the nearest covered image; -inf while there is none."""
 
     def cover(self, features: np.ndarray) -> None:
         """Add covered images, float32 [images, width]."""
-        np.maximum(self.similarity, (self._unit @ unit_rows(features).T).max(axis=1), out=self.similarity)
+        np.maximum(self.similarity, (self._unit @ _unit(features).T).max(axis=1), out=self.similarity)
 
     def farthest(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return `count` candidates in the order they are chosen, and the similarity of each to what was covered then.
@@ -81,6 +79,12 @@ class Coverage:
             left[row] = False
             np.maximum(self.similarity, self._unit @ self._unit[row], out=self.similarity)
         return np.array(chosen, dtype=np.int64), np.array(similarity)
+
+
+def _unit(features: np.ndarray) -> np.ndarray:
+    from vitrail.evaluation.features import unit_rows  # imports torch, which a verb's flags must not wait for
+
+    return unit_rows(features)
 
 
 def choose(
