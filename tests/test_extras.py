@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.extras import install_extra, requirements
+from vitrail.version import install_extra, requirements
 
 ROOT = Path(__file__).resolve().parents[1]
 DECLARED = [

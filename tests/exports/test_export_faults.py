@@ -17,9 +17,9 @@ from vitrail import cli
 from vitrail.errors import ExportError
 from vitrail.exports import onnx as onnx_export
 from vitrail.exports.write import export_model
-from vitrail.extras import install_extra
 from vitrail.model.build import create
 from vitrail.model.head import ClassToken
+from vitrail.version import install_extra
 from vitrail.weights.save import save
 
 onnx = pytest.importorskip("onnx")

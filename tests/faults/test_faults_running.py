@@ -24,9 +24,9 @@ from forked import ROOT
 from scenes import SHORT, as_nobody, draw, open_to_all
 
 from vitrail.errors import TrainingError
-from vitrail.extras import install_extra
 from vitrail.training.checkpoints import saving
 from vitrail.training.guard import LossSpikes
+from vitrail.version import install_extra
 
 
 @pytest.fixture(scope="module")

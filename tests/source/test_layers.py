@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYER = {
     **dict.fromkeys(("errors", "version", "device", "disk", "files", "words", "world", "config", "durations"), 0),
-    **dict.fromkeys(("ranges", "durations", "import_path", "extras", "run_log", "torch_private"), 0),
+    **dict.fromkeys(("ranges", "durations", "import_path", "run_log", "torch_private"), 0),
     **dict.fromkeys(("model", "data"), 1),
     **dict.fromkeys(("weights", "objective", "evaluation", "inspection", "costs"), 2),
     **dict.fromkeys(("exports", "training"), 3),

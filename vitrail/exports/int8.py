@@ -27,7 +27,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.device import available_cores
 from vitrail.errors import DataError, ExportError, UsageError
 from vitrail.exports.kinds import errors_only
-from vitrail.extras import install_extra
+from vitrail.version import install_extra
 from vitrail.weights.card import Card
 
 log = logging.getLogger("vitrail")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from vitrail.errors import ExportError, UsageError
-from vitrail.extras import install_extra
 from vitrail.files import parse_json
+from vitrail.version import install_extra
 from vitrail.words import shown
 
 if TYPE_CHECKING:

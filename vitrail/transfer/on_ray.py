@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import UsageError
-from vitrail.extras import install_extra
 from vitrail.training.guard import Interrupted, Signals
 from vitrail.transfer.processes import interrupted
 from vitrail.transfer.trial import LOG, Outcome, Trial, read_outcome, run_trial
+from vitrail.version import install_extra
 
 LOCAL = "local"
 POLL = 1.0

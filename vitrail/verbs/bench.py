@@ -13,11 +13,11 @@ from vitrail.device import ComputePrecision, Precision
 from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName, Installed
-from vitrail.extras import install_extra
 from vitrail.files import check_writable, replacing_text
 from vitrail.ranges import Count, Seconds, Side, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.terminal import page, table
+from vitrail.version import install_extra
 from vitrail.words import listing
 
 if TYPE_CHECKING:

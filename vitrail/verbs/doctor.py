@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitrail.extras import requirements
+from vitrail.version import requirements
 from vitrail.words import binary_size
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "avx_vnni", "asimd", "bf16")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from vitrail.device import Precision
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
-from vitrail.extras import install_extra
 from vitrail.ranges import Count, Range, Seconds, Share, Side, checked
 from vitrail.verbs.flags.compute import Compute
+from vitrail.version import install_extra
 
 if TYPE_CHECKING:
     from vitrail.server.served_model import ServedModel

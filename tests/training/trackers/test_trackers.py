@@ -20,7 +20,6 @@ from PIL import Image
 
 from vitrail.config import merge
 from vitrail.data.settings import Data
-from vitrail.extras import install_extra
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.folder import RunFolder
 from vitrail.training.loop import fit
@@ -28,6 +27,7 @@ from vitrail.training.run import Run
 from vitrail.training.trackers import trackers
 from vitrail.training.trackers.tracker import TrackedRun, Tracker, without_credentials
 from vitrail.training.trackers.trackers import TRACKERS
+from vitrail.version import install_extra
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRETS = {

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vitrail.errors import DataError
-from vitrail.extras import install_extra
+from vitrail.version import install_extra
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")

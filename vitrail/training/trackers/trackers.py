@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
-from vitrail.extras import install_extra
 from vitrail.training.trackers.mlflow import MLflow
 from vitrail.training.trackers.tensorboard import TensorBoard
 from vitrail.training.trackers.tracker import TrackedRun, Tracker, without_credentials
 from vitrail.training.trackers.trackio import Trackio
 from vitrail.training.trackers.wandb import WandB
+from vitrail.version import install_extra
 
 TRACKERS: dict[str, tuple[str, type[Tracker]]] = {
     "tensorboard": ("TensorBoard", TensorBoard),
