@@ -139,6 +139,9 @@ isinstance(duration, vitrail.Duration)
 # Supervised
 run = vitrail.Run(objective=vitrail.Supervised(smoothing=0.1))
 run.objective.smoothing == 0.1
+# Regression
+run = vitrail.Run(objective=vitrail.Regression(loss="huber"))
+run.objective.huber_delta == 1
 # MAE
 run = vitrail.Run(objective=vitrail.MAE(ratio=0.6))
 run.objective.ratio == 0.6

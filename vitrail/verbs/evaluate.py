@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,9 +16,8 @@ from vitrail.files import read_json_object
 from vitrail.ranges import Count, Side, Threads, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
-from vitrail.verbs.network import label_results, number_results
+from vitrail.verbs.network import class_results, label_results, number_results
 from vitrail.verbs.network.classifier import load_runnable, output_names
-from vitrail.verbs.terminal import page, table, unreadable_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from vitrail.weights.card import Card
 
 ViewKind = Literal["flip", "crops"]
-WORST = 15
-"""Maximum number of classes and confusions shown on a terminal; --json shows all."""
 
 
 @dataclass(frozen=True)
@@ -323,87 +320,26 @@ def _columns_of_numbers(columns: Columns, card: Card) -> Columns:
 
 def show(result: Evaluation) -> Any:
     """Return the result as tables for a terminal."""
-    from vitrail.evaluation.calibration import before_scaling, calibration
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.labels.numbers import NumberScores
 
+    subject = f"{result.model} on {result.data}"
     if isinstance(result.found, NumberScores):
-        return number_results.show(f"{result.model} on {result.data}", result.found, result.notes)
-    if not isinstance(result.found, Classification):
-        return label_results.show(f"{result.model} on {result.data}", result.found, result.notes)
-    found, calibrated = result.found, calibration(result.found)
-    rows = sorted(zip(found.class_names, found.class_count, found.class_accuracy, strict=True), key=_by_accuracy)
-    worst = [(name, count, f"{accuracy:.1%}") for name, count, accuracy in rows if count][:WORST]
-    rejections = [(f"{sure:.2f}", f"{named:.1%}", f"{wrong:.1%}") for sure, named, wrong in _rejections(found)]
-    groups = [
-        (group.name, group.classes, group.count, f"{group.top1:.1%}", f"{group.top5:.1%}", f"{group.class_mean:.1%}")
-        for group in result.groups
-    ]
-    return page(
-        f"{result.model} on {result.data}: top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, "
-        f"loss {found.nll:.4f}, {found.count:,} images",
-        f"every class the same: balanced accuracy {found.balanced_accuracy:.2%}, macro F1 {found.macro_f1:.2%}",
-        f"calibration: ECE {calibrated.ece:.2%}{label_results.before(before_scaling(found).ece, result.temperature)}, "
-        f"mean confidence {calibrated.confidence:.2%}, Brier score {calibrated.brier:.4f}",
-        result.notes,
-        table(("class", "images", "right"), worst, "worst classes"),
-        table(("confidence", "images named", "wrong among these"), rejections, "with a smallest confidence"),
-        table(("group", "classes", "images", "top-1", "top-5", "class mean"), groups, "groups"),
-        table(("class", "taken for", "images"), confusions(found)[:WORST], "most confused"),
-        unreadable_lines(found.bad),
-    )
-
-
-def _rejections(found: Classification) -> list[tuple[float, float, float]]:
-    """Return (confidence, coverage, risk) for some smallest confidences at which a class is still named."""
-    from vitrail.evaluation.confidence.rejection import SHOWN, counts_at
-
-    rows = zip(SHOWN, *counts_at(found, SHOWN), strict=True)
-    return [(confidence, named / found.count, wrong / named) for confidence, named, wrong in rows if named]
-
-
-def _by_accuracy(row: tuple[str, int, float]) -> tuple[float, str]:
-    return float(row[2]), row[0]
-
-
-def confusions(found: Classification) -> list[tuple[str, str, int]]:
-    """Return (class, taken for, images) for every mistake that was made, the most frequent first."""
-    counts = found.confusion.copy()
-    counts[range(len(counts)), range(len(counts))] = 0
-    pairs = [(int(counts[i, j]), int(i), int(j)) for i, j in zip(*counts.nonzero(), strict=True)]
-    pairs.sort(key=lambda pair: (-pair[0], pair[1:]))
-    return [(found.class_names[i], found.class_names[j], count) for count, i, j in pairs]
+        return number_results.show(subject, result.found, result.notes)
+    if isinstance(result.found, Classification):
+        return class_results.show(subject, result.found, result.notes, result.groups, result.temperature)
+    return label_results.show(subject, result.found, result.notes)
 
 
 def as_json(result: Evaluation) -> Any:
     """Return the result as JSON values: numbers, every class, the confusion matrix (rows are true classes)."""
-    from vitrail.evaluation.calibration import before_scaling, calibration
     from vitrail.evaluation.classify import Classification
     from vitrail.evaluation.labels.numbers import NumberScores
 
-    if not isinstance(result.found, Classification):
-        of_numbers = isinstance(result.found, NumberScores)
-        found: Any = (number_results if of_numbers else label_results).as_json(result.found)
-        return {"model": result.model, "data": result.data, "notes": result.notes, **found}
-    found, calibrated = result.found, calibration(result.found)
-    classes = zip(found.class_names, found.class_count, found.class_correct, found.class_f1, strict=True)
-    return {
-        "model": result.model,
-        "data": result.data,
-        **found.metrics(),
-        "ece": calibrated.ece,
-        "ece_before": before_scaling(found).ece,
-        "temperature": result.temperature,
-        "brier": calibrated.brier,
-        "confidence": calibrated.confidence,
-        "calibration": list(calibrated.rows()),
-        "rejection": [dict(zip(("confidence", "coverage", "risk"), row, strict=True)) for row in _rejections(found)],
-        "notes": result.notes,
-        "groups": [asdict(group) for group in result.groups],
-        "classes": [
-            {"name": name, "count": int(count), "correct": int(right), "f1": None if f1 != f1 else float(f1)}
-            for name, count, right, f1 in classes
-        ],
-        "confusion": found.confusion.tolist(),
-        "bad": [{"id": id_, "reason": reason} for id_, reason in found.bad],
-    }
+    if isinstance(result.found, NumberScores):
+        found = number_results.as_json(result.found)
+    elif isinstance(result.found, Classification):
+        found = class_results.as_json(result.found, result.groups, result.temperature)
+    else:
+        found = label_results.as_json(result.found)
+    return {"model": result.model, "data": result.data, "notes": result.notes, **found}
