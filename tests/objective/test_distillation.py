@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitrail.data.settings import Augment, Data
+from vitrail.data.settings import Augment, Bands, Data, Preprocess
 from vitrail.durations import Epochs, Percent
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.model.build import build
@@ -38,15 +37,6 @@ SIDE, CLASSES = 8, 10
 TINY: dict[str, Any] = dict(depth=1, heads=2, mlp_dim=32, patch=4, classes=CLASSES)
 STUDENT = ViTConfig(**TINY, width=16, image_size=(SIDE, SIDE))
 TEACHER = ViTConfig(**TINY, width=24, image_size=(16, 16), mean=(0.2, 0.3, 0.4), std=(0.5, 0.4, 0.3))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a network is slower on two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def network(config: ViTConfig, seed: int = 0) -> Any:
@@ -270,6 +260,12 @@ def test_teachers_that_cannot_teach_are_refused_before_anything_is_written(tmp_p
         loop.fit(tiny(tmp_path))
     teacher_in(place, replace(TEACHER, channels=1, mean=(0.5,), std=(0.5,)))
     with pytest.raises(UsageError, match="takes images of 1 channels, and these have 3"):
+        loop.fit(tiny(tmp_path))
+    banded = network(TEACHER)
+    bands = Bands("16", mean=(1.0, 2.0, 3.0), std=(1.0, 1.0, 1.0), low=(0.0, 0.0, 0.0), high=(9.0, 9.0, 9.0))
+    banded.card = Card(TEACHER, [str(digit) for digit in range(CLASSES)], Preprocess((16, 16), bands=bands))
+    save(banded, place, overwrite=True)
+    with pytest.raises(UsageError, match="reads other bands or normalises them by other statistics than this run"):
         loop.fit(tiny(tmp_path))
     several = network(TEACHER)
     several.card = Card(TEACHER, [str(digit) for digit in range(CLASSES)], thresholds=[0.5] * CLASSES)

@@ -44,11 +44,14 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, *, features: bool) -> Tensor:
-        """Return logits [batch, classes], or features [batch, width], float32, of uint8 images of any size."""
+        """Return logits [batch, classes], or features [batch, width], float32, of images of any size.
+
+        images: uint8, or float32 bands that are normalised as the teacher's.
+        """
         size = self.network.config.image_size
         if tuple(images.shape[-2:]) != size:
             resized = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
-            images = resized.round().clamp(0, 255).to(torch.uint8)
+            images = resized if images.is_floating_point() else resized.round().clamp(0, 255).to(torch.uint8)
         if features:
             return self.network.features(images).float()
         logits = self.network(images).float()

@@ -26,6 +26,7 @@ from vitrail.data.images.decode import BYTES_PER_PIXEL, MAX_PIXELS, MAX_SIDE, fo
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.settings import Bits
 from vitrail.errors import DecodeError
+from vitrail.version import install_extra
 
 ARRAY, ARCHIVE = "NumPy array", "NumPy archive"
 """Names of formats, as in `vitrail.data.images.decode.FORMATS`."""
@@ -150,7 +151,7 @@ def _deep_png(data: bytes) -> np.ndarray:
     try:
         import imagecodecs
     except ImportError as error:
-        message = "a PNG in colour with 16 bits needs the package imagecodecs: pip install 'vitrail[bands]'"
+        message = f"a PNG in colour with 16 bits needs the package imagecodecs: {install_extra('bands')}"
         raise DecodeError(message, reason="unsupported") from error
     try:
         return np.asarray(imagecodecs.png_decode(data))

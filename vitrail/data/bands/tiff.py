@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from vitrail.errors import DecodeError
+from vitrail.version import install_extra
 
 if TYPE_CHECKING:
     from tifffile import TiffPage
@@ -62,7 +63,7 @@ def _pages(data: bytes) -> Iterator[list[TiffPage]]:
     try:
         import tifffile
     except ImportError as error:
-        message = "the bands of TIFF files need the package tifffile: pip install 'vitrail[bands]'"
+        message = f"the bands of TIFF files need the package tifffile: {install_extra('bands')}"
         raise DecodeError(message, reason="unsupported") from error
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:

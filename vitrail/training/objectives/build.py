@@ -8,6 +8,7 @@ from torch import nn
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Labels, LabelSets, class_counts
 from vitrail.data.loading.sampler import places_per_class
+from vitrail.data.settings import Bands
 from vitrail.errors import UsageError
 from vitrail.objective.base import Objective, Task
 from vitrail.objective.distillation import DistillationObjective, Teacher
@@ -78,6 +79,11 @@ def load_teacher(resolved: Resolved, class_names: list[str]) -> Teacher | None:
             f"the teacher {source} takes images of {config.channels} channels, and these have "
             f"{resolved.config.channels}: give another teacher"
         )
+    if _normalisation(card.preprocess.bands) != _normalisation(resolved.preprocess.bands):
+        raise UsageError(
+            f"the teacher {source} reads other bands or normalises them by other statistics than this run. Give a "
+            "teacher with the same preprocess.bands"
+        )
     if run.distill.kind != "features":
         if resolved.several or card.several:
             raise UsageError(
@@ -90,6 +96,11 @@ def load_teacher(resolved: Resolved, class_names: list[str]) -> Teacher | None:
     resolved.decisions["teacher"] = f"{source}: {run.distill.kind}, weight {run.distill.weight:g}, {size} px{checked}"
     network = network.eval().requires_grad_(False).to(resolved.device)
     return Teacher(network, weights_fingerprint(source), columns)
+
+
+def _normalisation(bands: Bands | None) -> tuple[object, ...]:
+    """Return what a network's pixels depend on, besides its own mean and std for 8-bit RGB."""
+    return () if bands is None else (bands.bits, bands.mean, bands.std)
 
 
 def _columns(source: str, theirs: list[str], outputs: int, ours: list[str]) -> list[int] | None:
