@@ -30,7 +30,7 @@ PREPROCESS = Preprocess(image_size=(8, 8), resize="squash")
 
 
 def model(names: list[str] = NAMES, preprocess: Preprocess = PREPROCESS) -> Any:
-    config, probabilities = SimpleNamespace(classes=4), {"thresholds": [], "temperature": 1.0}
+    config, probabilities = SimpleNamespace(classes=4), {"thresholds": [], "temperature": 1.0, "scale": None}
     card = SimpleNamespace(class_names=names, preprocess=preprocess, config=config, **probabilities)
     return SimpleNamespace(card=card)
 

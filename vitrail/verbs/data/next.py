@@ -95,8 +95,8 @@ def next_images(
         path: The images, in any form that `vitrail train` takes, or a folder of images without class folders.
         weights: A run, or other weights with a classifier, that was trained on the images labelled so far.
         count: Number of images to choose.
-        by: both: uncertainty, then coverage; uncertainty: the least sure images; coverage: the images that differ most
-            from those with a label, whatever the network predicts.
+        by: The rule to choose by. uncertainty: the least sure images; coverage: the images that differ most from those
+            with a label, whatever the network predicts; both: uncertainty, then coverage.
         split: Split to choose from (default: the first split with unlabelled images, else the training split; of a
             split whose images all have labels, all images are used as if they had none).
         out: Write the choice to this CSV file.
