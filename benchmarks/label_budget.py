@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import record
 from benchmarks.learn import vitrail_verb
@@ -115,11 +113,7 @@ def main() -> None:
     record.prepare(options)
     with tempfile.TemporaryDirectory() as folder:
         rows = measured(options, Path(folder))
-    first, *others = summary({"rows": rows})
-    table = Table(*first, title="accuracy on the digits 5 to 9, %")
-    for line in others:
-        table.add_row(*line)
-    Console(width=110).print(table)
+    record.print_lines("accuracy on the digits 5 to 9, %", summary({"rows": rows}))
     record.save("label_budget", options, epochs=options.epochs, seeds=options.seeds, rows=rows)
 
 

@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import record
 from benchmarks.learn import vitrail_verb
@@ -80,11 +78,7 @@ def main() -> None:
             model = vitrail_verb(["train", str(folder / "train.csv"), *flags.split()])["folder"]
             found = vitrail_verb(["evaluate", model, str(folder / "test.csv")])
             rows.append({"loss": loss, "map": 100 * found["map"], "chance": 100 * found["chance_map"]})
-    first, *others = summary({"rows": rows})
-    table = Table(*first, title="several labels")
-    for line in others:
-        table.add_row(*line)
-    Console(width=110).print(table)
+    record.print_lines("several labels", summary({"rows": rows}))
     record.save("multi_label", options, images=options.images, epochs=options.epochs, rows=rows)
 
 

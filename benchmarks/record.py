@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -153,4 +154,13 @@ def show(title: str, results: list[dict[str, Any]]) -> None:
             f"{ratio['low']:.2f} - {ratio['high']:.2f}" if ratio else "",
             str(row["disturbed_rounds"] or ""),
         )
+    Console(width=110).print(table)
+
+
+def print_lines(title: str, lines: Sequence[tuple[str, ...]]) -> None:
+    """Print the table of a document; the first line is its header."""
+    first, *others = lines
+    table = Table(*first, title=title)
+    for line in others:
+        table.add_row(*line)
     Console(width=110).print(table)

@@ -305,3 +305,9 @@ def role_of(name: str) -> str | None:
 def split_title(name: str) -> str:
     """Return how a message names a split: "split 'train'", or "the data" if they are not split."""
     return f"split {name!r}" if name else "the data"
+
+
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """Return at most `most` of the indices 0 to `count` - 1, spread evenly, the first one always; [] for count 0."""
+    chosen = min(most, count)
+    return [i * count // chosen for i in range(chosen)]

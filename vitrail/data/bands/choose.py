@@ -14,7 +14,7 @@ from PIL import Image
 from vitrail.data.bands.measure import measured
 from vitrail.data.bands.stored import stored
 from vitrail.data.images import png
-from vitrail.data.item import Listed
+from vitrail.data.item import Listed, evenly_spaced
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Bands, Bits, Data
 from vitrail.errors import DataError, DecodeError, UsageError
@@ -45,8 +45,7 @@ def layouts(source: Listed, channels: int | None = None) -> list[Layout]:
     channels: The number of bands, if it is known, which tells the axes of an array apart. Raises DataError for a read
     that hangs.
     """
-    count = min(SNIFFED, len(source))
-    rows = (i * len(source) // count for i in range(count))
+    rows = evenly_spaced(len(source), SNIFFED)
     layout = partial(_layout, channels)
     with threads(1) as pool:  # without a thread, nobody would notice a read that hangs
         return [found for found in each_image(pool, layout, source, rows) if found is not None]

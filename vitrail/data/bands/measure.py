@@ -8,7 +8,7 @@ import numpy as np
 
 from vitrail.data.bands.pixels import check_finite
 from vitrail.data.bands.stored import read
-from vitrail.data.item import Listed
+from vitrail.data.item import Listed, evenly_spaced
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Bands, Bits
 from vitrail.device import available_cores
@@ -42,8 +42,7 @@ def measured(train: Listed, channels: int, bits: Bits, decisions: dict[str, str]
 
     An image that cannot be read is left out here; the loader reports it. Raises DataError if there is no other.
     """
-    count = min(MEASURED, len(train))
-    rows = (i * len(train) // count for i in range(count))
+    rows = evenly_spaced(len(train), MEASURED)
 
     def moments(source: Listed, index: int) -> _Moments | DecodeError:
         try:
@@ -67,7 +66,7 @@ def measured(train: Listed, channels: int, bits: Bits, decisions: dict[str, str]
                 total.add(found)
                 read_images += 1
     if total is None:
-        raise DataError(f"none of {count} training images can be read with these bands. The first: {first}")
+        raise DataError(f"none of {len(rows)} training images can be read with these bands. The first: {first}")
     std = np.sqrt(total.squares / total.count)
     constant = ", ".join(str(1 + band) for band in np.flatnonzero(std == 0).tolist())
     decisions["statistics"] = f"mean and std of each band: those of {read_images} training images"
