@@ -114,7 +114,16 @@ def test_what_embed_writes_is_what_probe_computes(
     with np.load(out) as file:
         arrays = dict(file)
     assert arrays.keys() == {
-        *("train_features", "train_labels", "train_ids", "test_features", "test_labels", "test_ids", "class_names")
+        *(
+            "train_features",
+            "train_labels",
+            "train_ids",
+            "test_features",
+            "test_labels",
+            "test_ids",
+            "class_names",
+            "blank_features",
+        )
     }
     assert arrays["class_names"].tolist() == ["bluebell", "daisy", "tigerlily"]
     for split, (features, labels) in pixels(network, flowers).items():
@@ -181,7 +190,7 @@ def test_files_folders_and_patterns_are_embedded_under_their_paths(
     assert found["images"] == {"all": 3} and found["width"] == 32
     assert [row["image"] for row in found["unreadable"]] == [str(tmp_path / "in/broken.png")]
     with np.load(out) as file:
-        assert set(file) == {"features", "ids"} and file["features"].dtype == np.float32
+        assert set(file) == {"features", "ids", "blank_features"} and file["features"].dtype == np.float32
         paths = [str(tmp_path / "in" / name) for name in ("a.png", "c.jpg", "deep/b.png")]
         assert file["ids"].tolist() == paths
         folder = file["features"]
@@ -197,7 +206,7 @@ def test_a_data_set_without_splits_has_labels_but_no_sides(network: Path, tmp_pa
     found = vitrail.embed(network, tmp_path / "data.npz", out=tmp_path / "f.npz", workers=0)
     assert found.images == {"": 6}
     with np.load(tmp_path / "f.npz") as file:
-        assert set(file) == {"features", "labels", "ids", "class_names"}
+        assert set(file) == {"features", "labels", "ids", "class_names", "blank_features"}
         assert file["class_names"][file["labels"]].tolist() == ["3", "5"] * 3
     with pytest.raises(UsageError, match="has no splits: remove --split"):
         vitrail.embed(network, tmp_path / "data.npz", out=tmp_path / "f.npz", split="test")

@@ -86,6 +86,18 @@ def test_a_data_set_with_splits_is_searched_whole(
     assert result["images"] == 1797 and len(result["matches"]) == 1797
 
 
+def test_features_of_another_network_of_this_width_are_refused(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(1)
+    save_model(tmp_path / "other", ViT(CONFIG), Card(CONFIG, ["a", "b"], Preprocess((16, 16), resize="squash")))
+    vitrail.embed(tmp_path / "other", photos, out=tmp_path / "f.npz", device="cpu", precision="bf16")
+    asked = ["--features", tmp_path / "f.npz", "--like", photos / "=0.png"]
+    assert cli.main(["search", str(model), *map(str, asked), "--device", "cpu"]) == DataError.exit_code
+    assert "holds the features of another network" in capsys.readouterr().err
+    assert found(capsys, tmp_path / "other", *asked)["images"] == 12  # in another number format
+
+
 def test_a_picture_shows_them(model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found(capsys, model, photos, "--like", photos / "=0.png", "--out", tmp_path / "found.png")
     with Image.open(tmp_path / "found.png") as picture:

@@ -2,6 +2,7 @@
 
 For a data set it holds train_features, train_labels, test_features and test_labels, and class_names, train_ids and
 test_ids if they are known. For single files it holds features and ids (paths), and labels and class_names if known.
+blank_features are the network's features of a blank image: they tell whose features these are.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import numpy as np
 
 from vitrail.data.npz import Npz
 from vitrail.errors import DataError
-from vitrail.evaluation.features import Features, labelled_pair
+from vitrail.evaluation.features import Features, labelled_pair, unit_rows
 from vitrail.files import replacing
 
 KEYS = ("train_features", "train_labels", "test_features", "test_labels")
+BLANK = "blank_features"
+ALIKE = 0.95
+"""Minimum cosine similarity of two networks' features of a blank image at which they count as one network. Formats,
+engines and int8 stay above it."""
 
 
 def save_features(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -57,14 +62,16 @@ def load_features(path: str | Path) -> tuple[Features, Features]:
     return train, test
 
 
-def load_named_features(path: str | Path) -> tuple[list[str], np.ndarray]:
+def load_named_features(path: str | Path, blank: np.ndarray) -> tuple[list[str], np.ndarray]:
     """Return the names of all images of a file, and their features, float32 [N, width].
 
-    Raises DataError like `load_features`.
+    `blank` [width] are the features of a blank image by the network that the file must be from. Raises DataError if it
+    is another network's, and like `load_features`.
     """
     path = Path(path)
     prefixes = ("", "train_", "test_")
-    npz = Npz(path, DataError, only=[f"{prefix}{part}" for prefix in prefixes for part in ("features", "ids")])
+    parts = [f"{prefix}{part}" for prefix in prefixes for part in ("features", "ids")]
+    npz = Npz(path, DataError, only=[*parts, BLANK])
     names: list[str] = []
     rows: list[np.ndarray] = []
     for prefix in prefixes:
@@ -78,11 +85,25 @@ def load_named_features(path: str | Path) -> tuple[list[str], np.ndarray]:
             )
         names += [str(name) for name in npz.read(f"{prefix}ids", kinds="U")]
         rows.append(npz.read(f"{prefix}features", kinds="fiu").astype(np.float32, copy=False))
+    written = npz.read(BLANK, kinds="f").ravel() if BLANK in npz.headers else blank
     npz.close()
     if not names or len({part.shape[1] for part in rows}) > 1:
         raise DataError(
             f"{path} does not hold features and ids of images, all of one width. `vitrail embed MODEL PHOTOS --out "
             "FEATURES.npz` writes them"
+        )
+    anew = "Write the file with the same model: vitrail embed MODEL PHOTOS --out FEATURES.npz"
+    if rows[0].shape[1] != len(blank):
+        raise DataError(
+            f"{path} holds {rows[0].shape[1]} features for each image, and the model computes {len(blank)}. {anew}"
+        )
+    pair = (
+        unit_rows(np.stack([written.astype(np.float32), blank])) if written.shape == blank.shape else np.zeros((2, 1))
+    )
+    if (alike := float(pair[0] @ pair[1])) < ALIKE:
+        raise DataError(
+            f"{path} holds the features of another network, or of images of another size: a blank image's features "
+            f"have the cosine similarity {alike:.2f} with the model's, and at least {ALIKE} is needed. {anew}"
         )
     return names, np.concatenate(rows)
 

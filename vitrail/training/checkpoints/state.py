@@ -103,6 +103,8 @@ class Result:
             reached = f", validation {in_words(name, best[name])}"
         elif "loss" in best:
             reached = f", validation loss {best['loss']:.4f}"
+        if reached and "count" in best:
+            reached += f" on {best['count']:,.0f} images"
         if status.skipped:
             reached += f"; {status.skipped} updates were skipped because they were not finite"
         return cls(

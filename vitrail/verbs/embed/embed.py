@@ -122,7 +122,7 @@ def embed(
 
 def _write_features(embedder: Embedder, sources: dict[str, Listed], out: Path) -> WrittenFeatures:
     """Compute all features, then write them."""
-    from vitrail.evaluation.feature_file import save_features
+    from vitrail.evaluation.feature_file import BLANK, save_features
 
     arrays: dict[str, np.ndarray] = {}
     images: dict[str, int] = {}
@@ -133,7 +133,7 @@ def _write_features(embedder: Embedder, sources: dict[str, Listed], out: Path) -
         arrays |= {f"{prefix}features": found.features} | _described(source, prefix, found.index, found.labels)
         images[name] = len(found)
         unreadable += found.bad
-    save_features(out, arrays)
+    save_features(out, arrays | {BLANK: embedder.blank_features})
     return WrittenFeatures(str(out), images, embedder.width, unreadable)
 
 

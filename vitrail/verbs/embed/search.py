@@ -97,7 +97,7 @@ def search(
     given = _given(like)
     embedder = Embedder(model, compute)
     asked = embedder(given)
-    names, rows, unreadable = _read(features, asked.width) if features is not None else _embed(embedder, model, paths)
+    names, rows, unreadable = _read(features, embedder) if features is not None else _embed(embedder, model, paths)
     found = _nearest(asked.features, rows, names, like, top)
     if out is not None:
         _write(Path(out), list(map(str, like)), found, embedder, raw)
@@ -136,17 +136,11 @@ def _embed(
     return names, np.concatenate(rows), unreadable
 
 
-def _read(file: str | Path, width: int) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
+def _read(file: str | Path, embedder: Embedder) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
     """Return what `_embed` returns, from a file of features. Raises DataError if they are another network's."""
     from vitrail.evaluation.feature_file import load_named_features
 
-    names, rows = load_named_features(file)
-    if rows.shape[1] != width:
-        raise DataError(
-            f"{file} holds {rows.shape[1]} features for each image, and the model computes {width}. Write the file "
-            "with the same model: vitrail embed MODEL PHOTOS --out FEATURES.npz"
-        )
-    return names, rows, []
+    return *load_named_features(file, embedder.blank_features), []
 
 
 def _nearest(

@@ -143,9 +143,14 @@ class Embedder:
         return refusing(self._compute.predictor(self.network, features=True), self._compute.precision)
 
     @cached_property
+    def blank_features(self) -> np.ndarray:
+        """Features of a blank image, float32 [width], by which a file of features is recognised as this network's."""
+        return self.embed(self.blank())[0].float().cpu().numpy()
+
+    @property
     def width(self) -> int:
         """Number of features of an image."""
-        return int(self.embed(self.blank()).shape[1])
+        return len(self.blank_features)
 
     def blank(self) -> Tensor:
         """Return one image of the network's size, [1, channels, height, width]."""
