@@ -66,7 +66,7 @@ TRAINING = f"path recipe config epochs lr resume nproc print_config dry_run {RUN
 
 FLAGS = {
     "demo": "out seed",
-    "plan": "path label_from weights minutes image_size seconds",
+    "plan": "path label_from weights time_limit image_size seconds",
     "train": TRAINING,
     "finetune": TRAINING,
     "sweep": f"path recipe config lr vary seeds dev epochs out parallel devices ray dry_run {RUN}",

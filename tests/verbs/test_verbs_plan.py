@@ -157,7 +157,7 @@ def test_little_time_is_kept_by_the_command(tmp_path: Path, capsys: Captured, mo
     slow = as_json([photos], capsys)["options"][0]
     opening = slow["parts"]["start"] - timing.TRAIN - 5
     assert (slow["steps"], slow["parts"]["steps"]) == (30, 30 * 108)
-    found = as_json([photos, "--minutes", "10"], capsys)
+    found = as_json([photos, "--time-limit", "10"], capsys)
     (option,) = found["options"]
     left = 600 - timing.TRAIN - 5 - opening - 12  # 12 images to choose by are pictured in the report
     limit = float(option["command"].partition("--time-limit ")[2])
@@ -167,7 +167,7 @@ def test_little_time_is_kept_by_the_command(tmp_path: Path, capsys: Captured, mo
     assert option["seconds"] == pytest.approx(600, abs=2)
     assert option["steps"] == round(30 * option["share"])
     assert found["recommended"] == "from scratch"  # there is no other way
-    assert "--time-limit" not in as_json([photos, "--minutes", "60"], capsys)["command"]
+    assert "--time-limit" not in as_json([photos, "--time-limit", "60"], capsys)["command"]
 
 
 @pytest.mark.slow
@@ -222,9 +222,9 @@ def test_what_is_shown(tmp_path: Path, capsys: Captured) -> None:
         (["{photos}", "--from", "{photos}/kind 0/0.png"], 1, "0.png"),
         (["{nothing}"], 1, "no data at"),
         (["{photos}", "--from", "{weights}", "--image-size", "20"], 2, "20"),
-        (["{photos}", "--minutes", "0"], 2, "minutes is 0"),
+        (["{photos}", "--time-limit", "0"], 2, "time-limit is 0"),
         (["{photos}", "--seconds", "-1"], 2, "seconds is -1"),
-        (["{photos}", "--minute", "3"], 2, "Did you mean '--minutes'?"),
+        (["{photos}", "--time-limits", "3"], 2, "Did you mean '--time-limit'?"),
     ],
 )
 def test_what_cannot_be_planned(argv: list[str], code: int, said: str, tmp_path: Path, capsys: Captured) -> None:
