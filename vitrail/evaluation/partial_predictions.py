@@ -1,7 +1,7 @@
 """Predictions that an interrupted call has finished, so that the next call continues where it stopped.
 
 `.answers.csv.part` beside answers.csv is JSON lines: first the key of the call (its network and settings), then a row
-for each file in order. It is deleted when answers.csv is complete.
+for each file, or tile of a file, in order. It is deleted when answers.csv is complete.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.tiles.grid import TileBox
 from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.evaluation.predict import Prediction, Row, Unreadable, as_text
@@ -21,7 +22,7 @@ from vitrail.files import lock
 class PartialPredictions:
     """The finished rows of earlier calls for `out` with the same `key`, up to the first file that differs.
 
-    `files` are the files to predict, in order. `finished` is the number of files that are already predicted. Raises
+    `files` are the files of the rows, in order. `finished` is the number of rows that are already predicted. Raises
     UsageError if the partial file cannot be written or another process is writing it.
     """
 
@@ -72,6 +73,8 @@ def _read(line: bytes) -> Row | None:
     try:
         path, first, *more = json.loads(line)
         row = Unreadable(path, first, *more) if isinstance(first, str) else Prediction(path, first, *more)
+        if isinstance(row, Prediction) and row.box is not None:
+            row = row._replace(box=TileBox(*row.box))
     except (ValueError, TypeError):
         return None
     return row if line.endswith(b"\n") else None

@@ -9,7 +9,8 @@ import glob
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -27,6 +28,8 @@ from vitrail.data.loading.loader import check_batch_size
 from vitrail.data.loading.prefetch import ordered, stuck, threads
 from vitrail.data.sources.folder import images_among, is_array_name, is_image_name, is_junk, read_file, read_pipe
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, SafeWriter
+from vitrail.data.tiles.grid import TileBox, Tiling
+from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
 from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, WeightsError, finite_rows, not_finite
 from vitrail.evaluation.classify import NOT_FINITE, Predict, predictor
@@ -54,18 +57,21 @@ class Prediction(NamedTuple):
     """With `reject`: whether the best class is less probable, so that the image gets no class."""
     numbers: dict[str, float] | None = None
     """For a network that predicts numbers: target -> number, in the units of its data."""
+    box: TileBox | None = None
+    """For a tile of an image: where it lies."""
 
     def as_json(self, digits: int | None = None) -> dict[str, Any]:
         """Return the row as JSON values, with probabilities of `digits` decimals."""
+        place = {"path": self.path, **({} if self.box is None else self.box._asdict())}
         if self.numbers is not None:
-            return {"path": self.path, "numbers": self.numbers}
+            return {**place, "numbers": self.numbers}
         top = _pairs(zip(self.classes, self.probabilities, strict=True), digits)
         if self.rejected is not None:
             answer = {**top[0], "class": NONE} if self.rejected else top[0]
-            return {"path": self.path, **answer, "rejected": self.rejected, "top": top}
+            return {**place, **answer, "rejected": self.rejected, "top": top}
         if self.labels is None:
-            return {"path": self.path, **top[0], "top": top}
-        return {"path": self.path, "labels": _pairs(self.labels, digits), "top": top}
+            return {**place, **top[0], "top": top}
+        return {**place, "labels": _pairs(self.labels, digits), "top": top}
 
 
 class Unreadable(NamedTuple):
@@ -142,6 +148,7 @@ def predict_files(
     predict: Predict | None = None,
     skip: int = 0,
     reject: float | None = None,
+    tiles: Tiling | None = None,
 ) -> Iterator[Row]:
     """Yield a row for each file of `paths` (see `find_images`), in their order, batch by batch.
 
@@ -150,9 +157,10 @@ def predict_files(
     `model` is a network with a card (from `vitrail.load`); `predict` replaces its computation by another engine, and
     `precision` is then what that engine computes in. The first `skip` files are skipped. Each row has the `top` best
     classes, or all if there are fewer, with probabilities of the card's temperature. An image whose best class is less
-    probable than `reject` gets none. `workers` threads decode; at most a few batches are in memory. Raises DataError
-    if there is no file, or if reading one in a thread takes longer than `prefetch.TIMEOUT`, WeightsError for a model
-    without a card, and UsageError for an impossible batch size or number of threads.
+    probable than `reject` gets none. `workers` threads decode; at most a few batches are in memory. With `tiles` there
+    is a row for each tile of each file, and the first `skip` rows are skipped. Raises DataError if there is no file, or
+    if reading one in a thread takes longer than `prefetch.TIMEOUT`, WeightsError for a model without a card, and
+    UsageError for an impossible batch size or number of threads.
     """
     check_batch_size(batch_size)
     card = getattr(model, "card", None)
@@ -164,9 +172,13 @@ def predict_files(
     if card.scale is not None:
         answer = partial(_numbers, outputs, names, card.scale)
     given = list(paths)
-    files = islice(find_images(given), skip, None)
-    prepare = partial(_prepared, eval_transform(card.preprocess), given={Path(path).expanduser() for path in given})
-    rows = _rows(files, prepare, answer, batch_size, workers, not_finite("output for this image", precision))
+    files, named = find_images(given), {Path(path).expanduser() for path in given}
+    if tiles is None:
+        prepare = partial(_prepared, eval_transform(card.preprocess), given=named)
+        prepared = _prepared_files(islice(files, skip, None), prepare, 2 * batch_size, workers)
+    else:
+        prepared = _prepared_tiles(files, tiles, tile_transform(card.preprocess), 2 * batch_size, workers, named, skip)
+    rows = _rows(prepared, answer, batch_size, not_finite("output for this image", precision))
     return rows if reject is None else (_rejecting(row, reject) for row in rows)
 
 
@@ -175,33 +187,43 @@ def _rejecting(row: Row, reject: float) -> Row:
     return row if isinstance(row, Unreadable) else row._replace(rejected=row.probabilities[0] < reject)
 
 
-PreparedFile = tuple[Path, np.ndarray | Unreadable]
-"""A file, and the network's input [H, W, channels] or the reason why the file is unreadable."""
+class PreparedFile(NamedTuple):
+    """A file, or a tile of it, and the network's input [H, W, channels] or the reason why there is none."""
+
+    path: Path
+    image: np.ndarray | Unreadable
+    box: TileBox | None = None
+
+
 Best = Prediction | None
 """What is predicted, still without a path; None if the network's output is not finite."""
 Ranking = Callable[[list[np.ndarray]], Iterable[Best]]
 
 
 def _rows(
-    files: Iterator[Path],
-    prepare: Callable[[Path], PreparedFile],
+    prepared: Generator[PreparedFile],
     answer: Ranking,
     batch_size: int,
-    workers: int,
     no_result: str = not_finite("output for this image"),
 ) -> Iterator[Row]:
-    with threads(workers) as pool:
-        prepared = ordered(pool, prepare, files, ahead=2 * batch_size, hung=lambda path: stuck(as_text(path)))
+    with closing(prepared):
         while batch := list(islice(prepared, batch_size)):
-            answers = iter(answer([image for _, image in batch if isinstance(image, np.ndarray)]))
-            for path, image in batch:
+            answers = iter(answer([file.image for file in batch if isinstance(file.image, np.ndarray)]))
+            for path, image, box in batch:
                 best = None if isinstance(image, Unreadable) else next(answers)
                 if isinstance(image, Unreadable):
                     yield image
                 elif best is None:
                     yield Unreadable(as_text(path), NOT_FINITE, no_result)
                 else:
-                    yield best._replace(path=as_text(path))
+                    yield best._replace(path=as_text(path), box=box)
+
+
+def _prepared_files(
+    files: Iterator[Path], prepare: Callable[[Path], PreparedFile], ahead: int, workers: int
+) -> Generator[PreparedFile]:
+    with threads(workers) as pool:
+        yield from ordered(pool, prepare, files, ahead=ahead, hung=lambda path: stuck(as_text(path)))
 
 
 def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> PreparedFile:
@@ -209,9 +231,27 @@ def _prepared(transform: Op, path: Path, given: Collection[Path] = ()) -> Prepar
     read = read_pipe if path in given and path.is_fifo() else read_file
     try:
         image = transform.pixels.read(read(path))
-        return path, transform(image, np.random.default_rng(0))  # nothing is random in evaluation
+        return PreparedFile(path, transform(image, np.random.default_rng(0)))  # nothing is random in evaluation
     except DecodeError as error:
-        return path, Unreadable(as_text(path), error.reason, as_text(str(error)))
+        return PreparedFile(path, _unreadable(path, error))
+
+
+def _prepared_tiles(
+    files: Iterator[Path],
+    tiles: Tiling,
+    transform: Op,
+    ahead: int,
+    workers: int,
+    given: Collection[Path],
+    skip: int,
+) -> Generator[PreparedFile]:
+    found = prepared_tiles(files, tiles, transform, ahead=ahead, workers=workers, given=given, skip=skip)
+    for path, box, image in found:
+        yield PreparedFile(path, _unreadable(path, image) if isinstance(image, DecodeError) else image, box)
+
+
+def _unreadable(path: Path, error: DecodeError) -> Unreadable:
+    return Unreadable(as_text(path), error.reason, as_text(str(error)))
 
 
 def _best(
@@ -254,15 +294,18 @@ class Summary:
     unreadable: list[Unreadable] = field(default_factory=list)
     errors: Path | None = None
     """CSV with the unreadable files; None if all were readable or the rows went to a stream."""
+    what: str = "image"
+    """What a row is about: an image or a tile."""
 
     def __str__(self) -> str:
-        text = f"{self.predicted} image{'s' * (self.predicted != 1)} predicted"
+        text = f"{self.predicted} {self.what}{'s' * (self.predicted != 1)} predicted"
         if not self.unreadable:
             return text
         counts = Counter(row.reason for row in self.unreadable)
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
         listed = f", listed in {self.errors}" if self.errors else ""
-        files = "1 file" if len(self.unreadable) == 1 else f"{len(self.unreadable)} files"
+        noun = "file" if self.what == "image" else f"{self.what} or file"
+        files = f"1 {noun}" if len(self.unreadable) == 1 else f"{len(self.unreadable)} {noun.replace(' ', 's ')}s"
         return f"{text}; {files} could not be read ({reasons}){listed}"
 
 
@@ -309,6 +352,7 @@ def _write(rows: Iterable[Row], file: TextIO, kind: FileKind, raw: bool) -> Summ
                 table.writerow(_header(row))
             table.writerow(_cells(row))
         summary.predicted += 1
+        summary.what = "image" if row.box is None else "tile"
     if kind == "csv" and not summary.predicted:
         table.writerow(PREDICTIONS)
     file.flush()
@@ -316,22 +360,25 @@ def _write(rows: Iterable[Row], file: TextIO, kind: FileKind, raw: bool) -> Summ
 
 
 def _cells(row: Prediction) -> list[str]:
+    place = [row.path, *map(str, row.box or ())]
     if row.numbers is not None:
-        return [row.path, *map(repr, row.numbers.values())]
+        return [*place, *map(repr, row.numbers.values())]
     if row.labels is not None:
         names, shares = [name for name, _ in row.labels], [f"{share:.6f}" for _, share in row.labels]
-        return [row.path, SEPARATOR.join(names), SEPARATOR.join(shares)]
+        return [*place, SEPARATOR.join(names), SEPARATOR.join(shares)]
     classes = [NONE, *row.classes[1:]] if row.rejected else row.classes
     best = zip(classes, row.probabilities, strict=True)
-    cells = [row.path, *(cell for name, share in best for cell in (name, f"{share:.6f}"))]
+    cells = [*place, *(cell for name, share in best for cell in (name, f"{share:.6f}"))]
     return cells if row.rejected is None else [*cells, row.classes[0] if row.rejected else ""]
 
 
 def _header(row: Prediction) -> Sequence[str]:
     """Return the names of the columns of predictions such as this one."""
+    path, *found = PREDICTIONS if row.labels is None else LABEL_PREDICTIONS
+    place = [path, *(() if row.box is None else TileBox._fields)]
     if row.numbers is not None:
-        return [PREDICTIONS[0], *row.numbers]
+        return [*place, *row.numbers]
     if row.labels is not None:
-        return LABEL_PREDICTIONS
+        return [*place, *found]
     more = [name for rank in range(2, len(row.classes) + 1) for name in (f"class_{rank}", f"probability_{rank}")]
-    return [*PREDICTIONS, *more, *([] if row.rejected is None else ["rejected"])]
+    return [*place, *found, *more, *([] if row.rejected is None else ["rejected"])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -14,14 +14,16 @@ from vitrail.disk import writing
 from vitrail.errors import UsageError
 from vitrail.exports.kinds import EngineName
 from vitrail.files import check_writable
-from vitrail.ranges import Count, Share, Threads, checked
+from vitrail.ranges import Count, Share, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, class_columns, is_bulk, open_job, run
 from vitrail.verbs.network.classifier import explained_rejection, load_runnable
+from vitrail.verbs.network.tiles import TABLE, TileMaps, check_folder, check_tiles, files_of_rows
+from vitrail.words import listing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from vitrail.evaluation.predict import FileKind, Prediction, Row, Summary, Unreadable
     from vitrail.weights.confidence import Rejection
@@ -45,6 +47,8 @@ class Predictions:
     with `strict` if one could not."""
     rejection: Rejection | None = None
     """What `reject` means on the validation images of the network, if its card says so."""
+    maps: list[str] = field(default_factory=list)
+    """With tiles and a folder as `out`: the pictures of the predictions."""
 
 
 @overload
@@ -56,6 +60,8 @@ def predict(
     calibrate: bool = True,
     strict: bool = False,
     out: None = None,
+    tiles: Side | None = None,
+    overlap: Whole = 0,
     raw: bool = False,
     batch_size: Count = 32,
     workers: Threads | None = None,
@@ -73,6 +79,8 @@ def predict(
     strict: bool = False,
     out: str | Path | None,
     merge: str | Path | None = None,
+    tiles: Side | None = None,
+    overlap: Whole = 0,
     raw: bool = False,
     batch_size: Count = 32,
     workers: Threads | None = None,
@@ -90,6 +98,8 @@ def predict(
     strict: bool = False,
     out: str | Path | None = None,
     merge: str | Path | None = None,
+    tiles: Side | None = None,
+    overlap: Whole = 0,
     raw: bool = False,
     batch_size: Count = 32,
     workers: Threads | None = None,
@@ -111,6 +121,10 @@ def predict(
     With a folder as --out, one Parquet file is written for each shard of the data set, which may have any size. The
     command may be killed and repeated, and several processes (torchrun, a Slurm array) share the shards.
 
+    With --tiles each image is cut into tiles, which are resized to the network's input without a crop, and each tile
+    gets a row. TIFF files of any size are read in parts, in bounded memory. A folder as --out then gets tiles.csv and a
+    map of the classes of each image.
+
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
             `vitrail export` wrote for ONNX Runtime or OpenVINO, which then computes.
@@ -123,7 +137,10 @@ def predict(
             image gets a class).
         calibrate: Divide the network's outputs by the temperature of its card, if it has one.
         merge: With a folder as --out: write all results to this .parquet file, too, once they are complete.
+        tiles: Side of a tile in pixels of the image (default: images are predicted as a whole).
+        overlap: With --tiles: number of pixels by which neighbouring tiles overlap.
     """
+    check_tiles(tiles, overlap, merge=merge)
     compute = Compute(None, batch_size, workers, device, precision, engine)
     if not images:
         raise UsageError(
@@ -133,9 +150,14 @@ def predict(
         raise UsageError(f"{out}: write predictions to a file that ends in {', '.join(KINDS)}, or to a folder")
     if merge is not None and not is_bulk(out):
         raise UsageError(f"merge is for a folder of results (--out), not for {out or 'the terminal'}")
-    from vitrail.evaluation.predict import Prediction, Summary, Unreadable, errors_file, predict_files
+    from vitrail.data.tiles.grid import tiling
+    from vitrail.evaluation.predict import errors_file, predict_files
     from vitrail.weights.load import weights_fingerprint
 
+    folder = None
+    if tiles is not None and out is not None and is_bulk(out):
+        folder = check_folder(out, images)
+        out = folder / TABLE
     if out is not None and not is_bulk(out):
         for file in (Path(out), errors_file(Path(out))):
             check_writable(file, UsageError)
@@ -152,20 +174,36 @@ def predict(
             about["temperature"] = network.card.temperature
         job = open_job("predict", model, images, out, **about)
         return run(job, class_columns(network.card, predictions_of, top, compute, reject), merge, strict=strict)
+    cut = None if tiles is None else tiling(tiles, overlap, network.card.preprocess.image_size)
     rows = partial(predict_files, network, images, predict=predictions_of, precision=compute.precision, top=top)
-    rows = partial(rows, batch_size=batch_size, workers=compute.threads(), reject=reject)
-    if out is not None:
-        key = [weights_fingerprint(model), top, precision, reject, network.card.temperature]
-        written = _write(Path(out), key, images, rows, raw)
-        return Predictions(
-            [], written.unreadable, str(written), str(out), rejection=rejection, exit_code=_exit_code(written, strict)
-        )
-    found = list(rows())
+    rows = partial(rows, batch_size=batch_size, workers=compute.threads(), reject=reject, tiles=cut)
+    if out is None:
+        return _collected(rows(), cut is not None, raw, rejection, strict)
+    key = [
+        weights_fingerprint(model),
+        top,
+        precision,
+        reject,
+        network.card.temperature,
+        *([tiles, overlap] if cut else []),
+    ]
+    maps = TileMaps(images, cut, network.card.preprocess) if folder and cut else None
+    written = _write(Path(out), key, files_of_rows(images, cut, network.card.preprocess), rows, raw, maps)
+    drawn = maps.draw(folder) if maps and folder else []
+    code = _exit_code(written, strict)
+    return Predictions([], written.unreadable, str(written), str(out), rejection=rejection, exit_code=code, maps=drawn)
+
+
+def _collected(rows: Iterator[Row], tiles: bool, raw: bool, rejection: Rejection | None, strict: bool) -> Predictions:
+    """Return all predictions, and log what could not be read."""
+    from vitrail.evaluation.predict import Prediction, Summary, Unreadable
+
+    found = list(rows)
     bad = [row for row in found if isinstance(row, Unreadable)]
     for row in bad:
         log.warning("skipped %s: %s", row.path, row.message)
     good = [row for row in found if isinstance(row, Prediction)]
-    summary = Summary(len(good), bad)
+    summary = Summary(len(good), bad, what="tile" if tiles else "image")
     return Predictions(good, bad, str(summary), raw=raw, rejection=rejection, exit_code=_exit_code(summary, strict))
 
 
@@ -178,19 +216,27 @@ def _exit_code(summary: Summary, strict: bool) -> int:
 
 
 def _write(
-    out: Path, key: list[Any], images: tuple[str | Path, ...], rows: Callable[..., Iterator[Row]], raw: bool
+    out: Path,
+    key: list[Any],
+    files: Iterable[Path],
+    rows: Callable[..., Iterator[Row]],
+    raw: bool,
+    maps: TileMaps | None = None,
 ) -> Summary:
-    """Write predictions to `out`, continuing after the rows of an interrupted call with the same `key`."""
-    from vitrail.evaluation.partial_predictions import PartialPredictions
-    from vitrail.evaluation.predict import find_images, write_predictions
+    """Write predictions to `out`, continuing after the rows of an interrupted call with the same `key`.
 
-    earlier = PartialPredictions(out, key, find_images(images))
+    files: The file of each row. `maps` sees all rows.
+    """
+    from vitrail.evaluation.partial_predictions import PartialPredictions
+    from vitrail.evaluation.predict import write_predictions
+
+    earlier = PartialPredictions(out, key, files)
     if earlier.finished:
-        log.info("continuing after %d files that an earlier call finished", earlier.finished)
+        log.info("continuing after %d results of an earlier call", earlier.finished)
     with writing(out, UsageError, advice="The same command continues from here"):
-        written = write_predictions(
-            earlier.rows(lambda finished: rows(skip=finished)), out, kind=KINDS[out.suffix.lower()], raw=raw
-        )
+        found = earlier.rows(lambda finished: rows(skip=finished))
+        found = found if maps is None else maps.seen(found)
+        written = write_predictions(found, out, kind=KINDS[out.suffix.lower()], raw=raw)
     earlier.close()
     return written
 
@@ -202,7 +248,7 @@ def show(result: Predictions | BulkProgress) -> str:
     from vitrail.evaluation.predict import write_predictions
 
     if result.out is not None:
-        return f"{result.summary}; written to {result.out}"
+        return f"{result.summary}; written to {listing([result.out, *result.maps], 5, quoted=False)}"
     text = io.StringIO()
     write_predictions(result.rows, text, raw=result.raw)
     return text.getvalue().rstrip("\n")
@@ -215,5 +261,6 @@ def as_json(result: Predictions | BulkProgress) -> Any:
     rows = [row.as_json() for row in result.rows]
     bad = [row._asdict() for row in result.unreadable]
     found = None if result.rejection is None else result.rejection._asdict()
-    about = {} if found is None else {"rejection": found}
+    about: dict[str, Any] = {} if found is None else {"rejection": found}
+    about |= {"maps": result.maps} if result.maps else {}
     return {"images": rows, "unreadable": bad, "summary": result.summary, "out": result.out, **about}

@@ -29,6 +29,10 @@ class Pixels(ABC):
     dtype: type[np.generic]
 
     @abstractmethod
+    def values(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """Return a stored image as [H, W, channels], not yet normalised. `read` of any part of it is this part's."""
+
+    @abstractmethod
     def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         """Return a stored image as [H, W, channels] of `dtype`."""
 
@@ -43,9 +47,13 @@ class RGB(Pixels):
     channels = 3
     dtype = np.uint8
 
-    def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    def values(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         """See Pixels."""
         return decode(stored, max_pixels=max_pixels) if isinstance(stored, bytes) else stored
+
+    def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """See Pixels."""
+        return self.values(stored, max_pixels)
 
     def shown(self, image: np.ndarray) -> np.ndarray:
         """See Pixels."""
@@ -72,9 +80,13 @@ class Banded(Pixels):
     def _scale(self) -> Any:
         return np.array([1 / deviation for deviation in self.bands.std], np.float32)
 
+    def values(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+        """See Pixels."""
+        return read(stored, self.channels, self.bands.bits, max_pixels)
+
     def read(self, stored: bytes | np.ndarray, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         """See Pixels. An image with NaN or infinity has the reason "not-finite"."""
-        values = read(stored, self.channels, self.bands.bits, max_pixels)
+        values = self.values(stored, max_pixels)
         image = np.subtract(values, self._mean, dtype=np.float32, order="C", casting="same_kind")
         image *= self._scale
         if self.bands.bits == "32f":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Header(NamedTuple):
 
 def header(data: bytes, max_bytes: int) -> Header:
     """Return what the pages of a TIFF hold together. Raises DecodeError."""
-    with _pages(data) as pages:
+    with opened(io.BytesIO(data)) as pages:
         bands, first = 0, pages[0]
         for page in pages:
             _check(page, first)
@@ -52,13 +52,13 @@ def values(data: bytes, about: Header) -> np.ndarray:
     """Return the bands that `header` described, upright: [H, W, bands]. Raises DecodeError."""
     from vitrail.data.images.decode import upright
 
-    with _pages(data) as pages:
+    with opened(io.BytesIO(data)) as pages:
         found = [_bands_last(page, page.asarray()) for page in pages]
     return upright(np.concatenate(found, axis=2), about.orientation if 1 <= about.orientation <= 8 else 1)
 
 
 @contextmanager
-def _pages(data: bytes) -> Iterator[list[TiffPage]]:
+def opened(file: BinaryIO) -> Iterator[list[TiffPage]]:
     """Context with the pages that hold bands. Turns what tifffile raises for hostile bytes into DecodeError."""
     try:
         import tifffile
@@ -66,9 +66,9 @@ def _pages(data: bytes) -> Iterator[list[TiffPage]]:
         message = f"the bands of TIFF files need the package tifffile: {install_extra('bands')}"
         raise DecodeError(message, reason="unsupported") from error
     try:
-        with tifffile.TiffFile(io.BytesIO(data)) as file:
+        with tifffile.TiffFile(file) as tiff:
             found: list[TiffPage] = []
-            for number, page in enumerate(file.pages):
+            for number, page in enumerate(tiff.pages):
                 if number >= MAX_PAGES:
                     raise DecodeError(f"the TIFF has more than {MAX_PAGES:,} pages", reason="unsupported")
                 whole = page.aspage()

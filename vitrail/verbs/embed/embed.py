@@ -11,17 +11,20 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
 from vitrail.exports.kinds import EngineName, find_program
 from vitrail.files import check_writable
-from vitrail.ranges import Count, Side, Threads, checked
+from vitrail.ranges import Count, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
 from vitrail.verbs.network.features import Embedder, Prepare, open_images
+from vitrail.verbs.network.tiles import check_tiles
 from vitrail.verbs.terminal import unreadable_json, unreadable_lines
 
 if TYPE_CHECKING:
     import numpy as np
 
     from vitrail.data.item import Listed
+    from vitrail.data.tiles.grid import Tiling
+    from vitrail.verbs.network.features import Tokens
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class WrittenFeatures:
     """(image, reason) of each image that could not be read."""
     tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """With --tokens: name of each array of tokens -> its shape."""
+    what: str = "images"
+    """What was computed: images or tiles."""
 
 
 @checked
@@ -48,6 +53,8 @@ def embed(
     split: str | None = None,
     tokens: bool = False,
     layers: tuple[int, ...] = (),
+    tiles: Side | None = None,
+    overlap: Whole = 0,
     prepare: Prepare = "model",
     image_size: Side | None = None,
     batch_size: Count = 64,
@@ -70,6 +77,10 @@ def embed(
     columns of the same names: features, or tokens_LAYER and prefix_LAYER as lists of lists. The command may be killed
     and repeated, and several processes (torchrun, a Slurm array) share the shards.
 
+    With --tiles each image is cut into tiles, which are resized to the network's input without a crop, and each tile
+    gets features. TIFF files of any size are read in parts, in bounded memory. The .npz file also holds boxes, int64
+    [tiles, 4]: x, y, width and height of each tile in the image; ids are PATH#xywh=x,y,width,height.
+
     Args:
         model: A run folder (its best model), a model folder, a weight file, or a name on the hub, or a program that
             `vitrail export --output features` wrote for ONNX Runtime or OpenVINO.
@@ -80,9 +91,12 @@ def embed(
         tokens: Write the features of each token instead of one vector per image.
         layers: With --tokens: numbers of the layers, counted from 0; negative numbers count from the end (default: the
             last layer). Layer 0 of a ResNet is its root, and its stages follow.
+        tiles: Side of a tile in pixels of the image (default: one vector for the whole image).
+        overlap: With --tiles: number of pixels by which neighbouring tiles overlap.
         prepare: How images are prepared: 'model' resizes and crops as in evaluation, 'protocol' as `vitrail probe
             fewshot` does.
     """
+    check_tiles(tiles, overlap, merge=merge, split=split, prepare=prepare == "protocol")
     compute = Compute(image_size, batch_size, workers, device, precision, engine)
     if not paths or out is None:
         raise UsageError(
@@ -95,7 +109,7 @@ def embed(
         raise UsageError(f"{model} is an exported program, which computes no tokens. Give the model itself")
     if layers and not tokens:
         raise UsageError("--layers chooses the layers of --tokens: give both")
-    if is_bulk(out):
+    if is_bulk(out) and tiles is None:
         if split is not None:
             raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
         from vitrail.data.cache import refuse_within
@@ -113,6 +127,12 @@ def embed(
     if merge is not None:
         raise UsageError(f"--merge is only for a folder as --out, and {out} is a single file")
     check_writable(Path(out), DataError)
+    if tiles is not None:
+        from vitrail.data.tiles.grid import tiling
+
+        embedder = Embedder(model, compute)
+        cut = tiling(tiles, overlap, embedder.network.card.preprocess.image_size)
+        return _write_tiles(embedder, paths, cut, Path(out), embedder.tokens(layers or 1) if tokens else None)
     sources = open_images(model, paths, split)
     embedder = Embedder(model, compute, prepare)
     if tokens:
@@ -162,6 +182,24 @@ def _write_tokens(
     return WrittenFeatures(str(out), images, width, unreadable, arrays.shapes)
 
 
+def _write_tiles(
+    embedder: Embedder, paths: tuple[str | Path, ...], cut: Tiling, out: Path, tokens: Tokens | None
+) -> WrittenFeatures:
+    """Write the features, or with `tokens` the tokens, of the tiles of images batch by batch."""
+    import numpy as np
+
+    from vitrail.evaluation.growing_npz import growing_npz
+    from vitrail.evaluation.predict import as_text
+
+    with growing_npz(out) as arrays:
+        receive = partial(arrays.append, "")
+        places, bad = embedder.each_tile(paths, cut, tokens or embedder.features, receive)
+        ids = [f"{as_text(path)}#xywh={','.join(map(str, box))}" for path, box in places]
+        arrays.save({"ids": np.array(ids, np.str_), "boxes": np.array([box for _, box in places], np.int64)})
+    width = max(shape[-1] for shape in arrays.shapes.values())
+    return WrittenFeatures(str(out), {"": len(places)}, width, bad, arrays.shapes if tokens else {}, "tiles")
+
+
 def _described(source: Listed, prefix: str, index: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     """Return the arrays that say which images were computed; their names start with `prefix`."""
     import numpy as np
@@ -176,7 +214,7 @@ def show(result: WrittenFeatures | BulkProgress) -> str:
     """Return the result as text for a terminal."""
     if isinstance(result, BulkProgress):
         return bulk.show(result)
-    counts = ", ".join(f"{count:,} {name} images".replace("  ", " ") for name, count in result.images.items())
+    counts = ", ".join(f"{count:,} {name} {result.what}".replace("  ", " ") for name, count in result.images.items())
     each = f"{counts} of {result.width} features each" if not result.tokens else f"tokens of {counts}"
     arrays = [f"  {name} [{', '.join(f'{side:,}' for side in shape)}]" for name, shape in result.tokens.items()]
     lines = [f"{each}: {result.out}", *arrays, *unreadable_lines(result.unreadable)]

@@ -154,11 +154,8 @@ def feature_columns(embedder: Embedder) -> ComputeColumns:
     """Return a function that computes features, float32."""
     import numpy as np
 
-    def ask(images: Tensor) -> Arrays:
-        return {"features": embedder.embed(images).cpu().numpy()}
-
     nothing = {"features": np.empty((0, embedder.width), np.float32)}
-    return _computed(ask, _all_lists, nothing, embedder.loader)
+    return _computed(embedder.features, _all_lists, nothing, embedder.loader)
 
 
 def token_columns(embedder: Embedder, layers: Layers) -> ComputeColumns:

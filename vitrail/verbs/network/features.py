@@ -7,6 +7,7 @@ import logging
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.item import Listed
     from vitrail.data.loading.loader import Loader
+    from vitrail.data.tiles.grid import TileBox, Tiling
     from vitrail.evaluation.classify import Predict
     from vitrail.evaluation.features import Features
 
@@ -189,6 +191,10 @@ class Embedder:
         ask(self.blank())
         return ask
 
+    def features(self, images: Tensor) -> dict[str, np.ndarray]:
+        """Return the features of images as an array "features", float32 [batch, width]."""
+        return {"features": self.embed(images).cpu().numpy()}
+
     def loader(self, source: Listed) -> Loader:
         """Return a loader of the prepared images. The caller closes it."""
         return self._compute.loader(source, self.transform, self._size)
@@ -221,6 +227,51 @@ class Embedder:
         if not index:
             raise DataError(f"no result: no image could be read ({len(loader.bad)} failed)")
         return np.concatenate(index), loader.bad
+
+    def each_tile(
+        self,
+        paths: tuple[str | Path, ...],
+        tiling: Tiling,
+        compute: Callable[[Tensor], T],
+        receive: Callable[[T], None],
+    ) -> tuple[list[tuple[Path, TileBox]], list[tuple[str, str]]]:
+        """Call `receive` with the result for each batch of tiles of image files, in order.
+
+        Return the file and the place of each readable tile, and (file or tile, reason) of the others, which are logged.
+        Raises DataError if no tile can be read.
+        """
+        import numpy as np
+        import torch
+
+        from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
+        from vitrail.evaluation.predict import as_text, find_images
+
+        size = self._compute.batch_size
+        tiles = prepared_tiles(
+            find_images(paths),
+            tiling,
+            tile_transform(self.network.card.preprocess),
+            ahead=2 * size,
+            workers=self._compute.threads(),
+            given={Path(path).expanduser() for path in paths},
+        )
+        places: list[tuple[Path, TileBox]] = []
+        bad: list[tuple[str, str]] = []
+        with closing(tiles):
+            while batch := list(islice(tiles, size)):
+                images = []
+                for path, box, image in batch:
+                    if isinstance(image, np.ndarray):
+                        images.append(image)
+                        places.append((path, box))
+                    else:
+                        bad.append((as_text(path), str(image)))
+                if images:
+                    receive(compute(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)))
+        _log_unreadable(bad)
+        if not places:
+            raise DataError(f"no result: no tile could be read ({len(bad)} failed)")
+        return places, bad
 
 
 def _log_unreadable(images: list[tuple[str, str]]) -> None:

@@ -1,0 +1,123 @@
+"""Figures of the tiles of a large image: which class, or which number, each of them got."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Patch
+from PIL import Image
+
+from vitrail.data.tiles.grid import TileBox, Tiling, starts
+from vitrail.inspection.figures.page import COLOURS, short, styled, wrapped
+
+NAMED = 6
+"""Maximum number of classes with a colour of their own."""
+OTHER = "#bbbbbb"
+"""Colour of all further classes."""
+UNREAD = 0
+"""Grey level of a tile that could not be read."""
+TINT = 0.55
+"""Weight of a class's colour against the grey picture."""
+
+
+@styled
+def draw_classes(
+    title: str, picture: np.ndarray, size: tuple[int, int], tiling: Tiling, tiles: dict[TileBox, str | None]
+) -> Figure:
+    """Draw a picture of an image, and beside it a map: each tile has the colour of its class.
+
+    picture: uint8 [h, w, 3], the image of `size` (height, width) at any scale. tiles: tile -> class; None for a tile
+    without a class, which gets no colour. A tile that is missing could not be read. Where tiles overlap, a pixel has
+    the colour of the tile with the nearest centre.
+    """
+    counts = Counter(name for name in tiles.values() if name is not None)
+    named = [name for name, _ in counts.most_common(NAMED)]
+    colour = {name: to_rgb(COLOURS[number]) for number, name in enumerate(named)}
+    grey = np.asarray(Image.fromarray(picture).convert("L"), np.float32)[:, :, None].repeat(3, 2)
+    shown = 0.5 * grey + 127
+    cells = _cells(tiling, size, picture.shape[:2])
+    for box, cell in cells.items():
+        name = tiles.get(box)
+        if box not in tiles:
+            shown[cell] = UNREAD
+        elif name is not None:
+            shown[cell] = (1 - TINT) * grey[cell] + TINT * 255 * np.array(colour.get(name, to_rgb(OTHER)), np.float32)
+    figure, axes = _panels(picture, size)
+    _show(axes[1], shown.astype(np.uint8), size, "class of each tile")
+    further = sum(count for name, count in counts.items() if name not in colour)
+    rows: list[tuple[object, str, int]] = [(colour[name], short(name, 40), counts[name]) for name in named]
+    rows += [(OTHER, f"{len(counts) - len(named)} further classes", further)]
+    rows += [
+        ("white", "no class", len(tiles) - counts.total()),
+        ("black", "could not be read", len(cells) - len(tiles)),
+    ]
+    legend = [_entry(*row, total=len(cells)) for row in rows if row[2]]
+    figure.legend(handles=legend, loc="outside lower center", ncols=min(3, len(legend)), frameon=False, fontsize=7)
+    figure.suptitle(wrapped(title, figure.get_figwidth()))
+    return figure
+
+
+@styled
+def draw_numbers(
+    title: str, picture: np.ndarray, size: tuple[int, int], tiling: Tiling, name: str, tiles: dict[TileBox, float]
+) -> Figure:
+    """Draw a picture of an image, and beside it a map of the number `name` of each tile, as `draw_classes` does."""
+    values = np.full(picture.shape[:2], np.nan)
+    for box, cell in _cells(tiling, size, picture.shape[:2]).items():
+        values[cell] = tiles.get(box, np.nan)
+    figure, axes = _panels(picture, size)
+    drawn = _show(axes[1], values, size, f"{short(name, 40)} of each tile")
+    figure.colorbar(drawn, ax=list(axes), orientation="horizontal", shrink=0.4, aspect=40, label=short(name, 40))
+    figure.suptitle(wrapped(title, figure.get_figwidth()))
+    return figure
+
+
+def _panels(picture: np.ndarray, size: tuple[int, int]) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure with two panels, of which the first shows the picture: side by side, or if wide, stacked."""
+    wide = size[1] > 1.6 * size[0]
+    across, shape = (7.6, size[0] / size[1]) if wide else (4.2, min(size[0] / size[1], 2.5))
+    figure = Figure(
+        figsize=(8.8, max(2 * across * shape, 1.6) + 1.6) if wide else (8.8, across * shape + 1.3), layout="constrained"
+    )
+    axes = figure.subplots(2, 1) if wide else figure.subplots(1, 2)
+    _show(axes[0], picture, size, f"{size[1]:,} x {size[0]:,} pixels")
+    return figure, axes
+
+
+def _show(axes: Axes, picture: np.ndarray, size: tuple[int, int], title: str) -> AxesImage:
+    """Draw a picture with the pixels of the image along its sides, as they stand in the table."""
+    drawn = axes.imshow(picture, extent=(0, size[1], size[0], 0))
+    axes.set_title(title)
+    axes.set_xlabel("x")
+    axes.set_ylabel("y")
+    axes.locator_params(nbins=5)
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+    return drawn
+
+
+def _entry(colour: object, name: str, count: int, total: int) -> Patch:
+    tiles = f"{count:,} tile{'s' * (count != 1)}, {count / total:.0%}"
+    return Patch(facecolor=colour, edgecolor="#888888", linewidth=0.5, label=f"{name} ({tiles})")  # type: ignore[arg-type]
+
+
+def _cells(tiling: Tiling, size: tuple[int, int], shown: tuple[int, ...]) -> dict[TileBox, tuple[slice, slice]]:
+    """Return the rows and the columns of the picture that each tile fills."""
+    rows = _slices(size[0], tiling.height, tiling.overlap, shown[0])
+    columns = _slices(size[1], tiling.width, tiling.overlap, shown[1])
+    return {box: (rows[box.y], columns[box.x]) for box in tiling.boxes(*size)}
+
+
+def _slices(length: int, tile: int, overlap: int, shown: int) -> dict[int, slice]:
+    """Return first pixel -> what the tile fills along a side: up to the middle of its overlap with each neighbour."""
+    firsts = starts(length, tile, overlap)
+    middles = [(first + tile + following) / 2 for first, following in pairwise(firsts)]
+    ends = [0, *(round(middle * shown / length) for middle in middles), shown]
+    return {first: slice(*pair) for first, pair in zip(firsts, pairwise(ends), strict=True)}
