@@ -31,8 +31,8 @@ from vitrail.files import open_regular, regular_descriptor
 if TYPE_CHECKING:
     from tifffile import TiffPage
 
-BLOCK = 2**24
-"""Number of bytes of values that are decoded at once, unless a single row of pieces has more."""
+BLOCK = 2**23
+"""Number of bytes of values that are decoded at once, unless a single piece has more."""
 WIDTH, LENGTH, BITS, ROWS_PER_STRIP = 256, 257, 258, 278  # tags
 STRIP_OFFSETS, STRIP_COUNTS, TILE_OFFSETS, TILE_COUNTS = 273, 279, 324, 325
 KEPT = frozenset((258, 259, 262, 266, 277, 284, 292, 293, 317, 320, 322, 323, 332, 338, 339, 340, 341, 347, 529, 530,
@@ -116,14 +116,14 @@ class TiffParts:
         first = self._pages[0]
         self.height, self.width = first.height, first.width
         tall, wide = first.piece
-        across = max(1, min(-(-self.width // wide), MAX_SIDE // 2 // wide))
+        across = max(1, min(-(-self.width // wide), MAX_SIDE // wide, BLOCK // (tall * wide * size)))
         down = max(1, BLOCK // (tall * wide * across * size))
-        if min(tall, self.height) * min(wide * across, self.width) > MAX_PIXELS:
+        if min(tall, self.height) * min(wide, self.width) > MAX_PIXELS:
             raise NotInParts(f"the file is stored in strips of {tall:,} x {wide:,} pixels")
         self._block_pieces = (down, across)
         self._block = (down * tall, across * wide)
         blocks_across = -(-self.width // self._block[1])
-        self._kept = blocks_across * (-(-tile_height // self._block[0]) + 1) + 1
+        self._kept = blocks_across * (-(-tile_height // self._block[0]) + 1)
         self._decoded: OrderedDict[tuple[int, int], np.ndarray | DecodeError] = OrderedDict()
         self._lock = threading.Lock()
         try:
@@ -162,14 +162,14 @@ class TiffParts:
         with self._lock:
             found = self._decoded.pop((row, column), None)
             if found is None:
+                while len(self._decoded) >= self._kept:
+                    self._decoded.popitem(last=False)
                 down, across = self._block_pieces
                 try:
                     found = self._decode(row * down, column * across, (row + 1) * down, (column + 1) * across)
                 except DecodeError as error:
                     found = error
             self._decoded[row, column] = found
-            while len(self._decoded) > self._kept:
-                self._decoded.popitem(last=False)
             return found
 
     def _decode(self, top: int, left: int, bottom: int, right: int) -> np.ndarray:

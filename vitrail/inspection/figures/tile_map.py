@@ -82,7 +82,7 @@ def draw_numbers(
 def _panels(picture: np.ndarray, size: tuple[int, int]) -> tuple[Figure, Sequence[Axes]]:
     """Return a figure with two panels, of which the first shows the picture: side by side, or if wide, stacked."""
     wide = size[1] > 1.6 * size[0]
-    across, shape = (7.6, size[0] / size[1]) if wide else (4.2, min(size[0] / size[1], 2.5))
+    across, shape = (7.6, size[0] / size[1]) if wide else (3.8, min(size[0] / size[1], 2.5))
     figure = Figure(
         figsize=(8.8, max(2 * across * shape, 1.6) + 1.6) if wide else (8.8, across * shape + 1.3), layout="constrained"
     )
