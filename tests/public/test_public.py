@@ -84,8 +84,10 @@ FLAGS = {
         "model data label_from split protocol labels groups tta calibrate image_size batch_size workers device "
         "precision engine out raw"
     ),
-    "predict": ("model images top reject calibrate strict out merge raw batch_size workers device precision engine"),
-    "embed": "model paths out merge split tokens layers prepare image_size batch_size workers device precision engine",
+    "predict": (
+        "model images top reject calibrate strict out merge tiles overlap raw batch_size workers device precision engine"
+    ),
+    "embed": "model paths out merge split tokens layers tiles overlap prepare image_size batch_size workers device precision engine",
     "search": ("model paths like features top out raw image_size batch_size workers device precision engine"),
     "inspect": (
         "model images out what layer head class_name data split count pictures image_size format batch_size device raw"

@@ -96,6 +96,8 @@ def test_tiles_are_predicted_and_embedded_as_crops_are(network: Path, scan: Path
         np.testing.assert_allclose(tiles["features"], whole["features"], rtol=1e-5, atol=1e-6)
         assert tiles["boxes"].tolist() == [list(box) for box in boxes]
         assert tiles["ids"][1] == f"{image}#xywh=19,0,24,24"
+    nearest = vitrail.search(network, features=tmp_path / "tiles.npz", like=(crops[7],), top=1, **EXACT)
+    assert nearest.matches[0].image == f"{image}#xywh=38,19,24,24"
 
 
 def test_a_tile_of_the_networks_size_is_not_cropped(scan: Path, tmp_path: Path) -> None:

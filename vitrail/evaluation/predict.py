@@ -304,8 +304,8 @@ class Summary:
         counts = Counter(row.reason for row in self.unreadable)
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
         listed = f", listed in {self.errors}" if self.errors else ""
-        noun = "file" if self.what == "image" else f"{self.what} or file"
-        files = f"1 {noun}" if len(self.unreadable) == 1 else f"{len(self.unreadable)} {noun.replace(' ', 's ')}s"
+        one, several = ("file", "files") if self.what == "image" else ("tile or file", "tiles or files")
+        files = f"1 {one}" if len(self.unreadable) == 1 else f"{len(self.unreadable)} {several}"
         return f"{text}; {files} could not be read ({reasons}){listed}"
 
 

@@ -188,6 +188,7 @@ def _write_tiles(
     """Write the features, or with `tokens` the tokens, of the tiles of images batch by batch."""
     import numpy as np
 
+    from vitrail.evaluation.feature_file import BLANK
     from vitrail.evaluation.growing_npz import growing_npz
     from vitrail.evaluation.predict import as_text
 
@@ -195,7 +196,8 @@ def _write_tiles(
         receive = partial(arrays.append, "")
         places, bad = embedder.each_tile(paths, cut, tokens or embedder.features, receive)
         ids = [f"{as_text(path)}#xywh={','.join(map(str, box))}" for path, box in places]
-        arrays.save({"ids": np.array(ids, np.str_), "boxes": np.array([box for _, box in places], np.int64)})
+        about = {"ids": np.array(ids, np.str_), "boxes": np.array([box for _, box in places], np.int64)}
+        arrays.save(about if tokens else about | {BLANK: embedder.blank_features})
     width = max(shape[-1] for shape in arrays.shapes.values())
     return WrittenFeatures(str(out), {"": len(places)}, width, bad, arrays.shapes if tokens else {}, "tiles")
 
