@@ -16,9 +16,12 @@ from real_images import SHARED
 from safetensors.torch import save
 
 from vitrail.config import from_yaml, to_yaml
+from vitrail.data.bands.pixels import EIGHT_BIT_RGB
 from vitrail.data.bands.stored import read, stored
 from vitrail.data.images.decode import decode
 from vitrail.data.sources.open import find
+from vitrail.data.tiles.grid import Tiling
+from vitrail.data.tiles.image import open_image, read_tile
 from vitrail.errors import DecodeError, UsageError, VitrailError
 from vitrail.training.run import Run
 from vitrail.weights.archive import open_archive
@@ -181,3 +184,32 @@ def test_120_changed_bands(data: st.DataObject) -> None:
         assert error.reason in {"empty", "not-an-image", "truncated", "corrupt", "too-many-pixels", "unsupported"}
     else:
         assert image.shape == found.size() and image.dtype == found.dtype
+
+
+def tiled_files() -> list[bytes]:
+    """TIFF files of tiles, of compressed strips and of plain strips."""
+    values = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    files = []
+    for options in ({"tile": (16, 16), "compression": "deflate"}, {"rowsperstrip": 9, "compression": "lzw"}, {}):
+        stream = io.BytesIO()
+        tifffile.imwrite(stream, values, photometric="rgb", **options)
+        files.append(stream.getvalue())
+    return files
+
+
+TILED = tiled_files()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@QUIETLY
+@given(data=st.data())
+def test_124_changed_tiles(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    file = tmp_path_factory.getbasetemp() / "fuzz.tif"
+    file.write_bytes(changed(data.draw(st.sampled_from(TILED)), data.draw(changes)))
+    try:
+        image = open_image(file, EIGHT_BIT_RGB, 16)
+        box = next(Tiling(16, 16).boxes(image.height, image.width))
+        assert read_tile(image, box, Tiling(16, 16)).shape == (16, 16, 3)
+    except DecodeError as error:
+        assert error.reason in {"empty", "not-an-image", "truncated", "corrupt", "too-many-pixels", "unsupported"}

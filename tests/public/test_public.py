@@ -85,9 +85,13 @@ FLAGS = {
         "precision engine out raw"
     ),
     "predict": (
-        "model images top reject calibrate strict out merge tiles overlap raw batch_size workers device precision engine"
+        "model images top reject calibrate strict out merge tiles overlap raw "  # what is written
+        "batch_size workers device precision engine"
     ),
-    "embed": "model paths out merge split tokens layers tiles overlap prepare image_size batch_size workers device precision engine",
+    "embed": (
+        "model paths out merge split tokens layers tiles overlap prepare image_size batch_size workers device "
+        "precision engine"
+    ),
     "search": ("model paths like features top out raw image_size batch_size workers device precision engine"),
     "inspect": (
         "model images out what layer head class_name data split count pictures image_size format batch_size device raw"

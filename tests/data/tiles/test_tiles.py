@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_every_pixel_lies_in_a_tile_and_all_tiles_have_one_size(height: int, wid
         seen[box.y : box.y + box.height, box.x : box.x + box.width] += 1
     assert seen.min() >= 1 and len(set(boxes)) == len(boxes)
     assert boxes == sorted(boxes, key=lambda box: (box.y, box.x))
-    steps = {after.x - before.x for before, after in zip(boxes, boxes[1:], strict=False) if after.y == before.y}
+    steps = {after.x - before.x for before, after in pairwise(boxes) if after.y == before.y}
     assert all(step <= 10 - overlap for step in steps)
 
 
@@ -151,6 +151,17 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
     with pytest.raises(DecodeError) as caught:
         image.values(140, 0, 10, 10)
     assert caught.value.reason == "truncated"
+
+
+def test_a_header_that_claims_too_much_has_no_tiles(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, RGB, photometric="rgb")
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        for name in ("ImageWidth", "ImageLength", "RowsPerStrip"):
+            file.pages[0].tags[name].overwrite(2**30)
+    with pytest.raises(DecodeError, match=r"most of its data are missing") as error:
+        open_image(path, EIGHT_BIT_RGB, 10)
+    assert error.value.reason == "too-many-pixels"
 
 
 def test_what_is_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

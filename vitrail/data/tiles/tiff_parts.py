@@ -40,8 +40,10 @@ KEPT = frozenset((258, 259, 262, 266, 277, 284, 292, 293, 317, 320, 322, 323, 33
 """Tags that say how values are stored."""
 LONGEST_TAG = 2**20
 """Maximum bytes of such a tag; a palette has 0.4 MB."""
-SHORT, LONG, LONG8 = 3, 4, 16  # types of tags; classic TIFF lacks the last one
+LONG, LONG8 = 4, 16  # types of tags; classic TIFF lacks the last one
 UNCOMPRESSED, YCBCR, FLOAT = 1, 6, 3
+CLAIMED = 10
+"""Largest ratio of the bytes that an image claims to have to those of its file: a header may claim anything."""
 ALL_PIECES = ("unsupported", "wrong-bands", "wrong-depth")
 """Reasons that hold for every piece of an image if they hold for the first one."""
 
@@ -81,6 +83,13 @@ class StoredPage:
     def shape(self) -> tuple[int, ...]:
         """Height and width of the page and of its pieces in pixels."""
         return self.height, self.width, *self.piece
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes that the page claims to have in the file."""
+        if self.rows is None:
+            return sum(count for _, count in self.places)
+        return self.rows[0] * self.height * self.planes
 
     def pieces(self, top: int, left: int, bottom: int, right: int) -> list[tuple[int, int]]:
         """Return offset and number of bytes of the pieces from (top, left) to (bottom, right), counted in pieces."""
@@ -229,10 +238,9 @@ def _read(descriptor: int, places: Sequence[tuple[int, int]]) -> list[bytes]:
     """Return pieces of a file. Raises DecodeError if the file ends before them, OSError if it cannot be read."""
     if (size := sum(count for _, count in places)) > MAX_BYTES:
         raise DecodeError(f"{size:,} bytes in one part of the image, more than {MAX_BYTES:,}", reason="too-large")
-    found = [os.pread(descriptor, count, offset) for offset, count in places]
-    if any(len(piece) < count for piece, (_, count) in zip(found, places, strict=True)):
+    if max(offset + count for offset, count in places) > os.fstat(descriptor).st_size:
         raise DecodeError("the TIFF is cut off: it ends before this part of the image", reason="truncated")
-    return found
+    return [os.pread(descriptor, count, offset) for offset, count in places]
 
 
 def _stored(file: BufferedReader, picture: bool) -> tuple[str, list[StoredPage], int]:
@@ -250,6 +258,8 @@ def _stored(file: BufferedReader, picture: bool) -> tuple[str, list[StoredPage],
                 "floating-point numbers are scaled by the largest one of the image": picture
                 and first.sampleformat == FLOAT,
                 "its orientation says that it is stored turned": int(first.tags.valueof(tiff.ORIENTATION, 1)) != 1,
+                "most of its data are missing": sum(page.bytes for page in found)
+                > CLAIMED * os.fstat(file.fileno()).st_size,
                 "its pages are stored in different ways": len({page.shape for page in found}) > 1,
             }
             bands = sum(int(page.samplesperpixel) for page in pages)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vitrail.config import from_yaml
 from vitrail.data.settings import Data
-from vitrail.errors import DataError, UsageError
+from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.ranges import Layers, selected
 from vitrail.training.run import Run
 from vitrail.verbs.flags.compute import Compute
@@ -261,11 +261,11 @@ class Embedder:
             while batch := list(islice(tiles, size)):
                 images = []
                 for path, box, image in batch:
-                    if isinstance(image, np.ndarray):
+                    if isinstance(image, DecodeError):
+                        bad.append((as_text(path), str(image)))
+                    elif box is not None:
                         images.append(image)
                         places.append((path, box))
-                    else:
-                        bad.append((as_text(path), str(image)))
                 if images:
                     receive(compute(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)))
         _log_unreadable(bad)
