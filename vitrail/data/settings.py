@@ -91,7 +91,7 @@ class Data(Open, section="data"):
     in proportion to the square root of their number of images. The number of images in an epoch does not change."""
     channels: Channels | None = None
     """Number of bands of an image, such as 13 for a satellite image or 1 for a grey one (default: images are read as
-    RGB with 8 bits, except arrays of NumPy, which keep their bands and bits)."""
+    RGB with 8 bits, except arrays of NumPy and grey DICOM files, which keep their bands and bits)."""
     bits: Bits | None = None
     """Depth of the stored values: 8 bits, 16 bits, or 32f for floating-point numbers. All images must have it (default:
     8 for RGB, otherwise that of most images)."""

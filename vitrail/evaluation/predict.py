@@ -20,13 +20,14 @@ from typing import Any, Literal, NamedTuple, TextIO
 import numpy as np
 import torch
 
+from vitrail.data.image_names import KINDS, images_among, is_junk
 from vitrail.data.images.geometry import Op
 from vitrail.data.images.ops import eval_transform
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.loading.loader import check_batch_size
 from vitrail.data.loading.prefetch import ordered, stuck, threads
-from vitrail.data.sources.folder import images_among, is_array_name, is_image_name, is_junk, read_file, read_pipe
+from vitrail.data.sources.folder import read_file, read_pipe
 from vitrail.data.spreadsheet import LABEL_PREDICTIONS, PREDICTIONS, SafeWriter
 from vitrail.data.tiles.grid import TileBox, Tiling
 from vitrail.data.tiles.prepared import prepared_tiles, tile_transform
@@ -114,7 +115,7 @@ def _expanded(found: Iterable[tuple[Path, Sequence[str | Path]]]) -> Iterator[Pa
                 continue
             if match.is_dir():
                 yield from _below(match, set())
-            elif match == path or is_image_name(match.name) or is_array_name(match.name):
+            elif match == path or any(is_image(str(match)) for is_image in KINDS):
                 yield match
 
 
@@ -129,8 +130,7 @@ def _below(folder: Path, visited: set[tuple[int, int]]) -> Iterator[Path]:
     if (status.st_dev, status.st_ino) in visited:
         return
     visited.add((status.st_dev, status.st_ino))
-    names = images_among(path.name for path in paths)
-    yield from (folder / name for name in names if not (folder / name).is_dir())
+    yield from (Path(path) for path in images_among(map(str, paths)) if not os.path.isdir(path))
     for path in paths:
         if path.is_dir():
             yield from _below(path, visited)

@@ -14,6 +14,7 @@ from PIL import Image
 from vitrail.data.bands.measure import measured
 from vitrail.data.bands.stored import stored
 from vitrail.data.images import png
+from vitrail.data.images.decode import DICOM
 from vitrail.data.item import Listed, evenly_spaced
 from vitrail.data.loading.prefetch import each_image, threads
 from vitrail.data.settings import Bands, Bits, Data
@@ -155,7 +156,8 @@ def _layout(channels: int | None, source: Listed, index: int) -> Layout | None:
         found = stored(image)
     except DecodeError:
         return picture
-    rgb = picture is not None or (found.format == "array" and found.dtype == "uint8" and found.size()[2] == 3)
+    usual = found.format in ("array", DICOM) and found.dtype == "uint8" and found.size()[2] == 3
+    rgb = picture is not None or usual
     return Layout(*found.size(channels), found.bits, rgb)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from vitrail.data.bands.pixels import check_finite
 from vitrail.data.bands.stored import ARCHIVE, ARRAY, read, stored
-from vitrail.data.images.decode import decode, format_of
+from vitrail.data.images.decode import DICOM, decode, format_of
 from vitrail.errors import DecodeError
 
 ENDS = (2, 98)
@@ -38,9 +38,9 @@ def picture(image: bytes | np.ndarray, *, short_side: int | None = None) -> np.n
 
 
 def _holds_bands(data: bytes) -> bool:
-    """Return whether an image file that is no picture holds bands: an array, or a TIFF of more than four."""
+    """Return whether an image file that is no picture holds bands: an array, DICOM, or a TIFF of more than four."""
     format = format_of(data).name
     try:
-        return format in (ARRAY, ARCHIVE) or (format == "TIFF" and stored(data).size()[2] > 4)
+        return format in (ARRAY, ARCHIVE, DICOM) or (format == "TIFF" and stored(data).size()[2] > 4)
     except DecodeError:
         return False

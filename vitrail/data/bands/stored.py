@@ -5,6 +5,7 @@
 | .npy, or .npz with one array: [H, W], [H, W, bands] or [bands, H, W] | the array's |
 | TIFF, GeoTIFF (package tifffile) | those of all pages of one size, in order; overviews and masks are left out |
 | PNG of 16 bits (in colour: package imagecodecs) | grey, with alpha, RGB, RGBA |
+| DICOM (package pydicom) | grey as 32f, in the units of its modality; colour as RGB |
 | 8 bits of any other format | grey, with alpha, RGB, RGBA, upright; palettes and CMYK as RGB |
 
 Nothing is allocated before the header was compared with the limits and with the length of the data.
@@ -21,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.data.bands import tiff
-from vitrail.data.images import png
-from vitrail.data.images.decode import BYTES_PER_PIXEL, MAX_PIXELS, MAX_SIDE, format_of, native
+from vitrail.data.images import dicom, png
+from vitrail.data.images.decode import BYTES_PER_PIXEL, DICOM, MAX_PIXELS, MAX_SIDE, format_of, native
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.settings import Bits
 from vitrail.errors import DecodeError
@@ -137,6 +138,9 @@ def _of_bytes(data: bytes, max_pixels: int) -> Stored:
             return _archive(data, BYTES_PER_PIXEL * max_pixels)
     except DAMAGED_ZIP as error:
         raise DecodeError(f"the {format.name} cannot be read: {error}", reason="corrupt") from error
+    if format.name == DICOM:
+        about = dicom.header(data)
+        return Stored(about.shape, about.dtype, DICOM, about.load)
     if format.name == "TIFF":
         found = tiff.header(data, BYTES_PER_PIXEL * max_pixels)
         return Stored(found.shape, found.dtype, "TIFF", lambda: tiff.values(data, found))

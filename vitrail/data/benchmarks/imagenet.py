@@ -38,6 +38,7 @@ from vitrail.data.benchmarks.imagenet_labels import (
     right_answers,
     wnids,
 )
+from vitrail.data.image_names import is_image_name, is_junk
 from vitrail.data.item import Findings, Listed, View
 from vitrail.data.labels.sets import one_label
 from vitrail.data.sources.folder import (
@@ -45,8 +46,6 @@ from vitrail.data.sources.folder import (
     entries,
     file_source,
     folders_in,
-    is_image_name,
-    is_junk,
     read_classes,
 )
 from vitrail.errors import DataError, UsageError, did_you_mean

@@ -20,14 +20,16 @@ results below by itself, has a process-wide limit of pixels, and may raise any e
 | no bytes | DecodeError "empty" |
 | HTML, text, anything else | DecodeError "not-an-image" |
 | HEIC, PDF, SVG, ..., a rare variant of a format below | DecodeError "unsupported" |
-| arrays of NumPy | DecodeError "unsupported": `vitrail.data.bands.stored` reads them |
+| DICOM in colour with 8 bits | its values as RGB (`vitrail.data.images.dicom`) |
+| arrays of NumPy, any other DICOM | DecodeError "unsupported": `vitrail.data.bands.stored` reads them |
 | cut off, even if an end marker was added (JPEG) or the data end cleanly (PNG) | DecodeError "truncated" |
 | contradictory or damaged | DecodeError "corrupt" |
 | more pixels than the limit by the header (WebP, JPEG 2000, AVIF: half of it) | DecodeError "too-many-pixels" |
 | a side of more than 65,536 pixels by the header | DecodeError "too-many-pixels" |
 
-Formats: JPEG, PNG, GIF, WebP, BMP, TIFF, PNM, JPEG 2000, AVIF. Pillow reads more formats, but they are not used for
-photographs, and one of them (EPS) runs a program. No process-wide setting of Pillow is changed or needed.
+Formats: JPEG, PNG, GIF, WebP, BMP, TIFF, PNM, JPEG 2000, AVIF; DICOM with the package pydicom. Pillow reads more
+formats, but they are not used for photographs, and one of them (EPS) runs a program.
+No process-wide setting of Pillow is changed or needed.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
-from vitrail.data.images import png
+from vitrail.data.images import dicom, png
 from vitrail.data.images.jpeg import decode_ordinary, read_header
 from vitrail.data.images.orientation import orientation, orientation_in
 from vitrail.data.images.pixels import rows_of, stored_bits, tiff_tags, to_rgb
@@ -105,7 +107,9 @@ def _format(name: str, magic: bytes, reader: type[ImageFile] | None = None, weig
     return ImageFormat(name, re.compile(magic, re.DOTALL), reader, weight)
 
 
+DICOM = "DICOM"
 FORMATS = (
+    _format(DICOM, rb".{128}DICM"),  # first, because the 128 bytes may be the header of a TIFF
     _format("JPEG", rb"\xff\xd8", JpegImagePlugin.JpegImageFile),  # of an MPO, the first picture
     _format("PNG", rb"\x89PNG\r\n\x1a\n", PngImagePlugin.PngImageFile),
     _format("GIF", rb"GIF8[79]a", GifImagePlugin.GifImageFile),
@@ -126,7 +130,7 @@ FORMATS = (
     _format("NumPy archive", rb"PK\x03\x04.{26}[^\x00]{0,200}\.npy"),
     _format("icon", rb"\x00\x00\x01\x00.\x00"),
 )
-READABLE = ", ".join(format.name for format in FORMATS if format.reader)
+READABLE = ", ".join(format.name for format in FORMATS if format.reader or format.name == DICOM)
 
 
 def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None = None) -> np.ndarray:
@@ -138,6 +142,8 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None 
     Releases the interpreter lock while decoding.
     """
     format = format_of(data)
+    if format.name == DICOM:
+        return _dicom(data, max_pixels)
     reader = _reader(format)
     if format.name == "JPEG" and (header := read_header(data)) is not None:
         _check_size(header.height, header.width, max_pixels, header.scans)
@@ -146,6 +152,16 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, short_side: int | None 
             if image is not None:
                 return upright(image, orientation(header.exif, header.xmp))
     return _decode_carefully(data, format, reader, max_pixels)
+
+
+def _dicom(data: bytes, max_pixels: int) -> np.ndarray:
+    """Return a DICOM image in colour with 8 bits. Raises DecodeError "unsupported" for another one."""
+    found = dicom.header(data)
+    if found.dtype != "uint8":
+        message = f"a DICOM image of {found.dtype} values is not 8-bit RGB. Set data.channels and data.bits to read it"
+        raise DecodeError(message, reason="unsupported")
+    _check_size(found.shape[0], found.shape[1], max_pixels)
+    return np.ascontiguousarray(found.load())
 
 
 def native(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:

@@ -11,8 +11,8 @@ from vitrail.data.images.pixels import BAND
 from vitrail.errors import DecodeError
 
 START_OF_SCAN = 0xDA
-# all frame headers: baseline, extended, progressive, lossless, arithmetic; C4, C8 and CC are other segments
-START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# all frame headers: baseline, extended, progressive, lossless, arithmetic, JPEG-LS; C4, C8 and CC are other segments
+START_OF_FRAME = frozenset((*range(0xC0, 0xD0), 0xF7)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 # segments without a length: TEM, restart markers, start of image
 STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})

@@ -310,13 +310,13 @@ class Loader:
                 image, label = self._read(index, part.slots.fetched)
             except DecodeError as error:
                 part.bad.append((index, error.reason))
+                last = error
                 continue
             return image, label, index, copy
         if self._evaluation:
             return None
-        index, reason = part.bad[-1]
         raise DataError(
-            f"{ATTEMPTS} consecutive images cannot be read; the last is {self._name(index)}: {reason}. "
+            f"{ATTEMPTS} consecutive images cannot be read; the last is {self._name(index)}: {last.reason} ({last}). "
             "`vitrail data check` lists all bad images"
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import chain, islice
 from pathlib import Path
 
+from vitrail.data.image_names import images_among, is_junk
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Listed, role_of, split_title
 from vitrail.data.labels.found_in.kinds import advice, labels_of
 from vitrail.data.labels.found_in.place import FoundLabel, Images
@@ -20,8 +21,7 @@ from vitrail.data.sources.folder import (
     folders_in,
     has_image,
     images_in,
-    is_image_name,
-    is_junk,
+    kind_below,
     layout,
     note_others,
 )
@@ -92,7 +92,7 @@ def _labelled(
 
 
 def _listed(path: Path, findings: Findings) -> FileSource:
-    files = images_in(path, "", findings)
+    files = images_in(path, "", findings, kind_below(path))
     return file_source(path, [(name, UNKNOWN, file.size) for name, file in files], [])
 
 
@@ -150,4 +150,6 @@ def label_advice(path: Path) -> str:
 
 
 def _image_names(folder: Path) -> list[str]:
-    return [name for name in entries(folder) if is_image_name(name) and not is_junk(name)]
+    return [
+        Path(path).name for path in images_among(str(folder / name) for name in entries(folder) if not is_junk(name))
+    ]

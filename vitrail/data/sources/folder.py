@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from vitrail.data.image_names import KINDS, is_image_name, is_junk
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item, Listed, origin, role_of
 from vitrail.data.labels.links import FEWEST, Links, links
 from vitrail.data.labels.sets import Labels, Named, label_at, named
@@ -22,13 +23,8 @@ from vitrail.data.settings import PerImage
 from vitrail.errors import DataError, DecodeError
 from vitrail.files import open_regular
 
-SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".mpo",
-                      ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm"))  # fmt: skip
-ARRAYS = (".npy", ".npz")
-"""Suffixes of arrays. They are images only where there are no pictures: else they may be features or masks."""
 MAX_BYTES = 2**30
 """Largest image file read: 134 million pixels of 16 bits, the decoder's limit, take 0.8 GB uncompressed."""
-_JUNK = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 
 EXPECTED = """expected is one folder per class, in split folders or not:
     photos/cat/1.jpg           photos/train/cat/1.jpg
@@ -144,27 +140,6 @@ def refuse_large(size: int, name: str) -> None:
         )
 
 
-def is_junk(name: str) -> bool:
-    """Return whether a name is of a hidden or system file: .DS_Store, ._x.jpg, __MACOSX, Thumbs.db, desktop.ini."""
-    return name.startswith(".") or name.lower() in _JUNK
-
-
-def is_image_name(name: str) -> bool:
-    """Return whether a name ends in an image suffix."""
-    return os.path.splitext(name)[1].lower() in SUFFIXES
-
-
-def images_among(names: Iterable[str]) -> list[str]:
-    """Return the images among the names in one folder: the pictures, or the arrays if there are no pictures."""
-    names = list(names)
-    return [name for name in names if is_image_name(name)] or [name for name in names if is_array_name(name)]
-
-
-def is_array_name(name: str) -> bool:
-    """Return whether a name ends in a suffix of `ARRAYS`."""
-    return name.lower().endswith(ARRAYS)
-
-
 def is_class_tree(path: Path) -> bool:
     """Return whether there are two folders with images, or a split folder.
 
@@ -225,10 +200,7 @@ class _Tree(NamedTuple):
 
 
 def _listed_classes(path: Path, findings: Findings) -> _Tree:
-    pictures = any(_has(folder, is_image_name) for folder in folders_in(path)) or next(
-        images_in(path, "", Findings("folder")), None
-    )
-    is_image = is_image_name if pictures else is_array_name
+    is_image = kind_below(path)
     names: list[pa.Array] = []
     labels: list[np.ndarray] = []
     found: list[np.ndarray] = []
@@ -295,14 +267,24 @@ def layout(folder: Path) -> str:
 
 
 def has_image(folder: Path) -> bool:
-    """Return whether a picture, or else an array, lies directly in a folder."""
-    return _has(folder, is_image_name) or _has(folder, is_array_name)
+    """Return whether an image of any of `KINDS` lies directly in a folder."""
+    return any(_has(folder, is_image) for is_image in KINDS)
+
+
+def kind_below(path: Path) -> Callable[[str], bool]:
+    """Return the first of `KINDS` that has an image at any depth below a folder; the first of all if none has."""
+    for is_image in KINDS:
+        if any(_has(folder, is_image) for folder in folders_in(path)):
+            return is_image
+        if next(images_in(path, "", Findings("folder"), is_image), None) is not None:
+            return is_image
+    return is_image_name
 
 
 def _has(folder: Path, is_image: Callable[[str], bool]) -> bool:
     try:
         with os.scandir(folder) as found:  # stops at the first image: a class may hold millions
-            return any(is_image(entry.name) and not is_junk(entry.name) for entry in found)
+            return any(is_image(entry.path) and not is_junk(entry.name) for entry in found)
     except OSError:
         return False
 
@@ -341,9 +323,9 @@ def images_in(
             name = f"{below}/{entry.name}" if below else entry.name
             if is_junk(entry.name):
                 findings.ignore("hidden or system file")
-            elif _is_dir(entry) and not is_image(entry.name):
+            elif _is_dir(entry) and not is_image(entry.path):
                 pending.append((directory / entry.name, name, (*above, here)))
-            elif not is_image(entry.name):
+            elif not is_image(entry.path):
                 findings.ignore(f"not an image ({os.path.splitext(entry.name)[1].lower() or 'no extension'})")
             else:
                 file = _file(entry, name, findings)

@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitrail.data.cache import cached_table, read_arrow
+from vitrail.data.image_names import is_image_name, is_junk
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item
 from vitrail.data.labels.cells import names_in
 from vitrail.data.labels.sets import Labels, label_at, named, names_of_text, order_classes, set_text
-from vitrail.data.sources.folder import MAX_BYTES, is_image_name, is_junk, refuse_large
+from vitrail.data.sources.folder import MAX_BYTES, refuse_large
 from vitrail.data.sources.shard_files import LocalFiles, ShardFiles
 from vitrail.data.sources.table import group_by_split
 from vitrail.data.split import row_digest

@@ -102,7 +102,7 @@ def open_images(model: str | Path, paths: tuple[str | Path, ...], split: str | N
 
 def _splits(path: str | Path) -> dict[str, Listed] | None:
     """Return the splits of a data set; None for image files, patterns, and folders of images without splits."""
-    from vitrail.data.sources.folder import is_image_name
+    from vitrail.data.image_names import is_image_name
     from vitrail.data.sources.open import find_and_warn
     from vitrail.evaluation.predict import find_images
 

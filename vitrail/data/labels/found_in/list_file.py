@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from vitrail.data.image_names import SUFFIXES, is_image_name
 from vitrail.data.item import Findings
 from vitrail.data.labels.found_in.ids import LabelRow, Lookup, assigned
 from vitrail.data.labels.found_in.place import FoundLabel, Images, Kind, files_near, find_file
 from vitrail.data.settings import Columns
-from vitrail.data.sources.folder import SUFFIXES, is_image_name
 from vitrail.errors import DataError
 from vitrail.files import open_regular, regular_descriptor
 from vitrail.words import shown
