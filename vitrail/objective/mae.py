@@ -92,15 +92,17 @@ class MAEObjective(MaskedObjective):
     def show(self, prepared: Prepared) -> dict[str, Tensor]:
         """See `SelfSupervised`. A normalised prediction is drawn with the mean and deviation of its own patch."""
         images, patch = prepared.images, self.model.config.patch
-        grid = self.model.grid(images)
+        grid, shown = self.model.grid(images), self.as_pictures(images)
         hidden = ~flags(prepared.targets, grid[0] * grid[1])
         predicted, _ = self.outputs(prepared)
         predicted = predicted.float()
         if self.config.normalise:
             mean, deviation = patch_statistics(cut_patches(self._normalised(images), patch))
             predicted = predicted * deviation + mean
-        picture = to_pixels(self.model.normalise.undo(join_patches(predicted, grid, patch)))
-        return self.pictures(images, hidden, picture, images)
+        values = join_patches(predicted, grid, patch)
+        rgb = images.dtype == torch.uint8
+        picture = to_pixels(self.model.normalise.undo(values)) if rgb else self.as_pictures(values)
+        return self.pictures(shown, hidden, picture, shown)
 
     def load_decoder(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Load the decoder from the tensors of a published MAE, with the names of MAE's code or of transformers.

@@ -2,7 +2,8 @@
 
 Half of the patch embeddings are corrupted, after the stem and before the positions: 80 % of them become a learned
 [mask] embedding, 10 % the embedding of another patch, 10 % stay. At every corrupted position the network predicts
-its patch: the mean colour (1), a 4x4 version of it (2), or all pixels (3).
+its patch: the mean colour (1), a 4x4 version of it (2), or all pixels (3). Only (3) is defined for other bands than
+RGB with 8 bits: their normalised values.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ class MaskedPatchObjective(MaskedObjective):
             mean_colours(torch.zeros(1, 3, patch, patch, dtype=torch.uint8), patch, self.across)
         self.mask = nn.Parameter(torch.empty(self.model.config.width))
         nn.init.normal_(self.mask, std=0.02)
-        values = 3 * patch**2 if self.across is None else COLOURS * self.across**2
+        values = self.model.config.channels * patch**2 if self.across is None else COLOURS * self.across**2
         self.predict = zero_linear(self.model.config.width, values)
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Draw the corrupted patches: `targets` becomes int64 [batch, 2, corrupted] (`masks.corruption`)."""
-        need_pixels(prepared.images, "the target of masked-patch")
+        if self.across is not None:
+            need_pixels(prepared.images, "the target of masked-patch")
         rows, columns = self.model.grid(prepared.images)
         drawn = corruption(self.seed, step, prepared.index.tolist(), rows * columns, self.config)
         return replace(prepared, targets=torch.from_numpy(drawn).to(prepared.images.device))
@@ -63,7 +65,7 @@ class MaskedPatchObjective(MaskedObjective):
         places, patch = prepared.targets[:, 0], self.model.config.patch
         outputs = self.outputs(prepared)
         if self.across is None:
-            wanted = at(cut_patches(prepared.images, patch), places).float() / 127.5 - 1
+            wanted = at(cut_patches(_regressed(prepared.images), patch), places)
             return (outputs - wanted).square().mean((1, 2)).sum(), len(prepared), {}
         wanted = at(mean_colours(prepared.images, patch, self.across), places)
         logits = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS)
@@ -85,18 +87,24 @@ class MaskedPatchObjective(MaskedObjective):
         grid = self.model.grid(images)
         places, count = prepared.targets[:, 0], grid[0] * grid[1]
         outputs, sources = self.outputs(prepared), _sources(prepared, count)
-        patches = cut_patches(images, patch)
-        moved = join_patches(at(patches, sources.clamp(max=count - 1)), grid, patch)
+        patches, target = cut_patches(images, patch), self.as_pictures(images)
+        moved = self.as_pictures(join_patches(at(patches, sources.clamp(max=count - 1)), grid, patch))
         if self.across is None:
-            guess = to_pixels((outputs + 1) * 127.5)
-            prediction = join_patches(patches.scatter(1, places[..., None].expand_as(guess), guess), grid, patch)
-            target = images
+            guess = to_pixels((outputs + 1) * 127.5) if images.dtype == torch.uint8 else outputs
+            guessed = patches.scatter(1, places[..., None].expand_as(guess), guess)
+            prediction = self.as_pictures(join_patches(guessed, grid, patch))
         else:
             colours = mean_colours(images, patch, self.across)
             guess = rearrange(outputs, "b n (cells k) -> b n cells k", k=COLOURS).argmax(-1)
             prediction = painted(colours.scatter(1, places[..., None].expand_as(guess), guess), grid, patch)
             target = painted(colours, grid, patch)
-        return self.pictures(images, flags(places, count), prediction, target, hatched(moved, sources == count, patch))
+        shown = self.as_pictures(images)
+        return self.pictures(shown, flags(places, count), prediction, target, hatched(moved, sources == count, patch))
+
+
+def _regressed(images: Tensor) -> Tensor:
+    """Return what target pixels predicts: uint8 pixels as -1..1, or float32 bands as they are."""
+    return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
 
 
 def _sources(prepared: Prepared, count: int) -> Tensor:

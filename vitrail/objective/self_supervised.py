@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Pixels, pixels_of
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Objective, Prepared, Task
 from vitrail.objective.settings import MAE, BEiT, MaskedPatch
@@ -20,6 +21,8 @@ class SelfSupervised(Objective):
 
     chosen_by_loss = True
     """Whether the model with the lowest validation loss is the best one. Otherwise the newest is."""
+    pixels: Pixels = EIGHT_BIT_RGB
+    """How the images are shown."""
 
     @abstractmethod
     def show(self, prepared: Prepared) -> dict[str, Tensor]:
@@ -28,6 +31,16 @@ class SelfSupervised(Objective):
         They are drawn as columns from left to right: the input, the mask, the prediction and the target. The
         objective must be in evaluation mode.
         """
+
+    def as_pictures(self, images: Tensor) -> Tensor:
+        """Return images [..., channels, height, width] of a batch as pictures, uint8 [..., 3, height, width].
+
+        Images of uint8 are pictures already; float32 ones are normalised bands.
+        """
+        if images.dtype == torch.uint8:
+            return images
+        shown = self.pixels.shown(images.movedim(-3, -1).float().cpu().numpy())
+        return torch.from_numpy(shown).movedim(-1, -3).to(images.device)
 
 
 class MaskedObjective(SelfSupervised):
@@ -45,7 +58,9 @@ class MaskedObjective(SelfSupervised):
     @classmethod
     def of(cls, model: nn.Module, settings: Any, task: Task) -> Self:
         """See `Objective`."""
-        return cls(model, settings, task.seed)
+        made = cls(model, settings, task.seed)
+        made.pixels = pixels_of(task.preprocess.bands)
+        return made
 
     def encoded_at(self, places: Tensor, patches: Tensor, images: Tensor) -> Tensor:
         """Return the encoder's output at `places` [batch, n] for patch embeddings [batch, patches, width]."""

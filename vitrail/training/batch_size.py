@@ -64,7 +64,7 @@ def image_bytes(objective: Objective, run: Run, config: ViTConfig | ResNetConfig
     device = next(objective.parameters()).device
 
     def loss(images: int) -> Tensor:
-        pixels = torch.zeros(images, config.channels, *config.image_size, dtype=torch.uint8)
+        pixels = torch.zeros(images, config.channels, *config.image_size, dtype=_pixel_type(run))
         zeros = torch.zeros(images, dtype=torch.int64)
         labels = torch.zeros(images, config.classes) if run.objective.numbers else zeros
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bf16"):
@@ -91,14 +91,18 @@ def image_bytes(objective: Objective, run: Run, config: ViTConfig | ResNetConfig
     return max(per_image, forward)
 
 
+def _pixel_type(run: Run) -> torch.dtype:
+    """Return the type of the images that the loader gives."""
+    return torch.uint8 if run.preprocess is None or run.preprocess.bands is None else torch.float32
+
+
 def micro_batches(objective: Objective, run: Run, config: ViTConfig | ResNetConfig, per_image: float) -> int:
     """Return into how many micro-batches a batch must be cut so that it fits, at `per_image` bytes for each image."""
     assert run.batch_size is not None
     device = next(objective.parameters()).device
     batch = run.batch_size // world.size()
     trainable = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
-    each = 1 if run.preprocess is None or run.preprocess.bands is None else 4  # bytes: uint8, or float32
-    pixels = each * batch * config.channels * math.prod(config.image_size)
+    pixels = _pixel_type(run).itemsize * batch * config.channels * math.prod(config.image_size)
     waiting = COPIES_AT_THE_LOADER if device.type == "cpu" else COPIES_ON_A_DEVICE
     state = STATE_BYTES * trainable / (world.size() if sharded(run) else 1)
     room = SHARE * free_memory(device) - state - waiting * pixels - batch * objective.precomputed_bytes

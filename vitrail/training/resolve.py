@@ -30,7 +30,7 @@ from vitrail.model.build import build
 from vitrail.model.own_part import own_parts
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.objective.beit.tokenizer import ImageTokenizer
-from vitrail.objective.settings import DINO, Distill, Tokenizer
+from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokenizer
 from vitrail.training.batch_size import default_batch
 from vitrail.training.objectives.for_labels import for_labels, scale_of
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
@@ -111,6 +111,8 @@ def resolve(
     else:
         config = given_config(model, run, classes, sizes, decisions)
     config = _with_bands(config, bands, run, model)
+    if bands is not None and isinstance(run.objective, DINO) and run.objective.jitter:
+        decisions["crops"] = "without changes of colour, which are made for the three bands of visible light"
     check_tune(run, config)
     run = with_lora_defaults(run)
     preprocess = replace(run.preprocess or _preprocess(config.image_size, sizes, decisions), bands=bands)
@@ -287,17 +289,25 @@ def image_sizes(source: Listed) -> list[tuple[int, int]]:
     return [(one.height, one.width) for one in layouts(source)]
 
 
+def _check_target(objective: object) -> None:
+    """Raise UsageError for an objective that is not defined for other bands than RGB with 8 bits."""
+    valid = "Valid for other bands are objective mae, dino, and masked-patch with objective.target pixels"
+    if isinstance(objective, BEiT | Tokenizer):
+        raise UsageError(f"objective {objective.kind} needs visual tokens of RGB with 8 bits. {valid}")
+    if isinstance(objective, MaskedPatch) and objective.target != "pixels":
+        raise UsageError(
+            f"objective.target {objective.target} is a mean of red, green and blue in 3 bits each, and these images "
+            f"have other bands. {valid}"
+        )
+
+
 def _with_bands(
     config: ViTConfig | ResNetConfig, bands: Bands | None, run: Run, model: nn.Module | None
 ) -> ViTConfig | ResNetConfig:
     """Return the config of a network that reads `bands`. Raises UsageError if the objective or `model` cannot."""
     if bands is None:
         return config
-    if not run.supervised:
-        raise UsageError(
-            f"objective {run.objective.kind} learns from RGB with 8 bits, and these images have other bands. Use an "
-            "objective with labels"
-        )
+    _check_target(run.objective)
     own = getattr(model, "config", None)
     if isinstance(own, ViTConfig | ResNetConfig) and own.channels != bands.channels:
         raise UsageError(

@@ -22,7 +22,6 @@ from vitrail.durations import Epochs
 from vitrail.errors import DataError, UsageError
 from vitrail.model.variants import ViTConfig
 from vitrail.model.vit import ViT
-from vitrail.objective.settings import MAE
 from vitrail.server.served_model import ServedModel
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.given import given_network
@@ -129,8 +128,6 @@ def test_the_next_run_keeps_the_statistics_of_the_weights(trained: Result, run: 
     assert found.preprocess.bands == read_card(weights).preprocess.bands
     with pytest.raises(DataError, match=r"4 bands of 16 bits are needed .as the weights need"):
         resolve(again, open_data("digits").train, [str(digit) for digit in range(10)])
-    with pytest.raises(UsageError, match=r"objective mae learns from RGB with 8 bits"):
-        resolve(replace(run, objective=MAE(), augment=Augment()), train, list(CLASSES))
 
 
 @pytest.mark.slow

@@ -100,9 +100,9 @@ def _boxes(attempts: np.ndarray, place: np.ndarray, size: tuple[int, int], scale
 
 
 def cut(images: Tensor, drawn: Tensor, size: tuple[int, int], *, cubic: bool) -> Tensor:
-    """Return the crops `drawn` of images [batch, channels, H, W], float32 [batch, crops, channels, *size] in 0..255.
+    """Return the crops `drawn` of images [batch, channels, H, W], float32 [batch, crops, channels, *size].
 
-    Values are not rounded. They are clamped, because cubic interpolation may overshoot.
+    Values are not rounded. Those of uint8 images are clamped to 0..255, because cubic interpolation may overshoot.
     """
     batch, channels, rows, columns = images.shape
     down = _weights(drawn[..., TOP] * rows, drawn[..., HEIGHT] * rows, rows, size[0], cubic)
@@ -113,7 +113,8 @@ def cut(images: Tensor, drawn: Tensor, size: tuple[int, int], *, cubic: bool) ->
         high = torch.bmm(down.flatten(1, 2), pixels)  # [batch, crops * height, columns * channels]
         high = high.view(batch, -1, size[0], columns, channels).permute(0, 1, 3, 4, 2)
         wide = right @ high.flatten(3)  # [batch, crops, width, channels * height]
-    return wide.unflatten(3, (channels, size[0])).permute(0, 1, 3, 4, 2).clamp(0, 255)
+    crops = wide.unflatten(3, (channels, size[0])).permute(0, 1, 3, 4, 2)
+    return crops.clamp(0, 255) if images.dtype == torch.uint8 else crops
 
 
 def _weights(start: Tensor, length: Tensor, pixels: int, places: int, cubic: bool) -> Tensor:

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import torch_private, world
+from vitrail.data.bands.pixels import pixels_of
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
 from vitrail.objective.base import Moment, Prepared, Task
-from vitrail.objective.colours import need_pixels
-from vitrail.objective.dino.crops import GLOBAL, crop_sizes, cut, draw_crops
+from vitrail.objective.dino.crops import BLUR, GLOBAL, crop_sizes, cut, draw_crops
 from vitrail.objective.dino.pictures import attended, outlined, side_by_side, strongest
 from vitrail.objective.dino.projection import Projection
-from vitrail.objective.dino.recolour import recolour
+from vitrail.objective.dino.recolour import blur, recolour
 from vitrail.objective.dino.sinkhorn import balancing_centre
 from vitrail.objective.self_supervised import SelfSupervised, to_pixels
 from vitrail.objective.settings import DINO
@@ -43,6 +43,9 @@ class DINOObjective(SelfSupervised):
 
     With Sinkhorn-Knopp an evaluation uses the running mean of the centres of training, because `before_step` is not
     called. So its loss does not depend on which images are evaluated together.
+
+    Crops of float32 images, which are normalised bands, are cut, mirrored and blurred. Their colours do not change,
+    because the changes are made for the three bands of visible light.
 
     `flip` mirrors half of the crops; `cubic` resamples by cubic instead of linear interpolation. Raises UsageError for
     settings out of range.
@@ -71,7 +74,9 @@ class DINOObjective(SelfSupervised):
     def of(cls, model: nn.Module, settings: DINO, task: Task) -> Self:
         """See `Objective`."""
         cubic = task.preprocess.interpolation == "bicubic"
-        return cls(model, settings, task.seed, flip=task.augment.flip, cubic=cubic)
+        made = cls(model, settings, task.seed, flip=task.augment.flip, cubic=cubic)
+        made.pixels = pixels_of(task.preprocess.bands)
+        return made
 
     @property
     def evaluated(self) -> nn.Module:
@@ -108,10 +113,10 @@ class DINOObjective(SelfSupervised):
 
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Draw the crops: `targets` becomes float32 [batch, crops, columns] (`crops.draw_crops`)."""
-        need_pixels(prepared.images, "the colour change of a crop")
         self._total, self._counted = None, 0  # a step starts, or starts again
         height, width = prepared.images.shape[-2:]
-        drawn = draw_crops(self.seed, step, prepared.index.tolist(), (height, width), self.config, flip=self.flip)
+        config = self.config if prepared.images.dtype == torch.uint8 else replace(self.config, jitter=0.0)
+        drawn = draw_crops(self.seed, step, prepared.index.tolist(), (height, width), config, flip=self.flip)
         return replace(prepared, targets=torch.from_numpy(drawn).to(prepared.images.device))
 
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
@@ -122,7 +127,7 @@ class DINOObjective(SelfSupervised):
         pieces = prepared.split(parts)
         rows = targets.tensor_split(len(pieces))
         for piece, answers in zip(pieces, rows, strict=True):
-            answers.copy_(self._taught(self.model.normalise(self._pictures(piece, near=True))))
+            answers.copy_(self._taught(self._normalised(piece, self._pictures(piece, near=True))))
         centre = balancing_centre([answers.flatten(0, 1) for answers in rows], self.temperature)
         for answers in rows:
             answers.copy_(self._sharpened(answers, centre))
@@ -142,14 +147,17 @@ class DINOObjective(SelfSupervised):
 
     @torch.no_grad()
     def crops(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
-        """Return the networks' inputs: normalised global crops [batch, 2, 3, height, width] and local crops."""
-        near, far = (self.model.normalise(crops) for crops in self.pictures(prepared))
+        """Return the networks' inputs: normalised global crops [batch, 2, channels, height, width] and local crops."""
+        near, far = (self._normalised(prepared, crops) for crops in self.pictures(prepared))
         return near, far
 
-    def pictures(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
-        """Return the global and the local crops as pixels, float32 [batch, crops, 3, height, width] in 0..255.
+    def _normalised(self, prepared: Prepared, crops: Tensor) -> Tensor:
+        return self.model.normalise(crops) if prepared.images.dtype == torch.uint8 else crops
 
-        Their sizes are given by `crops.crop_sizes`.
+    def pictures(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
+        """Return the global and the local crops as pixels, float32 [batch, crops, channels, height, width].
+
+        They are in 0..255, or normalised if the images are. Their sizes are given by `crops.crop_sizes`.
         """
         return self._pictures(prepared, near=True), self._pictures(prepared, near=False)
 
@@ -160,7 +168,11 @@ class DINOObjective(SelfSupervised):
         large, small = crop_sizes((height, width), self.model.config.image_size, patch, self.config)
         drawn = prepared.targets[:, :GLOBAL] if near else prepared.targets[:, GLOBAL:]
         crops = cut(prepared.images, drawn, large if near else small, cubic=self.cubic)
-        return recolour(crops.flatten(0, 1), drawn.flatten(0, 1)).view_as(crops)
+        pictures, changes = crops.flatten(0, 1), drawn.flatten(0, 1)
+        if prepared.images.dtype == torch.uint8:
+            return recolour(pictures, changes).view_as(crops)
+        with torch.autocast(pictures.device.type, enabled=False):
+            return blur(pictures, changes[:, BLUR]).view_as(crops)
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -186,11 +198,12 @@ class DINOObjective(SelfSupervised):
         """See `SelfSupervised`. The target is the teacher's output for the first crop, the prediction the mean of the
         student's for all other crops.
         """
-        near, far = (to_pixels(crops) for crops in self.pictures(prepared))
+        shows = to_pixels if prepared.images.dtype == torch.uint8 else self.as_pictures
+        near, far = map(shows, self.pictures(prepared))
         shown = self.crops(prepared)
         target = self._sharpened(self._taught(shown[0][:, :1]), self.centre)[:, 0]
         guess = (self._learned(*shown) / self.config.student_temperature).softmax(-1)[:, 1:].mean(1)
-        whole = outlined(prepared.images, prepared.targets)
+        whole = outlined(self.as_pictures(prepared.images), prepared.targets)
         size = (whole.shape[-2], whole.shape[-1])
         pictures = {"input": whole}
         for number in range(GLOBAL):
@@ -204,7 +217,7 @@ class DINOObjective(SelfSupervised):
 
     @torch.no_grad()
     def _taught(self, near: Tensor) -> Tensor:
-        """Return the teacher's outputs, float32 [batch, crops, outputs], for crops [batch, crops, 3, height, width]."""
+        """Return the teacher's outputs, float32 [batch, crops, outputs], for crops [batch, crops, channels, h, w]."""
         return self.teacher_head(self.teacher.features(near.flatten(0, 1))).unflatten(0, near.shape[:2])
 
     def _target(self, near: Tensor) -> Tensor:
