@@ -17,10 +17,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from vitrail.data.bands.pixels import pixels_of
 from vitrail.data.item import UNKNOWN, Item
 from vitrail.data.sources.folder import read_file
 from vitrail.device import Precision
-from vitrail.errors import DataError, UsageError
+from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.evaluation.confidence.temperature import fit as fit_temperature
 from vitrail.evaluation.knn import TEMPERATURE, neighbours
 from vitrail.transfer.linear_probe import STRENGTHS, held_out, measure
@@ -44,8 +45,10 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
     image_size, batch_size, workers, device, precision: As in `vitrail embed`.
 
     Wherever X is named, it is a sequence of images: paths, images of Pillow's, uint8 arrays [height, width, 3] or
-    [height, width], or one uint8 array [images, height, width, 3]. A two-dimensional array of numbers is taken for
-    features [images, width] that were computed before, for example by `transform` or `vitrail.embed`.
+    [height, width], or one uint8 array [images, height, width, 3]. A network of other bands takes arrays with its
+    number and depth of bands: [height, width, bands], or one array [images, height, width, bands]. A two-dimensional
+    array of numbers is taken for features [images, width] that were computed before, for example by `transform` or
+    `vitrail.embed`.
 
     After `fit`: `classes_`, `n_features_in_` (number of features of an image), and for "linear" `l2_`, `temperature_`,
     `coef_` [classes, features] and `intercept_` [classes].
@@ -176,7 +179,14 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
         if not hasattr(self, "_embedder"):
             compute = Compute(self.image_size, self.batch_size, self.workers, self.device, self.precision)
             self._embedder = Embedder(self.weights, compute)
-        found = self._embedder(_Images(X))
+        bands = self._embedder.network.card.preprocess.bands
+        images = _Images(X, rgb=bands is None)
+        if bands is not None:  # all images mostly have the same bands: say at once what is wrong with them
+            try:
+                pixels_of(bands).read(images[0].image)
+            except DecodeError as error:
+                raise DataError(f"{images.id(0)} cannot be read: {error}") from error
+        found = self._embedder(images)
         if found.bad:
             raise DataError(f"{found.bad[0][0]} cannot be read: {found.bad[0][1]}")
         return found.features
@@ -197,12 +207,16 @@ def _are_images(X: Any) -> bool:
 
 
 class _Images:
-    """Images in memory or in files, as a `Listed` source without labels."""
+    """Images in memory or in files, as a `Listed` source without labels.
+
+    rgb: The network reads RGB with 8 bits. Otherwise its pixels read the arrays as they are.
+    """
 
     class_names: list[str]
 
-    def __init__(self, images: Sequence[Any] | np.ndarray) -> None:
+    def __init__(self, images: Sequence[Any] | np.ndarray, *, rgb: bool = True) -> None:
         self._images = images
+        self._rgb = rgb
         self.class_names = []
         self.labels = np.full(len(images), UNKNOWN, dtype=np.int64)
         self.sizes = np.zeros(len(images), dtype=np.int64)
@@ -215,6 +229,8 @@ class _Images:
         image = self._images[index]
         if isinstance(image, str | Path):
             return Item(read_file(image), UNKNOWN, self.id(index))
+        if not self._rgb:
+            return Item(np.asarray(image), UNKNOWN, self.id(index))
         array = np.asarray(image.convert("RGB")) if isinstance(image, Image.Image) else np.asarray(image)
         if array.dtype != np.uint8 or array.ndim not in (2, 3) or array.shape[2:] not in ((), (3,)):
             raise DataError(

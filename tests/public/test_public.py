@@ -120,7 +120,7 @@ FLAGS = {
     "data next": "path weights count by split out sheet raw batch_size workers device precision",
     "data check": "path label_from out raw workers",
     "data stats": "path label_from",
-    "data pack": "path folder label_from short_side quality shard_mb shuffle workers",
+    "data pack": "path folder label_from channels bits short_side quality shard_mb shuffle workers",
     "data dedup": (
         "path label_from against model distance cosine mirrored out keep_list sheet raw "
         "batch_size workers device precision"

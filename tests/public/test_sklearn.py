@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import vitrail
-from vitrail.data.settings import Preprocess
+from vitrail.data.settings import Bands, Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.knn import TEMPERATURE
 from vitrail.model.variants import ViTConfig
@@ -120,6 +121,33 @@ def test_it_goes_through_a_grid_search_and_a_pickle(model: Path, photos: tuple[l
     again = pickle.loads(pickle.dumps(best))
     assert len(pickle.dumps(best)) < 20_000  # the network stays where it is
     np.testing.assert_array_equal(again.predict_proba(paths), best.predict_proba(paths))
+
+
+def test_arrays_of_many_bands(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    bands = Bands("16", (1000.0,) * 5, (100.0,) * 5, (0.0,) * 5, (65535.0,) * 5)
+    config = replace(CONFIG, channels=5)
+    network, preprocess = ViT(config), Preprocess((16, 16), resize="squash", bands=bands)
+    save_model(tmp_path / "model", network, Card(config, ["a", "b"], preprocess))
+    images = rng.integers(900, 1100, (24, 16, 16, 5)).astype(np.uint16)
+    images[::2, ..., 4] += 300
+    names = ["high", "low"] * 12
+    fitted = ViTClassifier(tmp_path / "model", l2=1e-3, **SETTINGS).fit(images, names)
+    np.save(tmp_path / "0.npy", images[0])
+    mixed = [tmp_path / "0.npy", images[0], np.moveaxis(images[1], 2, 0)]
+    assert fitted.predict(mixed).tolist() == ["high", "high", "low"]
+    with torch.no_grad():
+        expected = network.features(torch.from_numpy((images.astype(np.float32) - 1000) / 100).permute(0, 3, 1, 2))
+    np.testing.assert_allclose(fitted.transform(images), expected.numpy(), atol=1e-5)
+    for wrong, reason in (
+        (images[..., :3], "the image has 3 bands, and 5 are"),
+        (images.astype(np.uint8), "uint8, and"),
+    ):
+        with pytest.raises(DataError, match=f"image 0 cannot be read: .*{reason}"):
+            fitted.predict(wrong)
+    with pytest.raises(DataError, match="image 1 cannot be read: wrong-bands"):
+        fitted.predict([images[0], images[1, ..., :4]])
 
 
 def test_what_is_refused(model: Path, photos: tuple[list[Path], list[str]], tmp_path: Path) -> None:

@@ -70,21 +70,15 @@ def choose(
         given.check()
         return _shown(_agreeing(given, data), data)
     asked = data.channels is not None or data.bits is not None
-    pictures = 2 * sum(one.picture for one in found) >= len(found)
-    usual = Counter((one.channels, one.bits) for one in found).most_common(1)
-    channels, bits = usual[0][0] if usual else (3, "8")
     if not asked and weights is not None:
         channels, bits, why = weights.channels, weights.bits, "as the weights need"
-    elif not asked and pictures:
-        _note_lost_bits(found, decisions)
-        return None
     else:
-        why = "as data.channels and data.bits say" if asked else "as they are stored"
-        channels, bits = data.channels or channels, data.bits or bits
-    if (channels, bits) == (3, "8") and weights is None and pictures:
-        return None
-    if bits is None:
-        raise DataError("the values of the images have a type that no image has. Valid are 8, 16 and 32f (data.bits)")
+        kind = kept(data, found, rgb=weights is None)
+        if kind is None:
+            if not asked:
+                _note_lost_bits(found, decisions)
+            return None
+        (channels, bits), why = kind, "as data.channels and data.bits say" if asked else "as they are stored"
     _require(channels, bits, found, why)
     decisions["bands"] = f"{_words(channels, bits)}: {why}"
     if weights is not None and (weights.channels, weights.bits) == (channels, bits):
@@ -93,6 +87,24 @@ def choose(
     bands = measured(train, channels, bits, decisions)
     display = (1, 2, 3) if channels >= 3 else (1,)
     return _shown(replace(bands, display=display), data)
+
+
+def kept(data: Data, found: Sequence[Layout], *, rgb: bool = True) -> tuple[int, Bits] | None:
+    """Return number and depth of the bands to read, by the settings or by what most images are.
+
+    None for RGB with 8 bits: for pictures without settings, or, if `rgb`, with settings for three bands of 8 bits.
+    Raises DataError for values of a type that no image has.
+    """
+    pictures = 2 * sum(one.picture for one in found) >= len(found)
+    usual = Counter((one.channels, one.bits) for one in found).most_common(1)
+    channels, bits = usual[0][0] if usual else (3, "8")
+    asked = data.channels is not None or data.bits is not None
+    channels, bits = data.channels or channels, data.bits or bits
+    if pictures and (not asked or (rgb and (channels, bits) == (3, "8"))):
+        return None
+    if bits is None:
+        raise DataError("the values of the images have a type that no image has. Valid are 8, 16 and 32f (data.bits)")
+    return channels, bits
 
 
 def _agreeing(given: Bands, data: Data) -> Bands:

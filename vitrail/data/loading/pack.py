@@ -1,5 +1,7 @@
 """Write a data set as packed shards: small JPEGs (or raw pixels) in tars of about equal size, with an index.
 
+Images of other bands than RGB with 8 bits are stored without loss of bits, as arrays of their own type.
+
 Packed shards are read sequentially, and decoding takes a quarter of the time: training needs 224 pixels, cameras store
 4,000. Each shard and the index get their names only when they are complete, the index last. An interrupted pack
 therefore continues where it stopped, and a pack with an index is complete.
@@ -21,6 +23,9 @@ import numpy as np
 import pyarrow as pa
 import simplejpeg
 
+from vitrail.data.bands.choose import kept, layouts
+from vitrail.data.bands.pixels import check_finite
+from vitrail.data.bands.stored import read
 from vitrail.data.cache import read_arrow, refuse_within, write_arrow
 from vitrail.data.check import OnProgress
 from vitrail.data.images.decode import decode
@@ -30,7 +35,7 @@ from vitrail.data.labels.sets import label_at, stored_texts
 from vitrail.data.loading.lost import LostImages
 from vitrail.data.loading.order import ORDER, stream
 from vitrail.data.loading.prefetch import each_image, threads
-from vitrail.data.settings import Data
+from vitrail.data.settings import Bits, Data
 from vitrail.data.sources.open import find_and_warn
 from vitrail.data.sources.shards import INDEX, SCHEMA, index_table, packed_manifest, understood, valid_text
 from vitrail.data.split import fingerprint
@@ -69,17 +74,20 @@ def pack_data(data: Data | str, folder: str | Path, **choices: Any) -> dict[str,
     target = refuse_within(folder, data.path)
     check_writable(target, folder=True)
     found = find_and_warn(data.path, data.columns)
+    first = next(iter(found.splits.values()))
+    bands = kept(data, layouts(first, data.channels))
     for name in found.splits:  # all of them before the first is written
         _check_place(target / name)
     if "" not in found.splits:
         refuse_other_files(target, found.splits.__contains__, DataError)
-    return {name: pack(source, target / name, **choices) for name, source in found.splits.items()}
+    return {name: pack(source, target / name, bands=bands, **choices) for name, source in found.splits.items()}
 
 
 def pack(
     source: Listed,
     folder: str | Path,
     *,
+    bands: tuple[int, Bits] | None = None,
     short_side: int = 256,
     quality: int | None = 90,
     shard_bytes: int = 1 << 28,
@@ -90,10 +98,12 @@ def pack(
     """Write the images of `source` to shards in `folder`, resized so that no shorter side exceeds `short_side` pixels.
 
     Images are stored as JPEGs of `quality` 1..100 (4:2:0), or without loss as uint8 arrays if `quality` is None. A JPEG
-    that is small enough is copied unchanged. A shard ends with the image that reaches `shard_bytes`. With `shuffle` the
-    images are in a fixed random order, so that neighbours can be shown together (`Data.together`). A second call with
-    the same source and choices continues the pack; the result has the same bits as that of one call. Raises DataError
-    for a folder that holds something else or that another process packs into, and UsageError for impossible choices.
+    that is small enough is copied unchanged. `bands` are number and depth of other bands than RGB with 8 bits, which
+    are stored as arrays [H, W, bands] of their own type, whatever `quality`. A shard ends with the image that reaches
+    `shard_bytes`. With `shuffle` the images are in a fixed random order, so that neighbours can be shown together
+    (`Data.together`). A second call with the same source and choices continues the pack; the result has the same bits
+    as that of one call. Raises DataError for a folder that holds something else or that another process packs into,
+    and UsageError for impossible choices.
     """
     if short_side < 1 or shard_bytes < 1 or not (quality is None or 1 <= quality <= 100):
         raise UsageError(
@@ -102,13 +112,15 @@ def pack(
         )
     folder = Path(folder)
     _check_place(folder)
-    settings = {
+    settings: dict[str, Any] = {
         "short_side": short_side,
         "quality": quality,
         "shard_bytes": shard_bytes,
         "source": fingerprint({"": source}),
         "version": 1,
     }
+    if bands is not None:
+        settings["bands"] = list(bands)
     if shuffle:
         settings["shuffle"] = True
         source = View(source, stream(0, 0, 0, ORDER).permutation(len(source)))
@@ -117,7 +129,8 @@ def pack(
             records = _resume(folder, settings)
             first = records[-1]["next"] if records else 0
             with threads(workers) as pool:
-                encoded = each_image(pool, partial(_encode, short_side, quality), source, range(first, len(source)))
+                encode = partial(_encode, short_side, quality) if bands is None else partial(_kept, short_side, bands)
+                encoded = each_image(pool, encode, source, range(first, len(source)))
                 images = _reported(enumerate(encoded, start=first), source, progress)
                 while first < len(source):
                     records.append(_write_shard(folder, len(records), images, source, settings))
@@ -143,17 +156,44 @@ def _encode(short_side: int, quality: int | None, source: Listed, index: int) ->
         image = decode(data, short_side=2 * short_side) if isinstance(data, bytes) else data
     except DecodeError as error:
         return error
+    small = _shrunk(image, short_side)
+    if small is image and isinstance(data, bytes) and data.startswith(b"\xff\xd8") and quality is not None:
+        return "jpg", data
+    image = small
+    if quality is None:
+        return "npy", _array(image)
+    return "jpg", simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, "RGB", "420")
+
+
+def _kept(short_side: int, bands: tuple[int, Bits], source: Listed, index: int) -> tuple[str, bytes] | DecodeError:
+    """Return (suffix, bytes) of one image of other bands, in its own type, or the error from reading it."""
+    try:
+        values = read(source[index].image, *bands)
+        if bands[1] == "32f":
+            check_finite(values)  # a resized image would have more of them
+    except DecodeError as error:
+        return error
+    small = _shrunk(values, short_side)
+    if small is not values and np.issubdtype(values.dtype, np.integer):
+        small = np.rint(small)  # an average of values lies within their range
+    return "npy", _array(small.astype(values.dtype, copy=False))
+
+
+def _shrunk(image: np.ndarray, short_side: int) -> np.ndarray:
+    """Return an image [H, W, channels] whose shorter side is at most `short_side`; of other types than uint8 float."""
     height, width = image.shape[:2]
     shorter = min(height, width)
-    if shorter > short_side:
-        image = resize(image, max(1, round(height * short_side / shorter)), max(1, round(width * short_side / shorter)))
-    elif isinstance(data, bytes) and data.startswith(b"\xff\xd8") and quality is not None:
-        return "jpg", data
-    if quality is None:
-        array = io.BytesIO()
-        np.save(array, np.ascontiguousarray(image))
-        return "npy", array.getvalue()
-    return "jpg", simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, "RGB", "420")
+    if shorter <= short_side:
+        return image
+    image = image if image.shape[2] == 3 and image.dtype == np.uint8 else image.astype(np.float32)
+    return resize(image, max(1, round(height * short_side / shorter)), max(1, round(width * short_side / shorter)))
+
+
+def _array(image: np.ndarray) -> bytes:
+    """Return the bytes of an .npy file."""
+    file = io.BytesIO()
+    np.save(file, np.ascontiguousarray(image))
+    return file.getvalue()
 
 
 def _write_shard(

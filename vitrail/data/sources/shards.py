@@ -25,6 +25,7 @@ from vitrail.data.image_names import is_image_name, is_junk
 from vitrail.data.item import UNKNOWN, DataSet, Findings, Item
 from vitrail.data.labels.cells import names_in
 from vitrail.data.labels.sets import Labels, label_at, named, names_of_text, order_classes, set_text
+from vitrail.data.npz import DAMAGED_ZIP, read_array_header
 from vitrail.data.sources.folder import MAX_BYTES, refuse_large
 from vitrail.data.sources.shard_files import LocalFiles, ShardFiles
 from vitrail.data.sources.table import group_by_split
@@ -182,18 +183,16 @@ class ShardSource:
 
 
 def _pixels(data: bytes, id: str) -> bytes | np.ndarray:
-    """Return the bytes of an image file unchanged, or a packed array as an array. Raises DecodeError."""
-    return _array(data, id) if data.startswith(b"\x93NUMPY") else data
-
-
-def _array(data: bytes, id: str) -> np.ndarray:
+    """Return the bytes of an image file unchanged, but an array of uint8 [H, W, 3] as an array. Raises DecodeError."""
+    if not data.startswith(b"\x93NUMPY"):
+        return data
     try:
-        image = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, MemoryError) as error:
+        header = read_array_header(io.BytesIO(data))
+        if header.dtype != np.uint8 or header.shape[2:] != (3,):
+            return data  # bands, or no image, as `vitrail.data.bands.stored` says
+        return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
+    except (*DAMAGED_ZIP, MemoryError) as error:
         raise DecodeError(f"{id}: not an array of pixels: {error}", reason="corrupt") from error
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise DecodeError(f"{id}: {image.dtype} {image.shape}, not uint8 [H, W, 3]", reason="unsupported")
-    return image
 
 
 def _class_names(labels: pa.ChunkedArray) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vitrail.data.settings import Data
+from vitrail.data.settings import Bits, Data
 from vitrail.files import check_writable
-from vitrail.ranges import Range, Side, Threads, checked
+from vitrail.ranges import Channels, Range, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.terminal import ProgressLine, first_lines, page, table
 
@@ -64,6 +64,8 @@ def pack(
     folder: str | Path,
     *,
     label_from: str | None = None,
+    channels: Channels | None = None,
+    bits: Bits | None = None,
     short_side: Side = 256,
     quality: Annotated[int, Range(1, 100)] = 90,
     shard_mb: Annotated[int, Range(1, 10**6)] = 256,
@@ -78,6 +80,9 @@ def pack(
         path: The images, in any form that `vitrail train` takes.
         label_from: Where the labels are, if not in the names of folders: 'name: PATTERN', 'list: FILE', 'table:
             FILE ID -> LABEL' or 'json: KEY'.
+        channels: Number of bands to keep (default: RGB with 8 bits, except arrays of NumPy and grey DICOM files, which
+            keep their bands and bits).
+        bits: Depth to keep: 8, 16, or 32f for floating-point numbers (default: that of most images).
         folder: A new folder for the shards.
         short_side: Maximum short side in pixels. Larger images are scaled down to it.
         quality: JPEG quality from 1 to 100.
@@ -89,7 +94,7 @@ def pack(
     from vitrail.data.loading.pack import pack_data
 
     choices = dict(short_side=short_side, quality=quality, shard_bytes=shard_mb << 20, shuffle=shuffle)
-    data = Data(path=str(path), label_from=label_from)
+    data = Data(path=str(path), label_from=label_from, channels=channels, bits=bits)
     return pack_data(data, folder, **choices, workers=threads, progress=ProgressLine("packed"))
 
 
