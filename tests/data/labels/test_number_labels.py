@@ -179,3 +179,32 @@ def test_splits_views_and_batches_of_numbers(tmp_path: Path) -> None:
     )
     batches = list(loader.epoch(0))
     assert np.array_equal(np.concatenate([one.labels.numpy() for one in batches]), both.labels.values)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("values", [ONE, ONE[:, None], TWO, TWO.astype(np.float32), np.arange(4)])
+def test_arrays_of_numbers_beside_arrays_of_images(tmp_path: Path, values: np.ndarray) -> None:
+    file = str(tmp_path / "a.npz")
+    pixels = np.zeros((4, 8, 8, 5), np.uint16)
+    np.savez(file, x_train=pixels, y_train=values, x_test=pixels[:2], y_test=values[:2])
+    found = find(file, Columns(per_image="numbers")).splits
+    assert np.array_equal(found["train"].labels.values, values.reshape(4, -1))  # type: ignore[union-attr]
+    assert np.array_equal(found["test"].labels.values, values[:2].reshape(2, -1))  # type: ignore[union-attr]
+    names = ["target"] if values.size == 4 else ["target 1", "target 2"]
+    assert found["train"].class_names == found["test"].class_names == names
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "text"),
+    [
+        (ONE, TWO, r"shape \(4,\)"),
+        (TWO[None], ONE, r"shape \(1, 4, 2\)"),
+        (np.where(ONE == 1e9, np.nan, ONE), ONE, r"y_train\[2\] has no finite number; 1 rows lack one"),
+    ],
+)
+def test_arrays_that_are_no_targets(tmp_path: Path, train: np.ndarray, test: np.ndarray, text: str) -> None:
+    file = str(tmp_path / "a.npz")
+    np.savez(file, x_train=np.zeros((4, 8, 8), np.uint8), y_train=train, x_test=np.zeros((4, 8, 8)), y_test=test)
+    with pytest.raises(DataError, match=text):
+        find(file, Columns(per_image="numbers"))
+    with pytest.raises(DataError, match=r"valid are integers and text; for numbers to predict, use --objective"):
+        find(file)

@@ -12,8 +12,10 @@ import numpy as np
 
 from vitrail.data.bands.stored import DEPTHS, bands_first
 from vitrail.data.item import DataSet, Findings, Item, Listed, View
+from vitrail.data.labels.numbers import Numbers, target_names
 from vitrail.data.labels.sets import Labels, LabelSets, Named, label_at, order_classes
 from vitrail.data.npz import DAMAGED_ZIP, read_array_header
+from vitrail.data.settings import Columns
 from vitrail.data.split import hold_out
 from vitrail.errors import DataError
 from vitrail.files import open_regular
@@ -22,6 +24,7 @@ LARGE = 1 << 30
 """Size in bytes up to which any array may unpack; above it, the ratio must hold."""
 RATIO = 200
 """Maximum ratio of unpacked to packed size. Zeros reach a thousand; black and white drawings a few dozen."""
+_USUAL = Columns()
 _PAIRS = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels")),
     "validation": (("x_val", "y_val"), ("x_valid", "y_valid"), ("val_images", "val_labels")),
@@ -68,8 +71,10 @@ def read_digits() -> DataSet:
     return DataSet({"train": View(source, train), "test": View(source, test)}, Findings("digits"))
 
 
-def read_npz(path: Path) -> DataSet:
+def read_npz(path: Path, columns: Columns = _USUAL) -> DataSet:
     """Open an .npz with images/labels, x_train/y_train (and _val, _test) or train_images/train_labels.
+
+    Labels of numbers are targets if `columns.per_image` is "numbers": [N], or [N, targets].
 
     Arrays stored uncompressed (`np.savez`) are memory-mapped; compressed ones are unpacked into memory.
     Raises DataError for other names, a dtype that no image has, or lengths that differ.
@@ -88,16 +93,25 @@ def read_npz(path: Path) -> DataSet:
             checks = {name: archive.getinfo(members[name]).CRC for pair in wanted.values() for name in pair}
     except DAMAGED_ZIP as error:
         raise DataError(f"{path} is not a readable .npz: {error}") from error
-    return DataSet(_sources(path, wanted, arrays, checks), Findings("arrays"))
+    return DataSet(_sources(path, wanted, arrays, checks, columns), Findings("arrays"))
 
 
 def _sources(
-    path: Path, wanted: Mapping[str, tuple[str, str]], arrays: dict[str, np.ndarray], checks: dict[str, int]
+    path: Path,
+    wanted: Mapping[str, tuple[str, str]],
+    arrays: dict[str, np.ndarray],
+    checks: dict[str, int],
+    columns: Columns,
 ) -> dict[str, Listed]:
-    for _, name in wanted.values():
-        if arrays[name].dtype.kind not in "biuU":
-            raise DataError(f"{path}: labels are {arrays[name].dtype}; valid are integers and text")
-    read = _label_reader(path, {name: arrays[name] for _, name in wanted.values()})
+    labelled = {name: arrays[name] for _, name in wanted.values()}
+    if columns.per_image == "numbers" and all(array.dtype.kind in "iuf" for array in labelled.values()):
+        read = _number_reader(path, labelled, columns)
+    else:
+        for array in labelled.values():
+            if array.dtype.kind not in "biuU":
+                hint = "; for numbers to predict, use --objective.kind regression" if array.dtype.kind == "f" else ""
+                raise DataError(f"{path}: labels are {array.dtype}; valid are integers and text{hint}")
+        read = _label_reader(path, labelled)
     sources: dict[str, Listed] = {}
     for split, (x, y) in wanted.items():
         images, (labels, class_names) = _channels_last(path, x, arrays[x]), read(arrays[y])
@@ -106,6 +120,25 @@ def _sources(
         # the checksum makes the id, and with it the fingerprint, speak of the pixels too
         sources[split] = ArraySource(f"{split or path.stem}-{checks[x]:08x}", images, labels, class_names)
     return sources
+
+
+def _number_reader(path: Path, arrays: Mapping[str, np.ndarray], columns: Columns) -> Callable[[np.ndarray], Named]:
+    """Return the function from an array of numbers, [N] or [N, targets], to labels. Raises DataError for others."""
+    widths = {array.shape[1] if array.ndim == 2 else 1 for array in arrays.values()}
+    for name, array in arrays.items():
+        if array.ndim not in (1, 2) or len(widths) > 1 or 0 in widths:
+            raise DataError(
+                f"{path}: {name} has shape {array.shape}. Targets are [N] or [N, targets], with the same number of "
+                "targets in all arrays"
+            )
+        finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+        if (missing := np.flatnonzero(~finite)).size:
+            raise DataError(
+                f"{path}: {name}[{missing[0]}] has no finite number; {missing.size} rows lack one. Give each image its "
+                "numbers, or remove the row"
+            )
+    names = target_names(widths.pop(), columns.label, columns.classes)
+    return lambda array: Named(Numbers(array.reshape(len(array), -1).astype(np.float64)), names)
 
 
 def _label_reader(path: Path, arrays: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], Named]:

@@ -297,7 +297,7 @@ def _find_file(path: Path, columns: Columns) -> DataSet:
     if suffix == ".parquet":
         return read_parquet(path, [path], columns)
     if suffix == ".npz":
-        return read_npz(path)
+        return read_npz(path, columns)
     if suffix == ".tar":
         return read_shards(path, [path])
     raise DataError(f"{path} is a file of no known kind. Valid are {_KINDS}")
