@@ -33,8 +33,6 @@ ALIASES = {
     "verbose": ("-v",),
     "quiet": ("-q",),
     "label_from": ("--data.label-from",),
-    "channels": ("--data.channels",),
-    "bits": ("--data.bits",),
 }
 """Second names of flags. `from`, `class` and `import` would be better names, but are reserved words of Python.
 A verb without settings takes --label-from, and --data.label-from as messages name it for all verbs."""
