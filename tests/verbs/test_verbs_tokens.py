@@ -18,7 +18,7 @@ import vitrail
 from vitrail import cli
 from vitrail.data.sources.open import find
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluation.growing_npz import growing_npz
+from vitrail.evaluation.growing_arrays import growing_npz
 from vitrail.verbs.network.bulk import BulkProgress
 
 
@@ -43,13 +43,13 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def theirs(folder: Path, files: list[str], layers: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def theirs(folder: Path, files: list[str], layers: Any, norm: bool = True) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What timm's network makes of the files, with vitrail's preprocessing."""
     transform = vitrail.load(folder).card.transform()
     batch = torch.stack([transform(Image.open(file)) for file in files])
     with torch.no_grad():
         return rebuilt(folder).get_intermediate_layers(
-            batch, layers, norm=True, reshape=True, return_prefix_tokens=True
+            batch, layers, norm=norm, reshape=True, return_prefix_tokens=True
         )
 
 
@@ -73,6 +73,60 @@ def test_tokens_of_files_are_timms(folder: Path, photos: Path, tmp_path: Path, l
         assert written.tokens == {name: file[name].shape for name in names}
     assert written.images == {"": 4} and written.width == 32
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f.npz", "photos"]
+
+
+@pytest.mark.slow
+def test_half_precision_without_the_last_norm_is_timms(folder: Path, photos: Path, tmp_path: Path) -> None:
+    files = sorted(map(str, photos.glob("test/*/*.png")))
+    settings: dict[str, Any] = dict(tokens=True, layers=(0, 1), norm=False, dtype="float16", workers=0)
+    settings |= dict(batch_size=3, precision="float32")
+    vitrail.embed(folder, *files, out=tmp_path / "f.npz", **settings)
+    vitrail.embed(folder, photos, out=tmp_path / "parquet", merge=tmp_path / "all.parquet", **settings)
+    assert "halffloat" in str(pq.read_schema(tmp_path / "all.parquet").field("tokens_0").type)
+    first = pq.read_table(tmp_path / "all.parquet").to_pylist()[:4]  # the split test comes first
+    with np.load(tmp_path / "f.npz") as file:
+        for number, (grid, front) in enumerate(theirs(folder, files, [0, 1], norm=False)):
+            expected = grid.permute(0, 2, 3, 1)
+            assert file[f"tokens_{number}"].dtype == file[f"prefix_{number}"].dtype == np.float16
+            np.testing.assert_allclose(file[f"tokens_{number}"], expected, rtol=2e-3, atol=1e-3)
+            np.testing.assert_allclose(file[f"prefix_{number}"], front, rtol=2e-3, atol=1e-3)
+            columns = np.array([row[f"tokens_{number}"] for row in first])
+            assert (columns == file[f"tokens_{number}"]).all()
+    with pytest.raises(UsageError, match="another job"):
+        vitrail.embed(folder, photos, out=tmp_path / "parquet", **settings | {"norm": True})
+
+
+@pytest.mark.slow
+def test_a_folder_of_npy_files_has_the_arrays_of_the_npz(folder: Path, photos: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = dict(tokens=True, layers=(0, 1), workers=0, batch_size=2)
+    with_npz = vitrail.embed(folder, photos, out=tmp_path / "f.npz", **settings)
+    (tmp_path / "empty").mkdir()
+    for out in ("npy", "empty", "deep/er"):
+        written = vitrail.embed(folder, photos, out=tmp_path / out, format="npy", **settings)
+        assert written.tokens == with_npz.tokens and written.images == with_npz.images
+        with np.load(tmp_path / "f.npz") as file:
+            assert {path.name for path in (tmp_path / out).iterdir()} == {f"{name}.npy" for name in file}
+            for name in file:
+                array = np.load(tmp_path / out / f"{name}.npy", mmap_mode="r")
+                assert isinstance(array, np.memmap) and array.dtype == file[name].dtype and (array == file[name]).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "empty", "f.npz", "npy", "photos"]
+    with pytest.raises(UsageError, match="npy holds other files"):
+        vitrail.embed(folder, photos, out=tmp_path / "npy", format="npy", **settings)
+    with pytest.raises(DataError, match="lies within the data set"):
+        vitrail.embed(folder, photos, out=photos / "npy", format="npy", **settings)
+    assert not (photos / "npy").exists()
+
+
+def test_values_that_float16_cannot_hold(folder: Path, photos: Path, tmp_path: Path) -> None:
+    model = vitrail.load(folder)
+    with torch.no_grad():
+        model.blocks[0].mlps[0].mlp.fc2.bias.fill_(1e5)
+    vitrail.save(model, tmp_path / "m")
+    settings: dict[str, Any] = dict(tokens=True, layers=(0,), norm=False, workers=0, precision="float32")
+    with pytest.raises(DataError, match=r"a token after layer 0 holds 100,\d+, and float16 ends at 65,504"):
+        vitrail.embed(tmp_path / "m", photos, out=tmp_path / "f.npz", dtype="float16", **settings)
+    assert not (tmp_path / "f.npz").exists()
+    vitrail.embed(tmp_path / "m", photos, out=tmp_path / "f.npz", **settings)
 
 
 def test_splits_labels_and_unreadable_images(
@@ -183,7 +237,13 @@ def test_probes_say_that_they_need_vectors(folder: Path, photos: Path, tmp_path:
     [
         ({"layers": (2,), "tokens": True}, "there is no layer 2: this model has 2, numbered 0 to 1"),
         ({"layers": (-3,), "tokens": True}, "there is no layer -3"),
-        ({"layers": (1,)}, "--layers chooses the layers of --tokens"),
+        ({"layers": (1,)}, "--layers, --no-norm, --dtype and --format choose how --tokens are written"),
+        ({"norm": False}, "--tokens are written"),
+        ({"dtype": "float16"}, "--tokens are written"),
+        ({"format": "npy"}, "--tokens are written"),
+        ({"tokens": True, "dtype": "int8"}, "dtype is 'int8'. Valid: float32, float16"),
+        ({"tokens": True, "format": "csv"}, "format is 'csv'. Valid: parquet, npy"),
+        ({"tokens": True, "format": "npy"}, "writes a folder of .npy files. Give a folder"),
     ],
 )
 def test_wrong_layers(folder: Path, photos: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:

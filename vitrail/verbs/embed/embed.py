@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitrail.device import Precision
 from vitrail.errors import DataError, UsageError
@@ -15,7 +15,7 @@ from vitrail.ranges import Count, Side, Threads, Whole, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network import bulk
 from vitrail.verbs.network.bulk import BulkProgress, feature_columns, is_bulk, open_job, run, token_columns
-from vitrail.verbs.network.features import Embedder, Prepare, open_images
+from vitrail.verbs.network.features import Embedder, Prepare, TokenType, open_images
 from vitrail.verbs.network.tiles import check_tiles
 from vitrail.verbs.terminal import unreadable_json, unreadable_lines
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vitrail.data.item import Listed
     from vitrail.data.tiles.grid import Tiling
     from vitrail.verbs.network.features import Tokens
+
+ArrayFormat = Literal["parquet", "npy"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ def embed(
     split: str | None = None,
     tokens: bool = False,
     layers: tuple[int, ...] = (),
+    norm: bool = True,
+    dtype: TokenType = "float32",
+    format: ArrayFormat = "parquet",
     tiles: Side | None = None,
     overlap: Whole = 0,
     prepare: Prepare = "model",
@@ -69,9 +74,11 @@ def embed(
     test_ids and class_names, as `vitrail probe --features` reads them. For files, folders and patterns it holds
     features and ids, which are the paths. Unreadable files are skipped and listed.
 
-    With --tokens, tokens_LAYER stands in place of features: float32 [images, rows, columns, width], the tokens of the
-    grid after that layer and the final LayerNorm. prefix_LAYER [images, tokens, width] are the class token,
-    distillation token and registers, if the network has some. The values are written while they are computed.
+    With --tokens, tokens_LAYER stands in place of features: [images, rows, columns, width], the tokens of the grid
+    after that layer and the final LayerNorm. prefix_LAYER [images, tokens, width] are the class token, distillation
+    token and registers, if the network has some. The values are written while they are computed, so a file may be
+    larger than memory. With --format npy the folder --out gets one .npy file for each array, with the names that the
+    arrays have in an .npz; numpy.load(FILE, mmap_mode="r") opens such a file without reading it into memory.
 
     With a folder as --out, one Parquet file is written for each shard of the data set, which may have any size, with
     columns of the same names: features, or tokens_LAYER and prefix_LAYER as lists of lists. The command may be killed
@@ -91,6 +98,9 @@ def embed(
         tokens: Write the features of each token instead of one vector per image.
         layers: With --tokens: numbers of the layers, counted from 0; negative numbers count from the end (default: the
             last layer). Layer 0 of a ResNet is its root, and its stages follow.
+        norm: With --tokens: apply the final LayerNorm to the tokens of every layer.
+        dtype: With --tokens: number type of the tokens. 'float16' takes half the space.
+        format: Kind of the files in a folder as --out. 'npy' needs --tokens.
         tiles: Side of a tile in pixels of the image (default: one vector for the whole image).
         overlap: With --tiles: number of pixels by which neighbouring tiles overlap.
         prepare: How images are prepared: 'model' resizes and crops as in evaluation, 'protocol' as `vitrail probe
@@ -103,41 +113,70 @@ def embed(
             f"embed needs images and a file to write: vitrail embed {model} FILE|FOLDER|PATTERN|DATA ... --out "
             "FEATURES.npz"
         )
-    if tokens and engine not in ("auto", "torch"):
-        raise UsageError(f"the engine {engine} computes no tokens: remove --engine")
-    if tokens and find_program(model) is not None:
-        raise UsageError(f"{model} is an exported program, which computes no tokens. Give the model itself")
-    if layers and not tokens:
-        raise UsageError("--layers chooses the layers of --tokens: give both")
-    if is_bulk(out) and tiles is None:
-        if split is not None:
-            raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
-        from vitrail.data.cache import refuse_within
-
-        for path in paths:  # before a network is loaded
-            refuse_within(out, str(path))
-        embedder = Embedder(model, compute, prepare)
-        settings: dict[str, Any] = {"prepare": prepare, "image_size": image_size, "precision": precision}
-        if tokens:
-            settings["layers"] = embedder.layers(layers or 1)
-        job = open_job("embed", model, paths, out, **settings)
-        return run(job, token_columns(embedder, layers or 1) if tokens else feature_columns(embedder), merge)
-    if Path(out).suffix.lower() != ".npz":
-        raise UsageError(f"{out}: features are written to a file that ends in .npz, or to a folder")
-    if merge is not None:
-        raise UsageError(f"--merge is only for a folder as --out, and {out} is a single file")
-    check_writable(Path(out), DataError)
-    if tiles is not None:
-        from vitrail.data.tiles.grid import tiling
-
-        embedder = Embedder(model, compute)
-        cut = tiling(tiles, overlap, embedder.network.card.preprocess.image_size)
-        return _write_tiles(embedder, paths, cut, Path(out), embedder.tokens(layers or 1) if tokens else None)
-    sources = open_images(model, paths, split)
-    embedder = Embedder(model, compute, prepare)
+    if format not in get_args(ArrayFormat):
+        raise UsageError(f"format is {format!r}. Valid: {', '.join(get_args(ArrayFormat))}")
     if tokens:
-        return _write_tokens(embedder, sources, Path(out), layers or 1)
-    return _write_features(embedder, sources, Path(out))
+        _check_tokens(model, engine)
+    elif layers or not norm or dtype != "float32" or format != "parquet":
+        raise UsageError("--layers, --no-norm, --dtype and --format choose how --tokens are written: give --tokens too")
+    if format == "npy" or tiles is not None or not is_bulk(out):
+        target = _target(Path(out), paths, format, merge)
+        if tiles is not None:
+            from vitrail.data.tiles.grid import tiling
+
+            embedder = Embedder(model, compute)
+            cut = tiling(tiles, overlap, embedder.network.card.preprocess.image_size)
+            columns = embedder.tokens(layers or 1, norm=norm, dtype=dtype) if tokens else None
+            return _write_tiles(embedder, paths, cut, target, format, columns)
+        sources = open_images(model, paths, split)
+        embedder = Embedder(model, compute, prepare)
+        if not tokens:
+            return _write_features(embedder, sources, target)
+        return _write_tokens(embedder.tokens(layers or 1, norm=norm, dtype=dtype), embedder, sources, target, format)
+    if split is not None:
+        raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
+    from vitrail.data.cache import refuse_within
+
+    for path in paths:  # before a network is loaded
+        refuse_within(out, str(path))
+    embedder = Embedder(model, compute, prepare)
+    settings: dict[str, Any] = {"prepare": prepare, "image_size": image_size, "precision": precision}
+    if not tokens:
+        return run(open_job("embed", model, paths, out, **settings), feature_columns(embedder), merge)
+    settings |= {"layers": embedder.layers(layers or 1), "norm": norm, "dtype": dtype}
+    job = open_job("embed", model, paths, out, **settings)
+    return run(job, token_columns(embedder, embedder.tokens(layers or 1, norm=norm, dtype=dtype)), merge)
+
+
+def _check_tokens(model: str | Path, engine: EngineName) -> None:
+    """Raise UsageError for what computes no tokens."""
+    if engine not in ("auto", "torch"):
+        raise UsageError(f"the engine {engine} computes no tokens: remove --engine")
+    if find_program(model) is not None:
+        raise UsageError(f"{model} is an exported program, which computes no tokens. Give the model itself")
+
+
+def _target(out: Path, paths: tuple[str | Path, ...], format: ArrayFormat, merge: str | Path | None) -> Path:
+    """Return the file or the folder that is written as a whole. Raises UsageError and DataError if it cannot be."""
+    from vitrail.data.cache import refuse_within
+    from vitrail.files import refuse_other_files
+
+    if merge is not None:
+        raise UsageError(
+            f"--merge joins the Parquet files of a folder as --out. Remove it: {out} is written as a whole"
+        )
+    if format == "npy":
+        if out.suffix and not out.is_dir():
+            raise UsageError(f"{out}: --format npy writes a folder of .npy files. Give a folder, a name without suffix")
+        for path in paths:
+            refuse_within(out, str(path))
+        refuse_other_files(out, lambda _: False, UsageError)
+        check_writable(out, DataError, folder=True)
+        return out
+    if out.suffix.lower() != ".npz":
+        raise UsageError(f"{out}: features are written to a file that ends in .npz, or to a folder")
+    check_writable(out, DataError)
+    return out
 
 
 def _write_features(embedder: Embedder, sources: dict[str, Listed], out: Path) -> WrittenFeatures:
@@ -158,17 +197,16 @@ def _write_features(embedder: Embedder, sources: dict[str, Listed], out: Path) -
 
 
 def _write_tokens(
-    embedder: Embedder, sources: dict[str, Listed], out: Path, layers: int | tuple[int, ...]
+    compute: Tokens, embedder: Embedder, sources: dict[str, Listed], out: Path, format: ArrayFormat
 ) -> WrittenFeatures:
-    """Write the tokens of images batch by batch."""
+    """Write the tokens of images batch by batch, to an .npz file or a folder of .npy files."""
     from vitrail.data.labels.sets import LabelSets, one_label
-    from vitrail.evaluation.growing_npz import growing_npz
+    from vitrail.evaluation.growing_arrays import growing_npy, growing_npz
 
-    compute = embedder.tokens(layers)
     described: dict[str, np.ndarray] = {}
     images: dict[str, int] = {}
     unreadable: list[tuple[str, str]] = []
-    with growing_npz(out) as arrays:
+    with (growing_npy if format == "npy" else growing_npz)(out) as arrays:
         for name, source in sources.items():
             prefix = f"{name}_" if name else ""
             index, bad = embedder.each_batch(source, compute, partial(arrays.append, prefix))
@@ -183,16 +221,21 @@ def _write_tokens(
 
 
 def _write_tiles(
-    embedder: Embedder, paths: tuple[str | Path, ...], cut: Tiling, out: Path, tokens: Tokens | None
+    embedder: Embedder,
+    paths: tuple[str | Path, ...],
+    cut: Tiling,
+    out: Path,
+    format: ArrayFormat,
+    tokens: Tokens | None,
 ) -> WrittenFeatures:
     """Write the features, or with `tokens` the tokens, of the tiles of images batch by batch."""
     import numpy as np
 
     from vitrail.evaluation.feature_file import BLANK
-    from vitrail.evaluation.growing_npz import growing_npz
+    from vitrail.evaluation.growing_arrays import growing_npy, growing_npz
     from vitrail.evaluation.predict import as_text
 
-    with growing_npz(out) as arrays:
+    with (growing_npy if format == "npy" else growing_npz)(out) as arrays:
         receive = partial(arrays.append, "")
         places, bad = embedder.each_tile(paths, cut, tokens or embedder.features, receive)
         ids = [f"{as_text(path)}#xywh={','.join(map(str, box))}" for path, box in places]

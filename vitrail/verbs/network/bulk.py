@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from vitrail.data.loading.loader import Loader
     from vitrail.evaluation.bulk import ComputeColumns, Job, ResultColumns, State, UnreadableImages
     from vitrail.evaluation.classify import Predict
-    from vitrail.ranges import Layers
     from vitrail.verbs.flags.compute import Compute
-    from vitrail.verbs.network.features import Embedder
+    from vitrail.verbs.network.features import Embedder, Tokens
     from vitrail.weights.card import Card
 
     Arrays = dict[str, np.ndarray]
@@ -158,9 +157,8 @@ def feature_columns(embedder: Embedder) -> ComputeColumns:
     return _computed(embedder.features, _all_lists, nothing, embedder.loader)
 
 
-def token_columns(embedder: Embedder, layers: Layers) -> ComputeColumns:
-    """Return a function that computes the tokens of layers: lists [rows][columns][width] and [prefix][width]."""
-    ask = embedder.tokens(layers)
+def token_columns(embedder: Embedder, ask: Tokens) -> ComputeColumns:
+    """Return a function that computes tokens with `ask`: lists [rows][columns][width] and [prefix][width]."""
     nothing = {name: array[:0] for name, array in ask(embedder.blank()).items()}
     return _computed(ask, _all_lists, nothing, embedder.loader)
 

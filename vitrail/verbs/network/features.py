@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from vitrail.config import from_yaml
 from vitrail.data.settings import Data
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vitrail")
 Prepare = Literal["model", "protocol"]
+TokenType = Literal["float32", "float16"]
 T = TypeVar("T")
 
 
@@ -165,26 +166,29 @@ class Embedder:
         """Return the numbers of chosen layers, in order. Raises UsageError for a layer that does not exist."""
         return sorted(set(selected(chosen, self.network.layers, "layer")))
 
-    def tokens(self, layers: Layers) -> Tokens:
+    def tokens(self, layers: Layers, *, norm: bool = True, dtype: TokenType = "float32") -> Tokens:
         """Return the function of images that returns their tokens. Raises UsageError for a layer that does not exist.
 
-        The names of the arrays are tokens_LAYER, float32 [batch, rows, columns, width], and prefix_LAYER
-        [batch, prefix, width] if there are tokens in front of the grid's. All have gone through the final LayerNorm.
+        The names of the arrays are tokens_LAYER, `dtype` [batch, rows, columns, width], and prefix_LAYER
+        [batch, prefix, width] if there are tokens in front of the grid's. With `norm` all have gone through the final
+        LayerNorm. The function raises DataError for a value that float16 cannot hold.
         """
         from vitrail.errors import finite
         from vitrail.evaluation.classify import applied
 
+        if dtype not in get_args(TokenType):
+            raise UsageError(f"dtype is {dtype!r}. Valid: {', '.join(get_args(TokenType))}")
         numbers = self.layers(layers)
 
         def call(network: Any, images: Tensor) -> dict[str, np.ndarray]:
             found: dict[str, np.ndarray] = {}
             for number, pair in zip(
-                numbers, network.intermediate(images, numbers, norm=True, prefix=True), strict=True
+                numbers, network.intermediate(images, numbers, norm=norm, prefix=True), strict=True
             ):
                 for name, part in (("tokens", pair[0].movedim(1, -1)), ("prefix", pair[1])):
                     finite(part, "output for an image", self._compute.precision)
                     if part.numel():
-                        found[f"{name}_{number}"] = part.float().cpu().numpy()
+                        found[f"{name}_{number}"] = _as_type(part.float().cpu().numpy(), dtype, number)
             return found
 
         ask = applied(call, self.network, self._compute.place(), self._compute.precision)
@@ -272,6 +276,19 @@ class Embedder:
         if not places:
             raise DataError(f"no result: no tile could be read ({len(bad)} failed)")
         return places, bad
+
+
+def _as_type(values: np.ndarray, dtype: TokenType, layer: int) -> np.ndarray:
+    """Return float32 values as `dtype`. Raises DataError for a value that float16 cannot hold."""
+    if dtype == "float32":
+        return values
+    largest = abs(values).max()
+    if largest > 65_504:
+        raise DataError(
+            f"a token after layer {layer} holds {largest:,.0f}, and float16 ends at 65,504. Use --dtype float32, or "
+            "the final LayerNorm (without --no-norm)"
+        )
+    return values.astype(dtype)
 
 
 def _log_unreadable(images: list[tuple[str, str]]) -> None:
