@@ -112,6 +112,7 @@ FLAGS = {
     "probe linear": (
         "model data label_from features l2 iterations seed split image_size batch_size workers device precision"
     ),
+    "probe segment": ("model data layers ignore steps seed out image_size batch_size workers device precision"),
     "cost": (
         "model images epochs image_size classes device utilisation usd_per_hour core_days devices energy watts "
         "overhead intensity count"

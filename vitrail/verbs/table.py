@@ -50,6 +50,9 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "probe fewshot": Verb("vitrail.verbs.probe.probe:fewshot", "measure features by least squares on a few images"),
         "probe knn": Verb("vitrail.verbs.probe.probe:knn", "measure features by nearest neighbours"),
         "probe linear": Verb("vitrail.verbs.probe.probe:linear", "measure features by a linear classifier"),
+        "probe segment": Verb(
+            "vitrail.verbs.probe.segment:segment", "measure patch tokens by a linear segmentation of masks"
+        ),
         "cost": Verb("vitrail.verbs.cost:cost", "estimate the cost of training: exaFLOPs, days, money, memory"),
         "bench": Verb("vitrail.verbs.bench:bench", "measure speed and memory on this machine"),
     },

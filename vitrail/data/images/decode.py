@@ -174,6 +174,47 @@ def native(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     return _decode_carefully(data, format, _reader(format), max_pixels, _loaded_channels)
 
 
+def class_values(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Return the values of a PNG that holds one class for each pixel, upright: uint8 [H, W].
+
+    They are the indices of a palette, or grey values as they are stored: those of 1, 2 and 4 bits are not scaled.
+    Raises only DecodeError, for another format, for 16 bits and for colours, too.
+    """
+    format = format_of(data)
+    if format.name != "PNG":
+        raise DecodeError(f"{format.name} file: a mask must be a PNG, which keeps each value", reason="unsupported")
+
+    def loaded(image: Image.Image) -> np.ndarray:
+        if image.mode not in ("1", "L", "P"):
+            kind = "16 bits a pixel" if image.mode.startswith("I") else f"colours ({image.mode})"
+            message = f"{kind}: a mask must be a PNG with a palette or 8-bit grey values, one value for each class"
+            raise DecodeError(message, reason="unsupported")
+        image.load()
+        scale = 255 // (2 ** png.bits(data) - 1) if image.mode == "L" else 1  # Pillow stretches 2 and 4 bits to 255
+        return upright(np.asarray(image).astype(np.uint8) // scale, orientation_in(dict(image.info)))
+
+    return _decode_carefully(data, format, _reader(format), max_pixels, loaded)
+
+
+def upright_size(data: bytes) -> tuple[int, int]:
+    """Return (height, width) of the image that `decode` returns, from the header alone, except for a TIFF.
+
+    Raises only DecodeError.
+    """
+    format = format_of(data)
+    if format.name == "TIFF":  # versions of Pillow differ in whether a header's size is that of the upright image
+        height, width, _ = decode(data).shape
+        return height, width
+    try:
+        with _reader(format)(BytesIO(data)) as image:
+            turn = orientation_in(dict(image.info))
+            return (image.width, image.height) if turn >= 5 else (image.height, image.width)
+    except DecodeError:
+        raise
+    except Exception as error:  # see `_decode_carefully`
+        raise _explained(error, format.name) from error
+
+
 def format_of(data: bytes) -> ImageFormat:
     """Return the format of an image file by its first bytes. Raises DecodeError "empty" or "not-an-image"."""
     if not data:

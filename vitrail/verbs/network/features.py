@@ -124,9 +124,12 @@ def _splits(path: str | Path) -> dict[str, Listed] | None:
 
 
 class Embedder:
-    """Compute features with one network. Images are prepared as its card or as the few-shot protocol prescribes."""
+    """Compute features with one network. Images are prepared as its card or as the few-shot protocol prescribes.
 
-    def __init__(self, model: str | Path, compute: Compute, prepare: Prepare = "model") -> None:
+    whole: Resize whole images to the network's input, also if its card crops them.
+    """
+
+    def __init__(self, model: str | Path, compute: Compute, prepare: Prepare = "model", *, whole: bool = False) -> None:
         if prepare not in ("model", "protocol"):
             raise UsageError(f"prepare is {prepare!r}. Valid: model, protocol")
         from vitrail.data.images.ops import eval_transform
@@ -134,8 +137,10 @@ class Embedder:
 
         self.network: Any = load_runnable(model, compute, features=True)
         preprocess = self.network.card.preprocess
-        self._size = preprocess.image_size
-        self.transform = FewShotImages(self._size) if prepare == "protocol" else eval_transform(preprocess)
+        if whole:
+            preprocess = replace(preprocess, resize="squash")
+        self.size: tuple[int, int] = preprocess.image_size
+        self.transform = FewShotImages(self.size) if prepare == "protocol" else eval_transform(preprocess)
         self._compute = compute
 
     @cached_property
@@ -160,7 +165,7 @@ class Embedder:
         import torch
 
         card = self.network.card
-        return torch.zeros(1, card.config.channels, *self._size, dtype=getattr(torch, card.input_type))
+        return torch.zeros(1, card.config.channels, *self.size, dtype=getattr(torch, card.input_type))
 
     def layers(self, chosen: Layers) -> list[int]:
         """Return the numbers of chosen layers, in order. Raises UsageError for a layer that does not exist."""
@@ -201,7 +206,7 @@ class Embedder:
 
     def loader(self, source: Listed) -> Loader:
         """Return a loader of the prepared images. The caller closes it."""
-        return self._compute.loader(source, self.transform, self._size)
+        return self._compute.loader(source, self.transform, self.size)
 
     def __call__(self, source: Listed) -> Features:
         """Return the features of all readable images. The others are logged. Raises DataError."""

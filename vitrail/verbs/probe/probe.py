@@ -14,12 +14,13 @@ from vitrail.ranges import Count, Positive, Range, Seed, Side, Threads, checked
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder, Prepare, open_train_and_test
 from vitrail.verbs.probe.results import Probe, as_json, show
+from vitrail.verbs.probe.segment import segment
 
 if TYPE_CHECKING:
     from vitrail.evaluation.features import Features
     from vitrail.evaluation.fewshot import FewShot
 
-__all__ = ["as_json", "fewshot", "knn", "linear", "show"]
+__all__ = ["as_json", "fewshot", "knn", "linear", "segment", "show"]
 
 log = logging.getLogger("vitrail")
 

@@ -1,0 +1,207 @@
+"""Images with masks: a folder `images/` and a folder `masks/` with a PNG of the same name for each image.
+
+```
+photos/images/train/1.jpg    photos/masks/train/1.png    the value of a pixel is the number of its class
+photos/images/val/2.jpg      photos/masks/val/2.png
+photos/classes.txt           optional: the names of the classes 0, 1, ..., one on each line
+```
+
+Without the folders train and val a share of the images is held out. A mask is a PNG with a palette (as Pascal VOC's) or
+with 8-bit grey values (as ADE20K's, whose folder `annotations/` is found, too). Nothing is written there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.images.decode import class_values, upright_size
+from vitrail.data.item import ROLES, UNKNOWN, Findings, role_of
+from vitrail.data.settings import Data
+from vitrail.data.sources.folder import FileSource, file_source, folders_in, images_in, read_file
+from vitrail.data.split import hold_out
+from vitrail.errors import DataError, DecodeError
+from vitrail.files import read_text
+from vitrail.words import listing
+
+log = logging.getLogger("vitrail")
+MASKS = ("masks", "annotations")
+CLASSES = "classes.txt"
+IGNORED = 255
+"""Class of the pixels that do not count, in what `read_mask` returns."""
+EXPECTED = "Expected are images/NAME.jpg and masks/NAME.png, or images/train, images/val, masks/train and masks/val"
+
+
+@dataclass(frozen=True)
+class MaskedImages:
+    """Images of one split with the path of each one's mask."""
+
+    images: FileSource
+    masks: list[Path]
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+    def at(self, rows: Sequence[int]) -> MaskedImages:
+        """Return the images at `rows`."""
+        return MaskedImages(self.images.labelled(rows, [None] * len(rows)), [self.masks[row] for row in rows])
+
+
+@dataclass(frozen=True)
+class MaskedData:
+    """Training and validation images with masks, and the classes of their pixels."""
+
+    train: MaskedImages
+    validation: MaskedImages
+    values: list[int]
+    """Value of each class in the masks, ascending."""
+    class_names: list[str]
+    held_out: bool
+    """Whether the validation images are a share of the images, because the folder has no splits."""
+
+    def read_mask(self, path: Path) -> np.ndarray:
+        """Return the class of each pixel, uint8 [H, W]; IGNORED where it does not count. Raises DataError."""
+        table = np.full(256, IGNORED, dtype=np.uint8)
+        table[self.values] = np.arange(len(self.values))
+        return table[_values(path)]
+
+
+def open_masks(data: str | Path, ignore: Sequence[int] = (255,), seed: int = 0) -> MaskedData:
+    """Return the images and masks in the folder `data`. All masks are read once, to check them.
+
+    Pixels with a value in `ignore` do not count. The classes are those of classes.txt, else all other values in the
+    masks. Without validation images a tenth, which is a function of `seed`, is held out. Masks without any pixel that
+    counts are left out with a warning. Raises DataError with the file and the problem.
+    """
+    root = Path(data).expanduser()
+    images = root / "images"
+    masks = next((root / name for name in MASKS if (root / name).is_dir()), None)
+    if not images.is_dir() or masks is None:
+        missing = "images/" if not images.is_dir() else "masks/"
+        raise DataError(f"{root} has no folder {missing}. {EXPECTED}")
+    splits = {role: _paired(images / name, masks, name) for role, name in _splits(images).items()}
+    names = _names(root / CLASSES)
+    counts = np.zeros(256, dtype=np.int64)
+    for role, pairs in splits.items():
+        found = _counts(pairs, names, ignore)
+        counts += found.sum(axis=0)
+        splits[role] = _with_pixels(pairs, found.sum(axis=1) > 0)
+    values = [value for value in range(len(names) if names else 256) if value not in ignore]
+    if not names:
+        values = [value for value in values if counts[value]]
+    if len(values) < 2:
+        raise DataError(f"the masks in {masks} hold {len(values)} class, and at least 2 are needed. Ignored: {ignore}")
+    titles = [names[value] if names else str(value) for value in values]
+    train, validation = splits["train"], splits.get("validation")
+    if validation is None:
+        kept, held = hold_out(train.images, Data().holdout, seed)
+        if not len(held):
+            raise DataError(f"{images} has 1 image, and at least 2 are needed: one of them is held out")
+        return MaskedData(train.at(kept.tolist()), train.at(held.tolist()), values, titles, True)
+    return MaskedData(train, validation, values, titles, False)
+
+
+def _splits(images: Path) -> dict[str, str]:
+    """Return role -> name of the folder with its images, which is "" for images without splits."""
+    roles = {folder.name: role_of(folder.name) for folder in folders_in(images)}
+    found = {role: name for name, role in sorted(roles.items(), reverse=True) if role}
+    if "test" in found:  # it takes the place of missing validation images, as in the other probes
+        found.setdefault("validation", found.pop("test"))
+    if not found:
+        return {"train": ""}
+    if missing := {"train", "validation"} - set(found):
+        raise DataError(
+            f"{images} has the folder {listing(list(found.values()), 3)} and none of "
+            f"{listing(ROLES[missing.pop()][:3], 3)}. {EXPECTED}"
+        )
+    return {role: found[role] for role in ("train", "validation")}
+
+
+def _paired(images: Path, masks: Path, split: str) -> MaskedImages:
+    """Return the images below a folder with their masks. Raises DataError if an image has none."""
+    place, findings = masks / split, Findings("folder")
+    files = [(name, UNKNOWN, file.size) for name, file in images_in(images, "", findings)]
+    if not files:
+        raise DataError(f"{images} holds no images. {EXPECTED}")
+    paths = [place / Path(name).with_suffix(".png") for name, _, _ in files]
+    if missing := [name for (name, _, _), path in zip(files, paths, strict=True) if not path.is_file()]:
+        which = "no image" if len(missing) == len(files) else f"{len(missing):,} of {len(files):,} images"
+        has = "has a mask" if len(missing) == len(files) else "have no mask"
+        raise DataError(
+            f"{which} in {images} {has}: {listing(missing, 3)}. Expected is a PNG of the same name, such as "
+            f"{place / Path(missing[0]).with_suffix('.png')}"
+        )
+    if others := {path for path in place.rglob("*.png")} - set(paths):
+        log.warning("%d masks in %s have no image, and are not used: %s", len(others), place, _some(others))
+    return MaskedImages(file_source(images, files, []), paths)
+
+
+def _counts(pairs: MaskedImages, names: list[str], ignore: Sequence[int]) -> np.ndarray:
+    """Return the number of pixels of each mask with each value, int64 [masks, 256]; 0 for ignored values.
+
+    Raises DataError for a mask that cannot be read, has another size than its image, or a value without a class.
+    """
+    found = np.zeros((len(pairs), 256), dtype=np.int64)
+    for row, path in enumerate(pairs.masks):
+        values = _values(path)
+        _check_size(pairs.images, row, path, values.shape)
+        found[row] = np.bincount(values.reshape(-1), minlength=256)
+        found[row, list(ignore)] = 0
+        wrong = [int(value) for value in np.flatnonzero(found[row]) if names and value >= len(names)]
+        if wrong:
+            raise DataError(
+                f"{path} holds the value {wrong[0]}, and {CLASSES} names the classes 0 to {len(names) - 1}. Add its "
+                f"name there, or leave its pixels out with --ignore {' '.join(map(str, [*ignore, *wrong[:3]]))}"
+            )
+    return found
+
+
+def _check_size(images: FileSource, row: int, path: Path, shape: tuple[int, ...]) -> None:
+    try:
+        height, width = upright_size(read_file(images.path(row)))
+    except DecodeError:
+        return  # it is listed as unreadable when its tokens are computed
+    if shape != (height, width):
+        raise DataError(
+            f"{path} has {shape[1]} x {shape[0]} pixels, and its image {images.path(row)} has {width} x {height}. Both "
+            "must have one size"
+        )
+
+
+def _with_pixels(pairs: MaskedImages, good: np.ndarray) -> MaskedImages:
+    """Return the images whose masks have pixels that count. Raises DataError if there are none."""
+    if good.all():
+        return pairs
+    empty = [path for path, fine in zip(pairs.masks, good, strict=True) if not fine]
+    if not good.any():
+        raise DataError(f"every pixel of all {len(empty):,} masks is ignored: {_some(empty)}. Check --ignore")
+    log.warning("%d images are left out, because every pixel of their masks is ignored: %s", len(empty), _some(empty))
+    return pairs.at(np.flatnonzero(good).tolist())
+
+
+def _values(path: Path) -> np.ndarray:
+    """Return the values of a mask, uint8 [H, W]. Raises DataError with the file if it cannot be read."""
+    try:
+        return class_values(read_file(path))
+    except DecodeError as error:
+        raise DataError(f"{path} cannot be used: {error}") from error
+
+
+def _names(file: Path) -> list[str]:
+    """Return the names in classes.txt; none without the file. Raises DataError for an empty or a repeated name."""
+    if not file.is_file():
+        return []
+    names = [line.strip() for line in read_text(file, DataError).rstrip().split("\n")]
+    if wrong := next((row for row, name in enumerate(names) if not name or name in names[:row]), None):
+        raise DataError(f"{file}, line {wrong + 1}: {names[wrong]!r} is empty or a name that is already there")
+    if not names[0] or len(names) > 256:
+        raise DataError(f"{file} has {len(names)} lines, and must have a name for each class, 256 at most")
+    return names
+
+
+def _some(paths: Iterable[Path]) -> str:
+    return listing(sorted(path.name for path in paths), 3)
