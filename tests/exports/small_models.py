@@ -22,7 +22,10 @@ VITS: dict[str, dict[str, Any]] = {
     "distilled, parallel": dict(
         **dict(depth=1, distilled=True, registers=1, block="parallel", branches=2, positions="relative"),
     ),
-    "map, hmlp": dict(pool="map", positions="2d", place="every", stem="hmlp", registers=1, gelu="tanh"),
+    "map, hmlp": dict(
+        **dict(pool="map", pool_heads=4, pool_mlp_dim=12, pool_prefix=True),
+        **dict(positions="2d", place="every", stem="hmlp", registers=1, gelu="tanh"),
+    ),
     "BEiT": dict(depth=1, pool="gap", class_token=True, positions="relative_bias", final_norm="pooled"),
     "DINOv3": dict(
         **dict(depth=1, positions="none", rotary=Rotary(base=100.0, coordinates="centred", pairs="halves")),

@@ -80,14 +80,14 @@ def reference(model: ViT, images: Tensor, target: int) -> Tensor:
     grid = mixed[:, prefix:].mean(dim=1)
     row = {"cls": cls, "gap": grid, "cls+gap": (cls + grid) / 2}.get(pool)
     if row is None:
-        row = (probe_bar(model, encoded, target)[:, None] @ joint[:, prefix:])[:, 0]
+        row = (probe_bar(model, encoded, target)[:, None] @ joint[:, 0 if model.config.pool_prefix else prefix :])[:, 0]
     return row[:, prefix:].reshape(len(images), *model.grid(images))
 
 
 def probe_bar(model: ViT, encoded: Tensor, target: int) -> Tensor:
     """A_bar of MAP's probe, its maps a variable of their own."""
-    pool, heads, prefix = model.pool, model.config.heads, model.config.prefix
-    tokens = encoded.detach()[:, prefix:]
+    pool, heads = model.pool, model.config.pool_heads or model.config.heads
+    tokens = encoded.detach()[:, 0 if model.config.pool_prefix else model.config.prefix :]
     query = F.linear(pool.probe, pool.query.weight, pool.query.bias).unflatten(-1, (heads, -1)).transpose(1, 2)
     key, value = F.linear(tokens, pool.key_value.weight, pool.key_value.bias).chunk(2, dim=-1)
     key, value = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (key, value))

@@ -22,6 +22,7 @@ KINDS: list[dict[str, Any]] = [
     {"registers": 2},
     {"pool": "gap"},
     {"pool": "map", "registers": 1},
+    {"pool": "map", "registers": 1, "pool_prefix": True, "pool_heads": 4},
     {"positions": "relative"},
     {"positions": "relative_bias"},
     {"distilled": True, "registers": 1},

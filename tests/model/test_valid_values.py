@@ -12,7 +12,8 @@ from torch import Tensor
 
 import vitrail
 from vitrail.errors import UsageError
-from vitrail.model.variants import RANGES, ResNetConfig, ViTConfig
+from vitrail.model.limits import RANGES
+from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.ranges import Range, limits, ranged_types
 from vitrail.training.run import Model
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, overload
 from vitrail.errors import UsageError, WeightsError
 from vitrail.exports.engine import Engine
 from vitrail.exports.kinds import find_program
+from vitrail.model.limits import ResizeMode
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import ResizeMode
 from vitrail.model.vit import ViT
 from vitrail.weights.load import load as load_weights
 from vitrail.words import shown

@@ -5,7 +5,7 @@
 | class token | 1 for the class token; in a distilled model half for it and half for the distillation token |
 | GAP | the same for every token of the grid |
 | class token and GAP | half for the class token, half for the grid |
-| MAP | the attention of the probe to the grid, averaged over heads: the probe is one more layer with one query |
+| MAP | the attention of the probe to its tokens, averaged over heads: the probe is one more layer with one query |
 
 Registers have weight 0, and so does a class token that the pool does not use.
 """
@@ -42,6 +42,7 @@ def pooling_weights(model: ViT, encoded: Tensor, grid: Grid) -> Tensor:
     row = average_pooling_weights(model.config, grid).to(encoded.device).expand(len(encoded), -1)
     if isinstance(model.pool, MAPHead):
         row = row.clone()
-        maps, _ = model.pool.weigh(encoded[:, model.config.prefix :])
-        row[:, model.config.prefix :] = maps.float().mean(dim=1)[:, 0]
+        first = model.pool.first(model.config.prefix)
+        maps, _ = model.pool.weigh(encoded[:, first:])
+        row[:, first:] = maps.float().mean(dim=1)[:, 0]
     return row

@@ -110,10 +110,11 @@ def _from_the_head(model: ViT, last: Tensor, grid: Grid, target: int | None) -> 
     if not isinstance(pool, MAPHead):
         return row, torch.cat([torch.zeros_like(row[:, :prefix]), row[:, prefix:]], dim=1), gradient, chosen
     with torch.no_grad():
-        maps, value = pool.weigh(encoded[:, prefix:])
+        first = pool.first(prefix)
+        maps, value = pool.weigh(encoded[:, first:])
         of_maps = of_mixed[0].unflatten(-1, (pool.heads, 1, -1)) @ value.transpose(-1, -2)
         row = torch.zeros_like(row)
-        row[:, prefix:] = _weighted(maps.float(), of_maps.float())[:, 0]
+        row[:, first:] = _weighted(maps.float(), of_maps.float())[:, 0]
     return row, torch.zeros_like(row), gradient, chosen
 
 

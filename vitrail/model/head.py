@@ -44,31 +44,38 @@ class ClassTokenAndAverage(nn.Module):
 
 
 class MAPHead(nn.Module):
-    """Multi-head attention pooling (Scaling Vision Transformers): a learned probe attends to the grid's tokens."""
+    """Multi-head attention pooling (Scaling Vision Transformers): a learned probe attends to the grid's tokens.
+
+    With `config.pool_prefix` it attends to the tokens in front, too.
+    """
 
     reads: int | None = None
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.heads, self.reads_prefix = config.pool_heads or config.heads, config.pool_prefix
         self.probe = nn.Parameter(torch.zeros(1, 1, config.width))
         self.query = new_linear(config.width, config.width)
         self.key_value = new_linear(config.width, 2 * config.width)
         self.out = new_linear(config.width, config.width)
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = MLP(config.width, config.mlp_dim, gelu=config.gelu)
+        self.mlp = MLP(config.width, config.pool_mlp_dim or config.mlp_dim, gelu=config.gelu)
 
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
         """[batch, prefix + n, width] -> [batch, width]"""
-        maps, value = self.weigh(tokens[:, prefix:])
+        maps, value = self.weigh(tokens[:, self.first(prefix) :])
         pooled = dense(self.out, (maps @ value).reshape(tokens.shape[0], -1))
         return pooled + self.mlp(self.norm(pooled))
 
-    def weigh(self, grid: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probe's maps [batch, heads, 1, n] over the grid's tokens [batch, n, width], and their values."""
-        batch, _, width = grid.shape
+    def first(self, prefix: int) -> int:
+        """Return the number of the first token to which the probe attends, if `prefix` tokens precede the grid's."""
+        return 0 if self.reads_prefix else prefix
+
+    def weigh(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probe's maps [batch, heads, 1, n] over tokens [batch, n, width], and the values of the tokens."""
+        batch, _, width = tokens.shape
         query = dense(self.query, self.probe).view(1, 1, self.heads, -1).transpose(1, 2)
-        both = dense(self.key_value, grid).view(batch, -1, 2, self.heads, width // self.heads)
+        both = dense(self.key_value, tokens).view(batch, -1, 2, self.heads, width // self.heads)
         key, value = both.permute(2, 0, 3, 1, 4)
         return (query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5).softmax(-1), value
 

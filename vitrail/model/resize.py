@@ -23,7 +23,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.model.variants import ResizeMode
+from vitrail.model.limits import ResizeMode
 
 _KERNELS: dict[str, dict[str, Any]] = {
     "official": dict(mode="bilinear", align_corners=True),

@@ -20,48 +20,22 @@ from numbers import Real
 from typing import Any, Literal, TypeVar
 
 from vitrail.errors import UsageError, did_you_mean
+from vitrail.model.limits import (
+    MOST_STAGES,
+    MOST_TOKENS,
+    Gelu,
+    Pool,
+    PositionKind,
+    PositionPlace,
+    ResizeMode,
+    StdConv,
+    Stem,
+    check_ranges,
+)
 from vitrail.model.own_part import OwnPart
 from vitrail.model.resnet.units import BIT_UNITS, HYBRIDS
 from vitrail.model.rotary.settings import Rotary
-from vitrail.ranges import DEEPEST, Channels, Depth, DropPath, Heads, Hidden, Registers, Side, Width, check_values, ends
-
-Stem = Literal["linear", "linear+norm", "linear+gelu", "linear+norm+gelu", "levit", "early", "hmlp", "resnet"]
-PositionKind = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"]
-PositionPlace = Literal["input", "every", "shared"]
-Pool = Literal["cls", "gap", "map", "cls+gap"]
-ResizeMode = Literal["official", "timm", "hf", "deit", "torchvision", "naflex"]
-Gelu = Literal["erf", "tanh", "quick"]
-StdConv = Literal["hybrid", "bit", "timm"]
-MEANT = {"mean": "gap", "avg": "gap", "token": "cls", "gelu_tanh": "tanh", "rope": "", "silu": "", "relu": ""}
-"""Words of other libraries -> ours; "" where the nearest word would be another thing."""
-MOST_TOKENS = 65_536
-"""Maximum number of tokens in the grid of an image."""
-MOST_STAGES = 8
-"""Maximum number of stages of a ResNet; the width doubles from one to the next."""
-RANGES: dict[str, tuple[float, float]] = {
-    "width": ends(Width),
-    "depth": ends(Depth),
-    "heads": ends(Heads),
-    "mlp_dim": ends(Hidden),
-    "patch": ends(Side),
-    "image_size": ends(Side),
-    "stem_units": ends(Depth),
-    "stem_width": ends(Width),
-    "branches": ends(Depth),
-    "registers": ends(Registers),
-    "pre_logits": ends(Hidden),
-    "drop_path": ends(DropPath),
-    "channels": ends(Channels),
-    "classes": (0, 16_777_216),
-    "units": (0, DEEPEST),
-    "dropout": (0.0, 1.0),  # 1 and the negative values below occur in other libraries' files, but are not settings
-    "layer_scale": (-1e6, 1e6),
-    "norm_eps": (0.0, 1.0),
-    "group_norm_eps": (0.0, 1.0),
-    "mean": (-1e6, 1e6),
-    "std": (1e-6, 1e6),
-}
-"""Field of a config -> its smallest and its largest value. Whole numbers stand for fields of whole numbers."""
+from vitrail.ranges import DEEPEST
 
 
 @dataclass(frozen=True)
@@ -69,7 +43,7 @@ class ViTConfig:
     """A complete Vision Transformer (paper, section 3.1): two equal configs build the same network.
 
     Sizes are in pixels (image_size, patch) or features (width, mlp_dim, pre_logits). Raises UsageError for values
-    outside of `RANGES`, and for values that contradict each other.
+    outside of `vitrail.model.limits.RANGES`, and for values that contradict each other.
     """
 
     width: int = 768
@@ -112,6 +86,10 @@ class ViTConfig:
     """Whether class and distillation token have position embeddings. In DeiT-III and big_vision they have none."""
     register_positions: bool = False  # whether registers have position embeddings
     pool: Pool = "cls"
+    pool_heads: int | None = None  # pool 'map' only: number of heads of the probe (default: heads)
+    pool_mlp_dim: int | None = None  # pool 'map' only: hidden width of its MLP (default: mlp_dim)
+    pool_prefix: bool = False
+    """Whether pool 'map' also reads the tokens in front of the grid (Perception Encoder)."""
     class_token: bool | None = None
     """Whether there is a class token. None: if the pool reads it. BEiT and MAE have one with pool 'gap', too."""
     distilled: bool = False
@@ -164,6 +142,8 @@ class ViTConfig:
             raise UsageError(f"{self.positions} positions need a width divisible by 4, not {self.width}")
         if self.rotary and (features := self.width // self.heads) % 4:
             raise UsageError(f"rotary positions need heads with a multiple of 4 features, not {features}")
+        if self.width % (self.pool_heads or 1):
+            raise UsageError(f"width {self.width} is not divisible by {self.pool_heads} heads of the pool")
         if self.mlp_norm and self.mlp != "swiglu":
             raise UsageError(f"mlp_norm is the norm of gated MLPs: use mlp 'swiglu', not {self.mlp!r}")
         self._check_prefix()
@@ -174,6 +154,8 @@ class ViTConfig:
             raise UsageError(
                 f"pool {self.pool!r} reads the class token, so class_token cannot be false: use pool 'gap' or 'map'"
             )
+        if self.pool != "map" and (self.pool_heads or self.pool_mlp_dim or self.pool_prefix):
+            raise UsageError(f"pool_heads, pool_mlp_dim and pool_prefix are settings of pool 'map', not {self.pool!r}")
         if self.distilled and (self.pool != "cls" or self.pre_logits):
             raise UsageError(
                 "a distilled model has one classifier on its class token and one on its distillation token: "
@@ -283,11 +265,6 @@ def _set_tuples(config: ViTConfig | ResNetConfig, *names: str) -> None:
         value = getattr(config, name)
         one = (value, value) if name == "image_size" else (value,)
         object.__setattr__(config, name, one if isinstance(value, Real | None) else tuple(value))
-
-
-def check_ranges(config: Any) -> None:
-    """Raise UsageError for a number outside of `RANGES`, and for a word that the type of a field does not list."""
-    check_values(config, RANGES, MEANT)
 
 
 def _check_depth(layers: int, stages: int) -> None:

@@ -17,8 +17,8 @@ from vitrail.durations import AnyLength, Epochs, Length, Percent
 from vitrail.errors import UsageError
 from vitrail.evaluation.metric import Metric
 from vitrail.import_path import Open
+from vitrail.model.limits import Pool, PositionKind, PositionPlace, Stem
 from vitrail.model.own_part import OwnPart
-from vitrail.model.variants import Pool, PositionKind, PositionPlace, Stem
 from vitrail.objective.settings import (
     DINO,
     MAE,

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError, WeightsError
 from vitrail.model.build import build
+from vitrail.model.limits import ResizeMode, check_ranges
 from vitrail.model.own_part import own_parts
 from vitrail.model.resize import resize_bias, resize_kernel, resize_line, resize_positions
 from vitrail.model.resnet.network import ResNet
-from vitrail.model.variants import Config, ResizeMode, ViTConfig, check_ranges
+from vitrail.model.variants import Config, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.card import Card
 from vitrail.weights.channels import adapt_channels, is_image_kernel, with_channels

@@ -250,6 +250,21 @@ def without_stem_bias(state: Mapping[str, Tensor], config: ViTConfig) -> dict[st
     return left | {name: torch.cat([state[name][:, : config.front], state[name][:, config.front :] + bias], dim=1)}
 
 
+def special_parts(config: ViTConfig) -> dict[str, bool]:
+    """Return part -> whether a model has it, for parts without tensors that only timm and transformers have."""
+    return {
+        "norms behind attention and MLP": config.norm_after,
+        "attention pooling with its own number of heads or hidden width": own_pool(config) != (None, None),
+        "attention pooling over the tokens in front of the grid": config.pool_prefix and config.prefix > 0,
+    }
+
+
+def own_pool(config: ViTConfig) -> tuple[int | None, int | None]:
+    """Return heads and hidden width of the attention pooling where they differ from those of the blocks, else None."""
+    heads = None if config.pool_heads == config.heads else config.pool_heads
+    return heads, None if config.pool_mlp_dim == config.mlp_dim else config.pool_mlp_dim
+
+
 def first_reason(reasons: Mapping[str, bool]) -> str:
     """Return the first reason that is true of a model, "" if there is none: why a format cannot express it."""
     return next((reason for reason, is_true in reasons.items() if is_true), "")
@@ -258,11 +273,11 @@ def first_reason(reasons: Mapping[str, bool]) -> str:
 def eva_heads(archive: Archive, width: int) -> tuple[int, str]:
     """Return the number of heads of published networks with rotary positions, and a sentence for the load report.
 
-    DINOv3's 7B has heads of 128 features, all others of 64. Raises WeightsError as `usual_heads` does.
+    DINOv3's 7B has heads of 128 features, the gigantic Perception Encoder of 96, all others of 64. Raises WeightsError as `usual_heads` does.
     """
     if width % 64:
         return usual_heads(archive, width)
-    features = 128 if width == 4096 else 64
+    features = {4096: 128, 1536: 96}.get(width, 64)
     return width // features, f"{width // features} heads of {features} features"
 
 

@@ -1,4 +1,4 @@
-"""timm's networks with rotary positions: DINOv3, EVA-02 and RoPE-ViT, read, trained and written."""
+"""timm's networks with rotary positions: DINOv3, EVA-02, RoPE-ViT and PE, read, trained and written."""
 
 from __future__ import annotations
 
@@ -50,6 +50,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "vit_base_patch16_rope_ape_224": {},
     "vit_large_patch16_rope_mixed_ape_224": {},
     "vit_betwixt_patch16_rope_reg4_gap_256": dict(init_values=0.1),
+    "vit_pe_core_base_patch16_224": dict(attn_pool_num_heads=4),
+    "vit_pe_core_gigantic_patch14_448": dict(attn_pool_num_heads=4, mlp_ratio=3),
+    "vit_pe_lang_large_patch14_448": {},
+    "vit_pe_spatial_tiny_patch16_512": dict(num_classes=0),
 }
 """Architecture -> arguments beyond `TINY`."""
 
@@ -205,14 +209,14 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
 
 
 PUBLISHED = sorted(
-    {*timm.list_models(["vit_*dinov3*", "eva02_*", "vit_*_rope_*"])} - {"eva02_enormous_patch14_clip_224"}
+    {*timm.list_models(["vit_*dinov3*", "eva02_*", "vit_*_rope_*", "vit_pe_*"])} - {"eva02_enormous_patch14_clip_224"}
 )
 
 
 @pytest.mark.slow
 def test_every_architecture_of_timm_is_what_its_name_says() -> None:
     """S to 7B: heads, rotation, names of all tensors and number of parameters, without a config.json's arguments."""
-    assert len(PUBLISHED) >= 35
+    assert len(PUBLISHED) >= 45
     for name in PUBLISHED:
         with torch.device("meta"):
             theirs = timm.create_model(name, pretrained=False, depth=1)
@@ -227,12 +231,19 @@ def test_every_architecture_of_timm_is_what_its_name_says() -> None:
         first = "column" if rope.grid_indexing == "xy" else "row"
         assert (rotary.base, rotary.first) == (rope.temperature, first), name
         assert (rotary.pairs == "halves") == getattr(rope, "rotate_half", False), name
-        assert (rotary.reference, rotary.offset) == (getattr(rope, "ref_feat_shape", None), 0.0), name
+        assert (rotary.reference, rotary.offset) == (
+            getattr(rope, "ref_feat_shape", None),
+            getattr(rope, "grid_offset", 0.0),
+        ), name
+        pool = theirs.attn_pool
+        assert config.pool_heads == (pool.num_heads if pool else None), name
+        assert config.pool_prefix == (pool is not None and theirs.cls_token is not None), name
         kinds = {"RotaryEmbeddingCat": ("axial", "index"), "RotaryEmbeddingMixed": ("mixed", "index")}
         assert (rotary.frequencies, rotary.coordinates) == kinds.get(type(rope).__name__, ("axial", "centred")), name
         with torch.device("meta"):
             ours = build(config)
         missing = sum(p.numel() for n, p in ours.named_parameters() if n.endswith("qkv.bias")) * bool(not naming.bias)
+        missing += config.width * config.pre_norm  # the bias of the patches
         keyless = 0 if config.key_bias or not naming.bias else config.depth * config.width
         counts = (sum(p.numel() for p in model.parameters()) for model in (ours, theirs))
         assert next(counts) - missing - keyless == next(counts), name

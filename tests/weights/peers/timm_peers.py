@@ -57,6 +57,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "InternViT": ("vit_intern300m_patch14_448", {}),
     "RADIO": ("vit_base_patch16_radio_v3", {}),
     "rpn": ("vit_base_patch16_rpn_224", {}),
+    "PE": ("vit_pe_core_base_patch16_224", dict(attn_pool_num_heads=4)),
     "BEiT v2": ("beitv2_base_patch16_224", {}),
     "BEiT": (BEIT, {}),
     "BEiT, not square": (BEIT, dict(img_size=(24, 40))),

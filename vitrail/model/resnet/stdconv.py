@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model.layers import Conv2d
-from vitrail.model.variants import StdConv
+from vitrail.model.limits import StdConv
 
 _EPSILON = {"bit": 1e-10, "timm": 1e-8}
 """Values added to the variance."""

@@ -25,7 +25,7 @@ from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.flax.encoder import grid_of
 from vitrail.weights.formats import refuse_folder
-from vitrail.weights.mapping import first_reason
+from vitrail.weights.mapping import first_reason, special_parts
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16)}
 DTYPES["bfloat16"] = torch.bfloat16
@@ -100,6 +100,7 @@ def _parts_without_array(config: ViTConfig, stems: tuple[str, ...], pools: tuple
         f"pool {config.pool!r} (valid: {', '.join(pools)})": config.pool not in pools,
         f"a class token that pool {config.pool!r} does not read": config.has_class_token != (config.pool == "cls"),
         "a norm after the pooling": config.final_norm != "tokens",
+        **special_parts(config),
     }
 
 

@@ -28,12 +28,14 @@ from torch import Tensor
 
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
-from vitrail.model.variants import ResizeMode, ViTConfig
+from vitrail.model.limits import ResizeMode
+from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import (
     Conversion,
     first_reason,
     joined,
+    own_pool,
     rows,
     same,
     same_pair,
@@ -211,6 +213,7 @@ class Encoder:
             "LayerNorm before the first block": config.pre_norm,
             "LayerNorm behind attention and MLP": config.norm_after,
             "network without a last LayerNorm": config.final_norm == "none",
+            "attention pooling of this kind": config.pool_prefix or own_pool(config) != (None, None),
         }
         lacking = [part for part, there in parts.items() if there and part not in cls.expresses]
         return f"{cls.bare()} has no {lacking[0]}" if lacking else ""

@@ -37,6 +37,7 @@ from vitrail.weights.mapping import (
     same,
     same_pair,
     shape_of,
+    special_parts,
     stem_sizes,
     usual_heads,
 )
@@ -224,5 +225,6 @@ def _refusal(config: ViTConfig | ResNetConfig) -> str:
         f"positions for {front} beside LayerScale, branches or an hMLP stem": later and config.cls_position,
         "a distillation token beside LayerScale, branches or an hMLP stem": later and config.distilled,
         "a distillation token without a position": config.distilled and not config.cls_position,
+        **special_parts(config),
     }
     return first_reason(reasons)

@@ -27,7 +27,8 @@ from vitrail.data.images.geometry import Interpolation
 from vitrail.data.settings import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.files import replacing_text
-from vitrail.model.variants import Gelu, ViTConfig
+from vitrail.model.limits import Gelu
+from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
@@ -43,6 +44,7 @@ from vitrail.weights.mapping import (
     same_pair,
     shape_of,
     size_in,
+    special_parts,
     square_side,
     stem_sizes,
     turned,
@@ -249,7 +251,7 @@ def _refusal(config: Any) -> str:
             "a class token without a position, or other tokens beside it": (config.front, config.prefix) != (1, 1),
             f"pooling by {config.pool!r}": config.pool != "cls",
             "no LayerNorm after the last block": config.final_norm == "none",
-            "norms behind attention and MLP": config.norm_after,
+            **special_parts(config),
             "a pre-logits layer": config.pre_logits is not None,
             "no projection of the class token, because it has 0 classes": not config.classes,
         }

@@ -31,6 +31,7 @@ from vitrail.weights.mapping import (
     same,
     same_pair,
     shape_of,
+    special_parts,
     square_side,
     stem_sizes,
     usual_heads,
@@ -174,5 +175,6 @@ def _refusal(config: object) -> str:
         f"LayerNorm epsilon {config.norm_eps:g}: its models have 1e-06": config.norm_eps != 1e-6,
         f"images of {height} x {width} pixels, which are not square": height != width,
         "a pre-logits layer without a classifier": bool(config.pre_logits and not config.classes),
+        **special_parts(config),
     }
     return first_reason(reasons)

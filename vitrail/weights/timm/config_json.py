@@ -16,7 +16,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.timm.bit import bit_architecture
 from vitrail.weights.timm.eva import EvaNaming, eva_architecture, eva_arguments
-from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming
+from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming, ratio_of
 
 KINDS = {
     "hybrid (3, 4, 9)": ("vit_base_r50_s16_224", r"vit_base_r50_s16"),
@@ -139,6 +139,7 @@ def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
         reg_tokens=config.registers,
         fc_norm=config.final_norm == "pooled",
         final_norm=config.final_norm != "none",
+        pool_include_prefix=config.pool_prefix,
     )
     return values if gated else values | dict(act_layer=ACTIVATIONS[config.gelu])
 
@@ -155,9 +156,6 @@ def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
 
 def _arguments(config: ViTConfig, qkv_bias: bool, patch: int, hidden: int) -> dict[str, Any]:
     """Return the arguments of all of timm's classes. `hidden`: width of the first layer of the MLPs."""
-    ratio = hidden / config.width
-    if int(config.width * ratio) != hidden:  # timm computes the width like this
-        ratio = math.nextafter(ratio, math.inf)
     return dict(
         img_size=list(config.image_size),
         patch_size=patch,
@@ -167,7 +165,7 @@ def _arguments(config: ViTConfig, qkv_bias: bool, patch: int, hidden: int) -> di
         embed_dim=config.width,
         depth=config.depth,
         num_heads=config.heads,
-        mlp_ratio=ratio,
+        mlp_ratio=ratio_of(hidden, config.width),
         qkv_bias=qkv_bias,
         # no LayerScale is a 0, because a null would leave LayerScale to the architecture
         init_values=0.0 if config.layer_scale is None else (config.layer_scale or 1e-5),

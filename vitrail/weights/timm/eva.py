@@ -1,4 +1,4 @@
-"""timm's networks with rotary positions (class `Eva`): EVA-02, DINOv3, RoPE-ViT and timm's own.
+"""timm's networks with rotary positions (class `Eva`): EVA-02, DINOv3, RoPE-ViT, PE and timm's own.
 
 | ours | timm |
 |---|---|
@@ -41,25 +41,35 @@ from vitrail.weights.mapping import (
     without_key_bias,
 )
 from vitrail.weights.timm.file import NORM_EPS, TimmFile, statistics
-from vitrail.weights.timm.names import attention_pool
+from vitrail.weights.timm.names import attention_pool, patches, ratio_of
 from vitrail.weights.timm.unsupported import refuse
 from vitrail.weights.timm.vit import count, grid_of, pooling, token_count
 from vitrail.words import shown
 
-DINOV3_EPS = 1e-5
-"""Epsilon of the LayerNorms of DINOv3; of the others it is timm's usual one."""
+LARGE_EPS = 1e-5
+"""Epsilon of the LayerNorms of DINOv3 and the Perception Encoder; of the others it is timm's usual one."""
 _EVA_02: dict[str, Any] = dict(ref_feat_shape=(16, 16))
 _ROPE: dict[str, Any] = dict(rope_grid_indexing="xy", rope_temperature=100.0)
 _DINOV3: dict[str, Any] = dict(rope_type="dinov3", rope_temperature=100.0, rope_rotate_half=True)
+_PE: dict[str, Any] = dict(rope_grid_indexing="xy", rope_grid_offset=1.0, ref_feat_shape=(32, 32))
 ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"eva02_(?!enormous)", _EVA_02),
     (r"vit_.*_rope_reg\d_gap_", _EVA_02),
     (r"vit_.*_rope_mixed_", _ROPE | dict(rope_type="mixed", rope_temperature=10.0)),
     (r"vit_.*_rope_", _ROPE),
     (r"vit_.*_dinov3", _DINOV3),
+    (r"vit_pe_\w+_gigantic_", _PE | dict(rope_grid_offset=0.0)),
+    (r"vit_pe_core_base_", _PE | dict(ref_feat_shape=(14, 14))),
+    (r"vit_pe_core_", _PE | dict(ref_feat_shape=(24, 24))),
+    (r"vit_pe_", _PE),
 )
 """(pattern of architectures, their arguments of rotary positions where they differ from those of timm's class)."""
-WRITTEN = ("vit_small_patch16_dinov3", "vit_base_patch16_rope_224", "eva02_base_patch14_224")
+WRITTEN = (
+    *("vit_small_patch16_dinov3", "vit_base_patch16_rope_224", "eva02_base_patch14_224"),
+    *("vit_pe_core_base_patch16_224", "vit_pe_lang_large_patch14_448"),
+)
+PE_POOL_HEADS = 8
+"""Number of heads of the attention pooling of `vit_pe_core_*`."""
 """The architectures for models that come from elsewhere."""
 PARTS = (
     "rotary positions",
@@ -121,9 +131,8 @@ def infer_eva(file: TimmFile) -> tuple[ViTConfig, EvaNaming]:
             file.notes.append(why)
     if width % heads or width // heads % 4:
         raise file.error(f"num_heads is {heads}; valid: a number that splits {width} features into multiples of 4")
-    dinov3 = is_dinov3(archive) if not file.architecture else bool(re.search("dinov3", file.architecture))
     config = ViTConfig(
-        **blocks | pooling(file, bool(cls)),
+        **blocks | pooling(file, bool(cls)) | _attention_pool(file, heads, bool(cls or registers)),
         width=width,
         heads=heads,
         patch=patch,
@@ -137,10 +146,27 @@ def infer_eva(file: TimmFile) -> tuple[ViTConfig, EvaNaming]:
         registers=registers,
         layer_scale=float(file.argument("init_values", (int, float)) or 1e-5) if _scaled(archive) else None,
         resize_mode="timm",
-        norm_eps=DINOV3_EPS if dinov3 else NORM_EPS,
+        pre_norm="norm_pre.weight" in archive,
+        norm_eps=_eps(file.architecture or "dinov3"),  # of bare files only those of DINOv3 are read
         **statistics(file, channels),
     )
     return config, naming
+
+
+def _eps(architecture: str) -> float:
+    return LARGE_EPS if re.search("dinov3|^vit_pe_", architecture) else NORM_EPS
+
+
+def _attention_pool(file: TimmFile, heads: int, front: bool) -> dict[str, Any]:
+    """Return the settings of attention pooling as config fields; it reads the tokens in `front` of the grid, too."""
+    if "attn_pool.latent" not in file.archive:
+        return {}
+    usual = PE_POOL_HEADS if file.architecture.startswith("vit_pe_core_") else heads
+    return dict(
+        pool_heads=file.argument("attn_pool_num_heads", int) or usual,
+        pool_mlp_dim=rows(file.archive, "attn_pool.mlp.fc1.weight"),
+        pool_prefix=front,
+    )
 
 
 def _scaled(archive: Archive) -> bool:
@@ -194,17 +220,19 @@ def _rotary(file: TimmFile) -> Rotary:
 
 def conversions(config: ViTConfig, naming: EvaNaming) -> list[Conversion]:
     """Return the conversions of all tensors of a model in a file of these networks."""
-    entries = same_pair("stem", "patch_embed.proj")
+    entries = patches(config)
     entries += [same("cls", "cls_token")] if config.has_class_token else []
     entries += [same("registers", "reg_token")] if config.registers else []
     entries += [same("positions.embedding", "pos_embed")] if config.positions == "1d" else []
+    entries += same_pair("pre_norm", "norm_pre") if config.pre_norm else []
     if config.rotary and config.rotary.frequencies == "mixed":
         entries.append(
             Conversion("positions.rotary.frequencies", ("rope.freqs",), _exchanged, lambda t: (_exchanged(t),))
         )
     for layer in range(config.depth):
         entries += _block(config, naming, layer)
-    entries += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
+    if config.final_norm != "none":
+        entries += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
     entries += attention_pool() if config.pool == "map" else []
     return entries + (same_pair("head", "head") if config.classes else [])
 
@@ -291,6 +319,9 @@ def eva_refusal(config: ViTConfig) -> dict[str, bool]:
         "it has a pre-logits layer": config.pre_logits is not None,
         f"its GELU is {config.gelu!r}": config.mlp == "gelu" and config.gelu != "erf",
         "its attention pooling comes after gated MLPs": config.mlp == "swiglu" and config.pool == "map",
+        "its attention pooling leaves out the tokens in front of the grid": config.pool == "map"
+        and config.prefix > 0
+        and not config.pool_prefix,
         "its mixed frequencies rotate halves": (rotary.frequencies, rotary.pairs) == ("mixed", "halves"),
         "some tokens in front of the grid have positions, and others have none": config.positions == "1d"
         and config.front not in (0, config.prefix),
@@ -316,9 +347,9 @@ def _fits(config: ViTConfig, architecture: str, arguments: Mapping[str, Any]) ->
 
     They cannot change its epsilon, nor take away what it has: null stands for the architecture's own value.
     """
-    scale = config.layer_scale is not None or not architecture.startswith("vit_")
+    scale = config.layer_scale is not None or not re.match("vit_(?!pe_core_|pe_spatial_(?!gigantic))", architecture)
     reference = _reference(config) is not None or "ref_feat_shape" not in arguments
-    return scale and reference and config.norm_eps == (DINOV3_EPS if "dinov3" in architecture else NORM_EPS)
+    return scale and reference and config.norm_eps == _eps(architecture)
 
 
 def _reference(config: ViTConfig) -> tuple[int, int] | None:
@@ -352,4 +383,15 @@ def eva_arguments(config: ViTConfig, naming: EvaNaming) -> dict[str, Any]:
         **({} if rotary.reference is None else dict(ref_feat_shape=list(rotary.reference))),
         use_fc_norm=config.final_norm == "pooled",
         use_post_transformer_norm=config.final_norm == "tokens",
+        use_pre_transformer_norm=config.pre_norm,
+        **_pool_arguments(config),
+    )
+
+
+def _pool_arguments(config: ViTConfig) -> dict[str, Any]:
+    if config.pool != "map":
+        return {}
+    hidden = config.pool_mlp_dim or config.mlp_dim
+    return dict(
+        attn_pool_num_heads=config.pool_heads or config.heads, attn_pool_mlp_ratio=ratio_of(hidden, config.width)
     )

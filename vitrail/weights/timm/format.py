@@ -62,16 +62,12 @@ class Timm:
         elif is_rotary(archive, file.architecture):
             vit, layout = infer_eva(file)
             config, entries = vit, eva_conversions(vit, layout)
-            if not layout.bias:
-                zeros = dict.fromkeys(qkv_biases(vit), "no bias of queries, keys and values")
+            zeros = _absent(vit, layout.bias)
             origin["layout"] = layout_of(layout)
         else:
             vit, naming = infer(file)
             config, entries = vit, conversions(vit, naming)
-            if not naming.qkv_bias:
-                zeros = dict.fromkeys(qkv_biases(vit), "no bias of queries, keys and values")
-            if vit.pre_norm:
-                zeros["stem.bias"] = "no bias of the patch embedding"
+            zeros = _absent(vit, naming.qkv_bias)
             origin |= {"beit": naming.beit, "qkv_bias": naming.qkv_bias}
         card = Card(
             config,
@@ -89,3 +85,9 @@ class Timm:
 
 
 FORMAT = Timm()
+
+
+def _absent(config: ViTConfig, qkv_bias: bool) -> dict[str, str]:
+    """Return the model's tensors that are zero because the file lacks them, and why."""
+    zeros = {} if qkv_bias else dict.fromkeys(qkv_biases(config), "no bias of queries, keys and values")
+    return zeros | ({"stem.bias": "no bias of the patch embedding"} if config.pre_norm else {})

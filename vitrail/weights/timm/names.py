@@ -15,9 +15,11 @@ Its relative positions are a table in every block, or one table for all blocks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from vitrail.model.variants import Gelu, ViTConfig
+from vitrail.model.limits import Gelu
+from vitrail.model.variants import ViTConfig
 from vitrail.weights.mapping import Conversion, same, same_pair, stacked, without_key_bias
 
 TABLE = "relative_position_bias_table"
@@ -65,8 +67,7 @@ def qkv_biases(config: ViTConfig) -> list[str]:
 
 def _stem(config: ViTConfig) -> list[Conversion]:
     if config.stem == "linear":
-        parts = ("weight",) if config.pre_norm else ("weight", "bias")
-        return [same(f"stem.{part}", f"patch_embed.proj.{part}") for part in parts]
+        return patches(config)
     backbone = "patch_embed.backbone"
     root = f"{backbone}.stem" if config.stem_units else backbone
     entries = [same("stem.root.conv.weight", f"{root}.conv.weight"), *same_pair("stem.root.norm", f"{root}.norm")]
@@ -132,6 +133,18 @@ def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[
     if config.layer_scale is not None:
         entries += [same(f"{attention}.residual.gamma", gammas[0]), same(f"{mlp}.residual.gamma", gammas[1])]
     return entries
+
+
+def ratio_of(hidden: int, width: int) -> float:
+    """Return the ratio from which timm computes a hidden width, as int(width * ratio)."""
+    ratio = hidden / width
+    return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
+
+
+def patches(config: ViTConfig) -> list[Conversion]:
+    """Return the conversions of a linear stem, which has no bias in front of a norm before the first block."""
+    parts = ("weight",) if config.pre_norm else ("weight", "bias")
+    return [same(f"stem.{part}", f"patch_embed.proj.{part}") for part in parts]
 
 
 def attention_pool() -> list[Conversion]:

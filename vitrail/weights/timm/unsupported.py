@@ -33,7 +33,7 @@ _TENSORS = (
 
 _ARCHITECTURES = (
     (r"eva02_enormous", "norms behind attention and MLP"),
-    (r"vit_pe_|lingbot|sapiens", "rotary positions of another kind"),
+    (r"lingbot|sapiens", "rotary positions of another kind"),
     (r"naflex", "patches of any aspect ratio"),
     (r"^test_vit3$", "pooling over registers"),
 )

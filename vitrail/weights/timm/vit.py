@@ -11,7 +11,8 @@ from math import isqrt
 from typing import Any
 
 from vitrail.errors import WeightsError
-from vitrail.model.variants import Gelu, ViTConfig
+from vitrail.model.limits import Gelu
+from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import rows, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.file import CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, statistics
@@ -70,6 +71,7 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
         resize_mode="timm",
         pre_norm=clip,
         norm_after="_rpn_" in file.architecture,
+        pool_prefix="attn_pool.latent" in archive and bool(file.argument("pool_include_prefix", bool)),
         norm_eps=CLIP_EPS if clip else NORM_EPS,
         **statistics(file, stem["channels"]),
     )
@@ -87,10 +89,10 @@ def _siglip2(width: int, patch: int, side: int) -> str:
 
 def _refuse_combinations(file: TimmFile, config: ViTConfig) -> None:
     """Raise WeightsError for parts that vitrail has, but not in this combination."""
-    if file.argument("pool_include_prefix", bool) and config.pool != "cls" and config.prefix:
+    if file.argument("pool_include_prefix", bool) and config.pool == "gap" and config.prefix:
         raise file.error(
-            "pool_include_prefix of config.json also pools the tokens in front of the grid, but vitrail pools only the "
-            "grid's tokens"
+            "pool_include_prefix of config.json also averages the tokens in front of the grid, but vitrail averages "
+            "only the grid's tokens"
         )
     if config.distilled and config.final_norm == "pooled":
         raise file.error("it has both 'fc_norm.weight' and 'dist_token', but timm does not apply fc_norm to two tokens")
@@ -194,7 +196,9 @@ def pooling(file: TimmFile, cls: bool) -> dict[str, Any]:
     """Return pooling, class token and final norm as fields of the config; `cls`: the file has a class token."""
     archive = file.archive
     norms = [name for name in ("norm", "fc_norm") if f"{name}.weight" in archive]
-    none = file.argument("final_norm", bool) is False or re.search("_intern|_radio_", file.architecture)
+    unnormed = [file.argument(name, bool) is False for name in ("use_post_transformer_norm", "use_fc_norm")]
+    none = file.argument("final_norm", bool) is False or all(unnormed)
+    none = none or bool(re.search("_intern|_radio_|_pe_(lang|spatial)_", file.architecture))
     if len(norms) != (0 if none else 1):
         found = "'norm.weight'" if norms else "neither 'norm.weight' nor 'fc_norm.weight'"
         found = "both 'norm.weight' and 'fc_norm.weight'" if len(norms) > 1 else found

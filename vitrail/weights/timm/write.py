@@ -22,7 +22,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
 from vitrail.weights.formats import foreign_tensors, origin_of, state_of, write_tensors
-from vitrail.weights.mapping import first_reason, without_stem_bias
+from vitrail.weights.mapping import first_reason, own_pool, without_stem_bias
 from vitrail.weights.timm.bit import bit_conversions
 from vitrail.weights.timm.config_json import bit_json, eva_json, vit_json
 from vitrail.weights.timm.eva import conversions as eva_conversions
@@ -93,6 +93,7 @@ def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | 
 
 def _eva(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
     config, state = model.config, state_of(model)
+    state = without_stem_bias(state, config) if config.pre_norm else state
     naming = naming_of(config, card, any(bool(state[name].any()) for name in qkv_biases(config)))
     if not naming.bias:
         state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
@@ -156,12 +157,17 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
     tokens = ("has_class_token", "distilled", "registers")
     rest = ("norm_after", "pre_norm", "block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
     inner = ("mlp_norm", "attention_norm", "rotary")
-    return {name: getattr(config, name) for name in (*plain, *tokens, *rest, *inner)} | dict(
-        norm_eps=config.norm_eps if config.rotary else None,
-        layer_scale=config.layer_scale is not None,
-        gelu=config.gelu if config.mlp == "gelu" else None,
-        front=config.front if config.positions == "1d" else None,
-        shared=config.positions == "relative_bias" and config.place == "shared",
+    pool = dict(own_pool=own_pool(config), pool_prefix=config.pool_prefix and config.prefix > 0)
+    return (
+        {name: getattr(config, name) for name in (*plain, *tokens, *rest, *inner)}
+        | pool
+        | dict(
+            norm_eps=config.norm_eps if config.rotary else None,
+            layer_scale=config.layer_scale is not None,
+            gelu=config.gelu if config.mlp == "gelu" else None,
+            front=config.front if config.positions == "1d" else None,
+            shared=config.positions == "relative_bias" and config.place == "shared",
+        )
     )
 
 
@@ -198,6 +204,7 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
         f"its stem standardises kernels as {kernels!r} and has the GroupNorm epsilon {eps}; timm's are 'timm' and "
         f"{GROUP_NORM_EPS}": hybrid and (kernels, eps) != ("timm", GROUP_NORM_EPS),
         f"its ResNet starts with {config.stem_width} features, timm's with 64": hybrid and config.stem_width != 64,
+        "its attention pooling has its own number of heads or hidden width": own_pool(config) != (None, None),
         f"it has {together}": sum(special.values()) > 1,
         "its attention pooling comes after gated MLPs": config.mlp == "swiglu" and config.pool == "map",
         "its distillation token has no learned position, registers beside it, or no norm": config.distilled

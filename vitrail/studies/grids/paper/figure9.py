@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitrail.model.variants import Pool
+from vitrail.model.limits import Pool
 from vitrail.recipes.registry import recipe
 from vitrail.studies.laptop import pre_training
 from vitrail.studies.study import Cell, Claim, LaptopData, Scores, Stage, Study, minus
