@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.device import has_amx
-from vitrail.model.layers import LayerNorm, dense, derivatives, is_plain, linear, may_be_fast, new_linear
+from vitrail.model.layers import dense, derivatives, is_plain, linear, may_be_fast, new_linear
 from vitrail.model.rewrites.low_rank import Adapted
 from vitrail.model.rotary.positions import Rotation
 from vitrail.torch_private import softmax_backward
@@ -216,7 +216,7 @@ class Attention(nn.Module):
     the heads' outputs, before the output projection.
     """
 
-    def __init__(self, width: int, heads: int, *, key_bias: bool = True, norm: LayerNorm | None = None) -> None:
+    def __init__(self, width: int, heads: int, *, key_bias: bool = True, norm: nn.Module | None = None) -> None:
         super().__init__()
         self.heads, self.key_bias, self.norm = heads, key_bias, norm
         self.qkv = new_linear(width, 3 * width)

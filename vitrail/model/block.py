@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vitrail.model.attention import Attention, Bias
-from vitrail.model.layers import LayerNorm, QuickGELU, dense, dense_after_gelu, is_plain, new_gelu, new_linear
+from vitrail.model.layers import QuickGELU, dense, dense_after_gelu, is_plain, new_gelu, new_linear, new_norm
 from vitrail.model.own_part import build_part
 from vitrail.model.posemb import AtLayer, Grid, Positions
 from vitrail.model.recompute import recomputable
@@ -45,7 +45,7 @@ class SwiGLU(nn.Module):
     larger models have a `norm` there.
     """
 
-    def __init__(self, width: int, hidden: int, dropout: float = 0.0, norm: LayerNorm | None = None) -> None:
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0, norm: nn.Module | None = None) -> None:
         super().__init__()
         self.fc1 = new_linear(width, 2 * hidden)
         self.fc2 = new_linear(hidden, width)
@@ -95,7 +95,7 @@ class AttentionBranch(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = new_norm(config.norm, config.width, config.norm_eps)
         self.norm_after = config.norm_after
         self.attention = build_attention(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -112,10 +112,10 @@ class MLPBranch(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = new_norm(config.norm, config.width, config.norm_eps)
         self.norm_after = config.norm_after
         if config.mlp == "swiglu":
-            norm = LayerNorm(config.mlp_dim, eps=config.norm_eps) if config.mlp_norm else None
+            norm = new_norm(config.norm, config.mlp_dim, config.norm_eps) if config.mlp_norm else None
             self.mlp: MLP | SwiGLU = SwiGLU(config.width, config.mlp_dim, config.dropout, norm)
         else:
             self.mlp = MLP(config.width, config.mlp_dim, config.dropout, config.gelu)
@@ -198,7 +198,7 @@ class AxialBlock(nn.Module):
 def build_attention(config: ViTConfig) -> Attention:
     """Return the attention of a config, or a module of the user's own that is called in the same way."""
     if config.attention is None:
-        norm = LayerNorm(config.width, eps=config.norm_eps) if config.attention_norm else None
+        norm = new_norm(config.norm, config.width, config.norm_eps) if config.attention_norm else None
         return Attention(config.width, config.heads, key_bias=config.key_bias, norm=norm)
     attention: Attention = build_part(config.attention, config, {}, nn.Module)
     return attention

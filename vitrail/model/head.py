@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.model.block import MLP
-from vitrail.model.layers import LayerNorm, dense, new_linear, zero_linear
+from vitrail.model.layers import dense, new_linear, new_norm, zero_linear
 from vitrail.model.own_part import build_part
 from vitrail.model.variants import ViTConfig
 
@@ -46,7 +46,8 @@ class ClassTokenAndAverage(nn.Module):
 class MAPHead(nn.Module):
     """Multi-head attention pooling (Scaling Vision Transformers): a learned probe attends to the grid's tokens.
 
-    With `config.pool_prefix` it attends to the tokens in front, too.
+    With `config.pool_prefix` it attends to the tokens in front, too. With pool "probe" the probe itself is the query,
+    and no MLP follows (AIMv2).
     """
 
     reads: int | None = None
@@ -55,17 +56,18 @@ class MAPHead(nn.Module):
         super().__init__()
         self.heads, self.reads_prefix = config.pool_heads or config.heads, config.pool_prefix
         self.probe = nn.Parameter(torch.zeros(1, 1, config.width))
-        self.query = new_linear(config.width, config.width)
+        whole = config.pool == "map"
+        self.query: nn.Module = new_linear(config.width, config.width) if whole else nn.Identity()
         self.key_value = new_linear(config.width, 2 * config.width)
         self.out = new_linear(config.width, config.width)
-        self.norm = LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = MLP(config.width, config.pool_mlp_dim or config.mlp_dim, gelu=config.gelu)
+        self.norm = new_norm(config.norm, config.width, config.norm_eps) if whole else None
+        self.mlp = MLP(config.width, config.pool_mlp_dim or config.mlp_dim, gelu=config.gelu) if whole else None
 
     def forward(self, tokens: Tensor, prefix: int) -> Tensor:
         """[batch, prefix + n, width] -> [batch, width]"""
         maps, value = self.weigh(tokens[:, self.first(prefix) :])
         pooled = dense(self.out, (maps @ value).reshape(tokens.shape[0], -1))
-        return pooled + self.mlp(self.norm(pooled))
+        return pooled if self.mlp is None or self.norm is None else pooled + self.mlp(self.norm(pooled))
 
     def first(self, prefix: int) -> int:
         """Return the number of the first token to which the probe attends, if `prefix` tokens precede the grid's."""
@@ -88,7 +90,7 @@ def build_pool(config: ViTConfig) -> Pooling:
 
     Its attribute `reads` is the number of tokens at the front that it reads; None means all tokens.
     """
-    if config.pool == "map":
+    if config.pool in ("map", "probe"):
         return MAPHead(config)
     if config.pool == "cls":
         return ClassToken(1 + config.distilled)

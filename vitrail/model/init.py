@@ -92,7 +92,8 @@ def _init_module(module: nn.Module) -> None:
             nn.init.normal_(layer.bias, std=1e-6)
     elif isinstance(module, MAPHead):
         nn.init.xavier_uniform_(module.probe[0])
-        _xavier(module.query)
+        if isinstance(module.query, nn.Linear):
+            _xavier(module.query)
         _xavier(module.key_value, parts=2)
         _xavier(module.out)
     elif isinstance(module, PreLogits):
@@ -105,6 +106,8 @@ def _init_module(module: nn.Module) -> None:
     elif isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.BatchNorm2d):
         nn.init.ones_(module.weight)
         nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.RMSNorm):
+        nn.init.ones_(module.weight)
 
 
 def _xavier(layer: nn.Linear, parts: int = 1) -> None:

@@ -263,6 +263,11 @@ def new_gelu(kind: str) -> nn.Module:
     return QuickGELU() if kind == "quick" else nn.GELU(approximate="tanh" if kind == "tanh" else "none")
 
 
+def new_norm(kind: str, features: int, eps: float) -> nn.Module:
+    """Return the norm over the last dimension that a config's `norm` names: "layer" or "rms"."""
+    return nn.RMSNorm(features, eps=eps) if kind == "rms" else LayerNorm(features, eps=eps)
+
+
 class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` over the last dimension, computed by `layer_norm`."""
 

@@ -24,6 +24,7 @@ from vitrail.model.limits import (
     MOST_STAGES,
     MOST_TOKENS,
     Gelu,
+    Norm,
     Pool,
     PositionKind,
     PositionPlace,
@@ -86,10 +87,12 @@ class ViTConfig:
     """Whether class and distillation token have position embeddings. In DeiT-III and big_vision they have none."""
     register_positions: bool = False  # whether registers have position embeddings
     pool: Pool = "cls"
-    pool_heads: int | None = None  # pool 'map' only: number of heads of the probe (default: heads)
+    """map: attention pooling with an MLP (Scaling Vision Transformers). probe: attention pooling without an MLP, whose
+    query is the probe itself (AIMv2)."""
+    pool_heads: int | None = None  # pools 'map' and 'probe' only: number of heads of the probe (default: heads)
     pool_mlp_dim: int | None = None  # pool 'map' only: hidden width of its MLP (default: mlp_dim)
     pool_prefix: bool = False
-    """Whether pool 'map' also reads the tokens in front of the grid (Perception Encoder)."""
+    """Whether pool 'map' or 'probe' also reads the tokens in front of the grid (Perception Encoder)."""
     class_token: bool | None = None
     """Whether there is a class token. None: if the pool reads it. BEiT and MAE have one with pool 'gap', too."""
     distilled: bool = False
@@ -111,6 +114,9 @@ class ViTConfig:
     drop_path_shape: Literal["linear", "constant"] = "linear"
     layer_scale: float | None = None  # initial value; None means no LayerScale
     norm_eps: float = 1e-6
+    norm: Norm = "layer"
+    """Kind of all norms. rms: RMSNorm, without mean and shift (Zhang and Sennrich 2019; AIMv2, InternViT 6B)."""
+    patch_norm: bool = False  # a norm of the patch embeddings, before positions (AIMv2)
     gelu: Gelu = "erf"
     """quick: x * sigmoid(1.702 x), CLIP's approximation (Hendrycks and Gimpel 2016, section 2)."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -154,8 +160,10 @@ class ViTConfig:
             raise UsageError(
                 f"pool {self.pool!r} reads the class token, so class_token cannot be false: use pool 'gap' or 'map'"
             )
-        if self.pool != "map" and (self.pool_heads or self.pool_mlp_dim or self.pool_prefix):
-            raise UsageError(f"pool_heads, pool_mlp_dim and pool_prefix are settings of pool 'map', not {self.pool!r}")
+        of_pool = dict(pool_heads=self.pool_heads, pool_prefix=self.pool_prefix, pool_mlp_dim=self.pool_mlp_dim)
+        for name, value in of_pool.items():
+            if value and self.pool not in ("map", "probe")[: 1 + (name != "pool_mlp_dim")]:
+                raise UsageError(f"{name} is a setting of attention pooling, which pool {self.pool!r} has not")
         if self.distilled and (self.pool != "cls" or self.pre_logits):
             raise UsageError(
                 "a distilled model has one classifier on its class token and one on its distillation token: "

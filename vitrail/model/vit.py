@@ -9,6 +9,7 @@ y    = LN(z_L^0)                                        (4)  encode, summary
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -19,7 +20,7 @@ from vitrail.errors import UsageError
 from vitrail.model.block import build_blocks
 from vitrail.model.head import PreLogits, build_heads, build_pool
 from vitrail.model.init import init_weights
-from vitrail.model.layers import LayerNorm, created_on, dense
+from vitrail.model.layers import created_on, dense, new_norm
 from vitrail.model.own_part import is_own_part
 from vitrail.model.posemb import Grid, build_positions
 from vitrail.model.stems.convolutional import build_stem
@@ -60,9 +61,11 @@ class ViT(nn.Module):
         self.registers = nn.Parameter(torch.empty(1, config.registers, config.width)) if config.registers else None
         self.positions = build_positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.pre_norm = LayerNorm(config.width, eps=config.norm_eps) if config.pre_norm else nn.Identity()
+        norm = partial(new_norm, config.norm, config.width, config.norm_eps)
+        self.patch_norm = norm() if config.patch_norm else nn.Identity()
+        self.pre_norm = norm() if config.pre_norm else nn.Identity()
         self.blocks = build_blocks(config, self.positions)
-        self.norm = nn.Identity() if config.final_norm == "none" else LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = nn.Identity() if config.final_norm == "none" else norm()
         self.pool = build_pool(config)
         self.pre_logits = PreLogits(config.pooled, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head, self.head_dist = build_heads(config)
@@ -82,7 +85,7 @@ class ViT(nn.Module):
 
         It is None (all tokens) if hooks, or modules that are not ours, may see the others.
         """
-        if not isinstance(self.norm, nn.LayerNorm | nn.Identity) or not getattr(self.blocks[-1], "takes_read", bool)():
+        if not isinstance(self.norm, _NORMS) or not getattr(self.blocks[-1], "takes_read", bool)():
             return None
         parts = (*self.blocks[-1].modules(), self.norm, self.pool)
         return None if any(has_hooks(part) for part in parts) else getattr(self.pool, "reads", None)
@@ -96,7 +99,10 @@ class ViT(nn.Module):
         return self.place(self.patches(images), self.grid(images))
 
     def patches(self, images: Tensor) -> Tensor:
-        """E x_p of Eq. 1: images -> patch embeddings [batch, grid, width] without positions, in raster order."""
+        """E x_p of Eq. 1: images -> patch embeddings [batch, grid, width] without positions, in raster order.
+
+        With `config.patch_norm` they are normalised.
+        """
         self.grid(images)  # raises UsageError for images that do not fit
         if images.dtype == torch.uint8 and not getattr(self.stem, "folds_normalisation", False):
             images = self.normalise(images).to(self.like.dtype)
@@ -105,7 +111,7 @@ class ViT(nn.Module):
             raise UsageError(
                 f"the stem returned maps {tuple(maps.shape[1:])}; it must return [width, H/patch, W/patch], {shape}"
             )
-        return rearrange(maps, "b d h w -> b (h w) d")
+        return self.patch_norm(rearrange(maps, "b d h w -> b (h w) d"))
 
     def place(self, patches: Tensor, grid: Grid) -> Tensor:
         """The rest of Eq. 1: patch embeddings [batch, grid, width] -> tokens. Adds the prefix in front, and E_pos.
@@ -241,7 +247,7 @@ class ViT(nn.Module):
         includes the final norm; the head. `coarse` makes no difference.
         """
         norm = [(r"^norm\.", (99999,))] if self.config.final_norm == "tokens" else []
-        stem = r"^(?:stem|cls|dist|registers|positions|pre_norm)\b"
+        stem = r"^(?:stem|cls|dist|registers|positions|patch_norm|pre_norm)\b"
         return dict(stem=stem, blocks=[(r"^blocks\.(\d+)\.", None), *norm])
 
     def reset_head(self, classes: int) -> None:
@@ -252,6 +258,9 @@ class ViT(nn.Module):
         self.config = replace(self.config, classes=classes, pre_logits=None)
         self.pre_logits = nn.Identity()
         self.head, self.head_dist = build_heads(self.config, self.like)
+
+
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.Identity)
 
 
 def _on_grid(tokens: Tensor, grid: Grid) -> Tensor:

@@ -179,7 +179,7 @@ def _is_object(value: Any) -> bool:
 
 _ORIGIN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("architecture", "prefix", "naming", "positions", "dtype"), _is_name),
-    **dict.fromkeys(("scan", "beit", "qkv_bias"), _is_flag),
+    **dict.fromkeys(("scan", "beit", "qkv_bias", "dense_bias"), _is_flag),
     **dict.fromkeys(("wide_norms", "mlp"), _are_names),
     **dict.fromkeys(("numbered", "other_dtypes"), _is_table),
     **dict.fromkeys(("layout", "config", "processor", "pretrained"), _is_object),

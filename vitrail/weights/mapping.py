@@ -62,6 +62,11 @@ def same_pair(ours: str, theirs: str) -> list[Conversion]:
     return [same(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
 
 
+def norm_pair(config: ViTConfig, ours: str, theirs: str) -> list[Conversion]:
+    """Return the conversions of a norm that only has another name in the file; RMSNorm has no bias."""
+    return same_pair(ours, theirs) if config.norm == "layer" else [same(f"{ours}.weight", f"{theirs}.weight")]
+
+
 def turned(ours: str, theirs: str) -> Conversion:
     """Return the conversion of a transposed matrix: [in, out] in the file, [out, in] in the model."""
     return Conversion(ours, (theirs,), _turn, lambda tensor: (_turn(tensor),))
@@ -250,10 +255,19 @@ def without_stem_bias(state: Mapping[str, Tensor], config: ViTConfig) -> dict[st
     return left | {name: torch.cat([state[name][:, : config.front], state[name][:, config.front :] + bias], dim=1)}
 
 
+def dense_biases(config: ViTConfig) -> list[str]:
+    """Return the names of the biases of the dense layers in attentions and MLPs that come after queries and keys."""
+    parts = ("attentions.{}.attention.out", "mlps.{}.mlp.fc1", "mlps.{}.mlp.fc2")
+    places = [(layer, branch) for layer in range(config.depth) for branch in range(config.branches)]
+    return [f"blocks.{layer}.{part.format(branch)}.bias" for layer, branch in places for part in parts]
+
+
 def special_parts(config: ViTConfig) -> dict[str, bool]:
     """Return part -> whether a model has it, for parts without tensors that only timm and transformers have."""
     return {
         "norms behind attention and MLP": config.norm_after,
+        "RMSNorm": config.norm == "rms",
+        "a norm of the patches": config.patch_norm,
         "attention pooling with its own number of heads or hidden width": own_pool(config) != (None, None),
         "attention pooling over the tokens in front of the grid": config.pool_prefix and config.prefix > 0,
     }
@@ -273,7 +287,8 @@ def first_reason(reasons: Mapping[str, bool]) -> str:
 def eva_heads(archive: Archive, width: int) -> tuple[int, str]:
     """Return the number of heads of published networks with rotary positions, and a sentence for the load report.
 
-    DINOv3's 7B has heads of 128 features, the gigantic Perception Encoder of 96, all others of 64. Raises WeightsError as `usual_heads` does.
+    DINOv3's 7B has heads of 128 features, the gigantic Perception Encoder of 96, all others of 64. Raises WeightsError
+    as `usual_heads` does.
     """
     if width % 64:
         return usual_heads(archive, width)

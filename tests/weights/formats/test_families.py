@@ -22,9 +22,9 @@ from vitrail.model.vit import ViT
 from vitrail.weights.load import load
 from vitrail.weights.store import load_model, save_model
 
-HF = ("clip", "clip-classes", "siglip", "siglip2", "msn", "ijepa", "data2vec-bare", "internvl")
-TIMM = ("CLIP, quick GELU", "InternViT", "rpn", "BEiT v2", "PE")
-TRACED = ("clip", "siglip2", "rpn", "PE")
+HF = ("clip", "clip-classes", "siglip", "siglip2", "msn", "ijepa", "data2vec-bare", "internvl", "aimv2")
+TIMM = ("CLIP, quick GELU", "InternViT", "rpn", "BEiT v2", "PE", "AIMv2")
+TRACED = ("clip", "siglip2", "rpn", "PE", "aimv2")
 """Families that have all parts which the others have: tracing takes seconds."""
 
 
@@ -121,6 +121,22 @@ def test_pixels_of_whole_repositories_are_those_of_their_processor(tmp_path: Pat
         card: Any = load(tmp_path / name).card
         found = (card.preprocess.resize, card.preprocess.interpolation, card.config.mean[0])
         assert found == (resize, interpolation, mean), name
+
+
+def test_the_tower_of_a_whole_aimv2_is_read(tmp_path: Path) -> None:
+    theirs = hf_peers.build("Aimv2Model", **hf_peers.PAIR, projection_dim=20)
+    theirs.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert hf_peers.error(model(images), theirs.vision_model(images).pooler_output) < 1e-5
+    assert "visual_projection.weight" in model.load_report.unused
+
+
+def test_aimv2_of_native_resolution_is_refused(tmp_path: Path) -> None:
+    hf_peers.saved(tmp_path, "aimv2", is_native=True)
+    with pytest.raises(WeightsError, match="native resolution"):
+        load(tmp_path)
 
 
 def test_a_network_that_only_its_config_names_is_refused_by_that_name(tmp_path: Path) -> None:

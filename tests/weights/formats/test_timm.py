@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from timm.layers import RmsNorm
 from timm.models.vision_transformer import ParallelThingsBlock
 from timm_peers import (
     FAMILIES,
@@ -58,7 +59,7 @@ def test_a_folder_computes_what_timm_computes_and_goes_back_as_it_was(kind: str,
     folder = hub(theirs, tmp_path / "a")
     ours = load(folder)
     assert isinstance(ours, ViT) and ours.card.source == "timm" and ours.config.resize_mode == "timm"
-    norm = next(part for part in theirs.blocks.modules() if isinstance(part, torch.nn.LayerNorm))
+    norm = next(part for part in theirs.blocks.modules() if isinstance(part, torch.nn.LayerNorm | RmsNorm))
     assert ours.config.norm_eps == norm.eps
     same = assert_equal_in_double if ours.config.stem_units else assert_equal
     same(ours, theirs, images(ours))
@@ -130,6 +131,14 @@ def test_a_bare_state_dict_says_enough(kind: str, suffix: str, tmp_path: Path) -
     assert_same_tensors(tmp_path / "b.safetensors", theirs)
     FORMAT.write(ours, ours.card, tmp_path / "c.pth")
     assert torch.load(tmp_path / "c.pth", weights_only=True).keys() == theirs.state_dict().keys()
+
+
+def test_a_bare_aimv2_has_heads_of_128_features(tmp_path: Path) -> None:
+    theirs = peer("AIMv2", embed_dim=256, depth=1)
+    save_file(theirs.state_dict(), tmp_path / "a.safetensors")
+    ours = load(tmp_path / "a.safetensors")
+    assert ours.config.heads == 2
+    assert_equal(ours, theirs, images(ours))
 
 
 def test_three_branches_are_a_bare_file(tmp_path: Path) -> None:

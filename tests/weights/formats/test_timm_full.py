@@ -23,7 +23,7 @@ from vitrail.weights.timm.format import FORMAT
 
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "beit", "resnetv2")
 REFUSED = re.compile(
-    r"_xp_|_d(wee|little)_|_d?pwee_|aimv2|beit3|_mci_|_resnet(26|50)d"
+    r"_xp_|_d(wee|little)_|_d?pwee_|beit3|_mci_|_resnet(26|50)d"
     r"|^resnetv2_(?!\d+x\d_bit)|test_vit[34]|_pe_|gemma"
 )
 """Architectures with something vitrail's ViT and BiT have not, by what their names say."""
@@ -51,6 +51,7 @@ def assert_agrees(config: ViTConfig, model: nn.Module) -> None:
     attention = block.attns[0].attn if hasattr(block, "attns") else block.attn
     mlp = block.ffns[0].mlp if hasattr(block, "ffns") else block.mlp
     norm = block.attns[0].norm if hasattr(block, "attns") else block.norm1
+    assert config.norm == ("rms" if type(norm).__name__ == "RmsNorm" else "layer")
     assert config.heads == attention.num_heads
     assert config.norm_eps == norm.eps
     kind = {"GELU": "erf", "GELUTanh": "tanh", "QuickGELU": "quick", "SiLU": "gated"}[type(mlp.act).__name__]

@@ -97,6 +97,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ijepa-bare": ("IJepaModel", PLAIN),
     "internvl": ("InternVLVisionModel", TOWER),
     "internvl-normed": ("InternVLVisionModel", dict(TOWER, attention_bias=True, use_mean_pooling=False)),
+    "aimv2": ("Aimv2VisionModel", TOWER),
+    "aimv2-biased": ("Aimv2VisionModel", dict(TOWER, use_head=False, qkv_bias=True, mlp_bias=True)),
     "data2vec": ("Data2VecVisionForImageClassification", RELATIVE),
     "data2vec-bare": ("Data2VecVisionModel", SHARED),
 }
@@ -190,8 +192,8 @@ def _output(model: nn.Module, images: Tensor) -> Tensor:
         return model(images, **kwargs).image_embeds
     if architecture in ("CLIPModel", "SiglipModel"):
         return model.get_image_features(images, **kwargs).pooler_output
-    if architecture in ("IJepaModel", "Data2VecVisionModel"):
-        front = int(architecture != "IJepaModel")
+    if architecture in ("IJepaModel", "Data2VecVisionModel") or (kind.startswith("aimv2") and not model.use_head):
+        front = int(architecture == "Data2VecVisionModel")
         return model(images, **kwargs).last_hidden_state[:, front:].mean(1)
     if architecture == "BeitForMaskedImageModeling":
         return model.layernorm(model.beit(images).last_hidden_state)[:, 0]

@@ -58,6 +58,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "RADIO": ("vit_base_patch16_radio_v3", {}),
     "rpn": ("vit_base_patch16_rpn_224", {}),
     "PE": ("vit_pe_core_base_patch16_224", dict(attn_pool_num_heads=4)),
+    "AIMv2": ("aimv2_large_patch14_224", {}),
+    "AIMv2 with biases": (
+        "aimv2_large_patch14_224",
+        dict(proj_bias=True, qkv_bias=True, class_token=True, num_classes=0),
+    ),
     "BEiT v2": ("beitv2_base_patch16_224", {}),
     "BEiT": (BEIT, {}),
     "BEiT, not square": (BEIT, dict(img_size=(24, 40))),

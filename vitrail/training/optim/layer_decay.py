@@ -29,7 +29,7 @@ from vitrail.errors import UsageError
 from vitrail.model.posemb import Relative, RelativeBias
 from vitrail.model.vit import ViT
 
-EMBEDDING = ("stem", "cls", "dist", "registers", "pre_norm")
+EMBEDDING = ("stem", "cls", "dist", "registers", "patch_norm", "pre_norm")
 """Parts of a `ViT` that have depth 0, positions aside."""
 
 Factors = Mapping[nn.Parameter, tuple[float, ...]]

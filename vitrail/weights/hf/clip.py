@@ -31,6 +31,7 @@ from vitrail.weights.hf.encoder import Encoder, Statistics
 from vitrail.weights.mapping import (
     CLIP,
     Conversion,
+    norm_pair,
     reshaped,
     rows,
     same,
@@ -59,7 +60,7 @@ class Clip(Encoder):
     }
     expresses = frozenset({"LayerNorm before the first block", "pooling by 'gap'", "network without a last LayerNorm"})
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-5, patch_size=32, hidden_act="quick_gelu")
-    unused = (
+    unused: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"text_model\..*|text_projection\.weight|logit_scale|logit_bias", "the tower for texts"),
         (r"(vision_model\.)?embeddings\.position_ids", "the numbers of the positions, in order"),
         (r"(vision_model\.)?post_layernorm\.\w+", "the norm of the class token, which the classifier does not read"),
@@ -189,7 +190,7 @@ class Clip(Encoder):
         conversions += same_pair("pre_norm", f"{self.prefix}pre_layrnorm") if config.pre_norm else []
         for layer in range(config.depth):
             conversions += self.block(config, layer)
-        conversions += same_pair("norm", self.norm) if config.final_norm == "tokens" else []
+        conversions += norm_pair(config, "norm", self.norm) if config.final_norm == "tokens" else []
         return conversions + (self.heads(config) if config.classes else [])
 
     def patches(self, config: ViTConfig, stem: str) -> list[Conversion]:

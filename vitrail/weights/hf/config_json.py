@@ -21,11 +21,10 @@ FIELDS = {
     "hidden_size": "width",
     "num_hidden_layers": "depth",
     "num_attention_heads": "heads",
-    "layer_norm_eps": "norm_eps",
     "num_channels": "channels",
     "patch_size": "patch",
 }
-"""Entry of config.json -> field of ViTConfig with the same value; `Encoder.fields` has more."""
+"""Entry of config.json -> field of ViTConfig with the same value; `_fields` adds those of an encoder."""
 ACTIVATIONS = {
     "gelu": "erf",
     "gelu_python": "erf",
@@ -54,7 +53,7 @@ def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]
         mlp_dim=encoder.mlp_dim(archive),
         patch=patch,
         channels=channels,
-        norm_eps=_positive(archive, settings, "layer_norm_eps"),
+        norm_eps=_positive(archive, settings, encoder.eps_name),
         gelu=_gelu(archive, encoder.activation(archive, settings)),
         resize_mode=encoder.resize_mode,
         image_size=_image_size(archive, encoder, patch),
@@ -68,7 +67,7 @@ def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]
             f"{sentence}, LayerNorm epsilon {values['norm_eps']:g} and GELU {values['gelu']!r}, the defaults of "
             f"{encoder.bare()}, because there is no config.json"
         )
-    for name, field in {**FIELDS, **encoder.fields}.items():
+    for name, field in _fields(encoder).items():
         said, found = archive.config.get(name, values[field]), values[field]
         if said not in (found, [found, found]):
             raise WeightsError(
@@ -76,6 +75,10 @@ def infer(archive: Archive, encoder: Encoder) -> tuple[dict[str, Any], list[str]
             )
     _check_labels(archive, values["classes"])
     return values, notes
+
+
+def _fields(encoder: Encoder) -> dict[str, str]:
+    return {**FIELDS, encoder.eps_name: "norm_eps", **encoder.fields}
 
 
 def _check_labels(archive: Archive, classes: int) -> None:
@@ -165,7 +168,7 @@ def to_json(config: ViTConfig, card: Card, encoder: Encoder, dtype: str) -> dict
         model_type=encoder.model_type,
         image_size=height if height == width else [height, width],
         dtype=dtype,
-        **{name: getattr(config, field) for name, field in {**FIELDS, **encoder.fields}.items()},
+        **{name: getattr(config, field) for name, field in _fields(encoder).items()},
         **encoder.constants,
         **encoder.json(config),
     )

@@ -22,12 +22,10 @@ from vitrail.weights.mapping import (
     joined,
     number_in,
     same,
-    same_pair,
     shape_of,
     stem_sizes,
     without_key_bias,
 )
-from vitrail.words import shown
 
 
 class DinoV3(Encoder):
@@ -80,11 +78,7 @@ class DinoV3(Encoder):
 
     def activation(self, archive: Archive, settings: Mapping[str, Any]) -> Any:
         """See `Encoder.activation`: the gate of SwiGLU is a SiLU, and no GELU is left."""
-        if not self._gated(archive):
-            return settings["hidden_act"]
-        if (act := settings["hidden_act"] if archive.config else "silu") != "silu":
-            raise WeightsError(f"{archive.path}: hidden_act of config.json is {shown(act)}; valid for gated MLPs: silu")
-        return "gelu"
+        return self.gate(archive, settings) if self._gated(archive) else settings["hidden_act"]
 
     def side(self, archive: Archive) -> int:
         """See `Encoder.side`: there is no table of positions, and published models are used at 224 pixels."""
@@ -175,8 +169,4 @@ class DinoV3(Encoder):
 
     def mlp(self, config: ViTConfig, ours: str, theirs: str) -> list[Conversion]:
         """See `Encoder.mlp`."""
-        if config.mlp != "swiglu":
-            return super().mlp(config, ours, theirs)
-        gate, up = f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj"
-        both = [joined(f"{ours}.fc1.{kind}", (f"{gate}.{kind}", f"{up}.{kind}")) for kind in ("weight", "bias")]
-        return [*both, *same_pair(f"{ours}.fc2", f"{theirs}.mlp.down_proj")]
+        return self.gated(ours, f"{theirs}.mlp") if config.mlp == "swiglu" else super().mlp(config, ours, theirs)

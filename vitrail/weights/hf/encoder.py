@@ -35,6 +35,7 @@ from vitrail.weights.mapping import (
     Conversion,
     first_reason,
     joined,
+    norm_pair,
     own_pool,
     rows,
     same,
@@ -70,6 +71,8 @@ class Encoder:
     """Full name of the LayerNorm after the last block."""
     qkv_bias: bool = True
     """Whether queries, keys and values have a bias."""
+    mlp_bias: bool = True
+    """Whether the MLPs have a bias."""
     loose: bool = False
     """Whether the names of the blocks lack the prefix: transformers 5.23 saves ViT-MSN so."""
 
@@ -79,6 +82,8 @@ class Encoder:
     """Name of the patch embedding, without the prefix."""
     title: ClassVar[str] = "ViT"
     """Start of the names of its classes in transformers."""
+    eps_name: ClassVar[str] = "layer_norm_eps"
+    """Name of the epsilon of the norms in config.json."""
     norms: ClassVar[tuple[str, str]] = ("layernorm_before", "layernorm_after")
     gammas: ClassVar[tuple[str, str]] = ("", "")
     """Names of the LayerScale of attention and MLP, in encoders that have it."""
@@ -157,6 +162,12 @@ class Encoder:
         """Return the name of the GELU of the MLPs in config.json."""
         return settings["hidden_act"]
 
+    def gate(self, archive: Archive, settings: Mapping[str, Any]) -> str:
+        """Return a GELU for gated MLPs, whose gate is a SiLU. Raises WeightsError for another gate in config.json."""
+        if (act := settings["hidden_act"] if archive.config else "silu") != "silu":
+            raise WeightsError(f"{archive.path}: hidden_act of config.json is {shown(act)}; valid for gated MLPs: silu")
+        return "gelu"
+
     @staticmethod
     def usual_heads(archive: Archive, width: int) -> tuple[int, str]:
         """Return the number of heads if there is no config.json, and a sentence for the load report."""
@@ -213,6 +224,8 @@ class Encoder:
             "LayerNorm before the first block": config.pre_norm,
             "LayerNorm behind attention and MLP": config.norm_after,
             "network without a last LayerNorm": config.final_norm == "none",
+            "RMSNorm": config.norm == "rms",
+            "norm of the patches": config.patch_norm,
             "attention pooling of this kind": config.pool_prefix or own_pool(config) != (None, None),
         }
         lacking = [part for part, there in parts.items() if there and part not in cls.expresses]
@@ -286,16 +299,20 @@ class Encoder:
         """Return the conversions of one encoder layer."""
         theirs, attention, mlp = f"{self.layers}.{layer}", f"blocks.{layer}.attentions.0", f"blocks.{layer}.mlps.0"
         conversions = [
-            *same_pair(f"{attention}.norm", f"{theirs}.{self.norms[0]}"),
+            *norm_pair(config, f"{attention}.norm", f"{theirs}.{self.norms[0]}"),
             *self.qkv(f"{attention}.attention.qkv", theirs),
             *same_pair(f"{attention}.attention.out", f"{theirs}.{self.parts['out']}"),
-            *same_pair(f"{mlp}.norm", f"{theirs}.{self.norms[1]}"),
+            *norm_pair(config, f"{mlp}.norm", f"{theirs}.{self.norms[1]}"),
             *self.mlp(config, f"{mlp}.mlp", theirs),
         ]
         if config.layer_scale is not None:
             conversions.append(same(f"{attention}.residual.gamma", f"{theirs}.{self.gammas[0]}"))
             conversions.append(same(f"{mlp}.residual.gamma", f"{theirs}.{self.gammas[1]}"))
         return conversions
+
+    def biases(self, config: ViTConfig) -> dict[str, list[str]]:
+        """Return field of the encoder -> names of the model's biases that a file has only if the field is true."""
+        return dict(qkv_bias=[f"blocks.{layer}.attentions.0.attention.qkv.bias" for layer in range(config.depth)])
 
     def qkv(self, ours: str, theirs: str) -> list[Conversion]:
         """Return the conversions of queries, keys and values."""
@@ -309,6 +326,12 @@ class Encoder:
             *same_pair(f"{ours}.fc1", f"{theirs}.{self.parts['fc1']}"),
             *same_pair(f"{ours}.fc2", f"{theirs}.{self.parts['fc2']}"),
         ]
+
+    def gated(self, ours: str, theirs: str) -> list[Conversion]:
+        """Return the conversions of an MLP with a gate, where `theirs` has the layers gate_proj, up_proj, down_proj."""
+        gate, up = f"{theirs}.gate_proj", f"{theirs}.up_proj"
+        both = [joined(f"{ours}.fc1.{kind}", (f"{gate}.{kind}", f"{up}.{kind}")) for kind in ("weight", "bias")]
+        return [*both, *same_pair(f"{ours}.fc2", f"{theirs}.down_proj")]
 
 
 def refusal_of_all(config: ViTConfig) -> str:

@@ -1,4 +1,4 @@
-"""transformers' folders: ViT, DeiT, BEiT, ViT-MAE, DINOv2 and DINOv3, with their `config.json`.
+"""transformers' folders: ViT, DeiT, BEiT, CLIP, SigLIP, AIMv2, ViT-MAE, DINOv2 and DINOv3, with their `config.json`.
 
 A folder holds `config.json`, `model.safetensors` (or `pytorch_model.bin`) and `preprocessor_config.json`. A bare
 state dict is read too, with transformers' defaults in place of config.json. Parts that do not affect predictions are
@@ -23,6 +23,7 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
+from vitrail.weights.hf.aimv2 import Aimv2
 from vitrail.weights.hf.beit import Beit, Data2Vec
 from vitrail.weights.hf.clip import Clip, tower
 from vitrail.weights.hf.config_json import class_names, infer, thresholds, to_json
@@ -40,12 +41,12 @@ ENCODERS: dict[str, type[Encoder]] = {
     encoder.model_type: encoder
     for encoder in (
         *(Encoder, DeiT, MAE, MSN, DinoV2, DinoV2WithRegisters, Beit, Data2Vec),
-        *(IJepa, Clip, Siglip, Siglip2, InternVL, DinoV3),
+        *(IJepa, Clip, Siglip, Siglip2, InternVL, DinoV3, Aimv2),
     )
 }
 """`model_type` -> encoder. The first that can express a model is the one in which it is saved."""
 PREFIXES = ("", *sorted({encoder.headed_prefix() for encoder in ENCODERS.values()}))
-STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.stem, Clip.stem, DinoV3.stem)]
+STEMS = [f"{prefix}{stem}.weight" for prefix in PREFIXES for stem in (Encoder.stem, Clip.stem, DinoV3.stem, Aimv2.stem)]
 TOWERS = {encoder.whole: kind for kind, encoder in ENCODERS.items() if issubclass(encoder, Clip)}
 """`model_type` of a model of images and texts -> that of its image tower."""
 SIGNS = {
@@ -58,6 +59,7 @@ SIGNS = {
     "decoder.decoder_embed.weight": "vit_mae",
     "encoder.layer.0.lambda_1": "beit",
     "layers.0.lambda_1": "beit",
+    "embeddings.rms_norm.weight": "aimv2_vision_model",
     "pre_layrnorm.weight": "clip_vision_model",
     "head.probe": "siglip_vision_model",
 }
@@ -94,11 +96,11 @@ class HuggingFace:
             source=self.name,
             provenance={"origin": origin},
         )
-        conversions = encoder.conversions(config)
+        absent = _absent(encoder, config)
+        conversions = [entry for entry in encoder.conversions(config) if entry.ours not in absent]
         others = sorted(archive.names - {name for entry in conversions for name in entry.theirs})
         unused = {name: why for pattern, why in encoder.unused for name in others if re.fullmatch(pattern, name)}
-        zeros = {} if encoder.qkv_bias else dict.fromkeys(_biases(config), "no bias of queries, keys and values")
-        zeros |= encoder.absent(config)
+        zeros = dict.fromkeys(absent, "a bias that the file has not") | encoder.absent(config)
         return ForeignModel(card, conversions, unused, zeros, [*notes, *processing.notes])
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
@@ -107,10 +109,12 @@ class HuggingFace:
         if not isinstance(config, ViTConfig):
             raise WeightsError("format 'hf' cannot express this model: it is a ResNet; save it as 'timm' or 'bit'")
         encoder = _target(model, config, card)
-        absent = () if encoder.qkv_bias else _biases(config)
+        absent = _absent(encoder, config)
         state = {ours: tensor for ours, tensor in state_of(model).items() if ours not in absent}
         state = encoder.written(config, state)
-        tensors = encoder.required(config) | foreign_tensors(state, encoder.conversions(config), "hf")
+        tensors = encoder.required(config) | foreign_tensors(
+            state, [entry for entry in encoder.conversions(config) if entry.ours not in absent], "hf"
+        )
         kinds = {tensor.dtype for tensor in tensors.values()}
         dtype = str(kinds.pop() if len(kinds) == 1 else torch.float32).removeprefix("torch.")
         if path.exists() and not path.is_dir():
@@ -153,7 +157,8 @@ def _encoder(archive: Archive) -> Encoder:
     loose = bool(prefix) and query in archive
     disk = loose or family.on_disk(archive, prefix)
     encoder = family(architecture, prefix, disk, family.final_norm(archive, prefix), loose=loose)
-    return replace(encoder, qkv_bias=f"{encoder.layers}.0.{encoder.parts['query']}.bias" in archive)
+    biased = {part: f"{encoder.layers}.0.{encoder.parts[part]}.bias" in archive for part in ("query", "fc2")}
+    return replace(encoder, qkv_bias=biased["query"], mlp_bias=biased["fc2"])
 
 
 def _processing(archive: Archive, encoder: Encoder, values: dict[str, Any]) -> Processing:
@@ -173,8 +178,10 @@ def _processing(archive: Archive, encoder: Encoder, values: dict[str, Any]) -> P
     return processing
 
 
-def _biases(config: ViTConfig) -> list[str]:
-    return [f"blocks.{layer}.attentions.0.attention.qkv.bias" for layer in range(config.depth)]
+def _absent(encoder: Encoder, config: ViTConfig) -> set[str]:
+    """Return the names of the model's biases that the encoder's file has not."""
+    fields = encoder.biases(config).items()
+    return {name for field, names in fields if not getattr(encoder, field) for name in names}
 
 
 def _target(model: nn.Module, config: ViTConfig, card: Card) -> Encoder:
@@ -193,8 +200,11 @@ def _target(model: nn.Module, config: ViTConfig, card: Card) -> Encoder:
         prefix = origin.prefix if origin.prefix in ("", family.headed_prefix()) else ""
         same_place = origin.norm.endswith("pooler.layernorm") == encoder.norm.endswith("pooler.layernorm")
         encoder = replace(encoder, prefix=prefix, norm=origin.norm if same_place else f"{prefix}{encoder.norm}")
-    trained = any(bool(model.get_parameter(name).any()) for name in _biases(config))
-    return replace(encoder, disk=origin.disk, qkv_bias=origin.qkv_bias or trained)
+    there: dict[str, Any] = {
+        field: getattr(origin, field) or any(bool(model.get_parameter(name).any()) for name in names)
+        for field, names in encoder.biases(config).items()
+    }
+    return replace(encoder, disk=origin.disk, **there)
 
 
 def _origin(card: Card) -> Encoder | None:

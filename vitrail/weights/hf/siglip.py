@@ -38,7 +38,10 @@ class Siglip(Clip):
     front = 0
     expresses = frozenset({"network without a class token", "pooling by 'gap'", "pooling by 'map'"})
     defaults: ClassVar[Mapping[str, Any]] = dict(layer_norm_eps=1e-6, patch_size=16, hidden_act="gelu_pytorch_tanh")
-    unused = (*Clip.unused[:2], (r"(vision_model\.)?head\..*", "the attention pooling, which the classifier replaces"))
+    unused: ClassVar[tuple[tuple[str, str], ...]] = (
+        *Clip.unused[:2],
+        (r"(vision_model\.)?head\..*", "the attention pooling, which the classifier replaces"),
+    )
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""

@@ -16,7 +16,7 @@ from vitrail.weights.card import Card
 from vitrail.weights.formats import origin_of
 from vitrail.weights.timm.bit import bit_architecture
 from vitrail.weights.timm.eva import EvaNaming, eva_architecture, eva_arguments
-from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming, ratio_of
+from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming, is_aimv2, ratio_of
 
 KINDS = {
     "hybrid (3, 4, 9)": ("vit_base_r50_s16_224", r"vit_base_r50_s16"),
@@ -28,6 +28,7 @@ KINDS = {
     "parallel": ("vit_small_patch16_18x2_224", r"vit_.*_18x2_"),
     "gated": ("vit_giant_patch14_dinov2", r"vit_giant_patch14_(reg\d_)?(dinov2|tipsv2)$"),
     "clip": ("vit_base_patch16_clip_224", r"vit_.*_clip_"),
+    "AIMv2": ("aimv2_large_patch14_224", r"aimv2_"),
     "norms behind": ("vit_base_patch16_rpn_224", r"vit_(?!.*relpos).*_rpn_"),
     "plain": (
         "vit_base_patch16_224",
@@ -113,6 +114,8 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
         kind = "distilled"
     elif config.block == "parallel":
         kind = "parallel"
+    elif is_aimv2(config):
+        kind = "AIMv2"
     elif config.pre_norm or config.norm_after:
         kind = "clip" if config.pre_norm else "norms behind"
     else:
@@ -130,7 +133,7 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
 def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     ratio = 4 * 2 ** max(len(config.stem_units) - 1, 0) if config.stem == "resnet" else 1
     gated = config.mlp == "swiglu"
-    hidden = config.mlp_dim * (2 if gated else 1)
+    hidden = config.mlp_dim * (2 if gated and not is_aimv2(config) else 1)
     values = _arguments(config, naming.qkv_bias, patch=config.patch // ratio, hidden=hidden)
     values |= dict(
         class_token=config.has_class_token,
@@ -140,6 +143,7 @@ def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
         fc_norm=config.final_norm == "pooled",
         final_norm=config.final_norm != "none",
         pool_include_prefix=config.pool_prefix,
+        proj_bias=naming.dense_bias,
     )
     return values if gated else values | dict(act_layer=ACTIVATIONS[config.gelu])
 

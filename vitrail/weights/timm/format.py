@@ -1,7 +1,8 @@
 """timm's format: state dicts, and the hub's folders with a config.json, of its Vision Transformers and BiT ResNets.
 
 It reads plain ViTs, DeiT (distilled) and DeiT-III, DINOv2, BEiT, registers, average and attention pooling, parallel
-blocks, hybrids with a ResNet in front, networks with rotary positions (DINOv3, EVA-02, RoPE-ViT), and BiT. It
+blocks, hybrids with a ResNet in front, AIMv2, networks with rotary positions (DINOv3, EVA-02, RoPE-ViT, PE), and BiT.
+It
 recognises them by the names and shapes of their tensors (`names.py`, `eva.py`, `bit.py`). Whatever these do not show is
 read from config.json (`file.py`), or assumed and reported. timm computes with the erf GELU, a LayerNorm epsilon of 1e-6
 (DINOv3: 1e-5), and kernels standardised by sqrt(var + 1e-8). It resamples positions with an antialiased bicubic kernel.
@@ -19,6 +20,7 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel
+from vitrail.weights.mapping import dense_biases
 from vitrail.weights.timm.bit import bit_conversions, infer_bit, is_bit
 from vitrail.weights.timm.config_json import descriptive
 from vitrail.weights.timm.eva import conversions as eva_conversions
@@ -68,7 +70,8 @@ class Timm:
             vit, naming = infer(file)
             config, entries = vit, conversions(vit, naming)
             zeros = _absent(vit, naming.qkv_bias)
-            origin |= {"beit": naming.beit, "qkv_bias": naming.qkv_bias}
+            zeros |= {} if naming.dense_bias else dict.fromkeys(dense_biases(vit), "no bias in attention and MLP")
+            origin |= {"beit": naming.beit, "qkv_bias": naming.qkv_bias, "dense_bias": naming.dense_bias}
         card = Card(
             config,
             class_names=class_names(file, config.classes),

@@ -5,6 +5,7 @@
 | `blocks.0.attentions.0`, `blocks.0.mlps.0` | `blocks.0.{norm1,attn,ls1}`, `blocks.0.{norm2,mlp,ls2}` |
 | the same in parallel blocks, branch 1 | `blocks.0.attns.1.{norm,attn,ls}`, `blocks.0.ffns.1.{norm,mlp,ls}` |
 | `pre_norm` | `norm_pre`; the patch embedding then has no bias |
+| `patch_norm`, `mlp.fc1` of AIMv2 | `patch_embed.norm`, `mlp.fc1_g` and `mlp.fc1_x` |
 | `norm` | `norm`, or `fc_norm` if it is applied to the pooled features |
 | `stem.root`, `stem.stages.0.1` | `patch_embed.backbone.stem`, `patch_embed.backbone.stages.0.blocks.1` |
 | `pool.{probe,query,key_value,out,norm,mlp}` | `attn_pool.{latent,q,kv,proj,norm,mlp}` |
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
-from vitrail.weights.mapping import Conversion, same, same_pair, stacked, without_key_bias
+from vitrail.weights.mapping import Conversion, joined, norm_pair, same, same_pair, stacked, without_key_bias
 
 TABLE = "relative_position_bias_table"
 
@@ -38,17 +39,20 @@ class Naming:
     beit: bool = False
     qkv_bias: bool = True
     """Whether queries, keys and values have a bias in the file; otherwise the model's are zero."""
+    dense_bias: bool = True
+    """Whether the other dense layers of the blocks have a bias in the file (not in AIMv2)."""
 
 
 def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
     """Return the conversions of all tensors of a model in a timm file."""
     entries = [*_stem(config), *_tokens(config), *_positions(config)]
     entries += same_pair("pre_norm", "norm_pre") if config.pre_norm else []
+    entries += norm_pair(config, "patch_norm", "patch_embed.norm") if config.patch_norm else []
     for layer in range(config.depth):
         for branch in range(config.branches):
             entries += _branch(config, naming, layer, branch)
     if config.final_norm != "none":
-        entries += same_pair("norm", "fc_norm" if config.final_norm == "pooled" else "norm")
+        entries += norm_pair(config, "norm", "fc_norm" if config.final_norm == "pooled" else "norm")
     if config.pool == "map":
         entries += attention_pool()
     if config.pre_logits:
@@ -57,6 +61,11 @@ def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
         entries += same_pair("head", "head")
         entries += same_pair("head_dist", "head_dist") if config.distilled else []
     return entries
+
+
+def is_aimv2(config: ViTConfig) -> bool:
+    """Return whether a network is of AIMv2's kind: RMSNorm, also on the patches, and gated MLPs."""
+    return config.norm == "rms" and config.patch_norm and config.mlp == "swiglu"
 
 
 def qkv_biases(config: ViTConfig) -> list[str]:
@@ -119,13 +128,17 @@ def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[
         gammas = (f"{block}.{ends[0]}", f"{block}.{ends[1]}")
     attention, mlp = f"{block}.attentions.{branch}", f"{block}.mlps.{branch}"
     entries = [
-        *same_pair(f"{attention}.norm", norms[0]),
+        *norm_pair(config, f"{attention}.norm", norms[0]),
         same(f"{attention}.attention.qkv.weight", f"{first}.attn.qkv.weight"),
-        *same_pair(f"{attention}.attention.out", f"{first}.attn.proj"),
-        *same_pair(f"{mlp}.norm", norms[1]),
-        *same_pair(f"{mlp}.mlp.fc1", f"{second}.mlp.fc1"),
-        *same_pair(f"{mlp}.mlp.fc2", f"{second}.mlp.fc2"),
+        *norm_pair(config, f"{mlp}.norm", norms[1]),
     ]
+    for kind in ("weight", "bias") if naming.dense_bias else ("weight",):
+        fc1, gates = f"{mlp}.mlp.fc1.{kind}", tuple(f"{second}.mlp.fc1_{part}.{kind}" for part in "gx")
+        entries += [
+            same(f"{attention}.attention.out.{kind}", f"{first}.attn.proj.{kind}"),
+            joined(fc1, gates) if is_aimv2(config) else same(fc1, f"{second}.mlp.fc1.{kind}"),
+            same(f"{mlp}.mlp.fc2.{kind}", f"{second}.mlp.fc2.{kind}"),
+        ]
     if naming.qkv_bias:
         bias, theirs = f"{attention}.attention.qkv.bias", f"{first}.attn"
         keyless = without_key_bias(bias, f"{theirs}.q_bias", f"{theirs}.v_bias")

@@ -31,6 +31,9 @@ _TENSORS = (
 )
 """(pattern of tensor names, the part of a model to which they belong), for parts that vitrail does not have."""
 
+AIMV2_PARTS = ("a norm on the patches", "an MLP whose gate is a layer of its own")
+"""Parts in `_TENSORS` that AIMv2 has."""
+
 _ARCHITECTURES = (
     (r"eva02_enormous", "norms behind attention and MLP"),
     (r"lingbot|sapiens", "rotary positions of another kind"),

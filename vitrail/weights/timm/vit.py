@@ -17,7 +17,7 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import rows, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.file import CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, statistics
 from vitrail.weights.timm.names import ACTIVATIONS, POOLS, TABLE, Naming
-from vitrail.weights.timm.unsupported import refuse, refuse_untold
+from vitrail.weights.timm.unsupported import AIMV2_PARTS, refuse, refuse_untold
 from vitrail.words import shown
 
 _HEADS = (
@@ -45,10 +45,11 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
 
     Raises WeightsError, naming the tensor or the entry of config.json, if vitrail's ViT cannot express the model.
     """
-    refuse(file)
     archive = file.archive
+    aimv2 = {"patch_embed.norm.weight", "blocks.0.mlp.fc1_g.weight"} <= archive.names
+    refuse(file, supported=AIMV2_PARTS if aimv2 else ())
     blocks, naming = _blocks(archive)
-    if not file.architecture:
+    if not file.architecture and not aimv2:
         refuse_untold(file, blocks, naming)
     stem = _stem(archive)
     tokens = {name: token_count(archive, name) for name in ("cls_token", "dist_token", "reg_token")}
@@ -72,7 +73,9 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
         pre_norm=clip,
         norm_after="_rpn_" in file.architecture,
         pool_prefix="attn_pool.latent" in archive and bool(file.argument("pool_include_prefix", bool)),
-        norm_eps=CLIP_EPS if clip else NORM_EPS,
+        norm="rms" if aimv2 else "layer",
+        patch_norm=aimv2,
+        norm_eps=CLIP_EPS if clip or aimv2 else NORM_EPS,
         **statistics(file, stem["channels"]),
     )
     _refuse_combinations(file, config)
@@ -121,7 +124,8 @@ def _blocks(archive: Archive) -> tuple[dict[str, Any], Naming]:
     joint, width = shape_of(archive, f"{attention}.qkv.weight", 2)
     if joint != 3 * width:
         raise WeightsError(f"{archive.path}: '{attention}.qkv.weight' has {joint} rows; expected {3 * width}")
-    hidden, mlp_dim = rows(archive, f"{mlp}.fc1.weight"), shape_of(archive, f"{mlp}.fc2.weight", 2)[1]
+    gates = rows(archive, f"{mlp}.fc1_g.weight") + rows(archive, f"{mlp}.fc1_x.weight")
+    hidden, mlp_dim = gates or rows(archive, f"{mlp}.fc1.weight"), shape_of(archive, f"{mlp}.fc2.weight", 2)[1]
     if hidden not in (mlp_dim, 2 * mlp_dim):
         raise WeightsError(f"{archive.path}: '{mlp}.fc1' has {hidden} outputs, but '{mlp}.fc2' has {mlp_dim} inputs")
     values = dict(
@@ -133,7 +137,8 @@ def _blocks(archive: Archive) -> tuple[dict[str, Any], Naming]:
         branches=count(archive, "blocks.0.attns.") if parallel else 1,
     )
     beit = not archive.names.isdisjoint({f"{attention}.q_bias", f"{attention}.{TABLE}", f"rel_pos_bias.{TABLE}"})
-    return values, Naming(beit, f"{attention}.{'q_bias' if beit else 'qkv.bias'}" in archive)
+    qkv_bias, dense_bias = f"{attention}.{'q_bias' if beit else 'qkv.bias'}", f"{mlp}.fc2.bias"
+    return values, Naming(beit, qkv_bias in archive, dense_bias in archive)
 
 
 def _stem(archive: Archive) -> dict[str, Any]:
@@ -183,7 +188,9 @@ def _heads(file: TimmFile, architecture: str, width: int) -> int:
     heads = given or next(known, None)
     if heads:
         return heads
-    if width == 1152:
+    if "patch_embed.norm.weight" in file.archive and width % 128 == 0:
+        heads, why = width // 128, f"{width // 128} heads of 128 features, as in AIMv2"
+    elif width == 1152:
         heads, why = 16, "16 heads, as in SO-400M models, which have this width of 1152"
     else:
         heads, why = usual_heads(file.archive, width)

@@ -22,13 +22,13 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.assemble import check_finite
 from vitrail.weights.card import Card
 from vitrail.weights.formats import foreign_tensors, origin_of, state_of, write_tensors
-from vitrail.weights.mapping import first_reason, own_pool, without_stem_bias
+from vitrail.weights.mapping import dense_biases, first_reason, own_pool, without_stem_bias
 from vitrail.weights.timm.bit import bit_conversions
 from vitrail.weights.timm.config_json import bit_json, eva_json, vit_json
 from vitrail.weights.timm.eva import conversions as eva_conversions
 from vitrail.weights.timm.eva import eva_refusal, infer_eva, is_rotary, naming_of
 from vitrail.weights.timm.file import BARE, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, read_timm_file
-from vitrail.weights.timm.names import Naming, conversions, qkv_biases
+from vitrail.weights.timm.names import Naming, conversions, is_aimv2, qkv_biases
 from vitrail.weights.timm.vit import infer
 
 BIT_SCALE = 10.0
@@ -85,6 +85,8 @@ def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | 
     naming = _naming(config, card, state)
     if not naming.qkv_bias:
         state = {name: tensor for name, tensor in state.items() if name not in qkv_biases(config)}
+    if not naming.dense_bias:
+        state = {name: tensor for name, tensor in state.items() if name not in dense_biases(config)}
     tensors = foreign_tensors(state, conversions(config, naming), "timm")
     values = None if bare else vit_json(config, card, naming)
     _check_meaning(tensors, values, config)
@@ -131,7 +133,8 @@ def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
     origin = origin_of(card, "timm")
     biases = any(bool(state[name].any()) for name in qkv_biases(config))
     beit = config.positions == "relative_bias" or (bool(origin.get("beit")) and fits_beit(config))
-    return Naming(beit, biases or bool(origin.get("qkv_bias", True)))
+    dense = any(bool(state[name].any()) for name in dense_biases(config))
+    return Naming(beit, biases or bool(origin.get("qkv_bias", True)), dense or bool(origin.get("dense_bias", True)))
 
 
 def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTConfig) -> None:
@@ -156,7 +159,7 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
     plain = ("width", "depth", "heads", "mlp_dim", "patch", "image_size", "channels", "classes", "stem", "stem_units")
     tokens = ("has_class_token", "distilled", "registers")
     rest = ("norm_after", "pre_norm", "block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
-    inner = ("mlp_norm", "attention_norm", "rotary")
+    inner = ("mlp_norm", "attention_norm", "rotary", "norm", "patch_norm")
     pool = dict(own_pool=own_pool(config), pool_prefix=config.pool_prefix and config.prefix > 0)
     return (
         {name: getattr(config, name) for name in (*plain, *tokens, *rest, *inner)}
@@ -184,21 +187,26 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
         "a ResNet stem": hybrid,
         "a distillation token": config.distilled,
         "parallel blocks": config.block == "parallel",
-        "gated MLPs": config.mlp == "swiglu",
+        "gated MLPs": config.mlp == "swiglu" and not is_aimv2(config),
+        "RMSNorm and a norm of the patches": is_aimv2(config),
         "BEiT's positions": positions == "relative_bias",
         "a norm before the first block": config.pre_norm,
         "norms behind attention and MLP": config.norm_after,
     }
     together = " together with ".join(name for name, there in special.items() if there)
     kernels, eps = config.std_conv, config.group_norm_eps
-    norm_eps = CLIP_EPS if config.pre_norm else NORM_EPS
+    norm_eps = CLIP_EPS if config.pre_norm or is_aimv2(config) else NORM_EPS
     like_deit = (config.registers, config.cls_position, positions, config.final_norm) == (0, True, "1d", "tokens")
     checks = {
         f"its stem is {config.stem!r}": config.stem not in ("linear", "resnet"),
         "its blocks are axial": config.block == "axial",
         f"its positions are {positions!r}; timm's have one row for each patch": positions in ("2d", "relative"),
         f"its positions are added at place {config.place!r}": positions in ("1d", "sincos") and config.place != "input",
-        f"it pools {config.pool!r}": config.pool == "cls+gap",
+        f"it pools {config.pool!r}": config.pool in ("cls+gap", "probe"),
+        "it has RMSNorm or a norm of the patches, but not both with gated MLPs, as AIMv2": (
+            config.norm == "rms" or config.patch_norm
+        )
+        and not is_aimv2(config),
         f"its LayerNorm has the epsilon {config.norm_eps}, timm's {norm_eps}": config.norm_eps != norm_eps,
         "it has LayerScale and norms behind attention and MLP": config.norm_after and config.layer_scale is not None,
         f"its stem standardises kernels as {kernels!r} and has the GroupNorm epsilon {eps}; timm's are 'timm' and "
