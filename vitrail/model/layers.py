@@ -265,7 +265,7 @@ def new_gelu(kind: str) -> nn.Module:
 
 def new_norm(kind: str, features: int, eps: float) -> nn.Module:
     """Return the norm over the last dimension that a config's `norm` names: "layer" or "rms"."""
-    return nn.RMSNorm(features, eps=eps) if kind == "rms" else LayerNorm(features, eps=eps)
+    return RMSNorm(features, eps=eps) if kind == "rms" else LayerNorm(features, eps=eps)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -274,3 +274,11 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         """[..., width] -> the same shape, in the type of the next matrix product."""
         return layer_norm(input, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` over the last dimension, computed in the type of its weight: autocast may give it bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same shape."""
+        return super().forward(x.to(self.weight.dtype))

@@ -160,10 +160,13 @@ class ViTConfig:
             raise UsageError(
                 f"pool {self.pool!r} reads the class token, so class_token cannot be false: use pool 'gap' or 'map'"
             )
-        of_pool = dict(pool_heads=self.pool_heads, pool_prefix=self.pool_prefix, pool_mlp_dim=self.pool_mlp_dim)
-        for name, value in of_pool.items():
-            if value and self.pool not in ("map", "probe")[: 1 + (name != "pool_mlp_dim")]:
-                raise UsageError(f"{name} is a setting of attention pooling, which pool {self.pool!r} has not")
+        for name, pools in (
+            ("pool_heads", ("map", "probe")),
+            ("pool_prefix", ("map", "probe")),
+            ("pool_mlp_dim", ("map",)),
+        ):
+            if getattr(self, name) and self.pool not in pools:
+                raise UsageError(f"{name} is a setting of pool {' or '.join(map(repr, pools))}, not {self.pool!r}")
         if self.distilled and (self.pool != "cls" or self.pre_logits):
             raise UsageError(
                 "a distilled model has one classifier on its class token and one on its distillation token: "
