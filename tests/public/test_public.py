@@ -89,11 +89,10 @@ FLAGS = {
         "batch_size workers device precision engine"
     ),
     "embed": (
-        "model paths out merge split tokens layers tiles overlap prepare image_size batch_size workers device "
-        "precision engine"
+        "model paths out merge split tokens layers norm dtype format tiles overlap prepare image_size batch_size workers "
+        "device precision engine"
     ),
-
-        "model paths out merge split tokens layers norm dtype format prepare image_size batch_size workers device "    "search": ("model paths like features top out raw image_size batch_size workers device precision engine"),
+    "search": "model paths like features top out raw image_size batch_size workers device precision engine",
     "inspect": (
         "model images out what layer head class_name data split count pictures image_size format batch_size device raw"
     ),
