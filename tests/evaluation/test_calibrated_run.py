@@ -167,7 +167,7 @@ def test_the_report_shows_it(folder: Path, network: Any) -> None:
     assert f"divided by {found.temperature:.4g} (their temperature)" in page
     for error in (found.ece_before, found.ece):
         assert re.search(rf"calibration error[^.]*? {100 * error:.1f}\W%", page)
-    assert "What a smallest confidence means" in page and page.count("after temperature scaling") == 1
+    assert "What a minimum confidence means" in page and page.count("after temperature scaling") == 1
 
 
 def test_it_can_be_switched_off_and_is_absent_then(run: vitrail.Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from run_folders import answers
 from vitrail.data.settings import Data
 from vitrail.durations import Epochs
 from vitrail.evaluation.classify import Classification
-from vitrail.objective.settings import MAE, Supervised
+from vitrail.objective.settings import MAE, Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.suggestions import MOST, suggestions
 from vitrail.training.run import Run
@@ -134,7 +134,15 @@ def test_one_pair_of_classes() -> None:
 def test_what_has_no_suggestions() -> None:
     nothing = replace(record(), evaluation=None)
     assert suggestions(nothing, 32) == [] and suggestions(replace(record(), run=None), 32) == []
-    assert suggestions(replace(record(), run=Run(objective=MAE())), 32) == []
+    assert suggestions(replace(record(), run=Run(objective=Tokenizer())), 32) == []
+    assert suggestions(record(run=Run(objective=MAE()), result={}), 32) == []
+
+
+@pytest.mark.parametrize(("image_size", "recipe"), [(32, " --recipe finetune-small"), (224, ""), (None, "")])
+def test_a_network_without_classes_is_fine_tuned_next(image_size: int | None, recipe: str) -> None:
+    (only,) = suggestions(record(run=Run(objective=MAE())), image_size)
+    assert only.command == f"vitrail finetune labelled/ --from 'runs/train 1'{recipe}"
+    assert refused(shlex.split(only.command)) == ""
 
 
 def test_there_are_at_most_three_and_every_command_is_one() -> None:

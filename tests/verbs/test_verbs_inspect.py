@@ -118,7 +118,7 @@ def test_the_command_line_says_what_to_see(
     assert printed[0].startswith("axial: written to ")
     assert "rollout: rollout.svg, rollout.pdf, rollout.npz" in printed
     place = printed.index("maps: maps.svg, maps.pdf, maps.npz")
-    assert "layer 0" in printed[place + 1] and printed[place + 2].startswith("  ")
+    assert "Where head 1 of layer 0 looks." in printed[place + 1] and printed[place + 2].startswith("  ")
     assert "<svg" in (tmp_path / "out" / "rollout.svg").read_text()
     assert (tmp_path / "out" / "maps.pdf").read_bytes().startswith(b"%PDF")
     assert np.load(tmp_path / "out" / "maps.npz")["map"].shape == (2, 2, 1, 4, 4)  # along rows, then columns

@@ -291,7 +291,7 @@ def _translate(source: Listed, class_names: list[str]) -> Labels:
     if extra:
         raise DataError(
             f"classes that are not among the {len(class_names)} known ones: {listing(extra)}; "
-            f"known are {listing(class_names)}"
+            f"known are {listing(class_names)}. Rename the class folders or labels, or leave these images out"
         )
     table = np.array([position.get(name, UNKNOWN) for name in source.class_names], dtype=np.int64)
     return translated(source.labels, table, len(class_names))

@@ -198,8 +198,9 @@ def maps_page(
     title = f"{network.label}: attention of layer {number} from the classifier's input, by head"
     files = folder.figure("maps", draw_heads(title, shown, first, heads))
     files.append(folder.arrays("maps", image=names, map=maps, layer=number, head=heads))
+    who = "each head" if head is None else f"head {heads[0]}"
     see = (
-        f"Where each head of layer {number} looks. Every map has its own scale.",
+        f"Where {who} of layer {number} looks. Every map has its own scale. Layers and heads are counted from 0.",
         "Heads that look at different things complement each other; heads that look alike may be redundant.",
     )
     return Page("maps", files, see)

@@ -198,7 +198,7 @@ def risk_coverage(found: Classification) -> Markup:
             place = (named / found.count, wrong / named)
             axes.plot(*place, "o", color=SERIES[1], markersize=5)
             axes.annotate(f"{threshold:g}", place, (0, 6), textcoords="offset points", ha="center", fontsize=9)
-    axes.set_title("Mistakes that a smallest confidence leaves")
+    axes.set_title("Mistakes that remain with a minimum confidence")
     axes.set_xlabel("images that get a class")
     axes.set_ylabel("wrong among these")
     axes.set_xlim(0, 1.02)
@@ -209,7 +209,7 @@ def risk_coverage(found: Classification) -> Markup:
     return svg(
         figure,
         f"Risk over coverage of {found.count} images: if every image gets a class, {risk[-1]:.1%} are wrong. The table "
-        "below gives the numbers for some smallest confidences.",
+        "below gives the numbers for some minimum confidences.",
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from vitrail.data.imbalance import FLAGS, IMBALANCED, OTHER_LOSSES, imbalance
 from vitrail.evaluation.classify import Classification
-from vitrail.objective.settings import Supervised
+from vitrail.objective.settings import Supervised, Tokenizer
 from vitrail.reports.run_record import RunRecord
 from vitrail.reports.tables import most_confused
 from vitrail.training.run import Run
@@ -42,15 +42,28 @@ class Suggestion:
 
 
 def suggestions(record: RunRecord, image_size: int | None) -> list[Suggestion]:
-    """Return at most three suggestions for a classifier with one label per image; none without an evaluation.
+    """Return at most three suggestions for a classifier with one label per image, or one for a pretrained network.
+
+    There are none for a classifier without an evaluation.
 
     image_size: Shorter side of the network's input in pixels, if the network could be loaded.
     """
+    if record.self_supervised:
+        return _after_pretraining(record, image_size or 0)
     if record.evaluation is None or record.run is None or not isinstance(record.run.objective, Supervised):
         return []
     seen = _Seen(record, record.run, record.evaluation, image_size or 0)
     found = (rule(seen) for rule in RULES)
     return [one for one in found if one is not None][:MOST]
+
+
+def _after_pretraining(record: RunRecord, image_size: int) -> list[Suggestion]:
+    """Return how to go on after learning without labels; nothing for a run that has not ended or is a tokenizer."""
+    if not record.result or record.run is None or isinstance(record.run.objective, Tokenizer):
+        return []
+    recipe = " --recipe finetune-small" if 0 < image_size < PHOTOGRAPHS else ""
+    reason = "The network has learned without labels, so it has no classes yet. Fine-tune it on images with labels."
+    return [Suggestion(reason, f"vitrail finetune labelled/ --from {shlex.quote(str(record.folder))}{recipe}")]
 
 
 @dataclass(frozen=True)

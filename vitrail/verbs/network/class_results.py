@@ -33,12 +33,14 @@ def show(
     ]
     return page(
         f"{subject}: top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, loss {found.nll:.4f}, {found.count:,} images",
-        f"every class the same: balanced accuracy {found.balanced_accuracy:.2%}, macro F1 {found.macro_f1:.2%}",
+        f"every class counts equally: balanced accuracy {found.balanced_accuracy:.2%}, macro F1 {found.macro_f1:.2%}",
         f"calibration: ECE {calibrated.ece:.2%}{before(before_scaling(found).ece, temperature)}, "
         f"mean confidence {calibrated.confidence:.2%}, Brier score {calibrated.brier:.4f}",
         notes,
         table(("class", "images", "right"), worst, "worst classes"),
-        table(("confidence", "images named", "wrong among these"), rejections, "with a smallest confidence"),
+        table(
+            ("at least", "images that get a class", "wrong among these"), rejections, "if a class needs a confidence"
+        ),
         table(("group", "classes", "images", "top-1", "top-5", "class mean"), means, "groups"),
         table(("class", "taken for", "images"), _confusions(found)[:WORST], "most confused"),
         unreadable_lines(found.bad),
