@@ -89,8 +89,8 @@ FLAGS = {
         "batch_size workers device precision engine"
     ),
     "embed": (
-        "model paths out merge split tokens layers norm dtype format tiles overlap prepare image_size batch_size workers "
-        "device precision engine"
+        "model paths out merge split tokens layers norm dtype format tiles overlap prepare image_size batch_size "
+        "workers device precision engine"
     ),
     "search": "model paths like features top out raw image_size batch_size workers device precision engine",
     "inspect": (
