@@ -60,9 +60,10 @@ def test_the_documentation_says_which_studies_were_not_run() -> None:
 @pytest.mark.slow
 def test_figures_are_drawn_from_the_numbers_alone(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
-    for path in FOUND[:2]:
+    some = [path for path in FOUND if not read(path).study.tiles][:2]
+    for path in some:
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    first, second = (tmp_path / path.with_suffix(".png").name for path in FOUND[:2])
+    first, second = (tmp_path / path.with_suffix(".png").name for path in some)
     first.write_bytes(b"an old picture")
     redraw(tmp_path)
     assert first.read_bytes().startswith(b"\x89PNG")
