@@ -35,7 +35,7 @@ def is_dicom_without_suffix(path: str) -> bool:
     Names that end in a number are often the image's identifier, such as 1.2.840.10008.5.1.
     """
     suffix = os.path.splitext(path)[1][1:]
-    if suffix and not suffix.isdecimal():
+    if (suffix and not suffix.isdecimal()) or os.path.isdir(path):
         return False
     try:
         with open_regular(path) as file:
