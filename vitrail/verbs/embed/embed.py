@@ -119,33 +119,23 @@ def embed(
         _check_tokens(model, engine)
     elif layers or not norm or dtype != "float32" or format != "parquet":
         raise UsageError("--layers, --no-norm, --dtype and --format choose how --tokens are written: give --tokens too")
-    if format == "npy" or tiles is not None or not is_bulk(out):
-        target = _target(Path(out), paths, format, merge)
-        if tiles is not None:
-            from vitrail.data.tiles.grid import tiling
-
-            embedder = Embedder(model, compute)
-            cut = tiling(tiles, overlap, embedder.network.card.preprocess.image_size)
-            columns = embedder.tokens(layers or 1, norm=norm, dtype=dtype) if tokens else None
-            return _write_tiles(embedder, paths, cut, target, format, columns)
-        sources = open_images(model, paths, split)
-        embedder = Embedder(model, compute, prepare)
-        if not tokens:
-            return _write_features(embedder, sources, target)
-        return _write_tokens(embedder.tokens(layers or 1, norm=norm, dtype=dtype), embedder, sources, target, format)
-    if split is not None:
-        raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
-    from vitrail.data.cache import refuse_within
-
-    for path in paths:  # before a network is loaded
-        refuse_within(out, str(path))
+    asked: dict[str, Any] = {"layers": layers or 1, "norm": norm, "dtype": dtype} if tokens else {}
+    if format != "npy" and tiles is None and is_bulk(out):
+        if split is not None:
+            raise UsageError(f"--split {split} is not valid with a folder as --out, which gets features of all splits")
+        return _write_shards(model, paths, out, merge, compute, prepare, asked)
+    target = _target(Path(out), paths, format, merge)
+    sources = open_images(model, paths, split) if tiles is None else {}
     embedder = Embedder(model, compute, prepare)
-    settings: dict[str, Any] = {"prepare": prepare, "image_size": image_size, "precision": precision}
-    if not tokens:
-        return run(open_job("embed", model, paths, out, **settings), feature_columns(embedder), merge)
-    settings |= {"layers": embedder.layers(layers or 1), "norm": norm, "dtype": dtype}
-    job = open_job("embed", model, paths, out, **settings)
-    return run(job, token_columns(embedder, embedder.tokens(layers or 1, norm=norm, dtype=dtype)), merge)
+    columns = embedder.tokens(**asked) if tokens else None
+    if tiles is not None:
+        from vitrail.data.tiles.grid import tiling
+
+        cut = tiling(tiles, overlap, embedder.network.card.preprocess.image_size)
+        return _write_tiles(embedder, paths, cut, target, format, columns)
+    if columns is None:
+        return _write_features(embedder, sources, target)
+    return _write_tokens(columns, embedder, sources, target, format)
 
 
 def _check_tokens(model: str | Path, engine: EngineName) -> None:
@@ -177,6 +167,28 @@ def _target(out: Path, paths: tuple[str | Path, ...], format: ArrayFormat, merge
         raise UsageError(f"{out}: features are written to a file that ends in .npz, or to a folder")
     check_writable(out, DataError)
     return out
+
+
+def _write_shards(
+    model: str | Path,
+    paths: tuple[str | Path, ...],
+    out: str | Path,
+    merge: str | Path | None,
+    compute: Compute,
+    prepare: Prepare,
+    asked: dict[str, Any],
+) -> BulkProgress:
+    """Write a Parquet file for each shard; `asked` are the arguments of `Embedder.tokens`, or {} for features."""
+    from vitrail.data.cache import refuse_within
+
+    for path in paths:  # before a network is loaded
+        refuse_within(out, str(path))
+    embedder = Embedder(model, compute, prepare)
+    settings = {"prepare": prepare, "image_size": compute.image_size, "precision": compute.precision, **asked}
+    if asked:
+        settings["layers"] = embedder.layers(asked["layers"])
+    job = open_job("embed", model, paths, out, **settings)
+    return run(job, token_columns(embedder, embedder.tokens(**asked)) if asked else feature_columns(embedder), merge)
 
 
 def _write_features(embedder: Embedder, sources: dict[str, Listed], out: Path) -> WrittenFeatures:
