@@ -72,12 +72,15 @@ def stored_table(
         return read_arrow(target)
 
 
-def refuse_within(target: str | Path, data: str) -> Path:
-    """Return `target` as an absolute path. Raises DataError for an address, and within the data set at `data`."""
+def refuse_within(target: str | Path, *data: str | Path) -> Path:
+    """Return `target` as an absolute path. Raises DataError for an address, and within one of the data sets `data`."""
     refuse_address(target, DataError)
-    target, place = Path(target).expanduser().resolve(), Path(data).expanduser().resolve()
-    if place.exists() and (target == place or place in target.parents):
-        raise DataError(f"{target} lies within the data set {place}, where nothing is written. Choose another folder")
+    target = Path(target).expanduser().resolve()
+    for place in (Path(one).expanduser().resolve() for one in data):
+        if place.exists() and (target == place or place in target.parents):
+            raise DataError(
+                f"{target} lies within the data set {place}, where nothing is written. Choose another folder"
+            )
     return target
 
 

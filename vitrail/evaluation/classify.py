@@ -126,8 +126,7 @@ class Classification:
         """int64 [K, K]: number of images of class (row) that are classified as class (column)."""
         answered = self.known & (self.top[:, 0] >= 0)
         classes = len(self.class_names)
-        cells = self.label[answered] * classes + self.top[answered, 0]
-        return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+        return confusion_counts(self.label[answered], self.top[answered, 0], classes)
 
     @property
     def balanced_accuracy(self) -> float:
@@ -202,6 +201,15 @@ def gather_rows(rows: list[tuple[Tensor, ...]], loader: Batches) -> tuple[list[n
     if not columns:
         raise DataError(f"no image could be evaluated: {len(bad)} could not be read")
     return [np.concatenate(parts) for parts in zip(*columns, strict=True)], bad
+
+
+def confusion_counts(label: np.ndarray, answer: np.ndarray, classes: int) -> np.ndarray:
+    """Return the number of things of class (row) that are classified as class (column), int64 [classes, classes].
+
+    `label` and `answer` are whole numbers [N] from 0 to `classes` - 1.
+    """
+    cells = label.astype(np.int64) * classes + answer
+    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
 
 def check_labels(largest: int, classes: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.data.masks import IGNORED
+from vitrail.evaluation.classify import confusion_counts
 
 
 def confusions(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
@@ -17,8 +18,7 @@ def confusions(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.nda
     count.
     """
     counted = truth != IGNORED
-    pairs = truth[counted].astype(np.int64) * classes + predicted[counted]
-    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+    return confusion_counts(truth[counted], predicted[counted], classes)
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,7 @@ def outside(asked: Mapping[str, Sequence[str | Path | None]], data: list[str]) -
 
     for ending, files in asked.items():
         for file in [Path(file) for file in files if file is not None]:
-            for place in data:
-                refuse_within(file, place)
+            refuse_within(file, *data)
             if file.suffix.lower() != ending:
                 what = {".csv": "lists are CSV files", ".png": "contact sheets are PNG files"}[ending]
                 raise UsageError(f"{file}: {what}, so the name must end in {ending}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.item import Listed
     from vitrail.data.tiles.grid import Tiling
+    from vitrail.evaluation.growing_arrays import GrowingArrays
     from vitrail.verbs.network.features import Tokens
 
 ArrayFormat = Literal["parquet", "npy"]
@@ -158,8 +160,7 @@ def _target(out: Path, paths: tuple[str | Path, ...], format: ArrayFormat, merge
     if format == "npy":
         if out.suffix and not out.is_dir():
             raise UsageError(f"{out}: --format npy writes a folder of .npy files. Give a folder, a name without suffix")
-        for path in paths:
-            refuse_within(out, str(path))
+        refuse_within(out, *paths)
         refuse_other_files(out, lambda _: False, UsageError)
         check_writable(out, DataError, folder=True)
         return out
@@ -181,8 +182,7 @@ def _write_shards(
     """Write a Parquet file for each shard; `asked` are the arguments of `Embedder.tokens`, or {} for features."""
     from vitrail.data.cache import refuse_within
 
-    for path in paths:  # before a network is loaded
-        refuse_within(out, str(path))
+    refuse_within(out, *paths)  # before a network is loaded
     embedder = Embedder(model, compute, prepare)
     settings = {"prepare": prepare, "image_size": compute.image_size, "precision": compute.precision, **asked}
     if asked:
@@ -213,12 +213,11 @@ def _write_tokens(
 ) -> WrittenFeatures:
     """Write the tokens of images batch by batch, to an .npz file or a folder of .npy files."""
     from vitrail.data.labels.sets import LabelSets, one_label
-    from vitrail.evaluation.growing_arrays import growing_npy, growing_npz
 
     described: dict[str, np.ndarray] = {}
     images: dict[str, int] = {}
     unreadable: list[tuple[str, str]] = []
-    with (growing_npy if format == "npy" else growing_npz)(out) as arrays:
+    with _growing(out, format) as arrays:
         for name, source in sources.items():
             prefix = f"{name}_" if name else ""
             index, bad = embedder.each_batch(source, compute, partial(arrays.append, prefix))
@@ -244,10 +243,9 @@ def _write_tiles(
     import numpy as np
 
     from vitrail.evaluation.feature_file import BLANK
-    from vitrail.evaluation.growing_arrays import growing_npy, growing_npz
     from vitrail.evaluation.predict import as_text
 
-    with (growing_npy if format == "npy" else growing_npz)(out) as arrays:
+    with _growing(out, format) as arrays:
         receive = partial(arrays.append, "")
         places, bad = embedder.each_tile(paths, cut, tokens or embedder.features, receive)
         ids = [f"{as_text(path)}#xywh={','.join(map(str, box))}" for path, box in places]
@@ -255,6 +253,13 @@ def _write_tiles(
         arrays.save(about if tokens else about | {BLANK: embedder.blank_features})
     width = max(shape[-1] for shape in arrays.shapes.values())
     return WrittenFeatures(str(out), {"": len(places)}, width, bad, arrays.shapes if tokens else {}, "tiles")
+
+
+def _growing(out: Path, format: ArrayFormat) -> AbstractContextManager[GrowingArrays]:
+    """Return the context of arrays that become a folder of .npy files, or an .npz file."""
+    from vitrail.evaluation.growing_arrays import growing_npy, growing_npz
+
+    return growing_npy(out) if format == "npy" else growing_npz(out)
 
 
 def _described(source: Listed, prefix: str, index: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:

@@ -91,8 +91,7 @@ def inspect(
     compute = Compute(image_size, batch_size, device=device, precision="float32")
     from vitrail.data.cache import refuse_within
 
-    for place in (*images, *([] if data is None else [data])):
-        refuse_within(out, str(place))
+    refuse_within(out, *images, *([] if data is None else [data]))
     check_writable(Path(out), UsageError, folder=True)
     from vitrail.device import fast_float32
     from vitrail.inspection.figures.page import Folder

@@ -40,8 +40,7 @@ def check_folder(out: str | Path, images: Iterable[str | Path]) -> Path:
     """Return the folder for results of tiles. Raises DataError within the images, UsageError for other files in it."""
     from vitrail.data.cache import refuse_within
 
-    for path in images:
-        refuse_within(out, str(path))
+    refuse_within(out, *images)
     refuse_other_files(Path(out), lambda name: OURS.fullmatch(name) is not None, UsageError)
     return Path(out)
 

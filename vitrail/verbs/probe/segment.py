@@ -103,7 +103,7 @@ def _folder(out: str | Path, data: str | Path) -> Path:
     """Return the folder to write to. Raises UsageError and DataError if it cannot be used."""
     from vitrail.data.cache import refuse_within
 
-    folder = refuse_within(out, str(data))
+    folder = refuse_within(out, data)
     refuse_other_files(folder, lambda name: name in FILES, UsageError)
     check_writable(folder, DataError, folder=True)
     return folder

@@ -24,7 +24,17 @@ from vitrail.weights.archive import Archive
 from vitrail.weights.hf.clip import Clip
 from vitrail.weights.hf.encoder import Encoder, Statistics
 from vitrail.weights.hf.siglip import Siglip
-from vitrail.weights.mapping import CLIP, Conversion, first_reason, joined, norm_pair, same, same_pair, usual_heads
+from vitrail.weights.mapping import (
+    CLIP,
+    Conversion,
+    dense_biases,
+    first_reason,
+    joined,
+    norm_pair,
+    same,
+    same_pair,
+    usual_heads,
+)
 
 
 class Aimv2(Siglip):
@@ -106,13 +116,11 @@ class Aimv2(Siglip):
 
     def biases(self, config: ViTConfig) -> dict[str, list[str]]:
         """See `Encoder.biases`."""
-        blocks = [f"blocks.{layer}" for layer in range(config.depth)]
-        attention = super().biases(config)["qkv_bias"] + [
-            f"{block}.attentions.0.attention.out.bias" for block in blocks
-        ]
+        dense = dense_biases(config)
+        outputs = [name for name in dense if name.endswith("attention.out.bias")]
         pool = ["pool.key_value.bias"] if config.pool == "probe" else []
-        mlp = [f"{block}.mlps.0.mlp.{layer}.bias" for block in blocks for layer in ("fc1", "fc2")]
-        return dict(qkv_bias=[*attention, *pool], mlp_bias=mlp)
+        mlp = [name for name in dense if name not in outputs]
+        return dict(qkv_bias=[*super().biases(config)["qkv_bias"], *outputs, *pool], mlp_bias=mlp)
 
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""

@@ -2,10 +2,10 @@
 
 It reads plain ViTs, DeiT (distilled) and DeiT-III, DINOv2, BEiT, registers, average and attention pooling, parallel
 blocks, hybrids with a ResNet in front, AIMv2, networks with rotary positions (DINOv3, EVA-02, RoPE-ViT, PE), and BiT.
-It
-recognises them by the names and shapes of their tensors (`names.py`, `eva.py`, `bit.py`). Whatever these do not show is
-read from config.json (`file.py`), or assumed and reported. timm computes with the erf GELU, a LayerNorm epsilon of 1e-6
-(DINOv3: 1e-5), and kernels standardised by sqrt(var + 1e-8). It resamples positions with an antialiased bicubic kernel.
+It recognises them by the names and shapes of their tensors (`names.py`, `eva.py`, `bit.py`). Whatever these do not show
+is read from config.json (`file.py`), or assumed and reported. timm computes with the erf GELU, a LayerNorm epsilon of
+1e-6 (DINOv3 and PE: 1e-5), and kernels standardised by sqrt(var + 1e-8). It resamples positions with an antialiased
+bicubic kernel.
 """
 
 from __future__ import annotations
