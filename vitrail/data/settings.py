@@ -6,7 +6,7 @@ The docstring of each field is the help text of its flag.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from vitrail.errors import UsageError
@@ -250,6 +250,13 @@ class Augment(Open, section="augment"):
     at random."""
     repeats: Count = 1
     """Number of copies of an image in one batch, each augmented differently (repeated augmentation)."""
+
+    @property
+    def random(self) -> bool:
+        """Does a training image change from one epoch to the next? One of one's own may."""
+        fixed = Augment(crop="center", flip=False)
+        unused = ("scale", "ratio", "pad", "repeats")  # of crop center, and copies that would be equal
+        return replace(self, **{name: getattr(fixed, name) for name in unused}) != fixed
 
     def operations(self, preprocess: Preprocess) -> list[Operation]:
         """Return the operations on a training image, in order; after the last it has the size `preprocess.image_size`.

@@ -2,8 +2,9 @@
 
 The teacher sees the very pixels of the student, after all augmentation and mixing ("Knowledge distillation: A good
 teacher is patient and consistent", Beyer et al. 2022), resized to its own input and normalised with its own statistics.
-The loss of an image is (1 - weight) x the loss of its label + weight x one of these terms, with the student's logits s
-and the teacher's t:
+Without augmentation its outputs are computed once for each image and kept (`vitrail.objective.answers`). The loss of an
+image is (1 - weight) x the loss of its label + weight x one of these terms, with the student's logits s and the
+teacher's t:
 
 * soft: T^2 KL(softmax(t / T) || softmax(s / T)), with the temperature T (Hinton et al. 2015; DeiT, Eq. 2)
 * hard: cross-entropy with the teacher's best class (DeiT, Eq. 3)
@@ -27,6 +28,7 @@ from vitrail.errors import UsageError
 from vitrail.model.layers import dense, new_linear
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.vit import ViT
+from vitrail.objective.answers import Answers
 from vitrail.objective.base import Prepared, Task
 from vitrail.objective.settings import Distill, Supervised
 from vitrail.objective.supervised import SupervisedObjective
@@ -41,6 +43,8 @@ class Teacher:
     """Hash of its weight files."""
     columns: Sequence[int] | None = None
     """For each class of the data, the place of the teacher's output; None if both have one order."""
+    answers: Answers | None = None
+    """Its outputs for images that are the same in every epoch; None if they are not."""
 
     @torch.no_grad()
     def __call__(self, images: Tensor, *, features: bool) -> Tensor:
@@ -85,8 +89,14 @@ class DistillationObjective(SupervisedObjective):
 
     def before_step(self, prepared: Prepared, parts: int) -> Prepared:
         """See `Objective`: ask the teacher about all images of the step."""
-        images = prepared.images.tensor_split(min(parts, len(prepared)))
-        return replace(prepared, precomputed=torch.cat([self._taught(part) for part in images]))
+
+        def ask(images: Tensor) -> Tensor:
+            return torch.cat([self._taught(part) for part in images.tensor_split(min(parts, len(images)))])
+
+        answers = self._teacher[0].answers
+        images = prepared.images
+        taught = ask(images) if answers is None else answers(images, prepared.index, ask)
+        return replace(prepared, precomputed=taught)
 
     def loss(self, prepared: Prepared) -> tuple[Tensor, int, dict[str, Tensor]]:
         """See `Objective`."""

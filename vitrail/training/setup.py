@@ -82,7 +82,7 @@ def set_up(
     else:
         model = given_network(given.model, len(names), resolved.preprocess)
     tuned = tune(model, resolved.run, resolved.decisions)
-    teacher = load_teacher(resolved, names)
+    teacher = load_teacher(resolved, splits)
     objective = build_objective(resolved, model, len(names), given.losses, splits.train.labels, teacher)
     objective.to(resolved.device).train()
     run, each = resolved.run, None

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+
 import numpy as np
 from torch import nn
 
+from vitrail.data.cache import cache_folder
 from vitrail.data.labels.numbers import Numbers
 from vitrail.data.labels.sets import Labels, LabelSets, class_counts
 from vitrail.data.loading.sampler import places_per_class
 from vitrail.data.settings import Bands
+from vitrail.data.sources.open import Splits
 from vitrail.errors import UsageError
+from vitrail.objective.answers import Answers
 from vitrail.objective.base import Objective, Task
 from vitrail.objective.distillation import DistillationObjective, Teacher
 from vitrail.objective.self_supervised import SelfSupervised
@@ -63,7 +69,7 @@ def build_objective(
     return objective
 
 
-def load_teacher(resolved: Resolved, class_names: list[str]) -> Teacher | None:
+def load_teacher(resolved: Resolved, splits: Splits) -> Teacher | None:
     """Return the teacher of a resolved run, on its device, and note it in `resolved.decisions`; None without one.
 
     Raises UsageError for a teacher that cannot teach these classes or see these images, and what `load` raises.
@@ -90,12 +96,27 @@ def load_teacher(resolved: Resolved, class_names: list[str]) -> Teacher | None:
                 f"distill.kind {run.distill.kind} needs one label for each image, in the data and in the teacher "
                 f"{source}. With several labels use distill.kind features"
             )
-        columns = _columns(source, list(card.class_names), config.classes, class_names)
+        columns = _columns(source, list(card.class_names), config.classes, splits.class_names)
     size = " x ".join(map(str, config.image_size))
     checked = "" if card.class_names or run.distill.kind == "features" else "; the order of its classes is not known"
-    resolved.decisions["teacher"] = f"{source}: {run.distill.kind}, weight {run.distill.weight:g}, {size} px{checked}"
-    network = network.eval().requires_grad_(False).to(resolved.device)
-    return Teacher(network, weights_fingerprint(source), columns)
+    teacher = Teacher(network.eval().requires_grad_(False).to(resolved.device), weights_fingerprint(source), columns)
+    how = f"{source}: {run.distill.kind}, weight {run.distill.weight:g}, {size} px{checked}"
+    if not run.augment.random and run.progressive.start == 1:
+        answers = _answers(resolved, teacher, splits)
+        teacher = replace(teacher, answers=answers)
+        how += f"; without augmentation its outputs are kept in {answers.path}"
+    resolved.decisions["teacher"] = how
+    return teacher
+
+
+def _answers(resolved: Resolved, teacher: Teacher, splits: Splits) -> Answers:
+    """Return the kept outputs of a teacher for the training images as this run's network sees them."""
+    run, network = resolved.run, teacher.network.config
+    of_features = run.distill.kind == "features"
+    about = [teacher.fingerprint, of_features, teacher.columns, splits.fingerprint, len(splits.train)]
+    key = repr([1, *about, resolved.config.image_size, run.precision])
+    path = cache_folder() / "teachers" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.rows"
+    return Answers(path, network.features if of_features else len(splits.class_names))
 
 
 def _normalisation(bands: Bands | None) -> tuple[object, ...]:

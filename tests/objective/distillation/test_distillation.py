@@ -249,6 +249,40 @@ def test_a_run_with_a_teacher_is_resumed_to_the_bit_and_only_with_this_teacher(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["soft", "features"])
+def test_without_augmentation_the_teacher_sees_each_image_once_and_the_student_learns_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """The batch has all images, so that the teacher's numbers do not depend on what else is in its batch."""
+    asked: list[int] = []
+    original = Teacher.__call__
+
+    def ask(self: Teacher, images: Tensor, *, features: bool) -> Tensor:
+        asked.append(len(images))
+        return original(self, images, features=features)
+
+    monkeypatch.setattr(Teacher, "__call__", ask)
+    teacher_in(tmp_path / "teacher")
+    fixed = Augment(crop="center", flip=False)
+    run = tiny(tmp_path, augment=fixed, batch_size=70, accumulate=1, duration=Epochs(3), distill=Distill(kind=kind))
+    weights = []
+    for cache in ("kept", "kept", "nowhere"):
+        monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / cache))
+        if cache == "nowhere":  # a file in place of the folder
+            (tmp_path / cache).write_text("")
+        folder = loop.fit(run).folder
+        path = checkpoint.latest_valid(folder / "checkpoints")
+        assert path is not None
+        weights.append(load_file(path / "model.safetensors"))
+    images = json.loads((folder / "run.json").read_text())["data"]["images"]["train"]
+    assert asked == [images] * 4  # once, never, and in each of three epochs
+    for other in weights[1:]:
+        assert all(torch.equal(weights[0][name], other[name]) for name in weights[0])
+    kept = f"outputs are kept in {tmp_path / 'nowhere' / 'teachers'}"
+    assert kept in json.loads((folder / "run.json").read_text())["decisions"]["teacher"]
+
+
+@pytest.mark.slow
 def test_teachers_that_cannot_teach_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     place = tmp_path / "teacher"
     teacher_in(place, names=[*"012345678", "ten"])
