@@ -109,13 +109,26 @@ def test_images_without_a_label_do_not_count() -> None:
 
 def test_kept_logits_are_those_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = scores()
-    kept = KeptLogits(same, Rows(logits, labels), 300)
+    asked: list[int] = []
+
+    def network(images: torch.Tensor) -> torch.Tensor:
+        asked.append(len(images))
+        return same(images)
+
+    kept = KeptLogits(network, Rows(logits, labels), 300)
     found = classify(kept, kept, list("abcdef"))
     assert kept.temperature() == pytest.approx(fit(logits, labels), rel=1e-9) and found.count == 300
+    # another pass gives the same without the network
+    again = classify(*kept.again(), list("abcdef"), temperature=2.0)
+    assert sum(asked) == 300
+    expected = classify(same, Rows(logits, labels), list("abcdef"), temperature=2.0)
+    for name in ("index", "label", "top", "probability", "loss"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(expected, name))
     # of more logits than are kept, those of evenly spaced images
     monkeypatch.setattr(temperature, "LOGITS", 6 * 100)
-    kept = KeptLogits(same, Rows(logits, labels), 300)
+    kept = KeptLogits(network, Rows(logits, labels), 300)
     classify(kept, kept, list("abcdef"))
+    assert classify(*kept.again(), list("abcdef")).count == 300 and sum(asked) == 3 * 300
     assert kept.temperature() == pytest.approx(fit(logits[::3], labels[::3]), rel=1e-9)
 
 

@@ -9,12 +9,15 @@ logits of all labels, and the loss is the binary cross-entropy.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail import world
+from vitrail.data.loading.loader import Batch
 from vitrail.evaluation.classify import Batches, Predict
 
 LOGITS = 1 << 24
@@ -48,7 +51,8 @@ class KeptLogits:
     def __init__(self, predict: Predict, loader: Batches, images: int) -> None:
         self._predict, self._loader, self._images = predict, loader, images
         self._logits: Tensor | None = None
-        self._kept: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._kept: list[Batch] = []
+        self._all = True
         self.bad = loader.bad
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -62,16 +66,39 @@ class KeptLogits:
             yield batch
             assert self._logits is not None
             step = -(-self._images * self._logits.shape[1] // LOGITS)
+            self._all = step == 1
             rows = batch.index % step == 0
-            logits = self._logits[rows.to(self._logits.device)].float().cpu()
-            self._kept.append((batch.index[rows].numpy(), batch.labels[rows].numpy(), logits.numpy()))
+            logits = self._logits[rows.to(self._logits.device)].cpu()
+            self._kept.append(Batch(logits, batch.labels[rows], batch.index[rows]))
+
+    def again(self) -> tuple[Predict, Batches]:
+        """Return a predict function and images that give the same logits once more.
+
+        The network does not compute them again if all were kept. All processes must call this together.
+        """
+        if world.any_(not self._all):
+            return self._predict, self._loader
+        return lambda logits: logits, KeptBatches(self._kept, self.bad)
 
     def temperature(self) -> float | None:
         """Return the temperature, the same in every process (see `fit`)."""
-        parts = [part for process in world.gather(self._kept) for part in process]
+        mine = [(kept.index.numpy(), kept.labels.numpy(), kept.images.float().numpy()) for kept in self._kept]
+        parts = [part for process in world.gather(mine) for part in process]
         index, labels, logits = (np.concatenate(column) for column in zip(*parts, strict=True))
         rows = np.unique(index, return_index=True)[1]
         return fit(logits[rows], labels[rows])
+
+
+@dataclass
+class KeptBatches:
+    """Batches that have logits in the place of images."""
+
+    batches: list[Batch]
+    bad: list[Any]
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """See `Batches`."""
+        return iter(self.batches)
 
 
 def fit(logits: np.ndarray, labels: np.ndarray) -> float | None:

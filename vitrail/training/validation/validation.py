@@ -285,7 +285,8 @@ class Validation:
         if isinstance(before, NumberScores) or not math.isfinite(before.nll):
             return None
         card = card.with_confidence(Confidence(temperature=logits.temperature() or 1.0))
-        found = measured(outputs, self.run, Rounds(self.loader, check), card)
+        outputs, images = logits.again()
+        found = measured(outputs, self.run, images, card)
         assert not isinstance(found, NumberScores)
         confidence = confidence_of(found, card.temperature)
         if world.is_main():
