@@ -18,6 +18,7 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ KINDS: dict[str, Copying] = {
     "crop 5 %": lambda image, random: cropped(image, 0.05, random),
     "crop 10 %": lambda image, random: cropped(image, 0.10, random),
     "crop 20 %": lambda image, random: cropped(image, 0.20, random),
+    "mirrored crop 15 %": lambda image, random: cropped(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), 0.15, random),
     "mirrored": lambda image, random: jpeg(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), 80),
     "recoloured": lambda image, random: recoloured(image),
     "grey": lambda image, random: jpeg(image.convert("L").convert("RGB"), 80),
@@ -146,9 +148,11 @@ def write(images: list[Image.Image], folder: Path) -> Any:
 
 
 def measured(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield precision and recall of the hashes alone, and of hashes and pixels, at each distance."""
+    """Yield precision and recall of the hashes alone, with the pixels, and with windows too, at each distance."""
     from vitrail.data.copies.confirm import find_copies, pairs_sheet
     from vitrail.data.copies.dedup import candidates
+
+    ways = {"hashes": candidates, "hashes and pixels": find_copies, "with --crops": partial(find_copies, crops=True)}
 
     images = SETS[name](options.images)
     images = images if name == "grey scans" else different(images)
@@ -160,7 +164,7 @@ def measured(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]
         os.environ["VITRAIL_CACHE"] = f"{scratch}/cache"
         left, right = (write(one, Path(scratch) / place / "x") for one, place in ((copies, "copies"), (images, "all")))
         for distance in DISTANCES:
-            for how, find in (("hashes", candidates), ("hashes and pixels", find_copies)):
+            for how, find in ways.items():
                 pairs = find(left, right, distance=distance, mirrored=True)
                 own = np.tile(chosen, len(KINDS))[pairs.left] == pairs.right
                 found = np.isin(np.arange(len(copies)), pairs.left[own])
@@ -174,7 +178,7 @@ def measured(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]
 
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table of precision and recall: whole copies of all kinds together, then each crop."""
-    crops = [kind for kind in KINDS if kind.startswith("crop")]
+    crops = [kind for kind in KINDS if "crop" in kind]
     lines: list[tuple[str, ...]] = [("copies found, %", "bits", "by", "wrong pairs", "precision", "whole", *crops)]
     for row in document["rows"]:
         recall = row["recall"]

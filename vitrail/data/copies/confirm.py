@@ -41,6 +41,7 @@ def find_copies(
     *,
     distance: int = DISTANCE,
     mirrored: bool = False,
+    crops: bool = False,
     workers: int = 0,
     progress: OnProgress | None = None,
 ) -> Pairs:
@@ -48,7 +49,8 @@ def find_copies(
 
     Images are read with `workers` threads. Raises what `candidates` raises.
     """
-    pairs = candidates(left, right, distance=distance, mirrored=mirrored)
+    choices = dict(mirrored=mirrored, crops=crops, workers=workers, progress=progress)
+    pairs = candidates(left, right, distance=distance, **choices)
     near = np.flatnonzero(~pairs.exact)
     found = np.full(len(pairs), np.nan, np.float32)
     other = left if right is None else right

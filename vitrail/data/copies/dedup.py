@@ -25,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.check import BadImage, OnProgress, equal_groups
-from vitrail.data.copies.hashes import ArrayTable, Hashes, hashes_of, near_pairs
+from vitrail.data.copies.crops import near_windows, windows_of
+from vitrail.data.copies.hashes import ArrayTable, HashBlock, Hashes, hashes_of, near_pairs
 from vitrail.data.item import DataSet, Listed, View, role_of
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
@@ -116,6 +117,16 @@ class HashedImages:
         """Groups of images with the same bytes."""
         return Copies(self.hashes)
 
+    @cached_property
+    def comparable(self) -> np.ndarray:
+        """The first image of every group whose hashes can be compared."""
+        firsts = self.copies.firsts
+        return firsts[self.hashes.hashed[firsts]]
+
+    def windows(self, workers: int, progress: OnProgress | None) -> np.ndarray:
+        """Return the hashes of the windows of all images, uint64 [N, windows]. Raises as `windows_of` does."""
+        return np.concatenate([windows_of(part.source, workers=workers, progress=progress) for part in self.parts])
+
     @property
     def bad(self) -> Iterator[BadImage]:
         """Yield the images that cannot be read and are therefore not compared."""
@@ -195,22 +206,37 @@ class Pairs(ArrayTable):
 
 
 def candidates(
-    left: HashedImages, right: HashedImages | None, *, distance: int = DISTANCE, mirrored: bool = False
+    left: HashedImages,
+    right: HashedImages | None,
+    *,
+    distance: int = DISTANCE,
+    mirrored: bool = False,
+    crops: bool = False,
+    workers: int = 0,
+    progress: OnProgress | None = None,
 ) -> Pairs:
     """Return similar pairs of an image of `left` and one of `right`, or (None) within `left`, the earlier one first.
 
     Two images are similar if their stored bytes are equal, or if at most `distance` bits of their frequency hashes and
     at most `GRADIENT_SLACK` more bits of their gradient hashes differ. With `mirrored` the mirror image of the right
-    one counts, too. Images with the same bytes form a group: each image of a group is paired with the first of its
-    group. If two groups are near, each image of one is paired with the first of the other. No copy is left out
+    one counts, too. With `crops` also a window of one image counts (`vitrail.data.copies.crops`), for which images are
+    read with `workers` threads. Images with the same bytes form a group: each image of a group is paired with the first
+    of its group. If two groups are near, each image of one is paired with the first of the other. No copy is left out
     like this, and there are few pairs. Raises UsageError for an impossible distance and DataError for more than `MOST`
     pairs.
     """
     if not 0 <= distance <= FARTHEST:
         raise UsageError(f"distance is {distance}: valid are 0 (equal hashes) to {FARTHEST}")
-    found = [_exact(left, right), *_near(left, right, distance, mirrored=False)]
-    if mirrored:
-        found += _near(left, right, distance, mirrored=True)
+    found = [_exact(left, right)]
+    other = left if right is None else right
+    sides = [(left, other)] if right is None else [(left, other), (other, left)]
+    windows = [side.windows(workers, progress) for side, _ in sides] if crops else []
+    for way in (False, True)[: 1 + mirrored]:
+        found += _found(left, right, _near(left, other, distance, int(way)), distance, mirrored=way)
+        for hashes, (one, whole) in zip(windows, sides, strict=False):
+            near = _near_crops(one, hashes, whole, distance, int(way))
+            turned = ((a, b, bits) if one is left else (b, a, bits) for a, b, bits in near)
+            found += _found(left, right, turned, distance, mirrored=way)
     pairs = Pairs.joined(found)
     # a pair that was found in several ways counts once: exact before near, mirrored last, nearest first
     pairs = pairs.chosen(np.lexsort((pairs.distance, pairs.mirrored, ~pairs.exact, pairs.left, pairs.right)))
@@ -232,17 +258,34 @@ def _exact(left: HashedImages, right: HashedImages | None) -> Pairs:
     return Pairs.found(first, second, np.zeros(len(first)), exact=True, mirrored=False)
 
 
-def _near(left: HashedImages, right: HashedImages | None, distance: int, *, mirrored: bool) -> Iterator[Pairs]:
-    """Yield pairs of images with similar hashes and different bytes."""
-    other, way = left if right is None else right, int(mirrored)
-    mine, theirs = (side.copies.firsts[side.hashes.hashed[side.copies.firsts]] for side in (left, other))
-    ours, others = left.hashes.frequencies[mine, 0], other.hashes.frequencies[theirs, way]
-    count = 0
-    for i, j, bits in near_pairs(ours, others, distance):
+def _near(left: HashedImages, right: HashedImages, distance: int, way: int) -> Iterator[HashBlock]:
+    """Yield (left, right, bits) of images with similar hashes; `way` 1 takes the mirror image of the right one."""
+    mine, theirs = left.comparable, right.comparable
+    for i, j, bits in near_pairs(left.hashes.frequencies[mine, 0], right.hashes.frequencies[theirs, way], distance):
         a, b = mine[i], theirs[j]
-        gradients = left.hashes.gradients[a, 0] ^ other.hashes.gradients[b, way]
+        gradients = left.hashes.gradients[a, 0] ^ right.hashes.gradients[b, way]
         good = np.bitwise_count(gradients) <= distance + GRADIENT_SLACK
-        good &= (a < b) if right is None else (left.hashes.digest[a] != other.hashes.digest[b]).any(axis=1)
+        good &= (a < b) | (left is not right)  # within one set each pair is found in both directions
+        yield a[good], b[good], bits[good]
+
+
+def _near_crops(
+    one: HashedImages, windows: np.ndarray, whole: HashedImages, distance: int, way: int
+) -> Iterator[HashBlock]:
+    """Yield (image of `one`, image of `whole`, bits) where a window of the first resembles the second."""
+    mine, theirs = one.comparable, whole.comparable
+    for i, j, bits in near_windows(windows[mine], whole.hashes.frequencies[theirs, way], distance):
+        _, first = np.unique(np.stack([i, j]), axis=1, return_index=True)
+        yield mine[i[first]], theirs[j[first]], bits[first]
+
+
+def _found(
+    left: HashedImages, right: HashedImages | None, blocks: Iterable[HashBlock], distance: int, *, mirrored: bool
+) -> Iterator[Pairs]:
+    """Yield the pairs of images with different bytes that follow from near groups (left, right, bits)."""
+    other, count = left if right is None else right, 0
+    for a, b, bits in blocks:
+        good = a != b if right is None else (left.hashes.digest[a] != other.hashes.digest[b]).any(axis=1)
         first, second, place = _all_members(left, other, a[good], b[good])
         if right is None:
             first, second = np.minimum(first, second), np.maximum(first, second)

@@ -165,15 +165,15 @@ def hash_thumbnails(thumbnails: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     low = (_COSINES @ values @ _COSINES.T).round(3)
     mirrored = low * np.where(np.arange(LOW) % 2, -1, 1)  # odd horizontal frequencies change their sign
     pair = np.stack([low, mirrored], axis=1).reshape(len(values), 2, -1)
-    frequencies = _packed(pair > np.median(pair, axis=2, keepdims=True))
+    frequencies = packed(pair > np.median(pair, axis=2, keepdims=True))
     cells = _ROW_CELLS @ values @ _COLUMN_CELLS.T  # sums of whole numbers: exact
     pair = np.stack([cells, cells[:, :, ::-1]], axis=1)
-    gradients = _packed((pair[..., 1:] > pair[..., :-1]).reshape(len(values), 2, -1))
+    gradients = packed((pair[..., 1:] > pair[..., :-1]).reshape(len(values), 2, -1))
     return frequencies, gradients, values.std(axis=(1, 2)) < FLAT
 
 
-def _packed(bits: np.ndarray) -> np.ndarray:
-    """Pack bool [N, 2, 64] into uint64 [N, 2]."""
+def packed(bits: np.ndarray) -> np.ndarray:
+    """Pack bool [N, K, 64] into uint64 [N, K]."""
     return np.packbits(bits, axis=2).view(np.uint64)[..., 0]
 
 
@@ -217,7 +217,7 @@ def hashes_of(source: Listed, *, workers: int = 0, progress: OnProgress | None =
     with threads(workers) as pool:
         for begin in range(0, len(source), CHUNK):
             numbers = range(begin, min(begin + CHUNK, len(source)))
-            target = cached_file("hashes", _key(source, numbers))
+            target = cached_file("hashes", image_key(source, numbers))
             compute = partial(_compute, source, numbers, pool, progress)
             table = stored_table(target, _SCHEMA, compute, "the hashes of images")
             if pc.any(pc.equal(table["reason"], "unreadable")).as_py():
@@ -228,7 +228,7 @@ def hashes_of(source: Listed, *, workers: int = 0, progress: OnProgress | None =
     return Hashes.joined(parts)
 
 
-def _key(source: Listed, numbers: range) -> str:
+def image_key(source: Listed, numbers: range) -> str:
     """Return a key of the images in a table, from their ids, sizes and dates, without reading the images."""
     state = hashlib.blake2b(digest_size=16)
     for index in numbers:

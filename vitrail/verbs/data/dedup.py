@@ -56,6 +56,7 @@ def dedup(
     distance: Annotated[int, Range(0, 64)] | None = None,
     cosine: Part = 0.95,
     mirrored: bool = False,
+    crops: bool = False,
     out: str | Path | None = None,
     keep_list: str | Path | None = None,
     sheet: str | Path | None = None,
@@ -82,9 +83,11 @@ def dedup(
             splits).
         model: A run, weights or a name on the hub. A pair then counts only if its features are similar, too.
         distance: Maximum number of differing bits, of 64, between the hashes of two copies (default: 6, or 10 with
-            a model). A larger distance finds copies that are cropped more, and takes longer.
+            a model). A larger distance finds copies that differ more, and takes longer.
         cosine: Minimum cosine similarity for two images to count as copies (needs --model).
         mirrored: Find mirror images, too.
+        crops: Find copies of which up to a fifth of each side was cut off, too. Every image is read once more, and a
+            search takes about 100 times as many comparisons.
         out: Write all pairs to this CSV file.
         keep_list: Write the remaining images and the other splits to this CSV file, for `vitrail train FILE`.
         sheet: Draw the two images of each pair in this PNG file, the least similar pair first (at most 60).
@@ -105,7 +108,8 @@ def dedup(
     if distance is None:
         distance = DISTANCE if model is None else WIDE
     progress = ProgressLine("compared")
-    pairs = find_copies(left, right, distance=distance, mirrored=mirrored, workers=threads, progress=progress)
+    choices = dict(distance=distance, mirrored=mirrored, crops=crops)
+    pairs = find_copies(left, right, **choices, workers=threads, progress=progress)
     if model is not None:
         pairs = pairs.confirmed(_cosines(model, left, other, pairs, compute), cosine)
     stays = staying(left, right, pairs)
