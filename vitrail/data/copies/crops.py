@@ -1,9 +1,9 @@
 """Copies that are a part of the picture: the hashes of an image's windows, compared with those of whole images.
 
 The hash of a crop differs from that of its original, and resembles that of the window of the original that was cut out.
-So every image has a hash for each of `WINDOWS`, which have 78 to 94 % of its height and width. A crop of up to a fifth
-of each side is near one of them: of flowers cropped at random by 5, 10, 15 and 20 %, 97 to 100 % differ in at most 6
-bits from the nearest window (`python -m benchmarks.dedup --crops`).
+So every image has a hash for each of `WINDOWS`, which have 78 to 94 % of its height and width. Of photographs that were
+cropped at random by 5, 10 and 20 % of each side, 95, 100 and 88 % are found; by the hashes of whole images 43, 0 and 0 %
+(`python -m benchmarks.dedup`).
 """
 
 from __future__ import annotations
