@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from block_outputs import block_outputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from vitrail.model.attention import Attention, attend, attention_path, uses_expl
 from vitrail.model.build import build
 from vitrail.model.layers import LayerNorm, dense, dense_after_gelu
 from vitrail.model.record import attention_maps, tap_attention
+from vitrail.model.rewrites.low_rank import adapt
 from vitrail.model.variants import ViTConfig
 
 TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, classes=5)
@@ -215,3 +217,45 @@ def test_block_outputs_lead_to_the_logits() -> None:
     assert list(outputs) == [2]
     with torch.no_grad():
         assert torch.allclose(model.head(model.norm(outputs[2])[:, 0]), model(images), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["head", "width"])
+def test_normalised_queries_and_keys_are_those_of_the_formula(kind: str) -> None:
+    """Attention, its first tokens, its maps, with a hook and with a low-rank update, against torch's layer_norm."""
+    torch.manual_seed(0)
+    model = build(ViTConfig(**TINY, qk_norm=kind))  # type: ignore[arg-type]
+    attention, x = model.blocks[0].attentions[0].attention, torch.randn(2, 17, 32)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.normal_(std=0.3)
+    group = 16 if kind == "head" else 32
+
+    def expected() -> tuple[torch.Tensor, torch.Tensor]:
+        query, key, value = F.linear(x, attention.qkv.weight, attention.qkv.bias).chunk(3, dim=-1)
+        normed = [
+            F.layer_norm(part.unflatten(-1, (-1, group)), (group,), norm.weight, norm.bias, 1e-6).flatten(2)
+            for part, norm in ((query, attention.qk_norm.query), (key, attention.qk_norm.key))
+        ]
+        q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in (*normed, value))
+        maps = (q @ k.transpose(-1, -2) / 4).softmax(-1)
+        return maps, attention.out((maps @ v).transpose(1, 2).flatten(2))
+
+    maps, output = expected()
+    assert torch.allclose(attention.maps(x), maps, atol=1e-6)
+    for path in ("fused", "explicit"):
+        with attention_path(path):  # type: ignore[arg-type]
+            assert torch.allclose(attention(x), output, atol=1e-5)
+            assert torch.allclose(attention(x, read=2), output[:, :2], atol=1e-5)
+            hook = attention.qkv.register_forward_hook(lambda *_: None)
+            assert torch.allclose(attention(x), output, atol=1e-5)
+            hook.remove()
+            with torch.autocast("cpu", torch.bfloat16):
+                assert torch.allclose(attention(x).float(), output, atol=0.05)
+    adapt(attention, [attention], rank=2, scale=1.0)
+    torch.nn.init.normal_(attention.qkv.lora.up.weight)
+    found = attention(x)
+    plain = attention.qkv
+    attention.qkv = torch.nn.Linear(32, 96)
+    attention.qkv.weight.data = plain.weight + plain.lora.up.weight @ plain.lora.down.weight
+    attention.qkv.bias.data = plain.bias.data
+    assert not torch.allclose(found, output, atol=0.1) and torch.allclose(found, expected()[1], atol=1e-5)

@@ -106,6 +106,9 @@ KINDS: list[dict[str, Any]] = [
     dict(block="parallel", branches=2, pool="map"),
     dict(block="axial", pool="gap"),
     dict(rotary=None, key_bias=False, attention_norm=True),
+    dict(qk_norm="head", registers=2),
+    dict(qk_norm="head", block="parallel", branches=2),
+    dict(qk_norm="width", norm="rms", rotary=None, key_bias=False),
 ]
 
 

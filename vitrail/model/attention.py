@@ -11,7 +11,7 @@ Recording attention maps (`vitrail.model.record`) does not change it.
 The module `Attention` computes scaled weights and calls `mix`, which projects tokens to queries, keys and values and
 calls `attend`. In the last layer only the tokens that the head reads send queries; there `mix` calls `attend_first`.
 Queries are always already scaled by 1/sqrt(features) when they reach these functions. Rotary positions rotate queries
-and keys before their product (`rotation_of`).
+and keys before their product (`rotation_of`). A `QKNorm` normalises them before that.
 """
 
 from __future__ import annotations
@@ -181,6 +181,36 @@ def attend_all(qkv: Tensor, heads: int, bias: Bias | None = None) -> Tensor:
     return attend(_rotated(qkv, bias), bias(qkv[:, :, 0].transpose(1, 2)) if bias else None)
 
 
+class QKNorm(nn.Module):
+    """Norms of queries and keys before their product ("Scaling Vision Transformers to 22 Billion Parameters", 2.1).
+
+    Each norm is over groups of `features` features: those of a head, or all of a token. Queries are scaled afterwards,
+    because a norm removes the scale of its input.
+    """
+
+    def __init__(self, query: nn.Module, key: nn.Module, features: int, scale: float) -> None:
+        super().__init__()
+        self.query, self.key = query, key
+        self.features, self.scale = features, scale
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Return normalised, scaled queries: [..., width] -> the same shape."""
+        return self._normed(self.query, x) * self.scale
+
+    def keys_values(self, x: Tensor) -> Tensor:
+        """Return keys and values [..., 2 * width] with the keys normalised."""
+        keys, values = x.chunk(2, dim=-1)
+        return torch.cat([self._normed(self.key, keys), values], dim=-1)
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        """Return queries, keys and values [..., 3 * width] with queries and keys as above."""
+        width = qkv.shape[-1] // 3
+        return torch.cat([self.queries(qkv[..., :width]), self.keys_values(qkv[..., width:])], dim=-1)
+
+    def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+        return norm(x.unflatten(-1, (-1, self.features))).flatten(-2).to(x.dtype)  # type: ignore[no-any-return]
+
+
 def mix(
     x: Tensor,
     weight: Tensor,
@@ -189,11 +219,13 @@ def mix(
     bias: Bias | None = None,
     read: int | None = None,
     update: tuple[Tensor, Tensor] | None = None,
+    norm: QKNorm | None = None,
 ) -> Tensor:
     """Return attention without the output projection: x [batch, tokens, in] -> [batch, tokens or read, width].
 
-    weight [3 * width, in] and offset project tokens to scaled queries, keys and values. `bias` and `read`
-    are as in `Attention.forward`. update: down [rank, in] and up [3 * width, rank], whose product is added to `weight`.
+    weight [3 * width, in] and offset project tokens to scaled queries, keys and values; before a `norm`, queries are
+    not scaled yet. `bias` and `read` are as in `Attention.forward`. update: down [rank, in] and up [3 * width, rank],
+    whose product is added to `weight`.
     """
     down, up = update or (None, None)
 
@@ -202,30 +234,42 @@ def mix(
         return out if down is None or up is None else out + linear(linear(tokens, down), up)
 
     if read is None:
-        return attend_all(project(x, weight, offset, up), heads, bias)
+        qkv = project(x, weight, offset, up)
+        return attend_all(qkv if norm is None else norm(qkv), heads, bias)
     width = len(weight) // 3
     query, rest = (None, None) if up is None else (up[:width], up[width:])
     queries = project(x[:, :read], weight[:width], offset[:width], query)
-    return attend_first(queries, project(x, weight[width:], offset[width:], rest), heads, bias)
+    key_value = project(x, weight[width:], offset[width:], rest)
+    if norm is not None:
+        queries, key_value = norm.queries(queries), norm.keys_values(key_value)
+    return attend_first(queries, key_value, heads, bias)
 
 
 class Attention(nn.Module):
     """Multi-head self-attention (appendix A, Eq. 5-8): tokens [batch, tokens, width] -> the same shape.
 
     Without `key_bias` the keys' part of the bias is not used. It has no gradient, so it stays zero. A `norm` acts on
-    the heads' outputs, before the output projection.
+    the heads' outputs, before the output projection; `qk_norm` acts on queries and keys.
     """
 
-    def __init__(self, width: int, heads: int, *, key_bias: bool = True, norm: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        key_bias: bool = True,
+        norm: nn.Module | None = None,
+        qk_norm: QKNorm | None = None,
+    ) -> None:
         super().__init__()
-        self.heads, self.key_bias, self.norm = heads, key_bias, norm
+        self.heads, self.key_bias, self.norm, self.qk_norm = heads, key_bias, norm, qk_norm
         self.qkv = new_linear(width, 3 * width)
         self.out = new_linear(width, width)
 
     def scaled(self) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the projection, with the queries' part multiplied by 1/sqrt(features).
 
-        Scaling the weight costs nothing per token; for 64 features it is exact.
+        Scaling the weight costs nothing per token; for 64 features it is exact. A `qk_norm` scales the queries itself.
         """
         rows = self._scales(self.qkv.weight[:, 0])
         bias = rows if self.key_bias else self._scales(rows, keys=0.0)
@@ -234,17 +278,20 @@ class Attention(nn.Module):
     def _scales(self, qkv: Tensor, keys: float = 1.0) -> Tensor:
         """Return the factors of queries, keys and values [3 * width], with the type and the device of `qkv`."""
         width = qkv.shape[-1] // 3
-        parts = ((width // self.heads) ** -0.5, keys, 1.0)
+        queries = (width // self.heads) ** -0.5 if self.qk_norm is None else 1.0
+        parts = (queries, keys, 1.0)
         return torch.cat([qkv.new_full((width,), factor) for factor in parts])
 
     def project(self, x: Tensor) -> Tensor:
-        """Return scaled queries, keys and values [batch, tokens, 3 * width]."""
+        """Return scaled queries, keys and values [batch, tokens, 3 * width], after `qk_norm`."""
         if is_plain(self.qkv):
-            return linear(x, *self.scaled())
-        qkv = self.qkv(x)
-        if not self.key_bias:
-            qkv = qkv - self.qkv.bias * (self._scales(qkv) - self._scales(qkv, keys=0.0))
-        return qkv * self._scales(qkv)
+            qkv = linear(x, *self.scaled())
+        else:
+            qkv = self.qkv(x)
+            if not self.key_bias:
+                qkv = qkv - self.qkv.bias * (self._scales(qkv) - self._scales(qkv, keys=0.0))
+            qkv = qkv * self._scales(qkv)
+        return qkv if self.qk_norm is None else self.qk_norm(qkv)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, bias: Bias | None = None, read: int | None = None) -> Tensor:
         """See the class. `bias` computes values to add to the logits from the scaled queries.
@@ -252,9 +299,10 @@ class Attention(nn.Module):
         With `read`, only the first `read` tokens send queries and are returned; they still attend to all tokens.
         """
         if is_plain(self.qkv):
-            mixed = mix(x, *self.scaled(), self.heads, bias, read)
+            mixed = mix(x, *self.scaled(), self.heads, bias, read, norm=self.qk_norm)
         elif isinstance(self.qkv, Adapted) and is_plain(self.qkv, Adapted):
-            mixed = mix(x, *self.scaled(), self.heads, bias, read, self.qkv.lora.factors(self._scales(self.qkv.bias)))
+            update = self.qkv.lora.factors(self._scales(self.qkv.bias))
+            mixed = mix(x, *self.scaled(), self.heads, bias, read, update, self.qk_norm)
         else:
             mixed = attend_all(self.project(x), self.heads, bias)[:, :read]
         return dense(self.out, mixed if self.norm is None else self.norm(mixed))

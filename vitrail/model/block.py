@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vitrail.model.attention import Attention, Bias
+from vitrail.model.attention import Attention, Bias, QKNorm
 from vitrail.model.layers import QuickGELU, dense, dense_after_gelu, is_plain, new_gelu, new_linear, new_norm
 from vitrail.model.own_part import build_part
 from vitrail.model.posemb import AtLayer, Grid, Positions
@@ -167,7 +167,7 @@ class Block(nn.Module):
 
 
 _PER_TOKEN = (
-    *(Block, AttentionBranch, Attention, MLPBranch, MLP, SwiGLU, Residual, QuickGELU, LowRank),
+    *(Block, AttentionBranch, Attention, QKNorm, MLPBranch, MLP, SwiGLU, Residual, QuickGELU, LowRank),
     *(nn.ModuleList, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.GELU, nn.SiLU, nn.ReLU, nn.Dropout, nn.Identity),
 )
 """Types of modules that compute the attention of ours, or each token from itself."""
@@ -199,9 +199,18 @@ def build_attention(config: ViTConfig) -> Attention:
     """Return the attention of a config, or a module of the user's own that is called in the same way."""
     if config.attention is None:
         norm = new_norm(config.norm, config.width, config.norm_eps) if config.attention_norm else None
-        return Attention(config.width, config.heads, key_bias=config.key_bias, norm=norm)
+        return Attention(config.width, config.heads, key_bias=config.key_bias, norm=norm, qk_norm=_qk_norm(config))
     attention: Attention = build_part(config.attention, config, {}, nn.Module)
     return attention
+
+
+def _qk_norm(config: ViTConfig) -> QKNorm | None:
+    if config.qk_norm == "none":
+        return None
+    head = config.width // config.heads
+    features = head if config.qk_norm == "head" else config.width
+    query, key = (new_norm(config.norm, features, config.norm_eps) for _ in range(2))
+    return QKNorm(query, key, features, head**-0.5)
 
 
 def drop_path_rates(config: ViTConfig) -> list[float]:

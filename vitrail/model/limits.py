@@ -11,6 +11,7 @@ PositionKind = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"
 PositionPlace = Literal["input", "every", "shared"]
 Pool = Literal["cls", "gap", "map", "probe", "cls+gap"]
 Norm = Literal["layer", "rms"]
+QKNormKind = Literal["none", "head", "width"]
 ResizeMode = Literal["official", "timm", "hf", "deit", "torchvision", "naflex"]
 Gelu = Literal["erf", "tanh", "quick"]
 StdConv = Literal["hybrid", "bit", "timm"]

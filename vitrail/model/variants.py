@@ -28,6 +28,7 @@ from vitrail.model.limits import (
     Pool,
     PositionKind,
     PositionPlace,
+    QKNormKind,
     ResizeMode,
     StdConv,
     Stem,
@@ -75,6 +76,9 @@ class ViTConfig:
     mlp_norm: bool = False  # SwiGLU only: a LayerNorm after the product (EVA-02, B and L)
     attention: OwnPart | None = None  # of the user's own; None: multi-head self-attention
     attention_norm: bool = False  # a LayerNorm before the output projection of the attention (EVA-02-CLIP)
+    qk_norm: QKNormKind = "none"
+    """Norms of queries and keys before their product (Dehghani et al. 2023, section 2.1), over the features of each
+    head, or over the whole width (InternViT 6B)."""
     key_bias: bool = True
     """Whether keys have a bias. With rotary positions it matters: EVA-02 and DINOv3 have none."""
     positions: PositionKind | OwnPart = "1d"

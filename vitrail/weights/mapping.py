@@ -67,6 +67,14 @@ def norm_pair(config: ViTConfig, ours: str, theirs: str) -> list[Conversion]:
     return same_pair(ours, theirs) if config.norm == "layer" else [same(f"{ours}.weight", f"{theirs}.weight")]
 
 
+def qk_norms(config: ViTConfig, ours: str, theirs: str) -> list[Conversion]:
+    """Return the conversions of the norms of queries and keys of the attention `ours`, if it has them."""
+    if config.qk_norm == "none":
+        return []
+    query, key = f"{ours}.qk_norm.query", f"{ours}.qk_norm.key"
+    return [*norm_pair(config, query, f"{theirs}.q_norm"), *norm_pair(config, key, f"{theirs}.k_norm")]
+
+
 def turned(ours: str, theirs: str) -> Conversion:
     """Return the conversion of a transposed matrix: [in, out] in the file, [out, in] in the model."""
     return Conversion(ours, (theirs,), _turn, lambda tensor: (_turn(tensor),))
@@ -263,9 +271,10 @@ def dense_biases(config: ViTConfig) -> list[str]:
 
 
 def special_parts(config: ViTConfig) -> dict[str, bool]:
-    """Return part -> whether a model has it, for parts without tensors that only timm and transformers have."""
+    """Return part -> whether a model has it, for parts that only timm and transformers have."""
     return {
         "norms behind attention and MLP": config.norm_after,
+        "normalised queries and keys": config.qk_norm != "none",
         "RMSNorm": config.norm == "rms",
         "a norm of the patches": config.patch_norm,
         "attention pooling with its own number of heads or hidden width": own_pool(config) != (None, None),

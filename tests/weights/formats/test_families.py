@@ -23,8 +23,8 @@ from vitrail.weights.load import load
 from vitrail.weights.store import load_model, save_model
 
 HF = ("clip", "clip-classes", "siglip", "siglip2", "msn", "ijepa", "data2vec-bare", "internvl", "aimv2")
-TIMM = ("CLIP, quick GELU", "InternViT", "rpn", "BEiT v2", "PE", "AIMv2")
-TRACED = ("clip", "siglip2", "rpn", "PE", "aimv2")
+TIMM = ("CLIP, quick GELU", "InternViT", "rpn", "BEiT v2", "PE", "AIMv2", "QK norm")
+TRACED = ("clip", "siglip2", "rpn", "PE", "aimv2", "QK norm")
 """Families that have all parts which the others have: tracing takes seconds."""
 
 

@@ -172,9 +172,8 @@ def test_leftovers_of_pre_training_are_named() -> None:
 @pytest.mark.parametrize(
     ("architecture", "arguments", "message"),
     [
-        (PLAIN, dict(qk_norm=True), r"'blocks.0.attn.k_norm.bias' is part of normalised queries"),
+        (PLAIN, dict(qk_norm=True, attn_layer="diff"), r"is part of differential attention"),
         (PLAIN, dict(scale_attn_norm=True), r"'blocks.0.attn.norm.bias' is part of a norm inside"),
-        (PLAIN, dict(attn_layer="diff"), r"is part of differential attention"),
         ("vit_base_patch16_xp_224", dict(pre_norm=False, qk_norm=False), r"attention and MLP share"),
         (PLAIN, dict(act_layer="relu"), r"act_layer of config.json is 'relu'"),
         (PLAIN, dict(norm_layer="rmsnorm"), r"norm_layer of config.json is 'rmsnorm'"),

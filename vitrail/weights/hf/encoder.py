@@ -221,6 +221,7 @@ class Encoder:
             "norms inside attention or MLP": config.attention_norm or config.mlp_norm,
             f"pooling by {config.pool!r}": config.pool != "cls",
             "network without a class token": not config.has_class_token,
+            "normalisation of queries and keys": config.qk_norm != "none",
             "LayerNorm before the first block": config.pre_norm,
             "LayerNorm behind attention and MLP": config.norm_after,
             "network without a last LayerNorm": config.final_norm == "none",

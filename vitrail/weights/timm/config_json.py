@@ -144,6 +144,7 @@ def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
         final_norm=config.final_norm != "none",
         pool_include_prefix=config.pool_prefix,
         proj_bias=naming.dense_bias,
+        qk_norm=config.qk_norm == "head",
     )
     return values if gated else values | dict(act_layer=ACTIVATIONS[config.gelu])
 

@@ -6,6 +6,7 @@
 | `attention.qkv.bias` | `attn.qkv.bias`, or without the keys' `attn.{q_bias,v_bias}`, `attn.{q_proj,v_proj}.bias` |
 | `mlp.fc1` of SwiGLU | `mlp.fc1`, or gate and value apart as `mlp.fc1_g`, `mlp.fc1_x` |
 | `attention.norm`, `mlp.norm` | `attn.norm`, `mlp.norm` |
+| `attention.qk_norm.{query,key}` | `attn.{q_norm,k_norm}` |
 | `residual.gamma` | `gamma_1`, `gamma_2` |
 | `positions.rotary.frequencies` [layer, axis, head, pair] | `rope.freqs` [axis, layer, head, pair] |
 
@@ -33,6 +34,7 @@ from vitrail.weights.mapping import (
     Conversion,
     eva_heads,
     joined,
+    qk_norms,
     rows,
     same,
     same_pair,
@@ -41,9 +43,9 @@ from vitrail.weights.mapping import (
     without_key_bias,
 )
 from vitrail.weights.timm.file import NORM_EPS, TimmFile, statistics
-from vitrail.weights.timm.names import attention_pool, patches, ratio_of
+from vitrail.weights.timm.names import OVER_WIDTH, attention_pool, patches, ratio_of
 from vitrail.weights.timm.unsupported import refuse
-from vitrail.weights.timm.vit import count, grid_of, pooling, token_count
+from vitrail.weights.timm.vit import count, grid_of, normed_heads, pooling, token_count
 from vitrail.words import shown
 
 LARGE_EPS = 1e-5
@@ -68,9 +70,9 @@ WRITTEN = (
     *("vit_small_patch16_dinov3", "vit_base_patch16_rope_224", "eva02_base_patch14_224"),
     *("vit_pe_core_base_patch16_224", "vit_pe_lang_large_patch14_448"),
 )
+"""The architectures for models that come from elsewhere."""
 PE_POOL_HEADS = 8
 """Number of heads of the attention pooling of `vit_pe_core_*`."""
-"""The architectures for models that come from elsewhere."""
 PARTS = (
     "rotary positions",
     "a norm inside the attention or the MLP",
@@ -120,11 +122,12 @@ def infer_eva(file: TimmFile) -> tuple[ViTConfig, EvaNaming]:
     width, channels, patch = stem_sizes(archive, "patch_embed.proj.weight")
     blocks, naming = _blocks(archive)
     cls, registers = token_count(archive, "cls_token"), token_count(archive, "reg_token")
-    given = file.image_size() or (224 // patch * patch,) * 2
+    given = file.image_size() or (224, 224)
     grid, front = (given[0] // patch, given[1] // patch), 0
     if "pos_embed" in archive:
         grid, front = grid_of(archive, (0, cls, cls + registers), grid)
-    heads = file.argument("num_heads", int)
+    gamma = file.argument("init_values", (int, float))
+    heads = file.argument("num_heads", int) or normed_heads(archive, width)
     if not heads:
         heads, why = eva_heads(archive, width)
         if not file.architecture:
@@ -144,7 +147,7 @@ def infer_eva(file: TimmFile) -> tuple[ViTConfig, EvaNaming]:
         register_positions=bool(registers) and front == cls + registers,
         rotary=_rotary(file),
         registers=registers,
-        layer_scale=float(file.argument("init_values", (int, float)) or 1e-5) if _scaled(archive) else None,
+        layer_scale=float(gamma or 1e-5) if "blocks.0.gamma_1" in archive else None,
         resize_mode="timm",
         pre_norm="norm_pre.weight" in archive,
         norm_eps=_eps(file.architecture or "dinov3"),  # of bare files only those of DINOv3 are read
@@ -169,10 +172,6 @@ def _attention_pool(file: TimmFile, heads: int, front: bool) -> dict[str, Any]:
     )
 
 
-def _scaled(archive: Archive) -> bool:
-    return "blocks.0.gamma_1" in archive
-
-
 def _blocks(archive: Archive) -> tuple[dict[str, Any], EvaNaming]:
     """Return the sizes and kind of the blocks as fields of the config, and the naming of their tensors."""
     first = "blocks.0"
@@ -188,6 +187,7 @@ def _blocks(archive: Archive) -> tuple[dict[str, Any], EvaNaming]:
         mlp="gelu" if hidden == mlp_dim else "swiglu",
         mlp_norm=f"{first}.mlp.norm.weight" in archive,
         attention_norm=f"{first}.attn.norm.weight" in archive,
+        qk_norm="head" if f"{first}.attn.q_norm.weight" in archive else "none",
         key_bias=not archive.names.isdisjoint({f"{first}.attn.qkv.bias", f"{first}.attn.k_proj.bias"}),
     )
     return values, EvaNaming(apart, not archive.names.isdisjoint(biases), gate_apart)
@@ -226,9 +226,7 @@ def conversions(config: ViTConfig, naming: EvaNaming) -> list[Conversion]:
     entries += [same("positions.embedding", "pos_embed")] if config.positions == "1d" else []
     entries += same_pair("pre_norm", "norm_pre") if config.pre_norm else []
     if config.rotary and config.rotary.frequencies == "mixed":
-        entries.append(
-            Conversion("positions.rotary.frequencies", ("rope.freqs",), _exchanged, lambda t: (_exchanged(t),))
-        )
+        entries += [Conversion("positions.rotary.frequencies", ("rope.freqs",), _exchanged, lambda t: (_exchanged(t),))]
     for layer in range(config.depth):
         entries += _block(config, naming, layer)
     if config.final_norm != "none":
@@ -246,6 +244,7 @@ def _block(config: ViTConfig, naming: EvaNaming, layer: int) -> list[Conversion]
     entries = [
         *same_pair(f"{attention}.norm", f"{theirs}.norm1"),
         *_qkv(config, naming, f"{attention}.attention.qkv", f"{theirs}.attn"),
+        *qk_norms(config, f"{attention}.attention", f"{theirs}.attn"),
         *same_pair(f"{attention}.attention.out", f"{theirs}.attn.proj"),
         *same_pair(f"{mlp}.norm", f"{theirs}.norm2"),
         *same_pair(f"{mlp}.mlp.fc2", f"{theirs}.mlp.fc2"),
@@ -316,6 +315,7 @@ def eva_refusal(config: ViTConfig) -> dict[str, bool]:
         f"its positions are added at place {config.place!r}": config.positions == "1d" and config.place != "input",
         f"it pools {config.pool!r}": config.pool in ("cls+gap", "probe"),
         "it has RMSNorm or a norm of the patches": config.norm == "rms" or config.patch_norm,
+        OVER_WIDTH: config.qk_norm == "width",
         "it has a distillation token": config.distilled,
         "it has a pre-logits layer": config.pre_logits is not None,
         f"its GELU is {config.gelu!r}": config.mlp == "gelu" and config.gelu != "erf",
@@ -371,6 +371,7 @@ def eva_arguments(config: ViTConfig, naming: EvaNaming) -> dict[str, Any]:
         swiglu_align_to=int(naming.gate_apart and not config.mlp_norm),
         scale_mlp=config.mlp_norm,
         scale_attn_inner=config.attention_norm,
+        qk_norm=config.qk_norm == "head",
         class_token=config.has_class_token,
         num_reg_tokens=config.registers,
         no_embed_class=config.prefix > 0 and config.front == 0,

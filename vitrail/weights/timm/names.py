@@ -6,6 +6,7 @@
 | the same in parallel blocks, branch 1 | `blocks.0.attns.1.{norm,attn,ls}`, `blocks.0.ffns.1.{norm,mlp,ls}` |
 | `pre_norm` | `norm_pre`; the patch embedding then has no bias |
 | `patch_norm`, `mlp.fc1` of AIMv2 | `patch_embed.norm`, `mlp.fc1_g` and `mlp.fc1_x` |
+| `attention.qk_norm.{query,key}` | `attn.{q_norm,k_norm}` |
 | `norm` | `norm`, or `fc_norm` if it is applied to the pooled features |
 | `stem.root`, `stem.stages.0.1` | `patch_embed.backbone.stem`, `patch_embed.backbone.stages.0.blocks.1` |
 | `pool.{probe,query,key_value,out,norm,mlp}` | `attn_pool.{latent,q,kv,proj,norm,mlp}` |
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
-from vitrail.weights.mapping import Conversion, joined, norm_pair, same, same_pair, stacked, without_key_bias
+from vitrail.weights.mapping import Conversion, joined, norm_pair, qk_norms, same, same_pair, stacked, without_key_bias
 
 TABLE = "relative_position_bias_table"
 
@@ -30,6 +31,9 @@ POOLS = {"cls": "token", "gap": "avg", "map": "map"}
 
 ACTIVATIONS: dict[Gelu, str] = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 """`ViTConfig.gelu` -> timm's `act_layer`."""
+
+OVER_WIDTH = "it normalises queries and keys over all heads together; timm does so for each head"
+"""Why timm cannot express a model whose `qk_norm` is "width"."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[
     entries = [
         *norm_pair(config, f"{attention}.norm", norms[0]),
         same(f"{attention}.attention.qkv.weight", f"{first}.attn.qkv.weight"),
+        *qk_norms(config, f"{attention}.attention", f"{first}.attn"),
         *norm_pair(config, f"{mlp}.norm", norms[1]),
     ]
     for kind in ("weight", "bias") if naming.dense_bias else ("weight",):

@@ -19,7 +19,6 @@ _TENSORS = (
         "a stem other than BiT's ResNet",
     ),
     (r"\.attn\.(norm|scale_norm)\.|\.mlp\.norm\.", "a norm inside the attention or the MLP"),
-    (r"\.[qk]_norm\.", "normalised queries and keys"),
     (r"^blocks\..*\.(q|k|v|q_proj|k_proj|v_proj)\.weight$", "separate projections of queries, keys and values"),
     (r"\.(lambda_\w+|sub_norm\.\w+)$", "differential attention"),
     (r"\.attn\.gate", "gated attention"),

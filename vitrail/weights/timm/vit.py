@@ -133,6 +133,7 @@ def _blocks(archive: Archive) -> tuple[dict[str, Any], Naming]:
         depth=count(archive, "blocks."),
         mlp_dim=mlp_dim,
         mlp="gelu" if hidden == mlp_dim else "swiglu",
+        qk_norm="head" if f"{attention}.q_norm.weight" in archive else "none",
         block="parallel" if parallel else "sequential",
         branches=count(archive, "blocks.0.attns.") if parallel else 1,
     )
@@ -183,7 +184,7 @@ def _gelu(file: TimmFile, architecture: str, mlp: str) -> Gelu:
 
 def _heads(file: TimmFile, architecture: str, width: int) -> int:
     """Return the number of heads: from `num_heads`, else the architecture, else as usual for this width."""
-    given: int | None = file.argument("num_heads", int)
+    given: int | None = file.argument("num_heads", int) or normed_heads(file.archive, width)
     known = (number for pattern, number in _HEADS if re.match(pattern, architecture))
     heads = given or next(known, None)
     if heads:
@@ -197,6 +198,12 @@ def _heads(file: TimmFile, architecture: str, width: int) -> int:
     if not file.architecture:
         file.notes.append(why)
     return heads
+
+
+def normed_heads(archive: Archive, width: int) -> int:
+    """Return the number of heads, which a norm of queries shows by its number of weights; 0 without such a norm."""
+    name = next((name for name in sorted(archive.names) if name.endswith(".attn.q_norm.weight")), None)
+    return 0 if name is None else width // shape_of(archive, name, 1)[0]
 
 
 def pooling(file: TimmFile, cls: bool) -> dict[str, Any]:

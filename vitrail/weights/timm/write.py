@@ -28,7 +28,7 @@ from vitrail.weights.timm.config_json import bit_json, eva_json, vit_json
 from vitrail.weights.timm.eva import conversions as eva_conversions
 from vitrail.weights.timm.eva import eva_refusal, infer_eva, is_rotary, naming_of
 from vitrail.weights.timm.file import BARE, CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, read_timm_file
-from vitrail.weights.timm.names import Naming, conversions, is_aimv2, qkv_biases
+from vitrail.weights.timm.names import OVER_WIDTH, Naming, conversions, is_aimv2, qkv_biases
 from vitrail.weights.timm.vit import infer
 
 BIT_SCALE = 10.0
@@ -159,7 +159,7 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
     plain = ("width", "depth", "heads", "mlp_dim", "patch", "image_size", "channels", "classes", "stem", "stem_units")
     tokens = ("has_class_token", "distilled", "registers")
     rest = ("norm_after", "pre_norm", "block", "branches", "mlp", "positions", "pool", "final_norm", "pre_logits")
-    inner = ("mlp_norm", "attention_norm", "rotary", "norm", "patch_norm")
+    inner = ("mlp_norm", "attention_norm", "qk_norm", "rotary", "norm", "patch_norm")
     pool = dict(own_pool=own_pool(config), pool_prefix=config.pool_prefix and config.prefix > 0)
     return (
         {name: getattr(config, name) for name in (*plain, *tokens, *rest, *inner)}
@@ -177,6 +177,7 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
 def fits_beit(config: ViTConfig) -> bool:
     """Return whether timm's BEiT can express this model, apart from its positions."""
     plain = (config.stem, config.block, config.mlp, config.gelu) == ("linear", "sequential", "gelu", "erf")
+    plain = plain and config.qk_norm == "none"
     return plain and config.has_class_token and config.prefix == 1 and config.pool in ("cls", "gap")
 
 
@@ -203,6 +204,7 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
         f"its positions are {positions!r}; timm's have one row for each patch": positions in ("2d", "relative"),
         f"its positions are added at place {config.place!r}": positions in ("1d", "sincos") and config.place != "input",
         f"it pools {config.pool!r}": config.pool in ("cls+gap", "probe"),
+        OVER_WIDTH: config.qk_norm == "width",
         "it has RMSNorm or a norm of the patches, but not both with gated MLPs, as AIMv2": (
             config.norm == "rms" or config.patch_norm
         )
