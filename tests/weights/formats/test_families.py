@@ -22,9 +22,9 @@ from vitrail.model.vit import ViT
 from vitrail.weights.load import load
 from vitrail.weights.store import load_model, save_model
 
-HF = ("clip", "clip-classes", "siglip", "siglip2", "msn", "ijepa", "data2vec-bare", "internvl", "aimv2")
+HF = ("clip", "clip-classes", "siglip", "siglip2", "msn", "ijepa", "data2vec-bare", "internvl", "internvl-6b", "aimv2")
 TIMM = ("CLIP, quick GELU", "InternViT", "rpn", "BEiT v2", "PE", "AIMv2", "QK norm")
-TRACED = ("clip", "siglip2", "rpn", "PE", "aimv2", "QK norm")
+TRACED = ("clip", "siglip2", "rpn", "PE", "aimv2", "QK norm", "internvl-6b")
 """Families that have all parts which the others have: tracing takes seconds."""
 
 
@@ -137,6 +137,18 @@ def test_aimv2_of_native_resolution_is_refused(tmp_path: Path) -> None:
     hf_peers.saved(tmp_path, "aimv2", is_native=True)
     with pytest.raises(WeightsError, match="native resolution"):
         load(tmp_path)
+
+
+def test_internvit_whose_norms_are_of_several_kinds_is_refused(tmp_path: Path) -> None:
+    for number, changes in enumerate((dict(norm_type="layer_norm"), dict(layer_norm_eps=1e-5))):
+        hf_peers.saved(tmp_path / str(number), "internvl-6b", **changes)
+        with pytest.raises(
+            WeightsError, match="RMSNorms of queries and keys with epsilon 1e-06 beside norms of another"
+        ):
+            load(tmp_path / str(number))
+    hf_peers.saved(tmp_path / "last", "internvl-6b", use_mean_pooling=False)
+    with pytest.raises(WeightsError, match="a LayerNorm after blocks with RMSNorm"):
+        load(tmp_path / "last")
 
 
 def test_a_network_that_only_its_config_names_is_refused_by_that_name(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ijepa-bare": ("IJepaModel", PLAIN),
     "internvl": ("InternVLVisionModel", TOWER),
     "internvl-normed": ("InternVLVisionModel", dict(TOWER, attention_bias=True, use_mean_pooling=False)),
+    "internvl-6b": ("InternVLVisionModel", dict(TOWER, use_qk_norm=True, norm_type="rms_norm")),
     "aimv2": ("Aimv2VisionModel", TOWER),
     "aimv2-biased": ("Aimv2VisionModel", dict(TOWER, use_head=False, qkv_bias=True, mlp_bias=True)),
     "data2vec": ("Data2VecVisionForImageClassification", RELATIVE),
