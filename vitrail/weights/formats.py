@@ -182,7 +182,7 @@ _ORIGIN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("scan", "beit", "qkv_bias", "dense_bias"), _is_flag),
     **dict.fromkeys(("wide_norms", "mlp"), _are_names),
     **dict.fromkeys(("numbered", "other_dtypes"), _is_table),
-    **dict.fromkeys(("layout", "config", "processor", "pretrained"), _is_object),
+    **dict.fromkeys(("layout", "config", "processor", "pretrained", "trunk"), _is_object),
 }
 """Entry of `provenance["origin"]` on a card -> whether a value is valid. The formats write them, and read them here."""
 

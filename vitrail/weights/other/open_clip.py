@@ -10,18 +10,18 @@
 | `proj` (D, K), without bias | `head.weight` (K, D); its outputs are the embedding that is compared with texts |
 
 The tensors do not tell quick_gelu from GELU. Only OpenAI's own files, which also hold `input_resolution`, are known to
-have quick_gelu; the others need open_clip_config.json. Towers of timm (`visual.trunk.`) are in timm's format.
+have quick_gelu; the others need open_clip_config.json. Towers of timm (`visual.trunk.`) are those of `timm_tower.py`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.data.images.geometry import Interpolation
 from vitrail.data.settings import Preprocess
@@ -29,6 +29,7 @@ from vitrail.errors import WeightsError
 from vitrail.files import replacing_text
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
+from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel, for_channels, foreign_tensors, origin_of, state_of, write_tensors
@@ -51,6 +52,7 @@ from vitrail.weights.mapping import (
     usual_heads,
     without_stem_bias,
 )
+from vitrail.weights.other.timm_tower import find_tower, is_tower, sizes_of, tower_tensors
 from vitrail.words import shown
 
 FILES = ("open_clip_model.safetensors", "open_clip_config.json")
@@ -75,46 +77,80 @@ class OpenClip:
     name: str = "open_clip"
 
     def recognises(self, archive: Archive) -> bool:
-        """See `Format.recognises`: OpenAI's names of the patch and the class embedding."""
-        return any({f"{prefix}conv1.weight", f"{prefix}class_embedding"} <= archive.names for prefix in PREFIXES)
+        """See `Format.recognises`: OpenAI's names of the patch and the class embedding, or a tower of timm."""
+        return is_tower(archive) or any(
+            {f"{prefix}conv1.weight", f"{prefix}class_embedding"} <= archive.names for prefix in PREFIXES
+        )
 
     def find(self, archive: Archive) -> ForeignModel:
         """See `Format.find`."""
+        if is_tower(archive):
+            return self._find_tower(archive)
         prefix = next(prefix for prefix in PREFIXES if f"{prefix}conv1.weight" in archive)
         config, notes = _config(archive, prefix)
         preprocess = _preprocess(archive, config.image_size, notes)
         entries = _conversions(config, prefix)
         origin = dict(format=self.name, file=archive.path.name, prefix=prefix, config=dict(archive.config))
         card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
-        texts = [name for name in sorted(archive.names) if prefix and name.startswith(_TEXTS)]
-        unused = dict.fromkeys(texts, "the tower for texts") | dict.fromkeys(_OPENAI, "a size of the towers")
+        unused = _texts(archive) if prefix else {}
+        unused |= dict.fromkeys(_OPENAI, "a size of the towers")
         zeros = {"stem.bias": "no bias of the patch embedding", "head.bias": "no bias of the projection"}
         return ForeignModel(card, entries, {k: why for k, why in unused.items() if k in archive}, zeros, notes)
+
+    def _find_tower(self, archive: Archive) -> ForeignModel:
+        """Return the image tower of timm, with OpenCLIP's preprocessing."""
+        where, notes = f"{archive.path}, {FILES[1]}", list[str]()
+        vision = _mapping(_mapping(archive.config, "model_cfg", where), "vision_cfg", where)
+        found = find_tower(archive, vision, where)
+        mean, std = _statistics(archive, found.card.config.channels, where, notes)
+        config = replace(found.card.config, mean=mean, std=std)
+        preprocess = _preprocess(archive, config.image_size, notes)
+        trunk = found.card.provenance["origin"] | dict(sizes=sizes_of(config))
+        origin = dict(format=self.name, file=archive.path.name, config=dict(archive.config), trunk=trunk)
+        card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
+        unused = found.unused | _texts(archive)
+        return ForeignModel(card, found.conversions, unused, found.zeros, [*found.assumptions, *notes])
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write a folder with the image tower and open_clip_config.json. Raises WeightsError.
 
         OpenCLIP builds a model only with a tower for texts; `model.visual.load_state_dict` takes this one.
         """
+        if path.is_file():
+            raise WeightsError(f"{path} is a file, but this format is a folder. Give the name of a folder.")
+        origin = origin_of(card, self.name)
+        if "trunk" in origin and isinstance(model, ViT):
+            read = origin.get("config", {})
+            cfg = _mapping(read, "model_cfg", "the model's card")
+            tensors = tower_tensors(model, card, origin["trunk"], _mapping(cfg, "vision_cfg", "the model's card"))
+            _write(path, tensors, {**read, "preprocess_cfg": _preprocess_json(model.config, card)})
+            return
         config = model.config
         if reason := _refusal(config):
             raise WeightsError(f"format {self.name!r} has no place for this model: {reason}")
         assert isinstance(config, ViTConfig)
-        if path.is_file():
-            raise WeightsError(f"{path} is a file, but this format is a folder. Give the name of a folder.")
         state = without_stem_bias(state_of(model), config)
         if state.pop("head.bias").any():
             raise WeightsError(
                 f"format {self.name!r} has no place for this model: its last layer has a bias, and a projection none"
             )
-        origin = origin_of(card, self.name)
         tensors = foreign_tensors(state, _conversions(config, origin.get("prefix", PREFIXES[0])), self.name)
-        write_tensors(path / FILES[0], tensors)
-        with replacing_text(path / FILES[1]) as file:
-            file.write(json.dumps(_json(config, card, origin.get("config", {})), indent=2) + "\n")
+        _write(path, tensors, _json(config, card, origin.get("config", {})))
 
 
 FORMAT = OpenClip()
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Write the two files of a folder."""
+    write_tensors(folder / FILES[0], tensors)
+    with replacing_text(folder / FILES[1]) as file:
+        file.write(json.dumps(config, indent=2) + "\n")
+
+
+def _texts(archive: Archive) -> dict[str, str]:
+    """Return the tensors of the tower for texts, and why they are not used."""
+    return dict.fromkeys((one for one in sorted(archive.names) if one.startswith(_TEXTS)), "the tower for texts")
 
 
 def _config(archive: Archive, prefix: str) -> tuple[ViTConfig, list[str]]:
@@ -277,10 +313,14 @@ def _json(config: ViTConfig, card: Card, origin: Mapping[str, Any]) -> dict[str,
     texts = {key: value for key, value in dict(origin.get("model_cfg") or {}).items() if key == "text_cfg"}
     return dict(
         model_cfg=dict(embed_dim=config.classes, quick_gelu=config.gelu == "quick", vision_cfg=vision, **texts),
-        preprocess_cfg=dict(
-            mean=list(config.mean),
-            std=list(config.std),
-            interpolation=card.preprocess.interpolation,
-            resize_mode="squash" if card.preprocess.resize == "squash" else "shortest",
-        ),
+        preprocess_cfg=_preprocess_json(config, card),
+    )
+
+
+def _preprocess_json(config: ViTConfig, card: Card) -> dict[str, Any]:
+    return dict(
+        mean=list(config.mean),
+        std=list(config.std),
+        interpolation=card.preprocess.interpolation,
+        resize_mode="squash" if card.preprocess.resize == "squash" else "shortest",
     )

@@ -75,6 +75,11 @@ def _resnet(model: ResNet, card: Card, bare: bool) -> tuple[Tensors, dict[str, A
     return foreign_tensors(state, bit_conversions(config), "timm"), None if bare else bit_json(config, card)
 
 
+def vit_tensors(model: ViT, card: Card) -> Tensors:
+    """Return a ViT's tensors under timm's names. Raises WeightsError with the reason if timm cannot express it."""
+    return _vit(model, card, bare=False)[0]
+
+
 def _vit(model: ViT, card: Card, bare: bool) -> tuple[Tensors, dict[str, Any] | None]:
     if reason := first_reason(eva_refusal(model.config)) if model.config.rotary else vit_refusal(model.config, bare):
         raise WeightsError(f"timm cannot express this ViT: {reason}")

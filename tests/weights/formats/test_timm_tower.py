@@ -1,0 +1,131 @@
+"""OpenCLIP's image towers of timm, loaded here and written back: the same embeddings, gradients and tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from open_clip.model import CustomTextCLIP
+from safetensors.torch import load_file, save_file
+from timm.models import register_model
+from timm_peers import error, randomised
+from torch import Tensor, nn
+
+from vitrail.data.settings import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.exports.network import trace
+from vitrail.model.record import attention_maps
+from vitrail.model.vit import ViT
+from vitrail.weights.load import load
+from vitrail.weights.save import save
+
+TEXTS = dict(context_length=8, vocab_size=50, width=16, heads=2, layers=1)
+SMALL: dict[str, Any] = dict(embed_dim=64, depth=2, num_heads=1, mlp_ratio=2, img_size=32, patch_size=8)
+PREPROCESS = dict(mean=[0.5, 0.4, 0.3], std=[0.2, 0.25, 0.3], interpolation="bicubic", resize_mode="squash")
+
+
+@register_model
+def vit_tiny_patch8_siglip_32(pretrained: bool = False, **changes: Any) -> nn.Module:
+    """A network of timm's that only these tests have: OpenCLIP knows architectures by their names."""
+    return timm.create_model("vit_base_patch16_siglip_224", **(SMALL | dict(num_classes=0) | changes))
+
+
+@register_model
+def vit_tiny_patch8_clip_32(pretrained: bool = False, **changes: Any) -> nn.Module:
+    """The same with a class token, and norms before the first block."""
+    return timm.create_model("vit_base_patch16_clip_224", **(SMALL | changes))
+
+
+@register_model
+def vit_pe_core_tiny_patch8_32(pretrained: bool = False, **changes: Any) -> nn.Module:
+    """The same with rotary positions."""
+    return timm.create_model("vit_pe_core_tiny_patch16_384", **(SMALL | changes))
+
+
+TOWERS: dict[str, dict[str, Any]] = {
+    "SigLIP": dict(timm_model_name="vit_tiny_patch8_siglip_32", timm_pool="map", timm_proj="none"),
+    "linear": dict(timm_model_name="vit_tiny_patch8_clip_32", timm_pool="token", timm_proj="linear"),
+    "linear, with a bias": dict(timm_model_name="vit_tiny_patch8_clip_32", timm_pool="avg", timm_proj_bias=True),
+    "rotary": dict(timm_model_name="vit_pe_core_tiny_patch8_32", timm_pool="map", timm_proj=None),
+}
+
+
+def written(folder: Path, **vision: Any) -> CustomTextCLIP:
+    """A tiny CLIP with this tower, also in a folder as on the hub."""
+    model: dict[str, Any] = dict(embed_dim=64, vision_cfg=dict(image_size=32) | vision, text_cfg=TEXTS)
+    theirs = CustomTextCLIP(**model)
+    randomised(theirs)
+    folder.mkdir()
+    save_file(theirs.state_dict(), folder / "open_clip_model.safetensors")
+    config = dict(model_cfg=model | dict(custom_text=True), preprocess_cfg=PREPROCESS)
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    return theirs
+
+
+def images() -> Tensor:
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_tower_computes_what_open_clip_does_and_goes_back(name: str, tmp_path: Path) -> None:
+    theirs = written(tmp_path / "theirs", **TOWERS[name])
+    model = load(tmp_path / "theirs")
+    assert isinstance(model, ViT)
+    found = []
+    for encode in (model, theirs.encode_image):
+        batch = images().requires_grad_()
+        output = encode(batch)
+        found.append((output.detach(), *torch.autograd.grad((output * torch.linspace(-1, 1, 64)).sum(), batch)))
+    assert error(found[0][0], found[1][0]) < 1e-5 and error(found[0][1], found[1][1]) < 1e-5
+    assert model.card.preprocess == Preprocess((32, 32), "squash", interpolation="bicubic")
+    assert model.config.mean == (0.5, 0.4, 0.3)
+    assert "the tower for texts" in str(model.load_report)
+    save(model, tmp_path / "ours", format="open_clip")
+    state = theirs.state_dict()
+    tower = load_file(tmp_path / "ours" / "open_clip_model.safetensors")
+    assert tower.keys() == {one for one in state if one.startswith("visual.")}
+    assert all(torch.equal(tensor, state[one]) for one, tensor in tower.items())
+    texts = [json.loads((tmp_path / at / "open_clip_config.json").read_text()) for at in ("theirs", "ours")]
+    assert texts[0] == texts[1]
+    assert load(tmp_path / "ours").config == model.config
+
+
+def test_a_tower_is_looked_into_exported_and_resized(tmp_path: Path) -> None:
+    theirs = written(tmp_path / "theirs", **TOWERS["SigLIP"])
+    model = load(tmp_path / "theirs")
+    assert isinstance(model, ViT)
+    pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    assert [one.maps.shape for one in attention_maps(model, pixels)] == [(2, 1, 16, 16)] * 2
+    with torch.no_grad():
+        program = trace(model, (32, 32), "features", torch.float32).module()
+        assert error(program(pixels), model(pixels)) < 1e-5
+        theirs.visual.trunk.set_input_size(img_size=(48, 40))
+        other = torch.randn(2, 3, 48, 40)
+        assert error(load(tmp_path / "theirs", image_size=(48, 40))(other), theirs.encode_image(other)) < 1e-5
+
+
+def test_what_is_not_known_or_has_no_place_is_refused(tmp_path: Path) -> None:
+    for number, (changes, message) in enumerate(
+        (
+            (dict(timm_proj="mlp"), "timm_proj is 'mlp' in vision_cfg"),
+            (dict(timm_pool=""), "timm_pool is '' in vision_cfg"),
+        )
+    ):
+        written(tmp_path / str(number), **(TOWERS["linear"] | changes))
+        with pytest.raises(WeightsError, match=message):
+            load(tmp_path / str(number))
+    theirs = written(tmp_path / "theirs", **TOWERS["linear"])
+    save_file(theirs.state_dict(), tmp_path / "alone.safetensors")
+    with pytest.raises(WeightsError, match=r"nothing names its architecture. Add open_clip_config\.json"):
+        load(tmp_path / "alone.safetensors")
+    for changes, message in ((dict(image_size=48), "images 48 x 48 pixels"), (dict(classes=3), "outputs 3")):
+        with pytest.raises(WeightsError, match=message):
+            save(load(tmp_path / "theirs", **changes), tmp_path / "ours", format="open_clip")
+    model = load(tmp_path / "theirs")
+    nn.init.ones_(model.head.bias)
+    with pytest.raises(WeightsError, match="its last layer has a bias"):
+        save(model, tmp_path / "ours", format="open_clip")

@@ -1,0 +1,119 @@
+"""OpenCLIP's image towers that are networks of timm: `visual.trunk.` in front of timm's names, and a projection.
+
+| theirs | ours |
+|---|---|
+| `visual.trunk.blocks.0.attn.qkv.weight` | as in timm, without the prefix |
+| `visual.head.proj` (`timm_proj` "linear"), `visual.trunk.head` (none) | `head` |
+
+vision_cfg of open_clip_config.json names the architecture, its pooling and the projection. OpenCLIP builds the network
+from this name alone. So a model goes back only with the sizes with which it was loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import WeightsError
+from vitrail.model.variants import Config
+from vitrail.model.vit import ViT
+from vitrail.weights.archive import Archive
+from vitrail.weights.card import Card
+from vitrail.weights.formats import ForeignModel
+from vitrail.weights.mapping import size_in
+from vitrail.weights.timm.format import FORMAT as TIMM
+from vitrail.weights.timm.write import vit_tensors
+from vitrail.words import shown
+
+TRUNK, PROJECTION = "visual.trunk.", "visual.head.proj."
+POOLS = ("avg", "token", "map", "")
+PROJECTIONS = ("linear", "none", "", None)
+"""Supported values of `timm_proj`; with the last two, timm's own classifier is the projection."""
+_IGNORED = ("timm_model_pretrained", "timm_proj_bias", "timm_drop", "timm_drop_path", "patch_dropout", "output_tokens")
+_KNOWN = ("image_size", "timm_model_name", "timm_pool", "timm_proj", *_IGNORED)
+
+
+def is_tower(archive: Archive) -> bool:
+    """Return whether the image tower is a network of timm."""
+    return any(name.startswith(TRUNK) for name in archive.names)
+
+
+def find_tower(archive: Archive, vision: Mapping[str, Any], where: str) -> ForeignModel:
+    """Return the network of timm in an archive, with `vision`, the vision_cfg of the file `where`.
+
+    Mean, standard deviation and preprocessing on its card are not those of OpenCLIP. Raises WeightsError.
+    """
+    name = vision.get("timm_model_name")
+    if not isinstance(name, str):
+        raise WeightsError(
+            f"{archive.path} has an image tower of timm, and nothing names its architecture. Add open_clip_config.json "
+            "beside the weights, with timm_model_name in vision_cfg"
+        )
+    for entry, value in vision.items():
+        if entry not in _KNOWN:
+            raise WeightsError(f"{where}: {entry} is {shown(value)} in vision_cfg, which vitrail does not support")
+    pool, projection = vision.get("timm_pool", "avg"), vision.get("timm_proj", "linear")
+    if pool not in POOLS or projection not in PROJECTIONS:
+        raise WeightsError(
+            f"{where}: timm_pool is {shown(pool)} and timm_proj is {shown(projection)} in vision_cfg; valid: "
+            f"{', '.join(map(repr, POOLS))} and {', '.join(map(repr, PROJECTIONS))}"
+        )
+    if not pool and (projection != "linear" or f"{TRUNK}cls_token" in archive):
+        raise WeightsError(
+            f"{where}: timm_pool is '' in vision_cfg, so it is not known what the tower computes from its tokens"
+        )
+    size = size_in(vision.get("image_size", 224), "image_size", where)
+    found = TIMM.find(_trunk(archive, name, pool, size))
+    entries = found.conversions
+    zeros = dict(found.zeros)
+    if projection == "linear" and f"{PROJECTION}bias" not in archive:
+        entries = [entry for entry in entries if entry.ours != "head.bias"]
+        zeros["head.bias"] = "no bias of the projection"
+    renamed = [replace(entry, theirs=tuple(_whole(one, projection) for one in entry.theirs)) for entry in entries]
+    unused = {f"{TRUNK}{name}": why for name, why in found.unused.items()}
+    return ForeignModel(found.card, renamed, unused, zeros, found.assumptions)
+
+
+def _trunk(archive: Archive, name: str, pool: str, size: tuple[int, int]) -> Archive:
+    """Return the tower as an archive in timm's format."""
+    theirs = {one.removeprefix(TRUNK): one for one in archive.names if one.startswith(TRUNK)}
+    for kind in ("weight", "bias"):
+        if (projection := f"{PROJECTION}{kind}") in archive:
+            theirs[f"head.{kind}"] = projection
+    shapes = {ours: archive.shape(one) for ours, one in theirs.items()}
+    config = dict(architecture=name, model_args=dict(img_size=list(size)), global_pool=pool or None)
+    return Archive(archive.path, archive.kind, shapes, lambda one: archive.read(theirs[one]), config=config)
+
+
+def _whole(name: str, projection: str | None) -> str:
+    """Return a name of timm's as it is in the file of OpenCLIP."""
+    own = projection == "linear" and name.startswith("head.")
+    return f"{PROJECTION}{name.removeprefix('head.')}" if own else f"{TRUNK}{name}"
+
+
+def sizes_of(config: Config) -> dict[str, str]:
+    """Return the sizes of a tower that OpenCLIP takes from the name of its architecture."""
+    height, width = config.image_size
+    return dict(
+        images=f"{height} x {width} pixels", patch=str(getattr(config, "patch", 0)), outputs=str(config.classes)
+    )
+
+
+def tower_tensors(model: ViT, card: Card, trunk: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a tower for OpenCLIP. `trunk` and `vision` describe the file that it was loaded from.
+
+    Raises WeightsError with the reason if OpenCLIP would build another network.
+    """
+    if (sizes := sizes_of(model.config)) != trunk.get("sizes"):
+        raise WeightsError(
+            f"OpenCLIP builds this tower from the name {shown(vision.get('timm_model_name'))} alone, and the model has "
+            f"other sizes now: {', '.join(f'{name} {value}' for name, value in sizes.items())}. Save it as 'timm'"
+        )
+    tensors = vit_tensors(model, replace(card, provenance={"origin": dict(trunk)}))
+    projection = vision.get("timm_proj", "linear")
+    if projection == "linear" and not vision.get("timm_proj_bias") and tensors.pop("head.bias").any():
+        raise WeightsError("OpenCLIP has no place for this model: its last layer has a bias, and this projection none")
+    return {_whole(name, projection): tensor for name, tensor in tensors.items()}
