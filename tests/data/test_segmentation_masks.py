@@ -39,6 +39,29 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
+def test_the_folders_of_ade20k(tmp_path: Path) -> None:
+    """As its challenge's archive is unpacked: annotations/, training and validation, and lists beside them."""
+    for name, mask in (("training/ADE_train_00000001", 1), ("training/ADE_train_00000002", 150)):
+        write(tmp_path, name, mask)
+    write(tmp_path, "validation/ADE_val_00000001", two_classes())
+    (tmp_path / "masks").rename(tmp_path / "annotations")
+    (tmp_path / "objectInfo150.txt").write_text(
+        "Idx\tRatio\tTrain\tVal\tStuff\tName\n1\t0.1576\t11664\t1172\t1\twall\n"
+    )
+    (tmp_path / "sceneCategories.txt").write_text("ADE_train_00000001 airport_terminal\n")
+    before = contents(tmp_path)
+    found = open_masks(tmp_path, ignore=(0, 255))
+    assert (found.values, found.class_names, found.held_out) == ([1, 7, 150], ["1", "7", "150"], False)
+    assert [found.train.images.id(row) for row in range(2)] == ["ADE_train_00000001.jpg", "ADE_train_00000002.jpg"]
+    assert found.validation.masks == [tmp_path / "annotations" / "validation" / "ADE_val_00000001.png"]
+    counted = found.read_mask(found.validation.masks[0])
+    assert np.unique(counted).tolist() == [1, IGNORED] and (counted == 1).sum() == 20  # 4 rows of 5 pixels
+    assert contents(tmp_path) == before
+    (tmp_path / "annotations" / "training" / "ADE_train_00000002.png").unlink()
+    with pytest.raises(DataError, match=r"1 of 2 images in .*ADE_train_00000002.jpg.*annotations/training"):
+        open_masks(tmp_path)
+
+
 def test_classes_are_the_values_and_others_are_ignored(tmp_path: Path) -> None:
     for name in ("train/a", "train/deep/b", "val/c"):
         write(tmp_path, name, two_classes())

@@ -15,7 +15,7 @@ from pydicom.dataset import FileMetaDataset
 from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
-from vitrail import evaluate, fit, predict
+from vitrail import embed, evaluate, fit, predict
 from vitrail.data.bands.picture import picture
 from vitrail.data.bands.stored import read, stored
 from vitrail.data.image_names import images_among
@@ -263,9 +263,30 @@ def test_a_run_on_dicom_files(scans: Path, capsys: pytest.CaptureFixture[str]) -
     answer = predict(trained.folder, scans / "test", scans / "cut.dcm", precision="float32")
     assert all(row.as_json()["class"] == Path(row.path).parent.name for row in answer.rows) and len(answer.rows) == 16
     assert [row.reason for row in answer.unreadable] == ["truncated"]
+    _check_tiles(trained.folder, scans.parent / "maps")
     written = b"".join(file.read_bytes() for file in trained.folder.rglob("*") if file.is_file())
     told = capsys.readouterr()
     assert NAME.encode() not in written and NAME not in told.out + told.err
+
+
+def _check_tiles(model: Path, maps: Path) -> None:
+    """A scan with fat on its left half and muscle on its right: the tiles tell which, and a map is drawn."""
+    rng, scan = np.random.default_rng(1), maps.parent / "halves.dcm"
+    units = np.rint(rng.normal(0, 5, (16, 24)) + np.where(np.arange(24) < 12, -30, 30)).astype(np.int16)
+    scan.write_bytes(saved(units, RescaleSlope=1, RescaleIntercept=0))
+    cut = maps.parent / "cut.dcm"
+    cut.write_bytes(saved(units)[:-9])
+    answer = predict(model, scan, cut, tiles=8, precision="float32")
+    boxes = {(row.box.x, row.box.y): row.as_json()["class"] for row in answer.rows}
+    assert {place: boxes[place] for place in boxes if place[0] != 8} == {
+        (x, y): "fat" if x == 0 else "muscle" for x in (0, 16) for y in (0, 8)
+    }
+    assert len(boxes) == 6 and [row.reason for row in answer.unreadable] == ["truncated"]
+    drawn = predict(model, scan, tiles=8, out=maps, precision="float32").maps
+    assert [Path(path).name for path in drawn] == ["halves.map.png"] and (maps / "tiles.csv").is_file()
+    embed(model, scan, tiles=8, out=maps.parent / "tiles.npz", precision="float32")
+    with np.load(maps.parent / "tiles.npz") as found:
+        assert found["features"].shape == (6, 32) and found["boxes"].shape == (6, 4)
 
 
 @pytest.mark.slow
