@@ -9,6 +9,7 @@ from vitrail.ranges import DEEPEST, Channels, Depth, DropPath, Heads, Hidden, Re
 Stem = Literal["linear", "linear+norm", "linear+gelu", "linear+norm+gelu", "levit", "early", "hmlp", "resnet"]
 PositionKind = Literal["none", "1d", "2d", "relative", "sincos", "relative_bias"]
 PositionPlace = Literal["input", "every", "shared"]
+Sines = Literal["moco", "mae"]
 Pool = Literal["cls", "gap", "map", "probe", "cls+gap"]
 Norm = Literal["layer", "rms"]
 QKNormKind = Literal["none", "head", "width"]

@@ -141,9 +141,11 @@ class SinCos(Positions):
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """See `Positions.table`."""
+        width = self.config.width
+        divisor = width // 4 if self.config.sines == "mae" else None
         if torch.compiler.is_compiling():  # a tensor of a graph must not outlive it
-            return sincos_2d(grid, self.config.width)[None].to(self.where)
-        return _sincos_table(grid, self.config.width, self.where.device, self.where.dtype)
+            return sincos_2d(grid, width, divisor)[None].to(self.where)
+        return _sincos_table(grid, width, divisor, self.where.device, self.where.dtype)
 
 
 class Relative(Positions):
@@ -230,9 +232,9 @@ def sincos_2d(grid: Grid, width: int, divisor: int | None = None) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _sincos_table(grid: Grid, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _sincos_table(grid: Grid, width: int, divisor: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):  # training may use a table that evaluation made
-        return sincos_2d(grid, width)[None].to(device, dtype)
+        return sincos_2d(grid, width, divisor)[None].to(device, dtype)
 
 
 KINDS: dict[str, type[Positions]] = {

@@ -30,6 +30,7 @@ from vitrail.model.limits import (
     PositionPlace,
     QKNormKind,
     ResizeMode,
+    Sines,
     StdConv,
     Stem,
     check_ranges,
@@ -84,6 +85,8 @@ class ViTConfig:
     positions: PositionKind | OwnPart = "1d"
     rotary: Rotary | None = None
     """Rotary positions, alone (DINOv3: with positions "none") or beside the others (EVA-02). None: no rotary ones."""
+    sines: Sines = "moco"
+    """Frequencies of sincos positions, 1 to 1/10000: with the last (MoCo v3, big_vision), or without (MAE, AIMv2)."""
     place: PositionPlace = "input"
     resize_mode: ResizeMode = "official"
     """How positions are resampled to another grid (`vitrail.model.resize`). It depends on the weights' source."""

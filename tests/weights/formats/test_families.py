@@ -19,12 +19,25 @@ from vitrail.exports.network import trace
 from vitrail.inspection.rollout import rollout
 from vitrail.model.record import attention_maps
 from vitrail.model.vit import ViT
+from vitrail.weights.flax import big_vision
 from vitrail.weights.load import load
 from vitrail.weights.store import load_model, save_model
 
-HF = ("clip", "clip-classes", "siglip", "siglip2", "msn", "ijepa", "data2vec-bare", "internvl", "internvl-6b", "aimv2")
+HF = (
+    "clip",
+    "clip-classes",
+    "siglip",
+    "siglip2",
+    "msn",
+    "ijepa",
+    "data2vec-bare",
+    "internvl",
+    "internvl-6b",
+    "aimv2",
+    "aimv2-native",
+)
 TIMM = ("CLIP, quick GELU", "InternViT", "rpn", "BEiT v2", "PE", "AIMv2", "QK norm")
-TRACED = ("clip", "siglip2", "rpn", "PE", "aimv2", "QK norm", "internvl-6b")
+TRACED = ("clip", "siglip2", "rpn", "PE", "aimv2", "QK norm", "internvl-6b", "aimv2-native")
 """Families that have all parts which the others have: tracing takes seconds."""
 
 
@@ -133,10 +146,17 @@ def test_the_tower_of_a_whole_aimv2_is_read(tmp_path: Path) -> None:
     assert "visual_projection.weight" in model.load_report.unused
 
 
-def test_aimv2_of_native_resolution_is_refused(tmp_path: Path) -> None:
-    hf_peers.saved(tmp_path, "aimv2", is_native=True)
-    with pytest.raises(WeightsError, match="native resolution"):
-        load(tmp_path)
+def test_sines_of_another_kind_are_refused_and_a_table_that_is_not_there(tmp_path: Path) -> None:
+    hf_peers.saved(tmp_path / "a", "aimv2-native")
+    model = load(tmp_path / "a")
+    with pytest.raises(WeightsError, match="sines of big_vision's positions are those of MoCo v3"):
+        big_vision._check_positions(model.config)
+    file = tmp_path / "a" / "config.json"
+    file.write_text(file.read_text().replace('"is_native": true', '"is_native": false'))
+    with pytest.raises(
+        WeightsError, match=r"is_native of config.json is False, and the file has no table of positions"
+    ):
+        load(tmp_path / "a")
 
 
 def test_internvit_whose_norms_are_of_several_kinds_is_refused(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "internvl-normed": ("InternVLVisionModel", dict(TOWER, attention_bias=True, use_mean_pooling=False)),
     "internvl-6b": ("InternVLVisionModel", dict(TOWER, use_qk_norm=True, norm_type="rms_norm")),
     "aimv2": ("Aimv2VisionModel", TOWER),
+    "aimv2-native": ("Aimv2VisionModel", dict(TOWER, is_native=True)),
     "aimv2-biased": ("Aimv2VisionModel", dict(TOWER, use_head=False, qkv_bias=True, mlp_bias=True)),
     "data2vec": ("Data2VecVisionForImageClassification", RELATIVE),
     "data2vec-bare": ("Data2VecVisionModel", SHARED),

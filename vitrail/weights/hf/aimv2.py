@@ -9,7 +9,7 @@ The names are those of SigLIP (`siglip.py`), and
 | `ffn.{gate,up}_proj`, `ffn.down_proj` | `mlp.fc1`, `mlp.fc2` |
 | `head.cls_token`, `head.{k,v}_proj`, `head.output_proj` | `pool.probe`, `pool.key_value`, `pool.out` |
 
-The released weights have no biases in the blocks.
+The released weights have no biases in the blocks. Those of native resolution have sines as positions, for any size.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from vitrail.weights.mapping import (
     same_pair,
     usual_heads,
 )
+from vitrail.words import shown
 
 
 class Aimv2(Siglip):
@@ -53,7 +54,7 @@ class Aimv2(Siglip):
     expresses = frozenset(
         {
             *("network without a class token", "pooling by 'gap'", "pooling by 'probe'"),
-            *("swiglu MLP", "RMSNorm", "norm of the patches"),
+            *("swiglu MLP", "RMSNorm", "norm of the patches", "sincos positions"),
         }
     )
     defaults: ClassVar[Mapping[str, Any]] = dict(rms_norm_eps=1e-5, patch_size=14, num_attention_heads=8)
@@ -79,13 +80,19 @@ class Aimv2(Siglip):
 
     def own(self, archive: Archive, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Encoder.own`."""
-        if settings.get("is_native"):
+        native = self.table not in archive
+        if archive.config and native != bool(settings.get("is_native")):
             raise WeightsError(
-                f"{archive.path} is an AIMv2 of native resolution (is_native of config.json), whose sines of positions "
-                "vitrail does not have. The models of 224, 336 and 448 pixels load"
+                f"{archive.path}: is_native of config.json is {shown(settings.get('is_native'))}, and the file has "
+                f"{'no' if native else 'a'} table of positions"
             )
+        positions = dict(positions="sincos", sines="mae") if native else {}
         pool = "probe" if f"{self.prefix}head.cls_token" in archive else "gap"
-        return dict(classes=0, pool=pool, class_token=False, norm="rms", patch_norm=True, mlp="swiglu")
+        return dict(classes=0, pool=pool, class_token=False, norm="rms", patch_norm=True, mlp="swiglu", **positions)
+
+    def side(self, archive: Archive) -> int:
+        """See `Encoder.side`."""
+        return super().side(archive) if self.table in archive else 224 // self.stem_sizes(archive, {})[2]
 
     def activation(self, archive: Archive, settings: Mapping[str, Any]) -> Any:
         """See `Encoder.activation`."""
@@ -125,7 +132,7 @@ class Aimv2(Siglip):
     def json(self, config: ViTConfig) -> dict[str, Any]:
         """See `Encoder.json`."""
         biases = dict(qkv_bias=self.qkv_bias, mlp_bias=self.mlp_bias)
-        return biases | dict(use_head=config.pool == "probe", is_native=False, hidden_act="silu")
+        return biases | dict(use_head=config.pool == "probe", is_native=config.positions == "sincos", hidden_act="silu")
 
     def conversions(self, config: ViTConfig) -> list[Conversion]:
         """See `Encoder.conversions`."""

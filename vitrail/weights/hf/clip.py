@@ -186,7 +186,8 @@ class Clip(Encoder):
         """See `Encoder.conversions`."""
         stem = f"{self.prefix}{self.stem}"
         conversions = [*self.patches(config, stem), *self.tokens(config, f"{self.prefix}embeddings")]
-        conversions.append(reshaped("positions.embedding", self.table, (-1, config.width)))
+        if config.positions == "1d":
+            conversions.append(reshaped("positions.embedding", self.table, (-1, config.width)))
         conversions += same_pair("pre_norm", f"{self.prefix}pre_layrnorm") if config.pre_norm else []
         for layer in range(config.depth):
             conversions += self.block(config, layer)

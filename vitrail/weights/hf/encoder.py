@@ -345,6 +345,7 @@ def refusal_of_all(config: ViTConfig) -> str:
         "in transformers the class token has a position of its own": learned
         and config.has_class_token
         and not config.cls_position,
-        f"transformers has no {config.positions} positions": config.positions in ("2d", "relative", "sincos"),
+        f"transformers has no {config.positions} positions": config.positions in ("2d", "relative")
+        or (config.positions, config.sines) == ("sincos", "moco"),
     }
     return first_reason(checks)
