@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import fcntl
 import hashlib
@@ -18,8 +19,11 @@ from typing import IO, Any, TextIO, TypedDict
 from uuid import uuid4
 
 from vitrail.disk import writing
-from vitrail.errors import VitrailError, WriteError
+from vitrail.errors import LONGEST_NAME, VitrailError, WriteError
 from vitrail.words import listing
+
+RUNS = "runs"
+"""Folder in which training makes the folders of runs, if no other one is named."""
 
 
 class Written(TypedDict):
@@ -252,6 +256,24 @@ def read_text(path: Path, error: type[VitrailError]) -> str:
         raise error(f"{path} cannot be read: {problem.strerror}") from problem
     except UnicodeDecodeError as problem:
         raise error(f"{path} is not UTF-8 text: {problem.reason} at byte {problem.start}") from problem
+
+
+def names_near(path: Path) -> str:
+    """Return sentences about what there is in place of a missing `path`: the nearest name, and some others.
+
+    They come from the folder of `path`, or from `runs` for a name alone or a folder that is missing, too: most missing
+    paths are mistyped runs. "" if there is nothing.
+    """
+    folder = path.parent if path.parent != Path() and path.parent.is_dir() else Path(RUNS)
+    try:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError:
+        return ""
+    wrong = path.name[:LONGEST_NAME]
+    meant = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(wrong, names, n=len(names) or 1, cutoff=0.0)
+    question = f" Did you mean {folder / meant[0]}?" if meant else ""
+    return f"{question} {folder} holds {listing(near, 5, quoted=False)}." if near else ""
 
 
 def read_json(path: Path, error: type[VitrailError]) -> Any:

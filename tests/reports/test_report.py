@@ -192,6 +192,13 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "roses-1").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"no run folder roses-2\. Did you mean runs/roses-1\? runs holds roses-1\."):
+        write_report(Path("roses-2"))
+
+
 @pytest.mark.slow
 def test_size_stays_small_with_many_classes_and_images(tmp_path: Path) -> None:
     classes = [f"class number {i}" for i in range(100)]

@@ -345,6 +345,25 @@ def test_malformed_names_are_refused(models: list[ServedModel], name: str, value
     assert one(models, "POST", "/v1/predict", png(), headers={**PNG, name: value}).status == status
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "valid"),
+    [
+        ("GET", "/v1/predict", "POST"),
+        ("PUT", "/v1/embed", "POST"),
+        ("DELETE", "/v1/attention", "POST"),
+        ("POST", "/v1/models", "GET"),
+    ],
+)
+def test_a_wrong_method_is_told_the_right_one(models: list[ServedModel], method: str, path: str, valid: str) -> None:
+    """RFC 9110, 15.5.6: the response to a method that is not allowed has an Allow header with those that are."""
+    answer = one(models, method, path)
+    assert (answer.status, answer.headers["allow"]) == (405, valid)
+    problem = answer.json["error"]
+    assert problem["reason"] == "method" and problem["message"].startswith(f"{path} is valid with {valid} only")
+    assert "\n" not in problem["message"]
+    assert ("multipart/form-data" in problem["message"]) == (valid == "POST")
+
+
 PATHS = ("/../pyproject.toml", "/page/../app.py", "/docs", "/redoc", "/page.py", "//etc/passwd")
 
 

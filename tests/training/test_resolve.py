@@ -102,6 +102,22 @@ def test_nothing_stays_open_and_every_decision_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ([(40, 40)], "images of 40 x 40 px are resized to 32 x 32 px"),
+        ([(32, 32)], "images of 32 x 32 px keep their size"),
+        ([(30, 40)], "images of 30 x 40 px are resized to 32 x 32 px (squash: their proportions change)"),
+        # 32 / 0.875 = 36.57, rounded down as timm's transforms do
+        ([(40, 50), (60, 50)], "images differ in size: the short side becomes 36 px, the central 32 x 32 px are used"),
+    ],
+)
+def test_resizing_is_told_from_what_to_what(sizes: list[tuple[int, int]], told: str) -> None:
+    resolved = decide(replace(RUN, image_size=32), Pictures(10, *sizes))
+    assert resolved.decisions["preprocess"] == told
+    assert not [text for name, text in resolved.decisions.items() if name != "preprocess" and "resized" in text]
+
+
+@pytest.mark.parametrize(
     ("images", "batch"), [(3, 3), (16, 16), (100, 16), (1000, 32), (6000, 256), (50_000, 512), (10**6, 512)]
 )
 def test_small_data_get_small_batches(images: int, batch: int) -> None:

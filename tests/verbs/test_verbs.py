@@ -296,6 +296,9 @@ def test_resume_finds_the_newest_run(photos: Path, tmp_path: Path) -> None:
 def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run folder"):
         vitrail.train(resume=tmp_path)
+    (tmp_path / "roses-1").mkdir()
+    with pytest.raises(CheckpointError, match=f"no run folder {tmp_path}/roses. Did you mean {tmp_path}/roses-1"):
+        vitrail.train(resume=tmp_path / "roses")
     with pytest.raises(UsageError, match="remove --recipe"):
         vitrail.train(resume=tmp_path, recipe="digits")
 

@@ -136,7 +136,8 @@ def test_everything_on_the_command_line(
     assert cli.main(command) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"ECE {printed['ece']:.2%}" in shown and f"Brier score {printed['brier']:.4f}" in shown
-    assert "class mean" in shown and "not comparable with others on ImageNet-R" in shown
+    assert "top-1 class mean" not in shown and "top-5 class mean" in shown and f"top-5 {printed['top5']:.2%}" in shown
+    assert "not comparable with others on ImageNet-R" in shown
     assert "classes in no group: 195, such as" in shown
     assert "broken.png" in shown
 
@@ -160,6 +161,7 @@ def test_class_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.Capt
         words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in command]
         assert cli.main(words) == 0
         shown = capsys.readouterr().out
+        assert "top-5" not in shown  # of five classes, it is always 100 %
         expected = NAMES if command[0] != "data" else [f"4 ({name})" for name in (min(NAMES), max(NAMES))]
         assert [name for name in expected if name not in shown] == []
 

@@ -527,8 +527,26 @@ def test_a_path_that_is_not_there_is_told(source: Any, monkeypatch: pytest.Monke
 
 def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
     (tmp_path / "finetune-1").mkdir()
-    with pytest.raises(WeightsError, match=f"nothing at {tmp_path}/finetune-2. {tmp_path} holds finetune-1. Give"):
+    meant = f"Did you mean {tmp_path}/finetune-1\\? {tmp_path} holds finetune-1"
+    with pytest.raises(WeightsError, match=f"nothing at {tmp_path}/finetune-2. {meant}. Give"):
         load(tmp_path / "finetune-2")
+
+
+@pytest.mark.parametrize("source", ["roses-1", "run/roses-1", "roses-4"])
+def test_a_run_without_its_folder_is_told_the_runs_before_the_hub(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nearest runs come first: of forty runs, the first by name are rarely the ones that were meant."""
+    for name in ["roses-1", *(f"a-{number}" for number in range(9)), ".hidden"]:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(WeightsError) as raised:
+        load(source)
+    found = str(raised.value)
+    assert f"{source} in {tmp_path}" in found or f"nothing at {source}. " in found
+    assert "Did you mean runs/roses-1? runs holds roses-1, a-" in found and "and 5 more." in found
+    assert found.index("runs/roses-1?") < found.lower().index("hub")
 
 
 # ---- memory

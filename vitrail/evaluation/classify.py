@@ -151,6 +151,11 @@ class Classification:
         return {name: getattr(self, name) for name in names}
 
 
+def has_top5(classes: int) -> bool:
+    """Return whether top-5 says anything about this number of classes. With at most five it is always 100 %."""
+    return classes > BEST_CLASSES
+
+
 def classify(
     predict: Predict,
     loader: Batches,

@@ -51,9 +51,9 @@ def choose(facts: Facts) -> tuple[str, str]:
     if facts.side <= TINY:
         return "digits", f"{seen}: one token for every 2 x 2 pixels"
     if facts.side <= SMALL:
-        return "scratch-small", f"{seen}: the images keep their size"
+        return "scratch-small", seen
     better = "`vitrail finetune DIR --from RUN` is better if pretrained weights are available"
-    return "scratch-photos", f"{seen}: the images are resized to 96; {better}"
+    return "scratch-photos", f"{seen}; {better}"
 
 
 def has_absolute_warmup(run: Run) -> bool:

@@ -21,7 +21,7 @@ from vitrail.evaluation.classify import Classification
 from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
 from vitrail.evaluation.labels.store import load_results
-from vitrail.files import open_regular, read_bytes, read_json, read_json_object
+from vitrail.files import names_near, open_regular, read_bytes, read_json, read_json_object
 from vitrail.reports.figures import Points
 from vitrail.run_log import FACTS, Dropped, fitting, log_lines
 from vitrail.training.run import Run
@@ -90,6 +90,8 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder. Raises DataError if `folder` is not one."""
+    if not folder.exists():
+        raise DataError(f"there is no run folder {folder}.{names_near(folder)} Give a folder that training wrote.")
     if not (folder / "run.json").is_file() and not (folder / "config.yaml").is_file():
         raise DataError(
             f"{folder} is not a run folder: it contains neither run.json nor config.yaml. "

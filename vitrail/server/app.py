@@ -34,6 +34,7 @@ from vitrail.server.responses import (
 )
 from vitrail.server.served_model import TOP, AttentionQuery
 from vitrail.server.service import FileResult, Service, seconds_since
+from vitrail.server.upload import FORM
 from vitrail.version import __version__
 
 SCRIPTS = ("page.js", "column.js", "draw.js", "ask.js")
@@ -187,5 +188,15 @@ def _add_problems(app: FastAPI, service: Service) -> None:
         return await refused(request, Refused(422, "query", "; ".join(problems)))
 
     @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": {"reason": "http", "message": str(error.detail)}}, error.status_code)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        reason, message = "http", str(error.detail)
+        if error.status_code == 405:
+            reason, message = "method", _valid_request(request.url.path, (error.headers or {}).get("Allow", "GET"))
+        return JSONResponse({"error": {"reason": reason, "message": message}}, error.status_code, error.headers)
+
+
+def _valid_request(path: str, methods: str) -> str:
+    """Return what a request to `path`, one of the application's, must be: it allows these `methods` only."""
+    if methods != "POST":
+        return f"{path} is valid with {methods} only"
+    return f"{path} is valid with POST only: send an image as the body, or a form ({FORM}) with files named image"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitrail.server.limits import STATUSES
+from vitrail.server.upload import FORM
 
 
 @dataclass
@@ -92,7 +93,7 @@ IMAGE_BODY: dict[str, Any] = {
     "required": True,
     "content": {
         "image/*": {"schema": {"type": "string", "format": "binary"}},
-        "multipart/form-data": {
+        FORM: {
             "schema": {
                 "type": "object",
                 "required": ["image"],

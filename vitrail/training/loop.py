@@ -120,7 +120,8 @@ def fit(
             setup.network.at(timetable.moment(number, status.elapsed))
             if status.evaluated < number and (over or timetable.evaluates(number)):
                 with suppress(Stop):
-                    progress.say(f"step {number}: {describe(validation(status, folder, signals.check))}")
+                    numbers = validation(status, folder, signals.check)
+                    progress.say(f"step {number}: {describe(numbers, len(validation.card.class_names))}")
                 progress.reset()
                 signum = signals.requested()
             # `stale` evaluations in sequence did not improve on the best one

@@ -17,7 +17,7 @@ from torch import nn
 from vitrail import world
 from vitrail.data.bands.choose import choose, layouts
 from vitrail.data.check import LONG, SMALL
-from vitrail.data.images.ops import left_out
+from vitrail.data.images.ops import covering, left_out
 from vitrail.data.item import Listed
 from vitrail.data.labels.scale import TargetScale
 from vitrail.data.labels.sets import LabelSets
@@ -327,11 +327,18 @@ def _side(sizes: list[tuple[int, int]], patch: int, decisions: dict[str, str]) -
 
 
 def _preprocess(image_size: tuple[int, int], sizes: list[tuple[int, int]], decisions: dict[str, str]) -> Preprocess:
+    """Return how images are prepared in evaluation: resized as a whole if they have one size, else cropped, too."""
+    (height, width), target = image_size, f"{image_size[0]} x {image_size[1]} px"
     if len(set(sizes)) == 1:
-        decisions["preprocess"] = f"squash: all images are {sizes[0][0]} x {sizes[0][1]} px"
+        tall, wide = sizes[0]
+        change = f"are resized to {target}" if sizes[0] != image_size else "keep their size"
+        shape = " (squash: their proportions change)" * (tall * width != wide * height)
+        decisions["preprocess"] = f"images of {tall} x {wide} px {change}{shape}"
         return Preprocess(image_size, resize="squash")
-    decisions["preprocess"] = "resize the short side, then crop the central 87.5 %: images differ in size"
-    return Preprocess(image_size)
+    preprocess = Preprocess(image_size)
+    side = min(covering(preprocess))
+    decisions["preprocess"] = f"images differ in size: the short side becomes {side} px, the central {target} are used"
+    return preprocess
 
 
 def _batch_size(run: Run, images: int, decisions: dict[str, str]) -> int:

@@ -203,8 +203,9 @@ def _said_of_views(
 
     images = len(found.index)
     notes = [
-        f"--tta {tta}: mean probabilities of {VIEWS[tta]} views of each image, {images / seconds:,.1f} images/s with "
-        f"reading; the network computes {VIEWS[tta]} times as much as without --tta"
+        f"--tta {tta}: probabilities are the mean over {VIEWS[tta]} views of each image, so the network computes "
+        f"{VIEWS[tta]} times as much as without --tta; {images / seconds:,.1f} images/s, the time to read "
+        "the files included"
     ]
     try:
         run = from_yaml(Path(model) / "config.yaml", Run())

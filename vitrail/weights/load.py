@@ -7,10 +7,8 @@ leave it out; otherwise the file is rejected. `model.load_report` records what h
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError, WeightsError, did_you_mean
-from vitrail.files import open_regular
+from vitrail.files import names_near, open_regular
 from vitrail.model.build import Network
 from vitrail.model.limits import ResizeMode
 from vitrail.model.resnet.network import ResNet
@@ -36,7 +34,7 @@ from vitrail.weights.formats import ForeignModel, Format, recognise
 from vitrail.weights.hub.download import licence_beside
 from vitrail.weights.mapping import Conversion
 from vitrail.weights.store import checksum, find_model, is_ours, load_model
-from vitrail.words import listing, shown
+from vitrail.words import shown
 
 MOST_BASES = 32
 """Maximum number of models that hold only a tuned part and follow each other."""
@@ -162,14 +160,9 @@ def local(source: Path | str) -> Path:
 
         if is_name(source) or "://" in source:  # for an address, `resolve` raises an error that says what to do
             return resolve(source)
-    beside: list[str] = []
-    if path.parent != Path():
-        with suppress(OSError):
-            beside = sorted(os.listdir(path.parent))
-    holds = f" {path.parent} holds {listing(beside, 5, quoted=False)}." if beside else ""
     raise WeightsError(
-        f"there is nothing at {source}.{holds} Give a model or run folder, a weight file, or a hub name such as "
-        "google/vit-base-patch16-224-in21k."
+        f"there is nothing at {source}.{names_near(path)} Give a model or run folder, a weight file, or a hub name "
+        "such as google/vit-base-patch16-224-in21k."
     )
 
 

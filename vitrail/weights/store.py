@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.files import parse_json, replacing, replacing_text
+from vitrail.files import names_near, parse_json, replacing, replacing_text
 from vitrail.model.resnet.network import ResNet
 from vitrail.model.rewrites.low_rank import misfit, separated, updated
 from vitrail.model.vit import ViT
@@ -150,7 +150,7 @@ def find_model(path: Path | str) -> Path:
             )
         return path
     if not path.exists():
-        raise WeightsError(f"there is nothing at {path}. Give the folder of a run or of a model.")
+        raise WeightsError(f"there is nothing at {path}.{names_near(path)} Give the folder of a run or of a model.")
     for place in _PLACES:
         if (path / place / WEIGHTS).is_file():
             return path / place / WEIGHTS

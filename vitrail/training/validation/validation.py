@@ -24,6 +24,7 @@ from vitrail.evaluation.classify import (
     Classification,
     Predict,
     classify,
+    has_top5,
     predictor,
 )
 from vitrail.evaluation.confidence.rejection import counts_at
@@ -347,8 +348,8 @@ class Validation:
         return self.measure.described(replace(self.card, metrics=metrics, provenance=provenance))
 
 
-def describe(numbers: dict[str, float]) -> str:
-    """Return the numbers of an evaluation as a phrase."""
+def describe(numbers: dict[str, float], classes: int) -> str:
+    """Return the numbers of an evaluation of a network with this number of classes as a phrase."""
     if not numbers:
         return "no validation images"
     on = f"on {numbers['count']:.0f} images"
@@ -364,7 +365,8 @@ def describe(numbers: dict[str, float]) -> str:
         return f"validation {named}, loss {numbers['nll']:.4f}{own} {on}"
     shots = "".join(f", {name.replace('knn', 'kNN')} {numbers[name]:.2%}" for name in probed)
     if "nll" in numbers:  # not "top1", which may be a metric of somebody's own objective
-        usual = f"validation top-1 {numbers['top1']:.2%}, top-5 {numbers['top5']:.2%}, loss {numbers['nll']:.4f}"
+        five = f", top-5 {numbers['top5']:.2%}" if has_top5(classes) else ""
+        usual = f"validation top-1 {numbers['top1']:.2%}{five}, loss {numbers['nll']:.4f}"
         if "balanced_accuracy" in numbers:
             usual += f", balanced accuracy {numbers['balanced_accuracy']:.2%}, macro F1 {numbers['macro_f1']:.2%}"
         known: tuple[str, ...] = ("top1", "top5", "nll", "count", "balanced_accuracy", "macro_f1")

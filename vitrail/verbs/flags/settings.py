@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.config import from_yaml, merge
 from vitrail.durations import Epochs
 from vitrail.errors import CheckpointError, UsageError
+from vitrail.files import names_near
 from vitrail.import_path import is_own
 from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup
 from vitrail.recipes.by_network import warn_of_rate
@@ -211,6 +212,8 @@ def resumed(given: RunArguments, where: str | Path) -> tuple[Run, Path] | None:
     else:
         folder = Path(where)
     written = folder / "config.yaml"
+    if not folder.exists():
+        raise CheckpointError(f"there is no run folder {folder}.{names_near(folder)} Give a run to resume.")
     if not written.is_file():
         raise CheckpointError(f"{folder} is not a run folder: {written} does not exist")
     from vitrail.training.folder import RunFolder

@@ -22,17 +22,19 @@ def show(
 ) -> Any:
     """Return the results as tables for a terminal; `subject` says of what on which images."""
     from vitrail.evaluation.calibration import before_scaling, calibration
+    from vitrail.evaluation.classify import has_top5
 
-    calibrated = calibration(found)
+    calibrated, five = calibration(found), has_top5(len(found.class_names))
     rows = sorted(zip(found.class_names, found.class_count, found.class_accuracy, strict=True), key=_by_accuracy)
     worst = [(name, count, f"{accuracy:.1%}") for name, count, accuracy in rows if count][:WORST]
     rejections = [(f"{sure:.2f}", f"{named:.1%}", f"{wrong:.1%}") for sure, named, wrong in _rejections(found)]
     means = [
-        (group.name, group.classes, group.count, f"{group.top1:.1%}", f"{group.top5:.1%}", f"{group.class_mean:.1%}")
-        for group in groups
+        (one.name, one.classes, one.count, f"{one.top1:.1%}", *[f"{one.top5:.1%}"] * five, f"{one.class_mean:.1%}")
+        for one in groups
     ]
     return page(
-        f"{subject}: top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, loss {found.nll:.4f}, {found.count:,} images",
+        f"{subject}: top-1 {found.top1:.2%}, {f'top-5 {found.top5:.2%}, ' * five}loss {found.nll:.4f}, "
+        f"{found.count:,} images",
         f"every class counts equally: balanced accuracy {found.balanced_accuracy:.2%}, macro F1 {found.macro_f1:.2%}",
         f"calibration: ECE {calibrated.ece:.2%}{before(before_scaling(found).ece, temperature)}, "
         f"mean confidence {calibrated.confidence:.2%}, Brier score {calibrated.brier:.4f}",
@@ -41,7 +43,7 @@ def show(
         table(
             ("at least", "images that get a class", "wrong among these"), rejections, "if a class needs a confidence"
         ),
-        table(("group", "classes", "images", "top-1", "top-5", "class mean"), means, "groups"),
+        table(("group", "classes", "images", "top-1", *["top-5"] * five, "class mean"), means, "groups"),
         table(("class", "taken for", "images"), _confusions(found)[:WORST], "most confused"),
         unreadable_lines(found.bad),
     )

@@ -43,10 +43,11 @@ class Probe:
 
 def show(result: Probe) -> Any:
     """Return the result as text and a table for a terminal."""
+    from vitrail.evaluation.classify import has_top5
     from vitrail.evaluation.fewshot import FewShot
     from vitrail.evaluation.knn import KNN
 
-    found = result.found
+    found, five = result.found, has_top5(result.classes)
     head = f"{result.subject}: {result.classes} classes, {result.width} features, {found.test_images:,} test images"
     if isinstance(found, FewShot):
         seeds = found.top1.shape[2]
@@ -55,9 +56,10 @@ def show(result: Probe) -> Any:
             lines.append("best l2 is chosen on these test images, as the protocol does for a single data set")
         return page(head, lines, _fewshot_table(found, result.best_l2))
     if isinstance(found, KNN):
-        counts = [(count, f"{top1:.2%}", f"{found.top5[count]:.2%}") for count, top1 in found.top1.items()]
-        return page(head, table(("k", "top-1", "top-5"), counts))
-    measured = f"top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, loss {found.nll:.4f} on the test images"
+        counts = [(k, f"{top1:.2%}", *[f"{found.top5[k]:.2%}"] * five) for k, top1 in found.top1.items()]
+        return page(head, table(("k", "top-1", *["top-5"] * five), counts))
+    best = f"top-5 {found.top5:.2%}, " * five
+    measured = f"top-1 {found.top1:.2%}, {best}loss {found.nll:.4f} on the test images"
     return page(head, measured, _linear_warnings(found), _linear_table(found))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from vitrail.errors import WeightsError
-from vitrail.files import open_regular
+from vitrail.files import names_near, open_regular
 from vitrail.weights.archive import INDEX, SINGLE, SUFFIXES
 
 log = logging.getLogger("vitrail")
@@ -68,7 +68,7 @@ def resolve(name: str) -> Path:
         try:
             return _cached(repository, revision, told or f"{constants.ENDPOINT} answers {_first_line(error)}")
         except WeightsError as missing:
-            raise (WeightsError(told) if told else missing) from error
+            raise (WeightsError(f"{_not_here(repository)} {told}") if told else missing) from error
     except unreachable() as error:
         if _is_local(error):
             raise WeightsError(
@@ -103,12 +103,17 @@ def refusal(repository: str, revision: str, error: Any) -> str:
         return f"{repository} has no revision {revision!r}: its branches and tags are listed at {page}/tree/main"
     if isinstance(error, RepositoryNotFoundError):
         return (
-            f"there is no repository {repository!r} at {constants.ENDPOINT}, or it is private, and no file or "
-            f"folder of that name here: check the name; if it is private, {log_in}"
+            f"there is no repository {repository!r} at {constants.ENDPOINT}, or it is private: check the name; if it "
+            f"is private, {log_in}"
         )
     if status in (401, 403):
         return f"{constants.ENDPOINT} refuses access to {repository}: {log_in}, with a token that may do this"
     return ""
+
+
+def _not_here(name: str) -> str:
+    """Return that `name` is not a path, with near names, and the beginning of a sentence about it as a hub name."""
+    return f"there is no file or folder {name} in {Path.cwd()}.{names_near(Path(name))} As a name on the hub,"
 
 
 def _no_name(name: str) -> WeightsError:
@@ -233,8 +238,8 @@ def _cached(repository: str, revision: str, why: str) -> Path:
     except (LocalEntryNotFoundError, WeightsError, ValueError) as error:
         at, flag = ("", "") if revision == "main" else (f"@{revision}", f" --revision {revision}")
         raise WeightsError(
-            f"there is no file or folder {repository}{at} in {Path.cwd()}. As a name on the hub, it is not in the "
-            f"cache {constants.HF_HUB_CACHE} (HF_HOME says where that is), and {why}. If you mean weights of the hub, "
+            f"{_not_here(f'{repository}{at}')} it is not in the cache "
+            f"{constants.HF_HUB_CACHE} (HF_HOME says where that is), and {why}. If you mean weights of the hub, "
             f"run `hf download {repository}{flag} --local-dir {repository.partition('/')[2]}` on a machine with a "
             "network, copy its folder here, and give the path of the folder"
         ) from error
