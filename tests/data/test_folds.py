@@ -122,7 +122,9 @@ def test_the_report_joins_the_folds(runs: list[Path], tmp_path: Path) -> None:
         "mean": pytest.approx(statistics.mean(each)),
         "deviation": pytest.approx(statistics.stdev(each)),
     }
-    assert f"top-1 {statistics.mean(each):.4f} ± {statistics.stdev(each):.4f}" in show(result)
+    shown = show(result)
+    assert f"top-1 {statistics.mean(each):.2%} ± {statistics.stdev(each):.2%}" in shown
+    assert "nll" not in shown and "top5" not in shown
     assert "3 of 3 folds" in Page((tmp_path / "cv.html").read_text()).text
 
     whole = open_data(Data(path="digits", holdout=0.0))

@@ -372,6 +372,7 @@ PATHS = ("/../pyproject.toml", "/page/../app.py", "/docs", "/redoc", "/page.py",
 def test_there_are_no_other_files(models: list[ServedModel], path: str) -> None:
     answer = one(models, "GET", path)
     assert answer.status == 404 and len(answer.body) < 200
+    assert "nothing at this address; /openapi.json" in answer.json["error"]["message"]
 
 
 def test_the_page_may_load_nothing_from_elsewhere(models: list[ServedModel]) -> None:

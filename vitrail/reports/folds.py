@@ -12,9 +12,10 @@ import numpy as np
 from vitrail.data.labels.sets import SEPARATOR
 from vitrail.data.spreadsheet import SafeWriter
 from vitrail.errors import DataError, UsageError
+from vitrail.evaluation.classify import has_top5
 from vitrail.evaluation.labels.numbers import NumberScores
 from vitrail.evaluation.labels.scores import LabelScores
-from vitrail.evaluation.metric import TITLES
+from vitrail.evaluation.metric import NUMBERS, TITLES
 from vitrail.files import read_json_object, replacing_text
 from vitrail.reports.gallery import Evaluated
 from vitrail.reports.run_record import RunRecord
@@ -22,6 +23,8 @@ from vitrail.reports.run_record import RunRecord
 COLUMNS = ("path", "label", "prediction", "probability", "fold", "run")
 """Columns of the CSV of predictions; several labels stand with '|' between them."""
 _COUNTS = ("count", "chance")
+_LOSSES = ("nll", "loss")
+_TITLES = {**TITLES, "top5": "top-5", "nll": "loss"}
 
 
 class Number(NamedTuple):
@@ -31,6 +34,12 @@ class Number(NamedTuple):
     mean: float
     deviation: float
     """Standard deviation between folds, with n - 1 in the denominator."""
+    share: bool
+    """Whether it is written in percent."""
+
+    def __str__(self) -> str:
+        number = "{:.2%}" if self.share else "{:.4f}"
+        return f"{self.title} {number.format(self.mean)} ± {number.format(self.deviation)}"
 
 
 @dataclass(frozen=True)
@@ -96,13 +105,15 @@ def _evaluation(run: RunRecord) -> Evaluated:
 def _numbers(found: Sequence[Evaluated]) -> list[Number]:
     """Return mean and deviation of each metric that all folds have."""
     each = [one.metrics() for one in found]
-    names = [name for name in each[0] if name not in _COUNTS and all(name in one for one in each)]
+    without = _COUNTS if has_top5(len(found[0].class_names)) else (*_COUNTS, "top5")
+    names = [name for name in each[0] if name not in without and all(name in one for one in each)]
     values = {name: np.array([one[name] for one in each], dtype=np.float64) for name in names}
     return [
         Number(
-            TITLES.get(name, name.replace("_", " ")),
+            _TITLES.get(name, name.replace("_", " ")),
             float(value.mean()),
             float(value.std(ddof=1)) if len(each) > 1 else float("nan"),
+            name not in (*NUMBERS, *_LOSSES),
         )
         for name, value in values.items()
     ]

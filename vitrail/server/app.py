@@ -192,6 +192,8 @@ def _add_problems(app: FastAPI, service: Service) -> None:
         reason, message = "http", str(error.detail)
         if error.status_code == 405:
             reason, message = "method", _valid_request(request.url.path, (error.headers or {}).get("Allow", "GET"))
+        if error.status_code == 404:
+            message = "there is nothing at this address; /openapi.json describes those that are valid"
         return JSONResponse({"error": {"reason": reason, "message": message}}, error.status_code, error.headers)
 
 

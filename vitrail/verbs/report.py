@@ -75,7 +75,7 @@ def show(result: WrittenReport) -> str:
             f"McNemar p = {one.p:.3g}"
         )
     if found.folds:
-        numbers = ", ".join(f"{one.title} {one.mean:.4f} ± {one.deviation:.4f}" for one in found.folds.numbers)
+        numbers = ", ".join(map(str, found.folds.numbers))
         lines.append(f"{found.folds.done} of {found.folds.count} folds, mean and standard deviation: {numbers}")
         lines.append(f"predictions of {found.folds.images:,} images: {_predictions(result)}")
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
