@@ -2,8 +2,8 @@
 
 The hash of a crop differs from that of its original, and resembles that of the window of the original that was cut out.
 So every image has a hash for each of `WINDOWS`, which have 78 to 94 % of its height and width. Of photographs that were
-cropped at random by 5, 10 and 20 % of each side, 95, 100 and 88 % are found; by the hashes of whole images 43, 0 and 0 %
-(`python -m benchmarks.dedup`).
+cropped at random by 5, 10 and 20 % of each side, 95, 100 and 88 % are found; by the hashes of whole images 43, 0 and
+0 % (`python -m benchmarks.dedup`).
 """
 
 from __future__ import annotations
