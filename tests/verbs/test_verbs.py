@@ -130,11 +130,12 @@ def test_print_config_prints_what_would_be_trained(capsys: pytest.CaptureFixture
     assert isinstance(preview, Preview) and to_yaml(preview.run) == printed
 
 
-def test_finetune_takes_its_length_from_the_number_of_images(photos: Path) -> None:
-    run = vitrail.finetune(photos, weights="runs/x", print_config=True).run
+def test_the_papers_fine_tuning_takes_its_length_from_the_number_of_images(photos: Path) -> None:
+    paper = dict(weights="runs/x", recipe="finetune", print_config=True)
+    run = vitrail.finetune(photos, **paper).run
     assert (run.duration, run.schedule.warmup, run.weights) == (Steps(500), Percent(20), "runs/x")
     assert run.batch_size == 22  # 24 pictures, a tenth of each class held out
-    run = vitrail.finetune(photos, weights="runs/x", epochs=2, batch_size=8, print_config=True).run
+    run = vitrail.finetune(photos, epochs=2, batch_size=8, **paper).run
     assert (run.duration, run.batch_size) == (Epochs(2), 8)
 
 

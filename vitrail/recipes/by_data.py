@@ -5,6 +5,7 @@ Each decision comes with its reason in words, so that the user can correct it.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,6 +26,14 @@ USUAL_WARMUP = 10.0
 """The paper's warmup on ImageNet, in percent of the run (10,000 of 93,800 steps)."""
 LARGEST_BATCH = 512
 """Images per step if the run does not set the batch size (`vitrail.training.batch_size`)."""
+ENOUGH_PASSES = 8
+"""Number of passes over the images for which photographs are made smaller, if the time is short."""
+SIDES = (64, 48, 32)
+"""Sides in pixels to which photographs are made smaller, multiples of the patch."""
+ENOUGH_STEPS = 100
+"""Number of steps that a run with a time limit should have: a short run gets a smaller batch."""
+SMALLEST_BATCH = 16
+"""Smallest number of images per step that a time limit leads to."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,33 @@ def choose(facts: Facts) -> tuple[str, str]:
         return "scratch-small", seen
     better = "`vitrail finetune DIR --from RUN` is better if pretrained weights are available"
     return "scratch-photos", f"{seen}; {better}"
+
+
+def in_time(run: Run, images: int, seen: int) -> tuple[Run, list[str]]:
+    """Return `run` as it suits a time that allows to see `seen` images of full size, and the changes in words.
+
+    Where that is only a few passes over the `images`, photographs are resized to fewer pixels: the work for an image
+    falls with the square of its side. A batch is small enough for `ENOUGH_STEPS` steps, so that no step takes more than
+    a hundredth of the time.
+    """
+    from vitrail.training.batch_size import default_batch  # which imports torch
+
+    changes, full, passes = [], run.image_size, seen / max(images, 1)
+    sides = [] if full is None or passes >= ENOUGH_PASSES else [side for side in SIDES if side < full]
+    if full is not None and sides:
+        allowed = {side: passes * (full / side) ** 2 for side in sides}
+        side = next((side for side in sides if allowed[side] >= ENOUGH_PASSES), sides[-1])
+        changes.append(
+            f"image_size: {side}, not {full}: so the time allows about {allowed[side]:.2g} passes over the images, not "
+            f"{passes:.2g}"
+        )
+        seen, run = int(allowed[side] * images), replace(run, image_size=side)
+    batch = run.batch_size or default_batch(images)
+    wanted = max(2 ** int(math.log2(max(seen / ENOUGH_STEPS, 1))), SMALLEST_BATCH)
+    if wanted < batch:
+        changes.append(f"batch_size: {wanted}, not {batch}: the time allows about {seen:,} images")
+        run = replace(run, batch_size=wanted)
+    return run, changes
 
 
 def has_absolute_warmup(run: Run) -> bool:

@@ -86,10 +86,10 @@ def finetune() -> Run:
     """SGD with momentum 0.9, cosine decay, no weight decay, gradients clipped at norm 1, batch 512.
 
     Inception crop and mirroring; a zero classifier replaces the pretrained one, and positions are resampled to the new
-    resolution. `vitrail finetune` shortens duration and warmup for smaller data sets
-    (`vitrail.transfer.protocol.budget`); the paper tries learning rates 0.003, 0.01, 0.03 and 0.06.
+    resolution. Duration and warmup are shorter for smaller data sets (`vitrail.transfer.protocol.budget`); the settings
+    shown are those for 500,000 images or more. The paper tries learning rates 0.003, 0.01, 0.03 and 0.06.
 
-    Command: `vitrail finetune DIR --from runs/x`
+    Command: `vitrail finetune DIR --from runs/x --recipe finetune`
     Cost: 500 to 20,000 steps of 512 images, depending on the size of the data set.
     """
     return Run(
@@ -147,7 +147,13 @@ def _recipes() -> Iterator[Recipe]:
         yield _recipe(IMAGENET, f"{IMAGENET.recipe}-{side}", run, "section 4.1, Polyak averaging 0.9999", expected)
 
 
-FINETUNE = described(finetune, "finetune")
+def _by_data(images: int, side: int) -> Run:
+    from vitrail.transfer.protocol import for_images  # which imports numpy: every --help would wait for it
+
+    return for_images(finetune(), images)
+
+
+FINETUNE = replace(described(finetune, "finetune"), by_data=_by_data)
 PAPER_FINETUNE = by_name(_recipes(), source=__name__)
 
 ROW_OF = {name: next(row for row in TABLE_4 if name.startswith(row.recipe)) for name in PAPER_FINETUNE}

@@ -7,6 +7,7 @@ from vitrail.recipes.augreg import AUGREG
 from vitrail.recipes.bit import BIT
 from vitrail.recipes.deit import DEIT
 from vitrail.recipes.deit3 import DEIT3
+from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA
 from vitrail.recipes.paper import PAPER
 from vitrail.recipes.paper_finetune import FINETUNE, PAPER_FINETUNE
 from vitrail.recipes.published import Recipe
@@ -18,6 +19,7 @@ from vitrail.training.run import Run
 
 RECIPES: dict[str, Recipe] = {
     **SMALL,
+    FINETUNE_BY_DATA.name: FINETUNE_BY_DATA,
     FINETUNE.name: FINETUNE,
     **PAPER,
     **PAPER_FINETUNE,

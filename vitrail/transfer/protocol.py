@@ -34,15 +34,19 @@ def budget(images: int) -> tuple[Steps, Percent]:
     return (Steps(10_000), Percent(5)) if images < LARGE else (Steps(20_000), Percent(2.5))
 
 
-def finetune_run(run: Run, weights: str, images: int) -> Run:
-    """Return `run` starting from `weights` (anything `vitrail.load` takes), with duration and batch for `images`.
+def for_images(run: Run, images: int) -> Run:
+    """Return `run` with the paper's duration and warmup for `images` training images.
 
     A batch has at most as many images as the data set, so that the images of a step differ.
     """
     duration, warmup = budget(images)
     batch = min(run.batch_size or 512, max(images, 1))
-    schedule = replace(run.schedule, warmup=warmup)
-    return replace(run, weights=weights, duration=duration, schedule=schedule, batch_size=batch)
+    return replace(run, duration=duration, schedule=replace(run.schedule, warmup=warmup), batch_size=batch)
+
+
+def finetune_run(run: Run, weights: str, images: int) -> Run:
+    """Return `run` starting from `weights` (anything `vitrail.load` takes), with duration and batch for `images`."""
+    return replace(for_images(run, images), weights=weights)
 
 
 def dev_share(images: int) -> float:

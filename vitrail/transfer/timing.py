@@ -155,6 +155,17 @@ def _mean(values: Sequence[float], run: Run, config: ViTConfig | ResNetConfig, p
     return float(np.mean(np.interp([flops[sizes.size(growth)] for growth in done], work, list(values))))
 
 
+def images_per_second(run: Run, splits: Splits, seconds: float) -> float:
+    """Return the speed of the training of `run` in images per second, loading included, measured for about `seconds`.
+
+    Images of progressive resizing have their full size. Raises the errors of `Rehearsal`.
+    """
+    rehearsal = Rehearsal(run, splits)
+    batch = rehearsal.setup.run.batch_size or 1
+    image, update = rehearsal.full_size(seconds)
+    return batch / max(batch * image + update, 1e-9)
+
+
 class Rehearsal:
     """A run ready for its first step, to be timed.
 
@@ -188,6 +199,11 @@ class Rehearsal:
         answer, ready = answers or self._answers(share)
         saved, model = self._writing()
         return Speeds(tuple(image for image, _ in timed), timed[-1][1], answer, ready, saved, model, self.start)
+
+    @fast_float32()
+    def full_size(self, seconds: float) -> tuple[float, float]:
+        """Return the seconds per image and per update of steps with images of full size, timed for `seconds`."""
+        return self._steps(GROWTHS[-1], seconds)
 
     def memory(self) -> int:
         """Return the peak bytes of a step: weights, gradients, moments and activations."""

@@ -114,8 +114,8 @@ def sweep(
         path: The images, in any form that `vitrail train` takes.
         weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
             hub.
-        recipe: Recipe to start from, such as paper/finetune-cifar100 (default: finetune, with a length that depends
-            on the number of images).
+        recipe: Recipe to start from, such as paper/finetune-cifar100 (default: finetune, the paper's protocol,
+            with a length that depends on the number of images).
         config: A YAML file of settings, such as the config.yaml of a run. May be repeated.
         lr: Learning rates to try (default: those of the paper for the recipe, or for this number of images; for a
             ResNet BiT's HyperRule, too; for paper/vit-...-imagenet the regularisation of section 4.3).

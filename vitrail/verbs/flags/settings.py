@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.config import from_yaml, merge
-from vitrail.durations import Epochs
+from vitrail.durations import LONGEST, Epochs, Steps
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import names_near
 from vitrail.import_path import is_own
-from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup
+from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup, in_time
 from vitrail.recipes.by_network import warn_of_rate
+from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, Decided, Network, Task, decide
 from vitrail.recipes.registry import find, recipe
 from vitrail.training.run import Run
 
@@ -28,8 +29,14 @@ LATEST = "latest"
 AUTO = "auto"
 """The value of `--resume` for scripts that are started again: resume a run if there is one, else start one."""
 
-RECIPE_OF = {"finetune": "finetune", "sweep": "finetune"}
+RECIPE_OF = {"finetune": FINETUNE_BY_DATA.name, "sweep": "finetune"}
 """Verb -> the recipe that it starts from if none is named."""
+RUN_NAME = "finetune"
+"""Name of a fine-tuning without a recipe."""
+UNSET = Epochs(LONGEST)
+"""A duration that nobody gives, to find out whether one is given."""
+MEASURED = 2.0
+"""Seconds for which the speed of training is measured if there is a time limit."""
 
 
 class OpenedData:
@@ -114,7 +121,8 @@ def starting_run(verb: str, recipes: Sequence[str], config: Sequence[str]) -> Ru
 def training_run(given: RunArguments) -> tuple[Run, str]:
     """Return the run for training from scratch, and its origin in words.
 
-    Without a recipe and a configuration file, the images decide on the recipe. Raises UsageError and DataError.
+    Without a recipe and a configuration file, the images decide on the recipe, and a time limit on the size of the
+    images and the batch. Raises UsageError and DataError.
     """
     require_images(given)
     if given.recipe is not None:
@@ -122,27 +130,83 @@ def training_run(given: RunArguments) -> tuple[Run, str]:
     run = given.applied_to(Run())
     if given.files:
         return run, f"configuration {', '.join(given.files)}"
-    name, why = choose(given.facts(run))
-    return given.applied_to(recipe(name)), f"recipe {name}, because of {why}"
+    facts = given.facts(run)
+    name, why = choose(facts)
+    base, why = recipe(name), f"recipe {name}, because of {why}"
+    run = given.applied_to(base)
+    if (seen := _in_time(run, given.data.of(run))) is None:
+        return run, why
+    shortened, changes = in_time(base, facts.images, seen)
+    run = given.applied_to(shortened)
+    # what files and flags set stays as it is
+    kept = [change for change in changes if _same(change.partition(":")[0], run, shortened)]
+    return run, "\n".join([why, *(f"  {change}" for change in kept)])
 
 
 def finetuning_run(given: RunArguments) -> tuple[Run, str]:
-    """Return the run for fine-tuning, and its origin in words.
+    """Return the run for fine-tuning, and its origin in words: a line for each decision.
 
-    Without a recipe, its length follows the number of images. Raises UsageError and DataError.
+    Without a recipe, the images, the network and the time decide (`vitrail.recipes.finetune_by_data`). Raises
+    UsageError, DataError and WeightsError.
     """
     require_weights(given)
-    if given.recipe is not None:
+    if given.recipe not in (None, FINETUNE_BY_DATA.name):
         return from_recipe(given)
-    from vitrail.transfer.protocol import finetune_run  # which imports numpy: every --help would wait for it
-
-    base = recipe("finetune")
-    run = given.applied_to(base)
-    if run.weights is None:
+    asked = given.applied_to(replace(recipe(FINETUNE_BY_DATA.name), duration=UNSET, batch_size=None))
+    if asked.weights is None:
         raise UsageError(f"{', '.join(given.files)} names no weights to start from: add --from RUN")
-    images = given.facts(run).images
-    run = given.applied_to(finetune_run(base, run.weights, images))
-    return run, f"recipe finetune for {images:,} images: {run.duration}"
+    splits, facts = given.data.of(asked), given.facts(asked)
+    task = Task(facts, len(splits.class_names), _network(asked), _seen(asked, splits, facts.images))
+    decided = decide(task)
+    run = given.applied_to(decided.run if given.recipe else replace(decided.run, name=RUN_NAME))
+    about = f"{facts.images:,} images of {task.classes} classes, of about {facts.side} pixels"
+    return run, "\n".join([f"recipe {FINETUNE_BY_DATA.name} for {about}", *_reasons(decided, run)])
+
+
+def _reasons(decided: Decided, run: Run) -> list[str]:
+    """Return a line for each decision that files and flags have not replaced in `run`."""
+    return [f"  {name}: {why}" for name, why in decided.why.items() if _same(name, run, decided.run)]
+
+
+def _same(name: str, one: Run, other: Run) -> bool:
+    """Return whether two runs have the same value of a setting."""
+    return bool(getattr(one, name) == getattr(other, name))
+
+
+def _network(run: Run) -> Network:
+    """Return the facts about the pretrained network of `run`. Raises WeightsError."""
+    from vitrail.model.variants import ResNetConfig
+    from vitrail.weights.load import read_card
+
+    assert run.weights is not None
+    card = read_card(run.weights)
+    config, side = card.config, run.image_size or min(card.config.image_size)
+    if isinstance(config, ResNetConfig):
+        return Network(config.width * 2 ** (len(config.units) + 1), 0, side, config.classes > 0)
+    return Network(config.width, config.depth, side, config.classes > 0)
+
+
+def _seen(run: Run, splits: Splits, images: int) -> int | None:
+    """Return the number of images that `run` sees at most, by its time limit and its length; None without either."""
+    limits = [] if (timed := _in_time(run, splits)) is None else [timed]
+    if run.duration != UNSET and not (isinstance(run.duration, Steps) and run.batch_size is None):
+        batch = run.batch_size or 1
+        limits.append(run.duration.steps(per_epoch=images / batch, batch_size=batch) * batch)
+    return max(min(limits), 1) if limits else None
+
+
+def _in_time(run: Run, splits: Splits) -> int | None:
+    """Return the number of images of full size that `run` sees in its time limit; None without a limit.
+
+    The speed is measured, which takes seconds. Processes that torchrun started do not measure it, because they must all
+    decide the same.
+    """
+    if run.time_limit is None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return None
+    from vitrail.transfer.timing import images_per_second
+
+    speed = images_per_second(replace(run, duration=Epochs(1)), splits, MEASURED)
+    return max(int(60 * run.time_limit * speed), 1)
 
 
 def require_images(given: RunArguments) -> None:

@@ -154,8 +154,9 @@ def finetune(
     """Fine-tune a pretrained network on a folder of images.
 
     A zero linear layer replaces the classifier, and position embeddings are resampled to --image-size (paper, section
-    3.2). Length and warmup follow the paper's for a data set of this size; the recipe finetune gives the other
-    settings. With --tune attention, ffn or head, only this part of the network is trained (follow-up, section 4), and
+    3.2). Without --recipe, the images, the network and the time decide on optimiser, batch, learning rate,
+    augmentation, length and the trained part; each decision is printed with its reason. --recipe finetune is the
+    paper's protocol. With --tune attention, ffn or head, only this part of the network is trained (follow-up, section 4), and
     with --tune lora only updates of low rank. This takes less memory and time. The run then stores only the trained
     part and refers to --from, which must stay in its place.
 
@@ -163,11 +164,12 @@ def finetune(
         path: The images, in any form that `vitrail train` takes.
         weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
             hub.
-        recipe: Recipe to start from (default: finetune, with a length that depends on the number of images).
+        recipe: Recipe to start from, such as finetune, the paper's protocol (default: finetune-by-data, whose settings
+            depend on the images, the network and the time).
         config: A YAML file of settings, such as the config.yaml of a run. May be repeated. Modules of your own classes
             that it names are imported, and so are those of a run to resume.
         epochs: Length of the training in epochs: short for --duration 'N epochs'.
-        lr: Peak learning rate: short for --optim.lr. The paper tries 0.003, 0.01, 0.03 and 0.06.
+        lr: Peak learning rate: short for --optim.lr. With --recipe finetune the paper tries 0.003, 0.01, 0.03 and 0.06.
         resume: Resume this run from its newest valid checkpoint. Without a value or with 'latest', the newest run
             in --out is resumed; with 'auto', a new run starts if there is none to resume.
         nproc: Number of training processes on this machine, one per device. The total batch size does not change.

@@ -1,0 +1,177 @@
+"""Fine-tuning whose settings follow from the images, the pretrained network and the time: the default of `finetune`.
+
+The paper's protocol (`vitrail.recipes.paper_finetune`) is for large networks and long runs: it takes 500 steps of 512
+images on a small data set, and two minutes on two cores are 48 such steps. The rule here takes AdamW with layer-wise
+learning rates, as the fine-tuning of MAE and BEiT does (`vitrail.recipes.self_supervised`), and a batch that leaves
+enough steps. Its numbers were chosen on held-out training images and a small network
+(`python -m benchmarks.finetune_default`). For larger networks, rate and layer decay meet the published ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from vitrail.data.settings import Augment
+from vitrail.durations import Epochs, Percent
+from vitrail.objective.settings import Supervised
+from vitrail.recipes.by_data import SMALL, TINY, Facts
+from vitrail.recipes.published import described
+from vitrail.training.run import Optim, Run, Schedule
+
+USUAL_PASSES, USUAL_IMAGES = 40, 1_000
+"""Passes over a training set of `USUAL_IMAGES`. The passes fall with the square root of the number of images."""
+LEAST_PASSES, MOST_PASSES = 8, 60
+UNLABELLED = 2
+"""How many times as many passes there are after pre-training without labels, whose features know no classes yet."""
+ENOUGH_STEPS = 100
+"""Number of steps that a short run should have: it gets a smaller batch."""
+STEPS_PER_PASS = 20
+"""Number of steps that a pass should have: a small data set gets a smaller batch."""
+SMALLEST_BATCH, LARGEST_BATCH = 16, 128
+RATE = 3e-4
+"""Peak learning rate of AdamW for a network of width `RATE_WIDTH` (B/16) and a batch of `RATE_BATCH`."""
+RATE_WIDTH, RATE_BATCH = 768, 64
+HIGHEST_RATE = 4e-3
+"""That of finetune-small."""
+LAYER_DECAY = 0.75
+"""Factor of the learning rate from one block to the one before (MAE, table 9)."""
+SHIFT, GLYPH_SHIFT = 8, 16
+"""Side of the input divided by the largest shift: 4 of 32 pixels, as usual for CIFAR; half as much for characters."""
+FEW = 10
+"""Number of images per class below which only the attention is tuned (follow-up, section 4)."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The properties of a pretrained network on which its fine-tuning depends."""
+
+    width: int
+    """Number of values in a token; for a ResNet, in a position of the last feature map."""
+    blocks: int
+    """Number of encoder blocks; 0 for a ResNet."""
+    side: int
+    """Shorter side of the input in pixels."""
+    labelled: bool = True
+    """Whether it was pre-trained with labels."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is fine-tuned: the images, the network, and how many images the run may see."""
+
+    facts: Facts
+    classes: int
+    """Number of classes or targets."""
+    network: Network
+    seen: int | None = None
+    """Number of images that the run sees at most, repetitions included: what the time limit allows at the measured
+    speed, or the length that the user gave; None: no limit."""
+
+    @property
+    def each(self) -> float:
+        """Mean number of training images per class."""
+        return self.facts.images / max(self.classes, 1)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A run, and the reason of each decision in words."""
+
+    run: Run
+    why: dict[str, str] = field(default_factory=dict)
+    """Setting -> its value and the reason."""
+
+
+def decide(task: Task) -> Decided:
+    """Return the fine-tuning for `task`. A function of its argument alone."""
+    images = max(task.facts.images, 1)
+    passes, length = _passes(task, images)
+    seen = passes * images if task.seen is None else min(passes * images, task.seen)
+    batch, of_batch = _batch(images, seen)
+    rate, of_rate = _rate(task.network, batch)
+    augment, of_augment = _augment(task.facts.side, task.network.side)
+    why = {"duration": length, "batch_size": of_batch, "optim": of_rate, "augment": of_augment}
+    decay = LAYER_DECAY if task.network.blocks else None
+    run = replace(
+        finetune_by_data(),
+        optim=Optim(name="adamw", lr=rate, weight_decay=0.05, layer_decay=decay, clip=1.0),
+        augment=augment,
+        duration=Epochs(passes),
+        batch_size=batch,
+    )
+    if task.each < FEW and task.network.blocks:
+        run = replace(run, tune="attention")
+        why["tune"] = f"attention: {task.each:.3g} images per class are too few to tune everything"
+    return Decided(run, why)
+
+
+def _passes(task: Task, images: int) -> tuple[float, str]:
+    """Return the length in passes over the images, and the reason."""
+    usual = USUAL_PASSES * math.sqrt(USUAL_IMAGES / images)
+    passes = float(round(min(max(usual, LEAST_PASSES), MOST_PASSES)))
+    why = f"{passes:g} passes over {images:,} images"
+    if not task.network.labelled:
+        passes *= UNLABELLED
+        why = f"{passes:g} passes over {images:,} images, because the weights were pre-trained without labels"
+    allowed = passes if task.seen is None else task.seen / images
+    if allowed < passes:
+        why += f", of which the time or the given length leaves about {allowed:.2g}"
+    return passes, why
+
+
+def _batch(images: int, seen: float) -> tuple[int, str]:
+    """Return the images per step for a run that sees `seen` images, and the reason."""
+    wanted = min(images // STEPS_PER_PASS, seen / ENOUGH_STEPS, LARGEST_BATCH)
+    batch = min(2 ** int(math.log2(max(wanted, SMALLEST_BATCH))), images)
+    return batch, f"{batch}: about {max(round(seen / batch), 1):,} steps in all"
+
+
+def _rate(network: Network, batch: int) -> tuple[float, str]:
+    """Return the peak learning rate, and the reason.
+
+    Adam's best rate is in inverse proportion to the width of the network (Yang et al. 2021, muP), and about in
+    proportion to the square root of the batch.
+    """
+    rate = min(RATE * RATE_WIDTH / network.width * math.sqrt(batch / RATE_BATCH), HIGHEST_RATE)
+    rate = float(f"{rate:.2g}")
+    layers = f", falling by {LAYER_DECAY:g} from layer to layer" if network.blocks else ""
+    return rate, f"AdamW with a rate of {rate:g} for width {network.width} and batch {batch}{layers}"
+
+
+def _augment(side: int, into: int) -> tuple[Augment, str]:
+    """Return the changes to training images of this side, for an input with a side of `into` pixels, and the reason."""
+    if side <= TINY:
+        shift = Augment(crop="pad", pad=into // GLYPH_SHIFT, flip=False)
+        return shift, f"small shifts, not mirrored: images of {side} pixels are taken for characters"
+    if side <= SMALL:
+        return Augment(
+            crop="pad", pad=into // SHIFT
+        ), f"shifts and mirroring, because the images have only {side} pixels"
+    return Augment(scale=(0.3, 1.0)), "crops of 30 to 100 % of the image, and mirroring"
+
+
+def finetune_by_data() -> Run:
+    """AdamW with layer-wise learning rates; the images, the network and the time decide on the rest.
+
+    The default of `vitrail finetune`. Without a time limit it makes 8 to 60 passes over the images, fewer the more
+    images there are. Batch, learning rate, augmentation and the tuned part follow; each decision is printed with its
+    reason.
+    The paper's protocol is --recipe finetune.
+
+    Command: `vitrail finetune DIR --from RUN`
+    Cost: 8 to 60 passes over the images, or the minutes given with --time-limit.
+    """
+    return Run(
+        objective=Supervised(smoothing=0.1),
+        augment=Augment(scale=(0.3, 1.0)),
+        optim=Optim(name="adamw", lr=RATE, weight_decay=0.05, layer_decay=LAYER_DECAY, clip=1.0),
+        schedule=Schedule(shape="cosine", warmup=Percent(10)),
+        duration=Epochs(USUAL_PASSES),
+        batch_size=RATE_BATCH,
+        evaluate_every=Percent(10),
+        checkpoint_every=Percent(10),
+    )
+
+
+FINETUNE_BY_DATA = described(finetune_by_data, "finetune")
