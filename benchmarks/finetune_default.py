@@ -174,6 +174,7 @@ def main() -> None:
     """Run what the log lacks, print the table and write results/finetune_default.json."""
     parser = record.arguments(__doc__)
     parser.add_argument("--sets", nargs="+", choices=tuple(SETS), default=list(SETS))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--images-seen", type=int, nargs="+", default=[2_000, 10_000, 40_000])
     parser.add_argument("--minutes", type=float, nargs="+", help="budgets of time, in place of --images-seen")
@@ -191,7 +192,9 @@ def main() -> None:
     }
     if options.minutes:
         budgets = {f"{minutes:g} min": {"time_limit": minutes} for minutes in options.minutes}
-    for (budget, given), seed, name, side in itertools.product(budgets.items(), options.seeds, options.sets, SIDES):
+    for (budget, given), seed, name, side in itertools.product(
+        budgets.items(), options.seeds, options.sets, options.sides
+    ):
         data = options.cache / f"{name}.npz"
         if not data.exists():
             write(data, *SETS[name])

@@ -71,9 +71,9 @@ def test_flags_over_files_in_order_over_recipe_over_defaults(tmp_path: Path) -> 
     first, second = tmp_path / "1.yaml", tmp_path / "2.yaml"
     first.write_text("seed: 1\nkeep: 1\noptim: {lr: 1.0, momentum: 0.1}")
     second.write_text("keep: 2\noptim: {lr: 2.0}")
-    asked = RunArguments("photos", "finetune", (str(first), str(second)), epochs=3, lr=4.0, settings={"name": "n"})
+    asked = RunArguments("photos", "scratch-small", (str(first), str(second)), epochs=3, lr=4.0, settings={"name": "n"})
     run, _ = training_run(asked)
-    base = recipe("finetune")
+    base = recipe("scratch-small")
     assert run == replace(
         base,
         name="n",
