@@ -144,10 +144,22 @@ def run_of(side: str, data: Path, weights: Path, seed: int, budget: dict[str, An
     return finetuning_run(RunArguments(data, named, weights=weights, settings=given))[0]
 
 
-def measured(side: str, data: Path, weights: Path, seed: int, budget: dict[str, Any], out: Path) -> Cell:
-    """Fine-tune, and return the accuracy on the held-out images and what the run was."""
+def decided(run: Run) -> dict[str, Any]:
+    """Return what the sides differ in, so that results of another rule are not taken for those of this one."""
+    optim, augment = run.optim, run.augment
+    return {
+        "optim": [optim.name, optim.lr, optim.layer_decay],
+        "batch": run.batch_size,
+        "tune": run.tune,
+        "image_size": run.image_size,
+        "augment": [augment.crop, augment.pad, *augment.scale, augment.flip],
+    }
+
+
+def measured(run: Run, out: Path) -> Cell:
+    """Fine-tune, and return the accuracy on the held-out images, steps and seconds."""
     with compare.foreign_load() as foreign:
-        result = fit(replace(run_of(side, data, weights, seed, budget), out=str(out)))
+        result = fit(replace(run, out=str(out)))
     assert result.test is not None
     return {
         "accuracy": round(100 * result.test["top1"], 2),
@@ -157,9 +169,10 @@ def measured(side: str, data: Path, weights: Path, seed: int, budget: dict[str, 
     }
 
 
-def summary(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table: mean and standard deviation of the accuracy over seeds, by set and budget."""
-    lines: list[tuple[str, ...]] = [("set", "budget", *SIDES)]
+    rows = document["rows"]
+    lines: list[tuple[str, ...]] = [("held-out images, %", "budget", *SIDES)]
     for name, budget in dict.fromkeys((row["set"], row["budget"]) for row in rows):
         texts = []
         for side in SIDES:
@@ -192,17 +205,17 @@ def main() -> None:
     }
     if options.minutes:
         budgets = {f"{minutes:g} min": {"time_limit": minutes} for minutes in options.minutes}
-    for (budget, given), seed, name, side in itertools.product(
-        budgets.items(), options.seeds, options.sets, options.sides
+    for seed, (budget, given), name, side in itertools.product(
+        options.seeds, budgets.items(), options.sets, options.sides
     ):
         data = options.cache / f"{name}.npz"
         if not data.exists():
             write(data, *SETS[name])
-        key = {"set": name, "budget": budget, "side": side, "seed": seed, "epochs": options.epochs}
-        compute = partial(measured, side, data, weights, seed, given)
-        cell = cells.train(compute, **key)
+        run = run_of(side, data, weights, seed, given)
+        key = {"set": name, "budget": budget, "side": side, "seed": seed, "epochs": options.epochs, **decided(run)}
+        cell = cells.train(partial(measured, run), **key)
         rows += [] if cell is None else [{**key, **cell}]
-    record.print_lines("accuracy on held-out images, %", summary(rows))
+    record.print_lines("accuracy on held-out images, %", summary({"rows": rows}))
     if cells.missing:
         print(f"{cells.missing} runs are missing: the same command continues")
     record.save("finetune_default", options, network=str(NETWORK), rows=rows)

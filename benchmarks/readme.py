@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import audit, dedup, label_budget, memory, multi_label, record
+from benchmarks import audit, dedup, finetune_default, label_budget, memory, multi_label, record
 from benchmarks.self_supervised import SHOWN, cell
 
 BEGIN, END = "<!-- {}: written by python -m benchmarks.readme -->", "<!-- end of {} -->"
@@ -242,6 +242,7 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "digits": ("The demo", digits),
     "learn": ("Learning from scratch", learn),
     "transfer": ("Fine-tuning against training from scratch", transfer),
+    "finetune_default": ("The default of fine-tuning", finetune_default.summary),
     "self_supervised": ("Learning without labels", self_supervised),
     "mae": ("A step of MAE", mae),
     "saving": ("Checkpoints", saving),

@@ -39,6 +39,7 @@ tasks = st.builds(
     classes=st.integers(0, 30_000),
     network=networks,
     seen=st.none() | st.integers(1, 10**9),
+    in_time=st.none() | st.integers(1, 10**10),
 )
 B16 = Network(768, 12, 224)
 
@@ -51,7 +52,7 @@ def test_every_decision_is_a_run_that_can_be_trained(task: Task) -> None:
     timetable = Timetable(run, max(task.facts.images // run.batch_size, 1))
     assert timetable.total >= 1
     assert timetable.warmup <= 0.1 * timetable.total + 1
-    assert run.augment.crop != "pad" or run.augment.pad < max(task.network.side, 1)  # what a shift needs
+    assert run.augment.crop != "pad" or run.augment.pad < (run.image_size or task.network.side)  # what a shift needs
     assert (run.optim.layer_decay is None) == (task.network.blocks == 0)  # layer-wise rates need blocks
     assert task.network.blocks > 0 or run.tune == "all"  # a ResNet has no attention
 
@@ -96,6 +97,14 @@ def test_b16_gets_a_rate_and_a_decay_that_are_published_for_it() -> None:
     assert run.optim.name == "adamw" and run.optim.layer_decay in (0.65, 0.75)
     assert run.batch_size is not None
     assert 5e-4 * run.batch_size / 256 <= run.optim.lr <= 1e-3 * run.batch_size / 256
+
+
+def test_the_input_grows_only_if_images_are_larger_and_time_would_be_left() -> None:
+    task = Task(Facts(1_000, 224), 10, Network(128, 6, 32), seen=40_000, in_time=10**6)
+    assert decide(task).run.image_size == 64
+    assert decide(replace(task, facts=Facts(1_000, 48))).run.image_size is None
+    assert decide(replace(task, in_time=100_000)).run.image_size is None  # 40,000 images take a fifth of 200,000
+    assert decide(replace(task, in_time=None)).run.image_size is None
 
 
 def test_characters_are_not_mirrored() -> None:

@@ -156,10 +156,13 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
     if asked.weights is None:
         raise UsageError(f"{', '.join(given.files)} names no weights to start from: add --from RUN")
     splits, facts = given.data.of(asked), given.facts(asked)
-    task = Task(facts, len(splits.class_names), _network(asked), _seen(asked, splits, facts.images))
+    timed = _in_time(asked, splits)
+    seen = min((count for count in (timed, _given_length(asked, facts.images)) if count is not None), default=None)
+    task = Task(facts, len(splits.class_names), _network(asked), seen, timed)
     decided = decide(task)
     run = given.applied_to(decided.run if given.recipe else replace(decided.run, name=RUN_NAME))
-    about = f"{facts.images:,} images of {task.classes} classes, of about {facts.side} pixels"
+    kind = "targets" if run.objective.numbers else "classes"
+    about = f"{facts.images:,} images of {task.classes} {kind}, of about {facts.side} pixels"
     return run, "\n".join([f"recipe {FINETUNE_BY_DATA.name} for {about}", *_reasons(decided, run)])
 
 
@@ -186,13 +189,12 @@ def _network(run: Run) -> Network:
     return Network(config.width, config.depth, side, config.classes > 0)
 
 
-def _seen(run: Run, splits: Splits, images: int) -> int | None:
-    """Return the number of images that `run` sees at most, by its time limit and its length; None without either."""
-    limits = [] if (timed := _in_time(run, splits)) is None else [timed]
-    if run.duration != UNSET and not (isinstance(run.duration, Steps) and run.batch_size is None):
-        batch = run.batch_size or 1
-        limits.append(run.duration.steps(per_epoch=images / batch, batch_size=batch) * batch)
-    return max(min(limits), 1) if limits else None
+def _given_length(run: Run, images: int) -> int | None:
+    """Return the number of images in the length that the user gave; None if there is none, or steps without a batch."""
+    if run.duration == UNSET or (isinstance(run.duration, Steps) and run.batch_size is None):
+        return None
+    batch = run.batch_size or 1
+    return max(run.duration.steps(per_epoch=images / batch, batch_size=batch) * batch, 1)
 
 
 def _in_time(run: Run, splits: Splits) -> int | None:
