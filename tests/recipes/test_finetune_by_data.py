@@ -18,7 +18,7 @@ from vitrail.durations import Epochs, Examples, Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig
 from vitrail.recipes.by_data import Facts, in_time
-from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, Network, Task, decide
+from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, FineTuning, Pretrained, decide
 from vitrail.recipes.registry import recipe
 from vitrail.training.run import Run
 from vitrail.training.timetable import Timetable
@@ -27,25 +27,25 @@ from vitrail.verbs.flags.settings import RunArguments, finetuning_run, training_
 from vitrail.verbs.train.train import Preview
 
 networks = st.builds(
-    Network,
+    Pretrained,
     width=st.integers(1, 8192),
     blocks=st.integers(0, 64),
     side=st.integers(1, 1024),
     labelled=st.booleans(),
 )
 tasks = st.builds(
-    Task,
+    FineTuning,
     st.builds(Facts, images=st.integers(1, 20_000_000), side=st.integers(0, 4000)),
     classes=st.integers(0, 30_000),
     network=networks,
     seen=st.none() | st.integers(1, 10**9),
     in_time=st.none() | st.integers(1, 10**10),
 )
-B16 = Network(768, 12, 224)
+B16 = Pretrained(768, 12, 224)
 
 
 @given(tasks)
-def test_every_decision_is_a_run_that_can_be_trained(task: Task) -> None:
+def test_every_decision_is_a_run_that_can_be_trained(task: FineTuning) -> None:
     run = decide(task).run
     assert from_yaml(to_yaml(run), Run()) == run  # every value is in its range
     assert run.batch_size is not None and 1 <= run.batch_size <= task.facts.images
@@ -58,7 +58,7 @@ def test_every_decision_is_a_run_that_can_be_trained(task: Task) -> None:
 
 
 @given(tasks)
-def test_every_reason_names_a_setting_and_says_its_value(task: Task) -> None:
+def test_every_reason_names_a_setting_and_says_its_value(task: FineTuning) -> None:
     decided = decide(task)
     assert {"duration", "batch_size", "optim", "augment"} <= set(decided.why)
     assert all(hasattr(decided.run, name) for name in decided.why)
@@ -68,7 +68,7 @@ def test_every_reason_names_a_setting_and_says_its_value(task: Task) -> None:
 
 
 @given(tasks, st.integers(1, 10**9))
-def test_more_time_never_makes_the_batch_or_the_rate_smaller(task: Task, more: int) -> None:
+def test_more_time_never_makes_the_batch_or_the_rate_smaller(task: FineTuning, more: int) -> None:
     short = decide(replace(task, seen=task.seen or 1)).run
     long = decide(replace(task, seen=(task.seen or 1) + more)).run
     assert (short.batch_size or 0) <= (long.batch_size or 0)
@@ -77,7 +77,7 @@ def test_more_time_never_makes_the_batch_or_the_rate_smaller(task: Task, more: i
 
 
 @given(tasks, st.integers(1, 10**6))
-def test_more_images_are_seen_in_more_steps_but_not_more_often(task: Task, more: int) -> None:
+def test_more_images_are_seen_in_more_steps_but_not_more_often(task: FineTuning, more: int) -> None:
     few = decide(replace(task, seen=None)).run
     larger = replace(task, facts=replace(task.facts, images=task.facts.images + more), seen=None)
     many = decide(larger).run
@@ -86,13 +86,13 @@ def test_more_images_are_seen_in_more_steps_but_not_more_often(task: Task, more:
 
 
 @given(tasks)
-def test_wider_networks_learn_more_slowly(task: Task) -> None:
+def test_wider_networks_learn_more_slowly(task: FineTuning) -> None:
     wide = replace(task, network=replace(task.network, width=2 * task.network.width))
     assert decide(wide).run.optim.lr <= decide(task).run.optim.lr
 
 
 def test_b16_gets_a_rate_and_a_decay_that_are_published_for_it() -> None:
-    run = decide(Task(Facts(50_000, 500), 100, B16)).run
+    run = decide(FineTuning(Facts(50_000, 500), 100, B16)).run
     # MAE, table 9 and its code: 1e-3 or 5e-4 per 256 images for B/16, decay 0.75 or 0.65
     assert run.optim.name == "adamw" and run.optim.layer_decay in (0.65, 0.75)
     assert run.batch_size is not None
@@ -100,7 +100,7 @@ def test_b16_gets_a_rate_and_a_decay_that_are_published_for_it() -> None:
 
 
 def test_the_input_grows_only_if_images_are_larger_and_time_would_be_left() -> None:
-    task = Task(Facts(1_000, 224), 10, Network(128, 6, 32), seen=40_000, in_time=10**6)
+    task = FineTuning(Facts(1_000, 224), 10, Pretrained(128, 6, 32), seen=40_000, in_time=10**6)
     assert decide(task).run.image_size == 64
     assert decide(replace(task, facts=Facts(1_000, 48))).run.image_size is None
     assert decide(replace(task, in_time=100_000)).run.image_size is None  # 40,000 images take a fifth of 200,000
@@ -108,12 +108,14 @@ def test_the_input_grows_only_if_images_are_larger_and_time_would_be_left() -> N
 
 
 def test_characters_are_not_mirrored() -> None:
-    assert not decide(Task(Facts(1_500, 8), 10, B16)).run.augment.flip
-    assert decide(Task(Facts(1_500, 32), 10, B16)).run.augment.flip
+    assert not decide(FineTuning(Facts(1_500, 8), 10, B16)).run.augment.flip
+    assert decide(FineTuning(Facts(1_500, 32), 10, B16)).run.augment.flip
 
 
 def test_pre_training_without_labels_needs_more_passes() -> None:
-    known, unknown = (decide(Task(Facts(3_000, 300), 10, replace(B16, labelled=one))).run for one in (True, False))
+    known, unknown = (
+        decide(FineTuning(Facts(3_000, 300), 10, replace(B16, labelled=one))).run for one in (True, False)
+    )
     assert unknown.duration.value > known.duration.value
 
 
@@ -146,7 +148,7 @@ def previewed(images: Path, network: Path, **settings: object) -> Run:
 def test_the_default_decides_and_says_so(images: Path, network: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "vitrail"):
         run = previewed(images, network)
-    expected = decide(Task(Facts(270, 8), 3, Network(16, 2, 8))).run  # a tenth is held out
+    expected = decide(FineTuning(Facts(270, 8), 3, Pretrained(16, 2, 8))).run  # a tenth is held out
     assert run == replace(expected, name="finetune", weights=str(network), data=run.data)
     said = caplog.messages[-1]
     assert said.startswith("recipe finetune-by-data for 270 images of 3 classes, of about 8 pixels\n")

@@ -46,7 +46,7 @@ FEW = 10
 
 
 @dataclass(frozen=True)
-class Network:
+class Pretrained:
     """The properties of a pretrained network on which its fine-tuning depends."""
 
     width: int
@@ -60,13 +60,13 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Task:
+class FineTuning:
     """What is fine-tuned: the images, the network, and how many images the run may see."""
 
     facts: Facts
     classes: int
     """Number of classes or targets."""
-    network: Network
+    network: Pretrained
     seen: int | None = None
     """Number of images that the run sees at most, repetitions included: what the time limit allows at the measured
     speed, or the length that the user gave; None: no limit."""
@@ -88,7 +88,7 @@ class Decided:
     """Setting -> its value and the reason."""
 
 
-def decide(task: Task) -> Decided:
+def decide(task: FineTuning) -> Decided:
     """Return the fine-tuning for `task`. A function of its argument alone."""
     images = max(task.facts.images, 1)
     passes, length = _passes(task, images)
@@ -116,7 +116,7 @@ def decide(task: Task) -> Decided:
     return Decided(run, why)
 
 
-def _passes(task: Task, images: int) -> tuple[float, str]:
+def _passes(task: FineTuning, images: int) -> tuple[float, str]:
     """Return the length in passes over the images, and the reason."""
     usual = USUAL_PASSES * math.sqrt(USUAL_IMAGES / images)
     passes = float(round(min(max(usual, LEAST_PASSES), MOST_PASSES)))
@@ -137,7 +137,7 @@ def _batch(images: int, seen: float) -> tuple[int, str]:
     return batch, f"{batch}: about {max(round(seen / batch), 1):,} steps in all"
 
 
-def _rate(network: Network) -> tuple[float, str]:
+def _rate(network: Pretrained) -> tuple[float, str]:
     """Return the peak learning rate, and the reason.
 
     Adam's best rate is in inverse proportion to the width of the network (Yang et al. 2022, muP). MAE's rates for B/16

@@ -15,7 +15,7 @@ from vitrail.files import names_near
 from vitrail.import_path import is_own
 from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup, in_time
 from vitrail.recipes.by_network import warn_of_rate
-from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, Decided, Network, Task, decide
+from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, Decided, FineTuning, Pretrained, decide
 from vitrail.recipes.registry import find, recipe
 from vitrail.training.run import Run
 
@@ -158,7 +158,7 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
     splits, facts = given.data.of(asked), given.facts(asked)
     timed = _in_time(asked, splits)
     seen = min((count for count in (timed, _given_length(asked, facts.images)) if count is not None), default=None)
-    task = Task(facts, len(splits.class_names), _network(asked), seen, timed)
+    task = FineTuning(facts, len(splits.class_names), _network(asked), seen, timed)
     decided = decide(task)
     run = given.applied_to(decided.run if given.recipe else replace(decided.run, name=RUN_NAME))
     kind = "targets" if run.objective.numbers else "classes"
@@ -176,7 +176,7 @@ def _same(name: str, one: Run, other: Run) -> bool:
     return bool(getattr(one, name) == getattr(other, name))
 
 
-def _network(run: Run) -> Network:
+def _network(run: Run) -> Pretrained:
     """Return the facts about the pretrained network of `run`. Raises WeightsError."""
     from vitrail.model.variants import ResNetConfig
     from vitrail.weights.load import read_card
@@ -185,8 +185,8 @@ def _network(run: Run) -> Network:
     card = read_card(run.weights)
     config, side = card.config, run.image_size or min(card.config.image_size)
     if isinstance(config, ResNetConfig):
-        return Network(config.width * 2 ** (len(config.units) + 1), 0, side, config.classes > 0)
-    return Network(config.width, config.depth, side, config.classes > 0)
+        return Pretrained(config.width * 2 ** (len(config.units) + 1), 0, side, config.classes > 0)
+    return Pretrained(config.width, config.depth, side, config.classes > 0)
 
 
 def _given_length(run: Run, images: int) -> int | None:
