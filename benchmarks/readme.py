@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import audit, dedup, finetune_default, label_budget, memory, multi_label, record
-from benchmarks.self_supervised import SHOWN, cell
 
 BEGIN, END = "<!-- {}: written by python -m benchmarks.readme -->", "<!-- end of {} -->"
 """Around a section with a name."""
@@ -157,15 +156,6 @@ def transfer(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return [header, *((side, f"{r['mean']:.1f} % ± {r['deviation']:.1f} ({r['seeds']} seeds)") for side, r in rows)]
 
 
-def self_supervised(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table of learning without labels, with supervised and random networks."""
-    minutes, more = document["minutes"], document["tune_minutes"]
-    lines: list[tuple[str, ...]] = [(f"CIFAR-100, {minutes:g} minutes, fine-tuned in {more:g} more", *SHOWN)]
-    for row in document["rows"]:
-        lines.append((f"{row['way']} ({row['seeds']} seeds)", *(cell(row.get(what)) for what in SHOWN)))
-    return lines
-
-
 def mae(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table of a step's cost when the encoder sees one patch in four."""
     lines: list[tuple[str, ...]] = [
@@ -243,7 +233,6 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "learn": ("Learning from scratch", learn),
     "transfer": ("Fine-tuning against training from scratch", transfer),
     "finetune_default": ("The default of fine-tuning", finetune_default.summary),
-    "self_supervised": ("Learning without labels", self_supervised),
     "mae": ("A step of MAE", mae),
     "saving": ("Checkpoints", saving),
     "audit": ("Wrong labels", audit.summary),

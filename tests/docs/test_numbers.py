@@ -79,12 +79,11 @@ def test_a_document_quotes_the_results(document: str) -> None:
 
 
 def test_what_is_said_of_learning_without_labels_was_measured() -> None:
-    document = json.loads((record.RESULTS / "self_supervised.json").read_text())
-    means = {f"{value['mean']:.1f}" for row in document["rows"] for value in row.values() if isinstance(value, dict)}
+    document = json.loads((record.RESULTS / "studies" / "self-supervision.json").read_text())
+    means = {f"{row['mean']:.1f}" for rows in document["tables"].values() for row in rows}
     text = (ROOT / "docs" / "without-labels.md").read_text()
     quoted = re.findall(r"\d+\.\d(?= %|,| and)", text)
-    assert len(quoted) > 10 and set(quoted) - {"1.2"} <= means
-    assert (document["minutes"], document["tune_minutes"]) == (12, 6) and "in twelve minutes without" in text
+    assert len(quoted) > 10 and set(quoted) <= means
 
 
 def test_what_is_said_of_the_three_things_was_measured() -> None:

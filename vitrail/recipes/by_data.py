@@ -27,12 +27,11 @@ USUAL_WARMUP = 10.0
 LARGEST_BATCH = 512
 """Images per step if the run does not set the batch size (`vitrail.training.batch_size`)."""
 ENOUGH_PASSES = 2
-"""Photographs become smaller if the time allows fewer passes at full size. Progressive resizing makes more of them: in
-90 s on a busy machine, one run up to 96 pixels had 60 % of 72 held-out flowers right, and one at 32 pixels 50 %."""
+"""Photographs become smaller if the time allows fewer passes over them at full size."""
 SIDES = (64, 48, 32)
 """Sides in pixels to which photographs are made smaller, multiples of the patch."""
 ENOUGH_STEPS = 100
-"""Number of steps that a run with a time limit should have: a short run gets a smaller batch."""
+"""Number of steps that a short run should have: it gets a smaller batch."""
 SMALLEST_BATCH = 16
 """Smallest number of images per step that a time limit leads to."""
 

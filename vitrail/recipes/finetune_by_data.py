@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from vitrail.data.settings import Augment
 from vitrail.durations import Epochs, Percent
 from vitrail.objective.settings import Supervised
-from vitrail.recipes.by_data import SMALL, TINY, Facts
+from vitrail.recipes.by_data import ENOUGH_STEPS, SMALL, SMALLEST_BATCH, TINY, Facts
 from vitrail.recipes.published import described
 from vitrail.training.run import Optim, Run, Schedule
 
@@ -24,11 +24,9 @@ USUAL_PASSES, USUAL_IMAGES = 40, 1_000
 LEAST_PASSES, MOST_PASSES = 8, 60
 UNLABELLED = 2
 """How many times as many passes there are after pre-training without labels, whose features know no classes yet."""
-ENOUGH_STEPS = 100
-"""Number of steps that a short run should have: it gets a smaller batch."""
 STEPS_PER_PASS = 20
 """Number of steps that a pass should have: a small data set gets a smaller batch."""
-SMALLEST_BATCH, LARGEST_BATCH = 16, 128
+LARGEST_BATCH = 128
 RATE, RATE_WIDTH = 4e-4, 768
 """Peak learning rate of AdamW for a network of this width, that of B/16."""
 HIGHEST_RATE = 4e-3
@@ -154,9 +152,8 @@ def _augment(side: int, into: int) -> tuple[Augment, str]:
         shift = Augment(crop="pad", pad=into // GLYPH_SHIFT, flip=False)
         return shift, f"small shifts, not mirrored: images of {side} pixels are taken for characters"
     if side <= SMALL:
-        return Augment(
-            crop="pad", pad=into // SHIFT
-        ), f"shifts and mirroring, because the images have only {side} pixels"
+        shift = Augment(crop="pad", pad=into // SHIFT)
+        return shift, f"shifts and mirroring, because the images have only {side} pixels"
     return Augment(scale=(0.3, 1.0)), "crops of 30 to 100 % of the image, and mirroring"
 
 
@@ -165,8 +162,7 @@ def finetune_by_data() -> Run:
 
     The default of `vitrail finetune`. Without a time limit it makes 8 to 60 passes over the images, fewer the more
     images there are. Batch, learning rate, augmentation and the tuned part follow; each decision is printed with its
-    reason.
-    The paper's protocol is --recipe finetune.
+    reason. The paper's protocol is --recipe finetune.
 
     Command: `vitrail finetune DIR --from RUN`
     Cost: 8 to 60 passes over the images, or the minutes given with --time-limit.

@@ -1,7 +1,7 @@
 """Pre-training without labels on a few thousand to 100,000 small images, in minutes on a CPU; then fine-tuning.
 
 All recipes train the same narrow network with patches of 4 pixels, so that their features can be compared
-(`python -m benchmarks.self_supervised`).
+(`vitrail study self-supervision`).
 """
 
 from __future__ import annotations

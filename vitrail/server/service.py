@@ -82,6 +82,7 @@ class Service:
             log.error("the server cannot become ready: %s", self.failure)
             return
         self.warm = True
+        log.info("ready")
 
     def _answered(self, images: int, seconds: float) -> None:
         self.gate.answered(images, seconds)

@@ -66,7 +66,7 @@ class Bench:
     @property
     def machine(self) -> str:
         """The device and its settings in words."""
-        return f"{self.device}, {self.precision}, {self.threads} threads, torch {self.torch}"
+        return f"{self.device}, {self.precision}, {self.threads} thread{'s' * (self.threads != 1)}, torch {self.torch}"
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _measure_engines(
         found.remember(rows)
     threads = torch.get_num_threads()
     used = found.fastest() if compute.engine == "auto" else None
-    machine = f"{processor()}, {found.precision}, {threads} threads, torch {torch.__version__}"
+    machine = f"{processor()}, {found.precision}, {threads} thread{'s' * (threads != 1)}, torch {torch.__version__}"
     result = EngineBench(machine, rows, used)
     if out is not None:
         with writing(Path(out), UsageError):

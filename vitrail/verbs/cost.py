@@ -170,7 +170,8 @@ def _measured() -> tuple[Device, ComputePrecision]:
     precision = compute_precision(place)
     with fast_float32():
         peak = matmul_rate(place, precision)
-    description = f"this machine, {torch.get_num_threads()} threads, {precision}"
+    threads = torch.get_num_threads()
+    description = f"this machine, {threads} thread{'s' * (threads != 1)}, {precision}"
     because = "of the rate of large matrix products, measured just now"
     return Device(MEASURED, description, peak, free_memory(place), CPU_UTILISATION, because), precision
 
