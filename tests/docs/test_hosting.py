@@ -37,6 +37,17 @@ def test_the_workflows_are_linted() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed here")
+def test_the_container_is_built_and_starts() -> None:
+    built = subprocess.run(["docker", "build", "--quiet", "."], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    command = ["docker", "run", "--rm", built.stdout.strip(), "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "torch" in done.stdout, done.stdout + done.stderr
+
+
 def test_the_container_copies_what_the_package_needs_and_no_more() -> None:
     copied = {word for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.M) for word in line.split()[:-1]}
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
