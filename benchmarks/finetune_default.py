@@ -112,7 +112,8 @@ def write(place: Path, source: Callable[[], Images], each: int | None) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     both = {"train": train, "test": held_out}
     values: dict[str, Any] = {f"x_{name}": pixels[rows] for name, rows in both.items()}
-    np.savez(place, **values, **{f"y_{name}": labels[rows] for name, rows in both.items()})
+    values |= {f"y_{name}": labels[rows] for name, rows in both.items()}
+    np.savez(place, **values)
 
 
 def pretrained(cache: Path, epochs: float) -> Path:

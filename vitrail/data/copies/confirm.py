@@ -49,8 +49,9 @@ def find_copies(
 
     Images are read with `workers` threads. Raises what `candidates` raises.
     """
-    choices = dict(mirrored=mirrored, crops=crops, workers=workers, progress=progress)
-    pairs = candidates(left, right, distance=distance, **choices)
+    pairs = candidates(
+        left, right, distance=distance, mirrored=mirrored, crops=crops, workers=workers, progress=progress
+    )
     near = np.flatnonzero(~pairs.exact)
     found = np.full(len(pairs), np.nan, np.float32)
     other = left if right is None else right

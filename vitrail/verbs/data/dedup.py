@@ -108,7 +108,7 @@ def dedup(
     if distance is None:
         distance = DISTANCE if model is None else WIDE
     progress = ProgressLine("compared")
-    choices = dict(distance=distance, mirrored=mirrored, crops=crops)
+    choices: dict[str, Any] = dict(distance=distance, mirrored=mirrored, crops=crops)
     pairs = find_copies(left, right, **choices, workers=threads, progress=progress)
     if model is not None:
         pairs = pairs.confirmed(_cosines(model, left, other, pairs, compute), cosine)
