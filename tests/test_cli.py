@@ -377,7 +377,8 @@ def test_help_shows_the_defaults_of_the_recipe_and_the_files(
     shown = help_of(["train", "--recipe", "digits", "--config", str(tmp_path / "mine.yaml")], capsys)
     assert "(default: 0.0123)" in shown and "(default: mae)" in shown and "(default: 0.6)" in shown
     assert f"(default: {digits.duration})" in shown
-    assert f"(default: {recipe('finetune').optim.name})" in help_of(["finetune"], capsys)
+    for verb, name in (("finetune", "finetune-by-data"), ("sweep", "finetune")):
+        assert f"(default: {recipe(name).optim.name})" in help_of([verb], capsys)
 
 
 HARD_TO_READ = re.compile(

@@ -39,11 +39,13 @@ def test_the_workflows_are_linted() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed here")
 def test_the_container_is_built_and_starts() -> None:
-    built = subprocess.run(["docker", "build", "--quiet", "."], cwd=ROOT, capture_output=True, text=True, check=False)
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
+        pytest.skip("no docker runs here")
+    built = subprocess.run([docker, "build", "--quiet", "."], cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
-    command = ["docker", "run", "--rm", built.stdout.strip(), "doctor"]
+    command = [docker, "run", "--rm", built.stdout.strip(), "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "torch" in done.stdout, done.stdout + done.stderr
 

@@ -123,7 +123,7 @@ FLAGS = {
     "data stats": "path label_from",
     "data pack": "path folder label_from channels bits short_side quality shard_mb shuffle workers",
     "data dedup": (
-        "path label_from against model distance cosine mirrored out keep_list sheet raw "
+        "path label_from against model distance cosine mirrored crops out keep_list sheet raw "
         "batch_size workers device precision"
     ),
     "data split": "path folder sizes label_from seed holdout raw",

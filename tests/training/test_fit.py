@@ -188,7 +188,7 @@ def test_training_learns(tmp_path: Path) -> None:
         accumulate=1,
         evaluate_every=Epochs(4),
     )
-    assert loop.fit(run).best["top1"] > 0.85  # a tenth by chance
+    assert loop.fit(run).best["top1"] > 0.75  # a tenth by chance
 
 
 def test_a_finished_runs_models_know_what_they_compute(whole: Path) -> None:

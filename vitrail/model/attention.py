@@ -60,12 +60,13 @@ def uses_explicit(tokens: int, like: Tensor) -> bool:
     """Return whether attention over this many tokens is computed by the explicit path.
 
     `like` has the device and the type of the queries, and requires a gradient if they do. The rule is fixed and not
-    measured at start, so that two runs on one machine give the same bits.
+    measured at start, so that two runs on one machine give the same bits. A traced program is for any machine: it takes
+    the fused path, which torch's older ONNX exporter knows.
     """
     path = _path.get()
     if path != "auto":
         return path == "explicit"
-    if like.device.type != "cpu" or tokens > LONGEST_EXPLICIT:
+    if like.device.type != "cpu" or tokens > LONGEST_EXPLICIT or torch.jit.is_tracing():
         return False
     return not _HAS_AMX or (like.dtype == torch.bfloat16 and like.requires_grad and torch.is_grad_enabled())
 

@@ -86,8 +86,8 @@ def dedup(
             a model). A larger distance finds copies that differ more, and takes longer.
         cosine: Minimum cosine similarity for two images to count as copies (needs --model).
         mirrored: Find mirror images, too.
-        crops: Find copies of which up to a fifth of each side was cut off, too. Every image is read once more, and a
-            search takes about 100 times as many comparisons.
+        crops: Find copies that lost up to a fifth of each side, too. Every image is read once more, and a search takes
+            about 100 times as many comparisons.
         out: Write all pairs to this CSV file.
         keep_list: Write the remaining images and the other splits to this CSV file, for `vitrail train FILE`.
         sheet: Draw the two images of each pair in this PNG file, the least similar pair first (at most 60).
