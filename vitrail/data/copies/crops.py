@@ -9,18 +9,15 @@ cropped at random by 5, 10 and 20 % of each side, 95, 100 and 88 % are found; by
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from PIL import Image
 
 from vitrail.data.bands.picture import picture
-from vitrail.data.cache import cached_file, stored_table
 from vitrail.data.check import OnProgress
-from vitrail.data.copies.hashes import CHUNK, FLAT, LOW, image_key, near_pairs, packed
+from vitrail.data.copies.hashes import FLAT, LOW, near_pairs, packed, tables_of
 from vitrail.data.item import Listed
-from vitrail.data.loading.prefetch import ThreadPool, each_image, threads
 from vitrail.errors import DecodeError
 
 SIDE = 64
@@ -31,8 +28,6 @@ STEP = 0.04
 """Largest distance between windows of one size, as a share of the image's side."""
 NOTHING = 0
 """The hash of a window of one colour, and of an image that cannot be read. Other hashes have bits."""
-_ROWS = 64  # thumbnails hashed together
-_VERSION = 1  # increase it whenever the hash of an unchanged window changes
 
 
 def _begins(scale: float) -> np.ndarray:
@@ -51,33 +46,14 @@ def windows_of(source: Listed, *, workers: int = 0, progress: OnProgress | None 
     Raises DataError if the cache cannot be written.
     """
     parts = [np.empty((0, WINDOWS), np.uint64)]
-    with threads(workers) as pool:
-        for begin in range(0, len(source), CHUNK):
-            numbers = range(begin, min(begin + CHUNK, len(source)))
-            target = cached_file("windows", f"{_VERSION} {image_key(source, numbers)}")
-            compute = partial(_compute, source, numbers, pool, progress)
-            table = stored_table(target, _SCHEMA, compute, "the hashes of windows")
-            flat = table["windows"].combine_chunks().flatten().to_numpy()
-            parts.append(flat.reshape(-1, WINDOWS))
-            if progress is not None:
-                progress(numbers.stop, len(source))
+    for _, table in tables_of(source, "windows", _SCHEMA, _thumbnail, _rows, workers, progress):
+        parts.append(table["windows"].combine_chunks().flatten().to_numpy().reshape(-1, WINDOWS))
     return np.concatenate(parts)
 
 
-def _compute(
-    source: Listed, numbers: range, pool: ThreadPool | None, progress: OnProgress | None, writer: pa.RecordBatchWriter
-) -> None:
-    """Hash the windows of some images and write their rows."""
-    batch: list[np.ndarray] = []
-    for done, one in enumerate(each_image(pool, _thumbnail, source, numbers), start=numbers.start + 1):
-        batch.append(one)
-        if len(batch) == _ROWS or done == numbers.stop:
-            values = pa.array(hash_windows(np.stack(batch)).ravel(), pa.uint64())
-            column = pa.FixedSizeListArray.from_arrays(values, WINDOWS)
-            writer.write_batch(pa.record_batch([column], schema=_SCHEMA))
-            batch = []
-        if progress is not None and done < numbers.stop:
-            progress(done, len(source))
+def _rows(batch: list[np.ndarray]) -> pa.RecordBatch:
+    values = pa.array(hash_windows(np.stack(batch)).ravel(), pa.uint64())
+    return pa.record_batch([pa.FixedSizeListArray.from_arrays(values, WINDOWS)], schema=_SCHEMA)
 
 
 def _thumbnail(source: Listed, index: int) -> np.ndarray:

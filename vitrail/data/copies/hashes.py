@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -214,21 +215,38 @@ def hashes_of(source: Listed, *, workers: int = 0, progress: OnProgress | None =
     dates. Raises DataError if the cache cannot be written.
     """
     parts = []
-    with threads(workers) as pool:
-        for begin in range(0, len(source), CHUNK):
-            numbers = range(begin, min(begin + CHUNK, len(source)))
-            target = cached_file("hashes", image_key(source, numbers))
-            compute = partial(_compute, source, numbers, pool, progress)
-            table = stored_table(target, _SCHEMA, compute, "the hashes of images")
-            if pc.any(pc.equal(table["reason"], "unreadable")).as_py():
-                target.unlink(missing_ok=True)  # the disk may give these images the next time
-            parts.append(_read(table))
-            if progress is not None:
-                progress(numbers.stop, len(source))
+    for target, table in tables_of(source, "hashes", _SCHEMA, _read_thumbnail, _rows, workers, progress):
+        if pc.any(pc.equal(table["reason"], "unreadable")).as_py():
+            target.unlink(missing_ok=True)  # the disk may give these images the next time
+        parts.append(_read(table))
     return Hashes.joined(parts)
 
 
-def image_key(source: Listed, numbers: range) -> str:
+def tables_of(
+    source: Listed,
+    kind: str,
+    schema: pa.Schema,
+    read: Callable[[Listed, int], Any],
+    rows: Callable[[list[Any]], pa.RecordBatch],
+    workers: int,
+    progress: OnProgress | None,
+) -> Iterator[tuple[Path, pa.Table]]:
+    """Yield (file, table) for every `CHUNK` images of a source, from the cache or computed with `workers` threads.
+
+    A table has what `rows` returns for lists of `read(source, index)`. `kind` is the name of its folder in the cache.
+    Raises DataError if the cache cannot be written.
+    """
+    with threads(workers) as pool:
+        for begin in range(0, len(source), CHUNK):
+            numbers = range(begin, min(begin + CHUNK, len(source)))
+            target = cached_file(kind, _key(source, numbers))
+            compute = partial(_compute, source, numbers, read, rows, pool, progress)
+            yield target, stored_table(target, schema, compute, f"the {kind} of images")
+            if progress is not None:
+                progress(numbers.stop, len(source))
+
+
+def _key(source: Listed, numbers: range) -> str:
     """Return a key of the images in a table, from their ids, sizes and dates, without reading the images."""
     state = hashlib.blake2b(digest_size=16)
     for index in numbers:
@@ -242,14 +260,20 @@ def image_key(source: Listed, numbers: range) -> str:
 
 
 def _compute(
-    source: Listed, numbers: range, pool: ThreadPool | None, progress: OnProgress | None, writer: pa.RecordBatchWriter
+    source: Listed,
+    numbers: range,
+    read: Callable[[Listed, int], Any],
+    rows: Callable[[list[Any]], pa.RecordBatch],
+    pool: ThreadPool | None,
+    progress: OnProgress | None,
+    writer: pa.RecordBatchWriter,
 ) -> None:
-    """Hash some images and write their rows."""
-    batch: list[_Thumbnail] = []
-    for done, one in enumerate(each_image(pool, _read_thumbnail, source, numbers), start=numbers.start + 1):
+    """Read some images and write their rows."""
+    batch: list[Any] = []
+    for done, one in enumerate(each_image(pool, read, source, numbers), start=numbers.start + 1):
         batch.append(one)
         if len(batch) == _ROWS or done == numbers.stop:
-            writer.write_batch(_rows(batch))
+            writer.write_batch(rows(batch))
             batch = []
         if progress is not None and done < numbers.stop:  # the last image is reported when its table is written
             progress(done, len(source))
