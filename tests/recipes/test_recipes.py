@@ -71,7 +71,7 @@ def test_a_recipe_is_a_run_that_can_be_written_and_built(name: str) -> None:
 @pytest.mark.parametrize("document", ["PAPER.md", "docs/tasks/from-scratch.md", "docs/cookbook/published-number.md"])
 def test_recipes_that_the_documents_name_are_there(document: str) -> None:
     lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
-    named = [name for line in lines if "| planned" not in line for name in re.findall(r"--recipe ([\w/-]+)", line)]
+    named = [name for line in lines for name in re.findall(r"--recipe ([\w/-]+)", line)]
     assert named != []
     assert [name for name in named if name not in RECIPES] == []
 
