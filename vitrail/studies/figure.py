@@ -24,6 +24,8 @@ MOST_TICKS = 6
 """Number of columns up to which each has a tick of its own."""
 SHORT = 4
 """Number of characters up to which a tick's label stays level."""
+ROW = 0.6
+"""Share of a row's height over which its points are spread."""
 NARROW = 4
 """A range whose end is at most this factor above its start needs no logarithmic axis."""
 MOST_BESIDE, MARK, LETTER = 5, 0.6, 0.075
@@ -110,10 +112,14 @@ def _lines(axes: Axes, table: Table, study: Study) -> None:
 
 
 def _dots(axes: Axes, table: Table) -> None:
-    """Draw a line of points for each row, one colour for each column, because words have no order."""
+    """Draw a line of points for each row, one colour for each column, because words have no order.
+
+    The columns stand a little apart in height, so that bars of equal accuracies do not cover each other.
+    """
     means, rows = table.means, list(table.rows)
     for number, at in enumerate(table.columns):
-        points = [(place, *means[row, at]) for place, row in enumerate(rows) if (row, at) in means]
+        beside = ROW * ((number + 0.5) / len(table.columns) - 0.5)
+        points = [(place + beside, *means[row, at]) for place, row in enumerate(rows) if (row, at) in means]
         if points:
             y, x, deviation = (list(values) for values in zip(*points, strict=True))
             axes.errorbar(x, y, xerr=_bars(deviation), label=str(at), linestyle="none", **_style(number))
