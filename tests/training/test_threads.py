@@ -74,6 +74,26 @@ def test_an_error_of_a_thread_is_raised_and_leaves_no_gradient_in_a_copy() -> No
     network.close()
 
 
+@pytest.mark.parametrize(("threads", "parts"), [(2, 1), (2, 3)])
+def test_batchnorm_learns_in_threads_as_from_the_same_micro_batches_one_by_one(threads: int, parts: int) -> None:
+    one, several, batch = make(stem="early"), make(stem="early"), data()
+    network = Threaded(several, threads)
+    for step in range(2):  # the second step starts from the statistics of the first
+        for objective in (one, several):
+            objective.zero_grad(set_to_none=True)
+        backward(one, batch, step=step, parts=parts * threads, autocast=False)
+        backward(several, batch, step=step, parts=parts, autocast=False, network=network)
+    network.close()
+    for (name, expected), found in zip(one.named_parameters(), several.parameters(), strict=True):
+        assert (expected.grad is None) == (found.grad is None)
+        if expected.grad is not None:
+            torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-6, msg=name)
+    statistics = {name: each for name, each in one.named_buffers() if "running" in name or "tracked" in name}
+    assert len(statistics) == 6  # two BatchNorms
+    for name, expected in statistics.items():
+        torch.testing.assert_close(several.get_buffer(name), expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
 class _OwnStem(nn.Conv2d):
     pass
 
@@ -88,7 +108,11 @@ def test_what_cannot_be_computed_at_the_same_time_is_not_and_the_decisions_say_w
         return decisions["concurrent"]
 
     assert "dropout" in reason(make(dropout=0.1)) and "dropout" in reason(make(drop_path=0.1))
-    assert "BatchNorm" in reason(make(stem="hmlp", patch=16))
+    averaging = make(stem="hmlp", patch=16)
+    for norm in averaging.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.momentum = None
+    assert "BatchNorm" in reason(averaging)
     assert "compile" in reason(make(), compile=True)
     assert "own" in reason(make(), Given(objective=lambda logits, targets: logits.sum(-1)))
     hooked, replaced = make(), make()
@@ -105,6 +129,7 @@ def test_the_default_follows_cores_batch_and_size(monkeypatch: pytest.MonkeyPatc
         large = create("B/16", classes=5)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     assert [default(make(), batch) for batch in (7, 16, 24, 512)] == [1, 2, 3, 4]
+    assert [default(make(stem="early"), batch) for batch in (63, 64, 128)] == [1, 2, 4]
     monkeypatch.setattr("vitrail.training.processes.threads.hindrance", lambda *_: None)
     objective = make()
     objective.model = large

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from contextvars import copy_context
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail import torch_private, world
 from vitrail.model.resnet.network import ResNet
@@ -28,7 +28,13 @@ MOST = 4
 LARGEST = 30_000_000
 """Parameters of the largest network that has several threads by default."""
 FEWEST = 8
-"""Images of a batch for each thread, at least."""
+"""Images of a batch for each thread by default, at least."""
+FEWEST_NORMALISED = 32
+"""The same with BatchNorm, which normalises by the statistics of each micro-batch."""
+
+RUNNING = ("running_mean", "running_var")
+Statistics = list[tuple[Tensor, ...]]
+"""Mean and unbiased variance of a micro-batch at each BatchNorm of a network."""
 
 
 def hindrance(objective: Objective, run: Run, given: Given) -> str | None:
@@ -39,8 +45,8 @@ def hindrance(objective: Objective, run: Run, given: Given) -> str | None:
         return "they need one process that does not compile"
     if not objective.pure or given.losses is not None or type(objective.model) not in (ViT, ResNet):
         return "the objective or the network may have a state of its own"
-    if any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d) for part in objective.modules()):
-        return "BatchNorm changes with each micro-batch"
+    if any(norm.momentum is None for norm in _norms(objective)):
+        return "a BatchNorm averages all micro-batches since the start"
     if any(getattr(part, "drop_path", 0) or (isinstance(part, nn.Dropout) and part.p) for part in objective.modules()):
         return "the numbers that dropout and stochastic depth draw would depend on the order of the threads"
     if any(torch_private.has_hooks(part) or not _is_known(part) for part in objective.modules()):
@@ -50,6 +56,12 @@ def hindrance(objective: Objective, run: Run, given: Given) -> str | None:
 
 def _is_known(part: nn.Module) -> bool:
     return type(part).__module__.startswith(("vitrail.", "torch.nn.modules."))
+
+
+def _norms(objective: Objective) -> list[torch_private.BatchNorm]:
+    """Return the BatchNorms whose running statistics change in training."""
+    norms = (part for part in objective.modules() if isinstance(part, torch_private.BatchNorm))
+    return [norm for norm in norms if norm.training and norm.track_running_stats]
 
 
 def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str, str]) -> int:
@@ -68,7 +80,8 @@ def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str
         return asked
     if sum(each.numel() for each in objective.parameters()) > LARGEST:
         return 1
-    count = max(1, min(MOST, torch.get_num_threads(), (run.batch_size or 1) // FEWEST))
+    fewest = FEWEST_NORMALISED if _norms(objective) else FEWEST
+    count = max(1, min(MOST, torch.get_num_threads(), (run.batch_size or 1) // fewest))
     if count > 1:
         decisions["concurrent"] = f"{count}: micro-batches at the same time, each on its share of the cores"
     return count
@@ -79,15 +92,16 @@ def _accumulated(
     pieces: Sequence[Prepared],
     context: Callable[[], AbstractContextManager[object]],
     divisor: int,
-) -> list[Computed]:
-    """Accumulate gradients of the losses over `divisor` over micro-batches. Return what was computed."""
-    computed = []
+) -> list[tuple[Computed, Statistics]]:
+    """Accumulate gradients of the losses over `divisor` over micro-batches. Return what each of them gave."""
+    results, norms = [], _norms(objective)
     for part in pieces:
         with context():
             loss, count, metrics = objective.loss(part)
         loss.backward(torch.full_like(loss, 1 / divisor))
-        computed.append((loss.detach(), count, metrics))
-    return computed
+        seen = [tuple(norm.get_buffer(name).clone() for name in RUNNING) for norm in norms]
+        results.append(((loss.detach(), count, metrics), seen))
+    return results
 
 
 def _places(objective: Objective) -> list[tuple[int, bool]]:
@@ -99,6 +113,7 @@ class Threaded(SingleProcess):
     """A single process with `threads` threads, each with a copy of the objective that shares its weights.
 
     The copies have gradients of their own, which are added in the order of the threads: two runs give the same bits.
+    So are the running statistics of BatchNorm, in the order of the micro-batches.
     (Threads that share one network can wait for each other forever inside torch.)
     """
 
@@ -121,12 +136,23 @@ class Threaded(SingleProcess):
         ]
         wait(jobs)
         try:
-            computed = [job.result() for job in jobs]
+            results = [job.result() for job in jobs]
             self._add_gradients(copies)
         finally:
             for each in copies:
                 each.zero_grad(set_to_none=True)
-        return [computed[number % self.at_once][number // self.at_once] for number in range(len(pieces))]
+        in_order = [results[number % self.at_once][number // self.at_once] for number in range(len(pieces))]
+        self._update_statistics([seen for _, seen in in_order])
+        return [computed for computed, _ in in_order]
+
+    def _update_statistics(self, seen: Sequence[Statistics]) -> None:
+        """Update running statistics with those of each micro-batch, as a thread does that computes all of them."""
+        for statistics in seen:
+            for norm, values in zip(_norms(self.objective), statistics, strict=True):
+                assert norm.momentum is not None  # a hindrance
+                for name, value in zip(RUNNING, values, strict=True):
+                    norm.get_buffer(name).lerp_(value, norm.momentum)
+                norm.get_buffer("num_batches_tracked").add_(1)
 
     def _add_gradients(self, copies: Sequence[Objective]) -> None:
         for weight, *same in zip(self.objective.parameters(), *(each.parameters() for each in copies), strict=True):
@@ -146,7 +172,12 @@ class Threaded(SingleProcess):
         shared: dict[int, object] = {
             id(each): nn.Parameter(each.detach(), each.requires_grad) for each in self.objective.parameters()
         }
-        return copy.deepcopy(self.objective, shared | {id(each): each for each in self.objective.buffers()})
+        own = {id(each) for norm in _norms(self.objective) for each in norm.buffers()}
+        shared |= {id(each): each for each in self.objective.buffers() if id(each) not in own}
+        copied = copy.deepcopy(self.objective, shared)
+        for norm in _norms(copied):
+            norm.momentum = 1.0  # its statistics are then those of the newest micro-batch
+        return copied
 
     def close(self) -> None:
         """See `Parallel`."""
