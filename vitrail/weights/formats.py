@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import LONGEST_NAME, UsageError, WeightsError, did_you_mean
 from vitrail.files import replacing
+from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.mapping import Conversion
@@ -52,6 +53,9 @@ class ForeignModel:
     """Name in the model -> why it is zero by the format's definition; the file lacks it."""
     assumptions: list[str] = field(default_factory=list)
     """What the file does not say and is assumed, such as "12 heads assumed: width 768 / 64"."""
+    for_config: Callable[[ViTConfig], list[Conversion]] | None = None
+    """Returns the conversions for a config with another image size, if the file computes positions for any grid. None:
+    positions for another grid are resampled."""
 
 
 class Format(Protocol):
@@ -179,7 +183,7 @@ def _is_object(value: Any) -> bool:
 
 _ORIGIN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("architecture", "prefix", "naming", "positions", "dtype"), _is_name),
-    **dict.fromkeys(("scan", "beit", "qkv_bias", "dense_bias"), _is_flag),
+    **dict.fromkeys(("scan", "beit", "relpos", "qkv_bias", "dense_bias"), _is_flag),
     **dict.fromkeys(("wide_norms", "mlp"), _are_names),
     **dict.fromkeys(("numbered", "other_dtypes"), _is_table),
     **dict.fromkeys(("layout", "config", "processor", "pretrained", "trunk"), _is_object),

@@ -231,6 +231,7 @@ def _account(archive: Archive, origin: Format, found: ForeignModel) -> None:
 
 def _load(archive: Archive, origin: Format, found: ForeignModel, changes: Overrides) -> ViT | ResNet:
     report = LoadReport(archive.path, origin.name)
+    found, changes = _at_size(found, changes, report)
     report.unused = {name: why for name, why in found.unused.items() if name in archive}
     report.missing = dict(found.zeros)
     report.assumptions = [*archive.notes, *found.assumptions]
@@ -240,6 +241,23 @@ def _load(archive: Archive, origin: Format, found: ForeignModel, changes: Overri
             report.unused |= dict.fromkeys(entry.theirs, "replaced by a new head")
     source = partial(_tensors, archive, found, needed)
     return assemble(found.card, source, report, changes)
+
+
+def _at_size(found: ForeignModel, changes: Overrides, report: LoadReport) -> tuple[ForeignModel, Overrides]:
+    """Return model and changes so that positions which the file computes are those of the new grid, if it changes."""
+    config = found.card.config
+    if found.for_config is None or not isinstance(config, ViTConfig):
+        return found, changes
+    new = changes.apply(config)
+    if not isinstance(new, ViTConfig) or new.grid == config.grid:
+        return found, changes
+    rows, columns = new.grid
+    at_grid = replace(config, image_size=(rows * config.patch, columns * config.patch))
+    entries = found.for_config(at_grid)
+    computed = [entry.ours for entry in entries if entry.ours.startswith("positions.")]
+    report.resampled |= dict.fromkeys(computed, f"computed for the grid of {rows} x {columns} patches")
+    found = replace(found, card=replace(found.card, config=at_grid), conversions=entries)
+    return found, replace(changes, image_size=new.image_size)
 
 
 def _tensors(

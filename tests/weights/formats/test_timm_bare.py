@@ -50,7 +50,7 @@ def test_what_the_tensors_tell_is_right(name: str, tmp_path: Path) -> None:
         ("vit_medium_patch16_gap_240", "gap and rpn networks"),
         ("vit_base_patch16_gap_224", "12 or 16 heads"),
         ("vit_base_patch16_siglip_gap_224", "12 or 16 heads"),
-        ("vit_srelpos_small_patch16_224", "gap and rpn networks"),
+        ("vit_srelpos_small_patch16_224", "relpos networks"),
         ("eva02_tiny_patch14_224", "EVA-02"),
         ("eva02_small_patch14_224", "EVA-02"),
         ("eva02_enormous_patch14_clip_224", "EVA-02"),

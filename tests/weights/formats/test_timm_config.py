@@ -183,7 +183,6 @@ def test_leftovers_of_pre_training_are_named() -> None:
         ("beit_base_patch16_224", dict(use_shared_rel_pos_bias=True), r"two kinds of positions"),
         ("beit_base_patch16_224", dict(swiglu_mlp=True), r"'blocks.0.mlp.fc1_g.bias' is part of an MLP whose gate"),
         ("vit_base_mci_224", dict(img_size=64), r"'patch_embed.backbone.*is part of a "),
-        ("vit_relpos_base_patch16_224", {}, r"rel_pos.*relative positions of another kind"),
     ],
 )
 def test_networks_vitrail_has_not_are_refused(
@@ -282,7 +281,7 @@ HYBRID = dict(stem="resnet", patch=32, image_size=(64, 64))
         (dict(distilled=True, cls_position=False), "distillation token"),
         (dict(distilled=True, registers=2), "distillation token"),
         (dict(distilled=True, mlp="swiglu"), "a distillation token together with gated MLPs"),
-        (dict(positions="relative_bias", gelu="tanh"), "BEiT's"),
+        (dict(positions="relative_bias", gelu="tanh"), "BEiT and of timm's relpos networks"),
         (HYBRID, "standardises kernels as 'hybrid'"),
         (HYBRID | dict(std_conv="timm"), "GroupNorm epsilon 1e-06"),
         (

@@ -11,19 +11,20 @@ from this name alone. So a model goes back only with the sizes with which it was
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from vitrail.errors import WeightsError
-from vitrail.model.variants import Config
+from vitrail.model.variants import Config, ViTConfig
 from vitrail.model.vit import ViT
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel
-from vitrail.weights.mapping import size_in
+from vitrail.weights.mapping import Conversion, size_in
 from vitrail.weights.timm.format import FORMAT as TIMM
 from vitrail.weights.timm.write import vit_tensors
 from vitrail.words import shown
@@ -67,14 +68,27 @@ def find_tower(archive: Archive, vision: Mapping[str, Any], where: str) -> Forei
         )
     size = size_in(vision.get("image_size", 224), "image_size", where)
     found = TIMM.find(_trunk(archive, name, pool, size))
-    entries = found.conversions
-    zeros = dict(found.zeros)
-    if projection == "linear" and f"{PROJECTION}bias" not in archive:
-        entries = [entry for entry in entries if entry.ours != "head.bias"]
-        zeros["head.bias"] = "no bias of the projection"
-    renamed = [replace(entry, theirs=tuple(_whole(one, projection) for one in entry.theirs)) for entry in entries]
+    bias = projection != "linear" or f"{PROJECTION}bias" in archive
+    zeros = found.zeros | ({} if bias else {"head.bias": "no bias of the projection"})
+    renamed = partial(_renamed, projection=projection, zeros=zeros)
+    again = None if found.for_config is None else _then(found.for_config, renamed)
     unused = {f"{TRUNK}{name}": why for name, why in found.unused.items()}
-    return ForeignModel(found.card, renamed, unused, zeros, found.assumptions)
+    return ForeignModel(found.card, renamed(found.conversions), unused, zeros, found.assumptions, again)
+
+
+def _renamed(entries: list[Conversion], projection: str | None, zeros: Mapping[str, str]) -> list[Conversion]:
+    """Return conversions of timm with the names in the file of OpenCLIP, without those of tensors that it lacks."""
+    return [
+        replace(entry, theirs=tuple(_whole(one, projection) for one in entry.theirs))
+        for entry in entries
+        if entry.ours not in zeros
+    ]
+
+
+def _then(
+    first: Callable[[ViTConfig], list[Conversion]], second: Callable[[list[Conversion]], list[Conversion]]
+) -> Callable[[ViTConfig], list[Conversion]]:
+    return lambda config: second(first(config))
 
 
 def _trunk(archive: Archive, name: str, pool: str, size: tuple[int, int]) -> Archive:

@@ -29,6 +29,8 @@ KINDS = {
     "gated": ("vit_giant_patch14_dinov2", r"vit_giant_patch14_(reg\d_)?(dinov2|tipsv2)$"),
     "clip": ("vit_base_patch16_clip_224", r"vit_.*_clip_"),
     "AIMv2": ("aimv2_large_patch14_224", r"aimv2_"),
+    "relpos": ("vit_relpos_base_patch16_224", r"vit_s?relpos_(?!.*_rpn_)|test_vit_relpos$"),
+    "relpos, norms behind": ("vit_relpos_base_patch16_rpn_224", r"vit_relpos_.*_rpn_"),
     "norms behind": ("vit_base_patch16_rpn_224", r"vit_(?!.*relpos).*_rpn_"),
     "plain": (
         "vit_base_patch16_224",
@@ -56,7 +58,7 @@ def vit_json(config: ViTConfig, card: Card, naming: Naming) -> dict[str, Any]:
         fixed_input_size=True, first_conv=conv, classifier=["head", "head_dist"] if config.distilled else "head"
     )
     values["architecture"] = _architecture(config, card, naming)
-    values["model_args"] = _beit_arguments(config, naming) if naming.beit else _vit_arguments(config, naming)
+    values["model_args"] = _arguments_of_class(config, naming)
     return values
 
 
@@ -110,6 +112,8 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
         kind = f"hybrid {config.stem_units}"
     elif naming.beit:
         kind = "beit"
+    elif naming.relpos:
+        kind = "relpos, norms behind" if config.norm_after else "relpos"
     elif config.distilled:
         kind = "distilled"
     elif config.block == "parallel":
@@ -128,6 +132,13 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
     loaded = str(origin_of(card, "timm").get("architecture") or "")
     kinds = (name for name, (_, pattern) in KINDS.items() if re.match(pattern, loaded))
     return loaded if next(kinds, "") == kind else KINDS[kind][0]
+
+
+def _arguments_of_class(config: ViTConfig, naming: Naming) -> dict[str, Any]:
+    """Return the arguments of the class of timm that a file is for."""
+    if naming.beit:
+        return _beit_arguments(config, naming)
+    return _relpos_arguments(config, naming) if naming.relpos else _vit_arguments(config, naming)
 
 
 def _vit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
@@ -156,6 +167,16 @@ def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
         use_rel_pos_bias=relative and config.place != "shared",
         use_shared_rel_pos_bias=relative and config.place == "shared",
         use_fc_norm=config.final_norm == "pooled",
+    )
+
+
+def _relpos_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
+    return _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim) | dict(
+        class_token=config.has_class_token,
+        fc_norm=config.final_norm == "pooled",
+        qk_norm=config.qk_norm == "head",
+        rel_pos_type="bias",
+        shared_rel_pos=config.place == "shared",
     )
 
 

@@ -1,16 +1,18 @@
 """timm's format: state dicts, and the hub's folders with a config.json, of its Vision Transformers and BiT ResNets.
 
 It reads plain ViTs, DeiT (distilled) and DeiT-III, DINOv2, BEiT, registers, average and attention pooling, parallel
-blocks, hybrids with a ResNet in front, AIMv2, networks with rotary positions (DINOv3, EVA-02, RoPE-ViT, PE), and BiT.
-It recognises them by the names and shapes of their tensors (`names.py`, `eva.py`, `bit.py`). Whatever these do not show
-is read from config.json (`file.py`), or assumed and reported. timm computes with the erf GELU, a LayerNorm epsilon of
-1e-6 (DINOv3 and PE: 1e-5), and kernels standardised by sqrt(var + 1e-8). It resamples positions with an antialiased
-bicubic kernel.
+blocks, hybrids with a ResNet in front, AIMv2, networks with relative positions (relpos) and with rotary ones (DINOv3,
+EVA-02, RoPE-ViT, PE), and BiT. It recognises them by the names and shapes of their tensors (`names.py`, `relpos.py`,
+`eva.py`, `bit.py`). Whatever these do not show is read from config.json (`file.py`), or assumed and reported. timm
+computes with the erf GELU, a LayerNorm epsilon of 1e-6 (DINOv3 and PE: 1e-5), and kernels standardised by sqrt(var +
+1e-8). It resamples positions with an antialiased bicubic kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,14 @@ from vitrail.model.variants import ResNetConfig, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.card import Card
 from vitrail.weights.formats import ForeignModel
-from vitrail.weights.mapping import dense_biases
+from vitrail.weights.mapping import Conversion, dense_biases
 from vitrail.weights.timm.bit import bit_conversions, infer_bit, is_bit
 from vitrail.weights.timm.config_json import descriptive
 from vitrail.weights.timm.eva import conversions as eva_conversions
 from vitrail.weights.timm.eva import infer_eva, is_rotary, layout_of
 from vitrail.weights.timm.file import class_names, has_timm_config, preprocessing, read_timm_file
-from vitrail.weights.timm.names import TABLE, conversions, qkv_biases
+from vitrail.weights.timm.names import conversions, qkv_biases
+from vitrail.weights.timm.relpos import TABLE
 from vitrail.weights.timm.vit import infer, unused
 from vitrail.weights.timm.write import write_timm
 
@@ -55,6 +58,7 @@ class Timm:
         """See `Format.find`."""
         file = read_timm_file(archive)
         zeros: dict[str, str] = {}
+        for_config: Callable[[ViTConfig], list[Conversion]] | None = None
         config: ViTConfig | ResNetConfig
         origin: dict[str, Any] = {"format": self.name, "file": archive.path.name, "architecture": file.architecture}
         origin |= {"pretrained": descriptive(file.pretrained)}
@@ -69,9 +73,11 @@ class Timm:
         else:
             vit, naming = infer(file)
             config, entries = vit, conversions(vit, naming)
+            for_config = partial(conversions, naming=naming) if naming.relpos in ("cr", "swin") else None
             zeros = _absent(vit, naming.qkv_bias)
             zeros |= {} if naming.dense_bias else dict.fromkeys(dense_biases(vit), "no bias in attention and MLP")
             origin |= {"beit": naming.beit, "qkv_bias": naming.qkv_bias, "dense_bias": naming.dense_bias}
+            origin |= {"relpos": True} if naming.relpos else {}
         card = Card(
             config,
             class_names=class_names(file, config.classes),
@@ -80,7 +86,7 @@ class Timm:
             licence=licence if isinstance(licence := file.pretrained.get("license"), str) else "",
             provenance={"origin": origin},
         )
-        return ForeignModel(card, entries, unused(archive), zeros, file.notes)
+        return ForeignModel(card, entries, unused(archive), zeros, file.notes, for_config)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """See `write_timm`."""

@@ -12,7 +12,7 @@
 | `pool.{probe,query,key_value,out,norm,mlp}` | `attn_pool.{latent,q,kv,proj,norm,mlp}` |
 
 BEiT has other names for its biases (`q_bias` and `v_bias`; keys have none) and its LayerScale (`gamma_1`, `gamma_2`).
-Its relative positions are a table in every block, or one table for all blocks.
+Relative positions are those of `relpos.py`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 from vitrail.model.limits import Gelu
 from vitrail.model.variants import ViTConfig
-from vitrail.weights.mapping import Conversion, joined, norm_pair, qk_norms, same, same_pair, stacked, without_key_bias
-
-TABLE = "relative_position_bias_table"
+from vitrail.weights.mapping import Conversion, joined, norm_pair, qk_norms, same, same_pair, without_key_bias
+from vitrail.weights.timm.relpos import RelposKind, bias_conversion
 
 POOLS = {"cls": "token", "gap": "avg", "map": "map"}
 """vitrail's name of a pooling -> timm's."""
@@ -45,11 +44,12 @@ class Naming:
     """Whether queries, keys and values have a bias in the file; otherwise the model's are zero."""
     dense_bias: bool = True
     """Whether the other dense layers of the blocks have a bias in the file (not in AIMv2)."""
+    relpos: RelposKind = ""
 
 
 def conversions(config: ViTConfig, naming: Naming) -> list[Conversion]:
     """Return the conversions of all tensors of a model in a timm file."""
-    entries = [*_stem(config), *_tokens(config), *_positions(config)]
+    entries = [*_stem(config), *_tokens(config), *_positions(config, naming)]
     entries += same_pair("pre_norm", "norm_pre") if config.pre_norm else []
     entries += norm_pair(config, "patch_norm", "patch_embed.norm") if config.patch_norm else []
     for layer in range(config.depth):
@@ -109,14 +109,12 @@ def _tokens(config: ViTConfig) -> list[Conversion]:
     return entries + ([same("registers", "reg_token")] if config.registers else [])
 
 
-def _positions(config: ViTConfig) -> list[Conversion]:
+def _positions(config: ViTConfig, naming: Naming) -> list[Conversion]:
     if config.positions == "none":
         return []
     if config.positions == "1d":
         return [same("positions.embedding", "pos_embed")]
-    if config.place == "shared":
-        return [stacked("positions.bias", (f"rel_pos_bias.{TABLE}",))]
-    return [stacked("positions.bias", tuple(f"blocks.{layer}.attn.{TABLE}" for layer in range(config.depth)))]
+    return [bias_conversion(config, naming.relpos)]
 
 
 def _branch(config: ViTConfig, naming: Naming, layer: int, branch: int) -> list[Conversion]:

@@ -25,7 +25,7 @@ _TENSORS = (
     (r"\.(in_proj|in_norm|mlp_bias|attn_out_proj|mlp_out_proj)\b", "a projection that attention and MLP share"),
     (r"\.mlp\.(fc1_[gx]|w\d+)\.", "an MLP whose gate is a layer of its own"),
     (r"(^|\.)(rope|rotary|freqs)\b", "rotary positions"),
-    (r"\.rel_pos(_[hw]$|\.)|^rel_pos_bias\..*mlp", "relative positions of another kind than BEiT's"),
+    (r"\.rel_pos_[hw]$|^rel_pos_bias\..*mlp", "relative positions of another kind than BEiT's"),
     (r"^attn_pool\.pos_embed$", "positions in the attention pooling"),
 )
 """(pattern of tensor names, the part of a model to which they belong), for parts that vitrail does not have."""
@@ -75,6 +75,11 @@ def refuse_untold(file: TimmFile, blocks: Mapping[str, Any], naming: Naming) -> 
     tokenless = file.archive.names.isdisjoint({"cls_token", "attn_pool.latent"})
     if naming.beit and (blocks["mlp"] == "swiglu" or blocks["width"] == 1792):
         networks = "EVA-02, which has rotary positions or norms behind attention and MLP"
+    elif naming.relpos:
+        networks = (
+            "timm's relpos networks, which differ in the size of their images, and in norms that stand before or "
+            "behind attention and MLP"
+        )
     elif not naming.beit and not naming.qkv_bias and tokenless:
         networks = (
             "timm's gap and rpn networks (no class token, no bias of queries, keys and values): they differ in their "

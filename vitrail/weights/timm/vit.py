@@ -16,7 +16,8 @@ from vitrail.model.variants import ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.mapping import rows, shape_of, stem_sizes, usual_heads
 from vitrail.weights.timm.file import CLIP_EPS, GROUP_NORM_EPS, NORM_EPS, TimmFile, statistics
-from vitrail.weights.timm.names import ACTIVATIONS, POOLS, TABLE, Naming
+from vitrail.weights.timm.names import ACTIVATIONS, POOLS, Naming
+from vitrail.weights.timm.relpos import BEIT_TABLES, SOURCES, relative_positions, relpos_kind
 from vitrail.weights.timm.unsupported import AIMV2_PARTS, refuse, refuse_untold
 from vitrail.words import shown
 
@@ -137,9 +138,9 @@ def _blocks(archive: Archive) -> tuple[dict[str, Any], Naming]:
         block="parallel" if parallel else "sequential",
         branches=count(archive, "blocks.0.attns.") if parallel else 1,
     )
-    beit = not archive.names.isdisjoint({f"{attention}.q_bias", f"{attention}.{TABLE}", f"rel_pos_bias.{TABLE}"})
+    beit = not archive.names.isdisjoint({f"{attention}.q_bias", *BEIT_TABLES})
     qkv_bias, dense_bias = f"{attention}.{'q_bias' if beit else 'qkv.bias'}", f"{mlp}.fc2.bias"
-    return values, Naming(beit, qkv_bias in archive, dense_bias in archive)
+    return values, Naming(beit, qkv_bias in archive, dense_bias in archive, relpos_kind(archive))
 
 
 def _stem(archive: Archive) -> dict[str, Any]:
@@ -242,12 +243,13 @@ def pooling(file: TimmFile, cls: bool) -> dict[str, Any]:
 
 
 def _positions(file: TimmFile, patch: int, tokens: dict[str, int]) -> dict[str, Any]:
-    """Return kind of positions, image size and tokens with positions as config fields; for BEiT also heads."""
+    """Return positions, image size and tokens with positions as config fields; relative positions also tell heads."""
     archive = file.archive
-    each, shared = f"blocks.0.attn.{TABLE}", f"rel_pos_bias.{TABLE}"
-    found = [name for name in ("pos_embed", each, shared) if name in archive]
+    found = [name for name in ("pos_embed", *SOURCES) if name in archive]
     if len(found) > 1:
         raise WeightsError(f"{archive.path} has two kinds of positions, {found[0]!r} and {found[1]!r}; valid: one kind")
+    if found and found != ["pos_embed"]:
+        return relative_positions(file, found[0], patch, class_token=bool(tokens["cls_token"]))
     given = file.image_size()
     grid = None if given is None else (given[0] // patch, given[1] // patch)
     fields: dict[str, Any]
@@ -259,15 +261,11 @@ def _positions(file: TimmFile, patch: int, tokens: dict[str, int]) -> dict[str, 
             )
         size = grid or (max(224 // patch, 1),) * 2
         fields = dict(positions="none")
-    elif found == ["pos_embed"]:
+    else:
         first, registers = tokens["cls_token"] + tokens["dist_token"], tokens["reg_token"]
         size, front = grid_of(archive, (0, first, first + registers), grid)
         own = bool(registers) and front == first + registers
         fields = dict(positions="1d", cls_position=front >= first, register_positions=own)
-    else:
-        offsets, heads = shape_of(archive, found[0], 2)
-        size = _window(archive, found[0], offsets - 3, grid)
-        fields = dict(positions="relative_bias", place="shared" if found == [shared] else "every", heads=heads)
     return fields | dict(image_size=(size[0] * patch, size[1] * patch))
 
 
@@ -288,21 +286,8 @@ def grid_of(archive: Archive, fronts: tuple[int, ...], given: tuple[int, int] | 
     return (side, side), squares[0]
 
 
-def _window(archive: Archive, name: str, offsets: int, given: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the grid (rows, columns) of a table with (2 rows - 1) * (2 columns - 1) offsets."""
-    if given and offsets == (2 * given[0] - 1) * (2 * given[1] - 1):
-        return given
-    side = isqrt(max(offsets, 0))
-    if side * side != offsets or side % 2 == 0:
-        raise WeightsError(
-            f"{archive.path}: {name!r} has {offsets + 3} rows, which fit no square grid. Add a config.json with "
-            "an architecture and pretrained_cfg.input_size."
-        )
-    return (side + 1) // 2, (side + 1) // 2
-
-
 _UNUSED = (
-    (r"relative_position_index$", "computed from the size of the grid"),
+    (r"(relative_position_index|rel_coords_log)$", "computed from the size of the grid"),
     (r"^mask_token$", "the mask token of pre-training"),
     (r"^decoder_", "the decoder of MAE's pre-training"),
     (r"^lm_head\.", "the head of BEiT's pre-training"),

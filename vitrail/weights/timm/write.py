@@ -7,6 +7,7 @@ Before either is written, its names and shapes are read, and rejected if they de
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,9 +138,16 @@ def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
     """Return the naming of the file that the model was loaded from, if it still fits."""
     origin = origin_of(card, "timm")
     biases = any(bool(state[name].any()) for name in qkv_biases(config))
-    beit = config.positions == "relative_bias" or (bool(origin.get("beit")) and fits_beit(config))
+    relative = config.positions == "relative_bias"
+    relpos = relative and (bool(origin.get("relpos")) or not fits_beit(config))
+    beit = not relpos and (relative or (bool(origin.get("beit")) and fits_beit(config)))
     dense = any(bool(state[name].any()) for name in dense_biases(config))
-    return Naming(beit, biases or bool(origin.get("qkv_bias", True)), dense or bool(origin.get("dense_bias", True)))
+    return Naming(
+        beit,
+        biases or bool(origin.get("qkv_bias", True)),
+        dense or bool(origin.get("dense_bias", True)),
+        "table" if relpos else "",
+    )
 
 
 def _check_meaning(tensors: Tensors, values: dict[str, Any] | None, config: ViTConfig) -> None:
@@ -182,8 +190,21 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
 def fits_beit(config: ViTConfig) -> bool:
     """Return whether timm's BEiT can express this model, apart from its positions."""
     plain = (config.stem, config.block, config.mlp, config.gelu) == ("linear", "sequential", "gelu", "erf")
-    plain = plain and config.qk_norm == "none"
+    plain = plain and config.qk_norm == "none" and not config.norm_after
     return plain and config.has_class_token and config.prefix == 1 and config.pool in ("cls", "gap")
+
+
+def fits_relpos(config: ViTConfig) -> bool:
+    """Return whether timm's relpos networks can express this model, apart from its positions."""
+    plain = (config.stem, config.block, config.mlp, config.gelu) == ("linear", "sequential", "gelu", "erf")
+    plain = plain and not config.pre_norm and config.final_norm != "none"
+    return plain and config.prefix == config.has_class_token and config.pool in ("cls", "gap")
+
+
+def _read_as_square(config: ViTConfig) -> bool:
+    """Return whether timm takes the tables of relative positions of a grid for those of a square one."""
+    (rows, columns), offsets = config.grid, math.prod(2 * side - 1 for side in config.grid)
+    return rows != columns and math.isqrt(offsets) ** 2 == offsets
 
 
 def vit_refusal(config: ViTConfig, bare: bool) -> str:
@@ -195,7 +216,7 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
         "parallel blocks": config.block == "parallel",
         "gated MLPs": config.mlp == "swiglu" and not is_aimv2(config),
         "RMSNorm and a norm of the patches": is_aimv2(config),
-        "BEiT's positions": positions == "relative_bias",
+        "BEiT's positions": positions == "relative_bias" and not fits_relpos(config),
         "a norm before the first block": config.pre_norm,
         "norms behind attention and MLP": config.norm_after,
     }
@@ -224,7 +245,11 @@ def vit_refusal(config: ViTConfig, bare: bool) -> str:
         "its attention pooling comes after gated MLPs": config.mlp == "swiglu" and config.pool == "map",
         "its distillation token has no learned position, registers beside it, or no norm": config.distilled
         and not like_deit,
-        "its positions are BEiT's, but another part is not": positions == "relative_bias" and not fits_beit(config),
+        "its positions are those of BEiT and of timm's relpos networks, but neither has all of its other parts": (
+            positions == "relative_bias" and not (fits_beit(config) or fits_relpos(config))
+        ),
+        f"timm would take its positions for a grid of {config.grid[0]} x {config.grid[1]} for those of a square grid, "
+        "because a square grid has as many offsets": positions == "relative_bias" and _read_as_square(config),
         f"it has {config.branches} branches in a block; timm's architectures have 2 (to save the tensors alone, give a "
         "path that ends in .safetensors)": config.branches > 2 and not bare,
         "it has a pre-logits layer, which current versions of timm lack (to save the tensors under the names of older "
