@@ -57,6 +57,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "InternViT": ("vit_intern300m_patch14_448", {}),
     "RADIO": ("vit_base_patch16_radio_v3", {}),
     "rpn": ("vit_base_patch16_rpn_224", {}),
+    "EVA-02, E": ("eva02_enormous_patch14_clip_224", {}),
     "relpos": ("vit_relpos_base_patch16_cls_224", dict(rel_pos_type="bias")),
     "PE": ("vit_pe_core_base_patch16_224", dict(attn_pool_num_heads=4)),
     "AIMv2": ("aimv2_large_patch14_224", {}),

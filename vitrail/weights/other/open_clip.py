@@ -108,8 +108,8 @@ class OpenClip:
         trunk = found.card.provenance["origin"] | dict(sizes=sizes_of(config))
         origin = dict(format=self.name, file=archive.path.name, config=dict(archive.config), trunk=trunk)
         card = Card(config, preprocess=preprocess, source=self.name, provenance={"origin": origin})
-        unused = found.unused | _texts(archive)
-        return ForeignModel(card, found.conversions, unused, found.zeros, [*found.assumptions, *notes])
+        unused, notes = found.unused | _texts(archive), [*found.assumptions, *notes]
+        return replace(found, card=card, unused=unused, assumptions=notes)
 
     def write(self, model: nn.Module, card: Card, path: Path) -> None:
         """Write a folder with the image tower and open_clip_config.json. Raises WeightsError.

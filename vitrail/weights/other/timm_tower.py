@@ -3,7 +3,11 @@
 | theirs | ours |
 |---|---|
 | `visual.trunk.blocks.0.attn.qkv.weight` | as in timm, without the prefix |
-| `visual.head.proj` (`timm_proj` "linear"), `visual.trunk.head` (none) | `head` |
+| `visual.head.proj` (`timm_proj` "linear"), `visual.trunk.head` (`timm_proj` null) | `head` |
+| any of them with `timm_proj` "none" | left out: the outputs are the features of the tower |
+
+The last layer of a model of vitrail is linear, so a projection of `timm_proj` "mlp" has no place. With "none" in place
+of "mlp" in open_clip_config.json, such a tower is loaded without it.
 
 vision_cfg of open_clip_config.json names the architecture, its pooling and the projection. OpenCLIP builds the network
 from this name alone. So a model goes back only with the sizes with which it was loaded.
@@ -11,7 +15,8 @@ from this name alone. So a model goes back only with the sizes with which it was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,10 +34,13 @@ from vitrail.weights.timm.format import FORMAT as TIMM
 from vitrail.weights.timm.write import vit_tensors
 from vitrail.words import shown
 
-TRUNK, PROJECTION = "visual.trunk.", "visual.head.proj."
+TRUNK, HEAD = "visual.trunk.", "visual.head."
+PROJECTION = f"{HEAD}proj."
 POOLS = ("avg", "token", "map", "")
 PROJECTIONS = ("linear", "none", "", None)
 """Supported values of `timm_proj`; with the last two, timm's own classifier is the projection."""
+_OWN_POOLS = ((r"vit_relpos_.*_cls_", "token"), (r"vit_relpos_.*_clsgap_", "avg"))
+"""(pattern of architectures with a class token, their own pooling), for `timm_pool` "", which keeps it."""
 _IGNORED = ("timm_model_pretrained", "timm_proj_bias", "timm_drop", "timm_drop_path", "patch_dropout", "output_tokens")
 _KNOWN = ("image_size", "timm_model_name", "timm_pool", "timm_proj", *_IGNORED)
 
@@ -47,6 +55,26 @@ def find_tower(archive: Archive, vision: Mapping[str, Any], where: str) -> Forei
 
     Mean, standard deviation and preprocessing on its card are not those of OpenCLIP. Raises WeightsError.
     """
+    name, pool, projection = _settings(archive, vision, where)
+    size = size_in(vision.get("image_size", 224), "image_size", where)
+    left_out = _left_out(archive) if projection == "none" else {}
+    found = TIMM.find(_trunk(archive, left_out.keys(), name, pool, size))
+    bias = projection != "linear" or f"{PROJECTION}bias" in archive
+    zeros = found.zeros | ({} if bias else {"head.bias": "no bias of the projection"})
+    renamed = partial(_renamed, projection=projection, zeros=zeros)
+    again = None if found.for_config is None else _then(found.for_config, renamed)
+    unused = {f"{TRUNK}{name}": why for name, why in found.unused.items()} | left_out
+    return ForeignModel(found.card, renamed(found.conversions), unused, zeros, found.assumptions, again)
+
+
+def _left_out(archive: Archive) -> dict[str, str]:
+    """Return the tensors of a projection that vision_cfg leaves out, and why."""
+    names = sorted(name for name in archive.names if name.startswith((HEAD, f"{TRUNK}head.")))
+    return dict.fromkeys(names, "the projection, because timm_proj is 'none'")
+
+
+def _settings(archive: Archive, vision: Mapping[str, Any], where: str) -> tuple[str, str, str | None]:
+    """Return architecture, pooling and projection. Raises WeightsError for values that vitrail does not support."""
     name = vision.get("timm_model_name")
     if not isinstance(name, str):
         raise WeightsError(
@@ -57,6 +85,14 @@ def find_tower(archive: Archive, vision: Mapping[str, Any], where: str) -> Forei
         if entry not in _KNOWN:
             raise WeightsError(f"{where}: {entry} is {shown(value)} in vision_cfg, which vitrail does not support")
     pool, projection = vision.get("timm_pool", "avg"), vision.get("timm_proj", "linear")
+    if projection == "mlp":
+        raise WeightsError(
+            f"{where}: timm_proj is 'mlp' in vision_cfg, but the last layer of a model of vitrail is linear and cannot "
+            f"hold an MLP ({HEAD}mlp). Valid: {', '.join(map(repr, PROJECTIONS))}. To load the tower without its "
+            "projection, replace 'mlp' by 'none' there; its outputs are then the features in front of the projection"
+        )
+    if not pool:
+        pool = next((own for pattern, own in _OWN_POOLS if re.match(pattern, name)), pool)
     if pool not in POOLS or projection not in PROJECTIONS:
         raise WeightsError(
             f"{where}: timm_pool is {shown(pool)} and timm_proj is {shown(projection)} in vision_cfg; valid: "
@@ -66,14 +102,7 @@ def find_tower(archive: Archive, vision: Mapping[str, Any], where: str) -> Forei
         raise WeightsError(
             f"{where}: timm_pool is '' in vision_cfg, so it is not known what the tower computes from its tokens"
         )
-    size = size_in(vision.get("image_size", 224), "image_size", where)
-    found = TIMM.find(_trunk(archive, name, pool, size))
-    bias = projection != "linear" or f"{PROJECTION}bias" in archive
-    zeros = found.zeros | ({} if bias else {"head.bias": "no bias of the projection"})
-    renamed = partial(_renamed, projection=projection, zeros=zeros)
-    again = None if found.for_config is None else _then(found.for_config, renamed)
-    unused = {f"{TRUNK}{name}": why for name, why in found.unused.items()}
-    return ForeignModel(found.card, renamed(found.conversions), unused, zeros, found.assumptions, again)
+    return name, pool, projection
 
 
 def _renamed(entries: list[Conversion], projection: str | None, zeros: Mapping[str, str]) -> list[Conversion]:
@@ -91,11 +120,12 @@ def _then(
     return lambda config: second(first(config))
 
 
-def _trunk(archive: Archive, name: str, pool: str, size: tuple[int, int]) -> Archive:
-    """Return the tower as an archive in timm's format."""
-    theirs = {one.removeprefix(TRUNK): one for one in archive.names if one.startswith(TRUNK)}
+def _trunk(archive: Archive, without: Collection[str], name: str, pool: str, size: tuple[int, int]) -> Archive:
+    """Return the tower as an archive in timm's format, without the tensors `without`."""
+    used = archive.names.difference(without)
+    theirs = {one.removeprefix(TRUNK): one for one in used if one.startswith(TRUNK)}
     for kind in ("weight", "bias"):
-        if (projection := f"{PROJECTION}{kind}") in archive:
+        if (projection := f"{PROJECTION}{kind}") in used:
             theirs[f"head.{kind}"] = projection
     shapes = {ours: archive.shape(one) for ours, one in theirs.items()}
     config = dict(architecture=name, model_args=dict(img_size=list(size)), global_pool=pool or None)
@@ -125,6 +155,11 @@ def tower_tensors(model: ViT, card: Card, trunk: Mapping[str, Any], vision: Mapp
         raise WeightsError(
             f"OpenCLIP builds this tower from the name {shown(vision.get('timm_model_name'))} alone, and the model has "
             f"other sizes now: {', '.join(f'{name} {value}' for name, value in sizes.items())}. Save it as 'timm'"
+        )
+    if trunk.get("relpos"):
+        raise WeightsError(
+            f"OpenCLIP builds {shown(vision.get('timm_model_name'))} with MLPs that compute relative positions, and the"
+            " model holds the table that they computed. Save it as 'timm'"
         )
     tensors = vit_tensors(model, replace(card, provenance={"origin": dict(trunk)}))
     projection = vision.get("timm_proj", "linear")

@@ -29,6 +29,7 @@ KINDS = {
     "gated": ("vit_giant_patch14_dinov2", r"vit_giant_patch14_(reg\d_)?(dinov2|tipsv2)$"),
     "clip": ("vit_base_patch16_clip_224", r"vit_.*_clip_"),
     "AIMv2": ("aimv2_large_patch14_224", r"aimv2_"),
+    "beit, norms behind": ("eva02_enormous_patch14_clip_224", r"eva02_enormous_"),
     "relpos": ("vit_relpos_base_patch16_224", r"vit_s?relpos_(?!.*_rpn_)|test_vit_relpos$"),
     "relpos, norms behind": ("vit_relpos_base_patch16_rpn_224", r"vit_relpos_.*_rpn_"),
     "norms behind": ("vit_base_patch16_rpn_224", r"vit_(?!.*relpos).*_rpn_"),
@@ -111,7 +112,7 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
     if config.stem == "resnet":
         kind = f"hybrid {config.stem_units}"
     elif naming.beit:
-        kind = "beit"
+        kind = "beit, norms behind" if config.norm_after else "beit"
     elif naming.relpos:
         kind = "relpos, norms behind" if config.norm_after else "relpos"
     elif config.distilled:
@@ -137,7 +138,7 @@ def _architecture(config: ViTConfig, card: Card, naming: Naming) -> str:
 def _arguments_of_class(config: ViTConfig, naming: Naming) -> dict[str, Any]:
     """Return the arguments of the class of timm that a file is for."""
     if naming.beit:
-        return _beit_arguments(config, naming)
+        return _post_norm_arguments(config, naming) if config.norm_after else _beit_arguments(config, naming)
     return _relpos_arguments(config, naming) if naming.relpos else _vit_arguments(config, naming)
 
 
@@ -166,6 +167,14 @@ def _beit_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
         use_abs_pos_emb=config.positions == "1d",
         use_rel_pos_bias=relative and config.place != "shared",
         use_shared_rel_pos_bias=relative and config.place == "shared",
+        use_fc_norm=config.final_norm == "pooled",
+    )
+
+
+def _post_norm_arguments(config: ViTConfig, naming: Naming) -> dict[str, Any]:
+    return _arguments(config, naming.qkv_bias, patch=config.patch, hidden=config.mlp_dim) | dict(
+        use_abs_pos_emb=config.positions == "1d",
+        use_post_norm=True,
         use_fc_norm=config.final_norm == "pooled",
     )
 

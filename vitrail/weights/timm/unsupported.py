@@ -34,7 +34,6 @@ AIMV2_PARTS = ("a norm on the patches", "an MLP whose gate is a layer of its own
 """Parts in `_TENSORS` that AIMv2 has."""
 
 _ARCHITECTURES = (
-    (r"eva02_enormous", "norms behind attention and MLP"),
     (r"lingbot|sapiens", "rotary positions of another kind"),
     (r"naflex", "patches of any aspect ratio"),
     (r"^test_vit3$", "pooling over registers"),

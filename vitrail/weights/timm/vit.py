@@ -23,6 +23,7 @@ from vitrail.words import shown
 
 _HEADS = (
     (r"vit_so400m_|vit_giantopt_|vit_base_patch16_gap_", 16),
+    (r"eva02_enormous_", 16),
     (r"test_vit2?$", 2),
     (r"test_vit[34]$", 3),
 )
@@ -72,7 +73,7 @@ def infer(file: TimmFile) -> tuple[ViTConfig, Naming]:
         gelu=_gelu(file, architecture, blocks["mlp"]),
         resize_mode="timm",
         pre_norm=clip,
-        norm_after="_rpn_" in file.architecture,
+        norm_after="_rpn_" in file.architecture or file.architecture.startswith("eva02_enormous_"),
         pool_prefix="attn_pool.latent" in archive and bool(file.argument("pool_include_prefix", bool)),
         norm="rms" if aimv2 else "layer",
         patch_norm=aimv2,

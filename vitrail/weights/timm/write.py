@@ -139,7 +139,7 @@ def _naming(config: ViTConfig, card: Card, state: Tensors) -> Naming:
     origin = origin_of(card, "timm")
     biases = any(bool(state[name].any()) for name in qkv_biases(config))
     relative = config.positions == "relative_bias"
-    relpos = relative and (bool(origin.get("relpos")) or not fits_beit(config))
+    relpos = relative and (bool(origin.get("relpos")) or config.norm_after or not fits_beit(config))
     beit = not relpos and (relative or (bool(origin.get("beit")) and fits_beit(config)))
     dense = any(bool(state[name].any()) for name in dense_biases(config))
     return Naming(
@@ -190,7 +190,7 @@ def _meaning(config: ViTConfig) -> dict[str, Any]:
 def fits_beit(config: ViTConfig) -> bool:
     """Return whether timm's BEiT can express this model, apart from its positions."""
     plain = (config.stem, config.block, config.mlp, config.gelu) == ("linear", "sequential", "gelu", "erf")
-    plain = plain and config.qk_norm == "none" and not config.norm_after
+    plain = plain and config.qk_norm == "none"
     return plain and config.has_class_token and config.prefix == 1 and config.pool in ("cls", "gap")
 
 
