@@ -36,7 +36,7 @@ HF = (
     "aimv2",
     "aimv2-native",
 )
-TIMM = ("CLIP, quick GELU", "InternViT", "rpn", "relpos", "BEiT v2", "PE", "AIMv2", "QK norm")
+TIMM = ("CLIP, quick GELU", "InternViT", "rpn", "relpos", "EVA-02, E", "BEiT v2", "PE", "AIMv2", "QK norm")
 TRACED = ("clip", "siglip2", "rpn", "PE", "aimv2", "QK norm", "internvl-6b", "aimv2-native")
 """Families that have all parts which the others have: tracing takes seconds."""
 

@@ -36,7 +36,7 @@ from vitrail.weights.load import describe, load
 from vitrail.weights.save import save
 from vitrail.weights.timm.format import FORMAT
 
-ARCHITECTURES = timm.list_models("*relpos*")
+ARCHITECTURES = timm.list_models("*relpos*", module="vision_transformer_relpos")
 PLAIN = "vit_relpos_base_patch16_224"
 CLS = "vit_relpos_base_patch16_cls_224"
 RPN = "vit_relpos_base_patch16_rpn_224"
