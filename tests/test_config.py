@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from vitrail.config import from_yaml, merge, to_yaml
 from vitrail.data.settings import Preprocess
-from vitrail.durations import Duration, Epochs, Examples, Percent, Steps, parse_duration
+from vitrail.durations import Duration, Epochs, Examples, Percent, Steps, parse_duration, parse_minutes
 from vitrail.errors import UsageError
 from vitrail.import_path import Open
 from vitrail.ranges import FolderName, FoldNumber, Limit
@@ -127,6 +127,36 @@ def test_durations_as_people_write_them(text: str | int, duration: Duration) -> 
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(UsageError, match="duration"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("20s", 20), ("90 s", 90), ("10 min", 600), ("1.5h", 5400), ("2 hours", 7200), (" 1 minute ", 60), ("3e1s", 30)],
+)
+def test_times_as_people_write_them(text: str, seconds: float) -> None:
+    assert 60 * parse_minutes(text) == pytest.approx(seconds, rel=1e-12)
+    for source in (f"time_limit: {text}", f"time_limit: '{text}'"):
+        assert from_yaml(source, Run()).time_limit == parse_minutes(text)
+
+
+def test_a_time_without_a_unit_counts_minutes() -> None:
+    assert [parse_minutes(time) for time in (7, 7.5, "7", " 7.5 ")] == [7.0, 7.5, 7.0, 7.5]
+    assert from_yaml("time_limit: null", replace(Run(), time_limit=1.0)).time_limit is None
+
+
+@pytest.mark.parametrize("text", ["20 parsecs", "s", "", "1:30", "10 min 5 s", "20S", "twenty s", "1,5 h"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is not a time: write a number of minutes, .*'1.5 h'"):
+        parse_minutes(text)
+
+
+def test_a_time_that_is_not_valid_is_told_with_its_line() -> None:
+    with pytest.raises(UsageError, match="<yaml>:2: time_limit: '20 parsecs' is not a time"):
+        from_yaml("seed: 1\ntime_limit: 20 parsecs", Run())
+    with pytest.raises(UsageError, match=r"<yaml>:1: time_limit is -0\.5; it must be greater than 0"):
+        from_yaml("time_limit: -30 s", Run())
+    with pytest.raises(UsageError, match="time_limit: expected a number or null, got True"):
+        merge(Run(), {"time_limit": True})
 
 
 def test_a_run_cannot_last_a_percentage() -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import yaml
 
-from vitrail.durations import Duration, parse_duration
+from vitrail.durations import Duration, in_minutes, parse_duration, parse_minutes
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.import_path import Open, import_path, inheriting, is_own, own_class
 from vitrail.ranges import outside, ranged_types
@@ -184,7 +184,8 @@ class _Merge:
         for name, value in values.items():
             inner = _join(path, str(name))
             if name in settings:
-                changes[name] = self.setting(settings[name], value, getattr(base, name), inner)
+                read = self.time(value, inner) if in_minutes(ranges.get(name)) else value
+                changes[name] = self.setting(settings[name], read, getattr(base, name), inner)
                 if wrong := outside(ranges.get(name), changes[name]):
                     self.wrong(inner, wrong, " ")
             else:
@@ -223,6 +224,16 @@ class _Merge:
             near = did_you_mean(str(value), map(str, _words(hint))) if isinstance(value, str) else ""
             self.wrong(path, f"expected {_describe(hint)}, got {_show(value)}.{near}")
             return base
+
+    def time(self, value: Any, path: str) -> Any:
+        """Return a text with a time as minutes; any other value as it is, and None for a text that is no time."""
+        if not isinstance(value, str) or _is_null(value):
+            return value
+        try:
+            return parse_minutes(value)
+        except UsageError as error:
+            self.wrong(path, str(error))
+            return None
 
     def own(self, doors: tuple[Any, ...], value: Mapping[str, Any], base: Any, path: str) -> Any:
         """Return a section whose class is the user's own, with the values of `value`; `base` if that is not possible.

@@ -1,14 +1,16 @@
-"""Durations of training with a unit, such as "30 epochs", and their conversion to optimiser steps. Torch-free."""
+"""Durations of training with a unit, such as "30 epochs", and their conversion to optimiser steps; times in minutes, or
+with a unit, such as "20 s". Torch-free."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from vitrail.errors import UsageError
-from vitrail.ranges import Range
+from vitrail.ranges import LARGE, Range, limits
+from vitrail.words import shown
 
 
 @dataclass(frozen=True)
@@ -107,3 +109,41 @@ def parse_duration(text: str | int | float | Duration) -> Duration:
     if not match or match["unit"] not in _UNITS:
         raise UsageError(f"{text!r} is not a duration: write '500 steps', '30 epochs', '1e6 examples' or '5 %'")
     return _UNITS[match["unit"]](float(match["number"]))
+
+
+@dataclass(frozen=True)
+class TimeRange(Range):
+    """The valid times of a setting, in minutes. Flags and configuration files take a text with a unit, too."""
+
+
+Minutes = Annotated[float, TimeRange(0, LARGE, above=True)]
+"""A time in minutes. `parse_minutes` reads it from text."""
+
+_MINUTES: dict[str, float] = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1 / 60),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 1),
+    **dict.fromkeys(("h", "hour", "hours"), 60),
+}
+_TIME = re.compile(rf"\s*(?P<number>-?{_NUMBER})\s*(?P<unit>[a-z]+)\s*")
+
+
+def in_minutes(hint: Any) -> bool:
+    """Return whether a type, or a part of a union, is a time in minutes."""
+    return any(isinstance(limit, TimeRange) for limit in limits(hint))
+
+
+def parse_minutes(text: str | float) -> float:
+    """Return the minutes that "20s", "90 s", "10 min", "1.5h" or "2 hours" means; a number alone counts minutes.
+
+    The range is not checked. Raises UsageError for anything else.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        match = _TIME.fullmatch(str(text))
+    if not match or match["unit"] not in _MINUTES:
+        raise UsageError(
+            f"{shown(text)} is not a time: write a number of minutes, such as 10, or a number with the unit s, min or "
+            "h, such as '20 s', '10 min' or '1.5 h'"
+        )
+    return float(match["number"]) * _MINUTES[match["unit"]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitrail.data.settings import Augment, Data, Preprocess
 from vitrail.device import Precision
-from vitrail.durations import AnyLength, Epochs, Length, Percent
+from vitrail.durations import AnyLength, Epochs, Length, Minutes, Percent
 from vitrail.errors import UsageError
 from vitrail.evaluation.metric import Metric
 from vitrail.import_path import Open
@@ -31,7 +31,6 @@ from vitrail.objective.settings import (
     Tokenizer,
 )
 from vitrail.ranges import (
-    LARGE,
     Count,
     Decay,
     Depth,
@@ -278,8 +277,9 @@ class Run(Settings):
     """Progressive resizing of training images."""
     duration: Length = Epochs(30)
     """Length of the run."""
-    time_limit: Annotated[float, Range(0, LARGE, above=True)] | None = None
-    """Time limit of the training in minutes. The whole schedule is compressed to fit into it (default: no limit)."""
+    time_limit: Minutes | None = None
+    """Time limit of the training in minutes or with a unit (20s, 10min, 1.5h). The whole schedule is compressed to fit
+    into it (default: no limit)."""
     batch_size: Count | None = None
     """Number of images per optimiser step over all processes (default: from the number of training images, at most
     512)."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from vitrail.durations import Minutes, parse_minutes
 from vitrail.errors import UsageError
 from vitrail.files import check_writable
 from vitrail.ranges import Count, Positive, Range, Seed, checked
@@ -46,7 +47,7 @@ def study(
     rows: tuple[str, ...] = (),
     seeds: Annotated[int, Range(1, 1000)] = 2,
     seed: Seed = 0,
-    minutes: Positive | None = None,
+    minutes: Minutes | str | None = None,
     longer: Positive = 1.0,
     parallel: Annotated[int, Range(0, 1024, note="0: train in this process")] | None = None,
     devices: list[str] | None = None,
@@ -77,7 +78,7 @@ def study(
         rows: Only these rows of the table.
         seeds: Number of networks of each kind. Their seeds count up from --seed.
         seed: First seed. It also draws the classes that are left out of pre-training.
-        minutes: Train for at most about this time. The same command continues.
+        minutes: Train for at most about this time, in minutes or with a unit (90s, 1.5h). The same command continues.
         longer: Factor of the length of each training. Twice or three times as long tells smaller differences.
         parallel: Number of networks trained at the same time, each in a process with its share of the cores; 0 trains
             in this process (default: one for each device; without devices one on a GPU, and on a CPU one for each core
@@ -104,7 +105,7 @@ def study(
 
     asked = Asked(
         None if data is None else str(data), scale, [str(path) for path in transfer], range(seed, seed + seeds),
-        minutes, longer, rows, limit_images, limit_steps,
+        None if minutes is None else parse_minutes(minutes), longer, rows, limit_images, limit_steps,
     )  # fmt: skip
     if dry_run:
         return planned(chosen, asked)

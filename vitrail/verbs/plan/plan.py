@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.data.settings import Data
+from vitrail.durations import Minutes, parse_minutes
 from vitrail.ranges import Seconds, Side, checked
 from vitrail.verbs.flags.settings import OpenedData
 from vitrail.verbs.plan.options import PlanRequest, probe_options, training_options
@@ -29,7 +30,7 @@ def plan(
     *,
     label_from: str | None = None,
     weights: str | Path | None = None,
-    time_limit: Seconds | None = None,
+    time_limit: Minutes | str | None = None,
     image_size: Side | None = None,
     seconds: Seconds = 10.0,
 ) -> Recommendation:
@@ -44,7 +45,7 @@ def plan(
             FILE ID -> LABEL' or 'json: KEY'.
         weights: Weights to start from: a run, a model folder, a weight file of any known library, or a name on the
             hub. Without them, only training from scratch is possible.
-        time_limit: Available time in minutes (default: no limit).
+        time_limit: Available time in minutes or with a unit such as 20s, 10min or 1.5h (default: no limit).
         image_size: Side of the square input in pixels (default: the size of the weights, or of the recipe).
         seconds: Time for measuring all methods together, in seconds. A method whose single step takes longer adds
             to it.
@@ -61,7 +62,7 @@ def plan(
         weights=None if weights is None else str(weights),
         card=card,
         image_size=image_size,
-        limit=None if time_limit is None else 60 * time_limit,
+        limit=None if time_limit is None else 60 * parse_minutes(time_limit),
         seconds=seconds,
         data=data,
         splits=splits,
