@@ -643,7 +643,7 @@ def test_memory_errors_are_told_apart() -> None:
     from vitrail.training.batch_size import explaining_memory
     from vitrail.training.run import Run
 
-    with pytest.raises(TrainingError, match="accumulate: 8"), explaining_memory(Run(batch_size=64), lambda: 4):
+    with pytest.raises(TrainingError, match="--accumulate 8"), explaining_memory(Run(batch_size=64), lambda: 4):
         raise RuntimeError("could not create a primitive")
     with pytest.raises(TrainingError) as error, explaining_memory(Run(batch_size=4), lambda: 4):
         raise MemoryError

@@ -316,7 +316,10 @@ def test_a_finished_run_is_friendly_and_can_be_extended(tmp_path: Path) -> None:
     before = weights(first.folder)
     again = loop.fit(run, resume=first.folder)
     assert (again.steps, again.best) == (6, first.best)
-    assert "finished" in again.message and "longer duration" in again.message
+    assert (
+        "finished" in again.message
+        and "larger --epochs, --time-limit or --early-stop (in Python: duration" in again.message
+    )
     assert all(torch.equal(value, before[name]) for name, value in weights(first.folder).items())
     longer = loop.fit(replace(run, duration=Steps(9)), resume=first.folder)
     assert longer.steps == 9

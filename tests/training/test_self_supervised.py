@@ -332,9 +332,9 @@ def test_the_teacher_is_what_is_kept_and_what_neighbours_are_looked_for_with(tmp
 
 
 def test_what_a_teacher_makes_pointless_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"set average\.kind to none"):
+    with pytest.raises(UsageError, match=r"set --average\.kind none"):
         loop.fit(tiny(tmp_path, "dino", average=Average(kind="ema")))
-    with pytest.raises(UsageError, match="leave out early_stop"):
+    with pytest.raises(UsageError, match="leave out --early-stop"):
         loop.fit(tiny(tmp_path, "dino", early_stop=2))
 
 

@@ -123,8 +123,8 @@ def explaining_memory(run: Run, parts: Callable[[], int] | None = None) -> Itera
             raise
         now = parts() if parts is not None else run.accumulate or 1
         more = min(2 * now, run.batch_size or 2 * now)
-        smaller = f"with accumulate: {more} (the same batch of {run.batch_size}, in smaller pieces), or " * (more > now)
+        smaller = f"with --accumulate {more} (the same batch of {run.batch_size} in smaller pieces), or " * (more > now)
         raise TrainingError(
-            f"out of memory ({in_words(error)}). Resume {smaller}with activation_checkpointing. Checkpoints in the run "
-            "folder did not change."
+            f"out of memory ({in_words(error)}). Resume {smaller}with --activation-checkpointing. Checkpoints in the "
+            "run folder did not change."
         ) from error

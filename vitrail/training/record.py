@@ -192,7 +192,8 @@ def recorded_result(folder: RunFolder) -> Result | None:
         return None
     message = (
         f"{folder.path} is finished ({result.ended} after {result.steps} steps): nothing to do. To continue, resume it "
-        "with a longer duration, time_limit or early_stop; the learning rate then follows the longer schedule"
+        "with larger --epochs, --time-limit or --early-stop (in Python: duration, time_limit or early_stop); the "
+        "learning rate then follows the longer schedule"
     )
     return replace(result, message=message)
 

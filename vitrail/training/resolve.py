@@ -121,7 +121,7 @@ def resolve(
     if preprocess.image_size != config.image_size:
         raise UsageError(
             f"preprocess.image_size is {preprocess.image_size} but the model takes {config.image_size} pixels. Set "
-            "image_size, and give preprocess.image_size the same value."
+            "--image-size, and give --preprocess.image-size the same value."
         )
     if run.device is None:
         decisions["device"] = f"{device}: the best available"
@@ -173,7 +173,7 @@ def model_config(
     if isinstance(config, ViTConfig) and tokens < 16:
         decisions["patch"] = (
             f"{patch} px, as given: an image has only {tokens} tokens; the network learns more with a smaller "
-            "patch (vit.patch) or a larger image_size"
+            "patch (--vit.patch) or a larger --image-size"
         )
     return config
 
@@ -237,21 +237,21 @@ def _check_objective(run: Run) -> None:
         raise UsageError(f"objective {kind} has no labels and no classifier: leave out {', '.join(wrong)}")
     if isinstance(run.objective, DINO):
         if run.average.kind != "none":
-            raise UsageError("objective dino keeps its teacher, which is an average already: set average.kind to none")
+            raise UsageError("objective dino keeps its teacher, which is an average already: set --average.kind none")
         if run.early_stop is not None:
-            raise UsageError("objective dino has no loss that shows when it stops improving: leave out early_stop")
+            raise UsageError("objective dino has no loss that shows when it stops improving: leave out --early-stop")
 
 
 def _kept_head(start: str | None, class_names: list[str]) -> str:
     """Return the decision to keep the classifier. Raises UsageError if it is for other classes."""
     if start is None:
-        raise UsageError("keep_head keeps the classifier of the starting weights. Name them with --from WEIGHTS.")
+        raise UsageError("--keep-head keeps the classifier of the starting weights. Name them with --from WEIGHTS.")
     card = read_card(start)
     theirs = list(card.class_names)
     if card.config.classes != len(class_names) or (theirs != class_names and set(theirs) == set(class_names)):
         raise UsageError(
             f"keep_head: the classifier of {start} is for {card.config.classes} classes, and these are "
-            f"{len(class_names)}, or the same in another order. Without keep_head the run gets a new classifier."
+            f"{len(class_names)}, or the same in another order. Without --keep-head the run gets a new classifier."
         )
     named = "" if theirs == class_names else "; whether its classes have the order of the data cannot be checked"
     return f"that of {start}, for {len(class_names)} classes{named}"

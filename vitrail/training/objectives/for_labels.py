@@ -86,7 +86,7 @@ def scale_of(
     if run.keep_head and start is not None:
         theirs = read_card(start).scale
         if theirs is None:
-            raise UsageError(f"keep_head: {start} predicts classes, and this run numbers. Leave keep_head out")
+            raise UsageError(f"keep_head: {start} predicts classes, and this run numbers. Remove --keep-head")
         scale = theirs
     each = zip(names, scale.mean, scale.deviation, strict=True)
     decisions["scale"] = "; ".join(f"{name}: mean {mean:.6g}, deviation {spread:.6g}" for name, mean, spread in each)

@@ -186,7 +186,7 @@ class Validation:
         if self.run.early_stop is not None and (self.loader is None or self.run.early_stop < 1):
             raise UsageError(
                 f"early_stop is {self.run.early_stop}. It is a number of evaluations, at least 1, and needs validation "
-                "images (data.validation, or data.holdout above 0)."
+                "images (--data.validation, or --data.holdout above 0)."
             )
         self.measure: Measure = Accuracy(self.model, self.run, self.card)
         if isinstance(self.objective, SelfSupervised):
@@ -199,7 +199,7 @@ class Validation:
             if getattr(self.run, name) is not None:
                 if self.loader is None or self.train is None:
                     raise UsageError(
-                        f"{name} is measured on validation images: set data.validation, or data.holdout above 0"
+                        f"{name} is measured on validation images: set --data.validation, or --data.holdout above 0"
                     )
                 self.probes.append(probe(self.run, self.train))
 

@@ -93,7 +93,7 @@ class RunArguments:
         for file in self.files:
             base = from_yaml(Path(file), base, imports=True)
         if self.epochs is not None and "duration" in self.settings:
-            raise UsageError("epochs and duration both set the length of the run: give one of them")
+            raise UsageError("--epochs and --duration both set the length of the run: give one of them")
         run = merge(base, self.settings, imports=True)
         if self.epochs is not None:
             run = replace(run, duration=Epochs(self.epochs))
