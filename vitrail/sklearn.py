@@ -22,7 +22,7 @@ from vitrail.data.item import UNKNOWN, Item
 from vitrail.data.sources.folder import read_file
 from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, UsageError
-from vitrail.evaluation.confidence.temperature import fit as fit_temperature
+from vitrail.evaluation.confidence.temperature import fit_if_better as fit_temperature
 from vitrail.evaluation.knn import TEMPERATURE, neighbours
 from vitrail.transfer.linear_probe import STRENGTHS, held_out, measure
 from vitrail.transfer.softmax import solve
@@ -40,8 +40,8 @@ class ViTClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: 
     as features.
     probe: "linear" is softmax regression, solved to its optimum; "knn" lets the `k` nearest training images vote.
     l2: Strength of the penalty on the squared weights (default: the best of seven on a held-out tenth of the images).
-    calibrate: Divide the outputs of "linear" by the temperature that fits the held-out images best; without them, the
-    temperature is 1.
+    calibrate: Divide the outputs of "linear" by the temperature that fits the held-out images best; without them, and
+    with too few of them, the temperature is 1.
     image_size, batch_size, workers, device, precision: As in `vitrail embed`.
 
     Wherever X is named, it is a sequence of images: paths, images of Pillow's, uint8 arrays [height, width, 3] or

@@ -20,9 +20,10 @@ from vitrail.evaluation.calibration import before_scaling, calibration
 from vitrail.evaluation.classify import classify, load_classification, save_classification
 from vitrail.evaluation.confidence import temperature
 from vitrail.evaluation.confidence.rejection import counts_at, curve
-from vitrail.evaluation.confidence.temperature import KeptLogits, at_temperature, fit
+from vitrail.evaluation.confidence.temperature import KeptLogits, at_temperature, fit, fit_if_better
 from vitrail.evaluation.labels.scores import score_labels
 from vitrail.evaluation.labels.store import load_results, save_results
+from vitrail.weights.confidence import Confidence
 
 
 class Rows:
@@ -88,6 +89,50 @@ def test_the_temperature_is_that_of_scikit_learn_on_real_digits() -> None:
     assert found is not None and found > 1.5  # a regression on few images is too sure
     ours = softmax(network.decision_function(images[1000:]) / found, axis=1)
     np.testing.assert_allclose(ours, theirs.predict_proba(images[1000:]), atol=2e-4)
+
+
+def loss(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
+    """Mean cross-entropy in nats."""
+    return float(-log_softmax(logits / temperature, axis=1)[range(len(labels)), labels].mean())
+
+
+def test_a_temperature_that_follows_the_accidents_of_few_images_is_not_used() -> None:
+    others, truth = scores(images=20_000, sure=1.0, seed=1000)
+    harm = []
+    for seed in range(20):
+        logits, labels = scores(images=40, sure=1.0, seed=seed)
+        fitted, used = fit(logits, labels), fit_if_better(logits, labels)
+        assert fitted is not None and used in (None, fitted)
+        assert loss(others, truth, used or 1.0) <= loss(others, truth, fitted)
+        harm.append((used is None, loss(others, truth, fitted) - loss(others, truth, 1.0)))
+    assert sum(unused for unused, _ in harm) >= 14  # a likelihood ratio above 2 has a probability of 16 %
+    assert np.mean([worse for unused, worse in harm if unused]) > 0
+
+
+@pytest.mark.parametrize("sure", [0.3, 3.0])
+def test_a_temperature_that_helps_other_images_is_used(sure: float) -> None:
+    others, truth = scores(images=20_000, sure=sure, seed=1000)
+    for seed in range(10):
+        logits, labels = scores(images=65, sure=sure, seed=seed)
+        used = fit_if_better(logits, labels)
+        assert used is not None and used == fit(logits, labels)
+        assert loss(others, truth, used) < loss(others, truth, 1.0)
+
+
+def test_several_labels_decide_in_the_same_way() -> None:
+    rng = np.random.default_rng(0)
+    logits = 2 * rng.normal(size=(40, 5))
+    labels = (rng.random((40, 5)) < expit(logits)).astype(np.int8)
+    assert fit_if_better(logits.astype(np.float32), labels) is None
+    sure = (4 * logits).astype(np.float32)
+    assert fit_if_better(sure, labels) == fit(sure, labels)
+
+
+def test_a_temperature_of_1_has_its_reason() -> None:
+    text = str(Confidence(temperature=1.0, images=65, ece_before=0.0127, ece=0.0127))
+    assert text == (
+        "temperature 1, because 65 validation images do not show that another one is better; calibration error 1.27%"
+    )
 
 
 def test_without_an_optimum_there_is_no_temperature() -> None:

@@ -64,6 +64,11 @@ class Confidence(Settings):
             raise UsageError("of named, wrong and images, each count must be at most the next")
 
     def __str__(self) -> str:
+        if self.temperature == 1:
+            return (
+                f"temperature 1, because {self.images:,} validation images do not show that another one is better; "
+                f"calibration error {self.ece:.2%}"
+            )
         return (
             f"temperature {self.temperature:.4g}, fitted on {self.images:,} validation images; calibration error "
             f"{self.ece_before:.2%} before and {self.ece:.2%} after"
