@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,15 @@ from vitrail.config import to_yaml
 from vitrail.data.settings import Data
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
+from vitrail.evaluation.metric import on_images, wilson
 from vitrail.inspection.overlay import under_attention
 from vitrail.reports.figures import confusion, curves, thinned
 from vitrail.reports.gallery import SHOWN, most_uncertain, worst_mistakes
 from vitrail.reports.page import write_report
 from vitrail.reports.render import environment, percent
-from vitrail.reports.significance import wilson
+from vitrail.training.checkpoints.state import Result, RunStatus
 from vitrail.training.run import Run
+from vitrail.verbs.train.train import show
 from vitrail.words import time_span
 
 HOSTILE = ['<script>alert("x")</script>', "'\" onerror=alert(1) x='", "$\\frac{a}$", "&amp;\u202e\x07\n", "日本 ✿"]
@@ -223,6 +226,18 @@ def test_the_confidence_interval_is_wilsons(count: int, share: float) -> None:
     right = round(count * share)
     expected = scipy.stats.binomtest(right, count).proportion_ci(0.95, method="wilson")
     assert wilson(right, count) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_an_accuracy_on_few_images_has_its_interval(tmp_path: Path) -> None:
+    ends = scipy.stats.binomtest(60, 65).proportion_ci(0.95, method="wilson")
+    said = f" on 65 images (95 % confidence: {ends.low:.1%} to {ends.high:.1%})"
+    assert on_images("top1", {"top1": 60 / 65, "count": 65.0}) == said
+    result = Result.of(RunStatus(step=3, ended="all steps done", best={"top1": 60 / 65, "count": 65.0}), tmp_path, 1)
+    assert f"validation top-1 92.31%{said}; everything is in" in result.message
+    result = replace(result, test={"top1": 0.5, "count": 40.0})
+    assert "top-1 50.00% on 40 test images (95 % confidence: 35.2% to 64.8%), which had no part" in show(result)
+    assert on_images("top1", {"top1": 0.5, "count": 5000.0}) == " on 5,000 images"
+    assert on_images("map", {"map": 0.5, "count": 65.0}) == " on 65 images"
 
 
 @given(st.text())

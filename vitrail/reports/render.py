@@ -17,9 +17,9 @@ from markupsafe import Markup
 
 from vitrail.costs.estimate import amount
 from vitrail.errors import UsageError
+from vitrail.evaluation.metric import wilson
 from vitrail.files import replacing_text
 from vitrail.reports.figures import data_uri, picture
-from vitrail.reports.significance import wilson
 from vitrail.words import time_span
 
 

@@ -82,17 +82,6 @@ def pair(first: Classification, second: Classification) -> Pair:
     return Pair(a, b, first.correct[a], second.correct[b])
 
 
-def wilson(right: int, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share (Wilson's score interval, which is right for small counts)."""
-    if not count:
-        return 0.0, 1.0
-    share = right / count
-    centre = share + z * z / (2 * count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
-    return max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0)
-
-
 def mcnemar(only_first: int, only_second: int) -> float:
     """Return McNemar's exact two-sided p-value.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail import world
 from vitrail.config import plain
 from vitrail.errors import CheckpointError
-from vitrail.evaluation.metric import headline, in_words
+from vitrail.evaluation.metric import headline, in_words, on_images
 from vitrail.objective.base import Objective
 from vitrail.training.guard import require_finite
 from vitrail.training.optim.average import Averager
@@ -100,11 +100,9 @@ class Result:
         """Return the result of a run with `status`; `per_epoch` is the number of steps in an epoch."""
         best, reached = status.best, ""
         if name := headline(best):
-            reached = f", validation {in_words(name, best[name])}"
+            reached = f", validation {in_words(name, best[name])}{on_images(name, best)}"
         elif "loss" in best:
-            reached = f", validation loss {best['loss']:.4f}"
-        if reached and "count" in best:
-            reached += f" on {best['count']:,.0f} images"
+            reached = f", validation loss {best['loss']:.4f}{on_images('loss', best)}"
         if status.skipped:
             reached += f"; {status.skipped} updates were skipped because they were not finite"
         return cls(

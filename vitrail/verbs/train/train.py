@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vitrail.config import to_yaml
 from vitrail.errors import VitrailError
-from vitrail.evaluation.metric import headline, in_words
+from vitrail.evaluation.metric import headline, in_words, on_images
 from vitrail.ranges import Count, EpochCount, Positive, Seed, checked
 from vitrail.training.run import Run
 from vitrail.verbs.flags.settings import OpenedData, RunArguments, finetuning_run, resumed, training_run
@@ -233,8 +233,8 @@ def show(result: Result | Preview) -> str:
         return "\n".join(lines) if lines else to_yaml(result.run).rstrip()
     lines = [result.summary]
     if result.test and (name := headline(result.test)):
-        unseen = f"{result.test['count']:,.0f} test images, which had no part in training or in choosing the model"
-        lines.append(f"{in_words(name, result.test[name])} on {unseen}")
+        measured = f"{in_words(name, result.test[name])}{on_images(name, result.test, 'test images')}"
+        lines.append(f"{measured}, which had no part in training or in choosing the model")
     report = result.folder / "report.html"
     return "\n".join([*lines, f"report: {report}"] if report.is_file() else lines)
 
