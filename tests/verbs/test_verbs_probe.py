@@ -123,6 +123,7 @@ def test_what_embed_writes_is_what_probe_computes(
             "test_ids",
             "class_names",
             "blank_features",
+            "network",
         )
     }
     assert arrays["class_names"].tolist() == ["bluebell", "daisy", "tigerlily"]
@@ -190,7 +191,7 @@ def test_files_folders_and_patterns_are_embedded_under_their_paths(
     assert found["images"] == {"all": 3} and found["width"] == 32
     assert [row["image"] for row in found["unreadable"]] == [str(tmp_path / "in/broken.png")]
     with np.load(out) as file:
-        assert set(file) == {"features", "ids", "blank_features"} and file["features"].dtype == np.float32
+        assert set(file) == {"features", "ids", "blank_features", "network"} and file["features"].dtype == np.float32
         paths = [str(tmp_path / "in" / name) for name in ("a.png", "c.jpg", "deep/b.png")]
         assert file["ids"].tolist() == paths
         folder = file["features"]
@@ -206,7 +207,7 @@ def test_a_data_set_without_splits_has_labels_but_no_sides(network: Path, tmp_pa
     found = vitrail.embed(network, tmp_path / "data.npz", out=tmp_path / "f.npz", workers=0)
     assert found.images == {"": 6}
     with np.load(tmp_path / "f.npz") as file:
-        assert set(file) == {"features", "labels", "ids", "class_names", "blank_features"}
+        assert set(file) == {"features", "labels", "ids", "class_names", "blank_features", "network"}
         assert file["class_names"][file["labels"]].tolist() == ["3", "5"] * 3
     with pytest.raises(UsageError, match="has no splits: remove --split"):
         vitrail.embed(network, tmp_path / "data.npz", out=tmp_path / "f.npz", split="test")

@@ -2,11 +2,13 @@
 
 For a data set it holds train_features, train_labels, test_features and test_labels, and class_names, train_ids and
 test_ids if they are known. For single files it holds features and ids (paths), and labels and class_names if known.
-blank_features are the network's features of a blank image: they tell whose features these are.
+blank_features are the network's features of a blank image, and network is a hash of its weights and its name: they tell
+whose features these are.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,9 +21,15 @@ from vitrail.files import replacing
 
 KEYS = ("train_features", "train_labels", "test_features", "test_labels")
 BLANK = "blank_features"
+NETWORK = "network"
 ALIKE = 0.95
 """Minimum cosine similarity of two networks' features of a blank image at which they count as one network. Formats,
 engines and int8 stay above it."""
+SAME = 0.9999
+"""Minimum cosine similarity at which the features of networks with other weights are the same: only the classifiers or
+the formats differ."""
+
+log = logging.getLogger("vitrail")
 
 
 def save_features(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -62,16 +70,17 @@ def load_features(path: str | Path) -> tuple[Features, Features]:
     return train, test
 
 
-def load_named_features(path: str | Path, blank: np.ndarray) -> tuple[list[str], np.ndarray]:
+def load_named_features(path: str | Path, blank: np.ndarray, network: str = "") -> tuple[list[str], np.ndarray]:
     """Return the names of all images of a file, and their features, float32 [N, width].
 
-    `blank` [width] are the features of a blank image by the network that the file must be from. Raises DataError if it
-    is another network's, and like `load_features`.
+    `blank` [width] are the features of a blank image by the network that the file must be from, and `network` is the
+    hash of its weights ("": not known). Raises DataError if the file is another network's, and like `load_features`.
+    Logs a warning if it may be another's: features of networks that were fine-tuned from the same weights are alike.
     """
     path = Path(path)
     prefixes = ("", "train_", "test_")
     parts = [f"{prefix}{part}" for prefix in prefixes for part in ("features", "ids")]
-    npz = Npz(path, DataError, only=[*parts, BLANK])
+    npz = Npz(path, DataError, only=[*parts, BLANK, NETWORK])
     names: list[str] = []
     rows: list[np.ndarray] = []
     for prefix in prefixes:
@@ -86,6 +95,8 @@ def load_named_features(path: str | Path, blank: np.ndarray) -> tuple[list[str],
         names += [str(name) for name in npz.read(f"{prefix}ids", kinds="U")]
         rows.append(npz.read(f"{prefix}features", kinds="fiu").astype(np.float32, copy=False))
     written = npz.read(BLANK, kinds="f").ravel() if BLANK in npz.headers else blank
+    by = [str(text) for text in npz.read(NETWORK, kinds="U").ravel()] if NETWORK in npz.headers else []
+    checked = BLANK in npz.headers
     npz.close()
     if not names or len({part.shape[1] for part in rows}) > 1:
         raise DataError(
@@ -105,6 +116,15 @@ def load_named_features(path: str | Path, blank: np.ndarray) -> tuple[list[str],
             f"{path} holds the features of another network, or of images of another size: a blank image's features "
             f"have the cosine similarity {alike:.2f} with the model's, and at least {ALIKE} is needed. {anew}"
         )
+    if not checked:
+        log.warning("%s does not say which network its features are from. %s", path, anew)
+    elif len(by) == 2 and network not in ("", by[0]) and alike < SAME:
+        log.warning(
+            "%s was written with %s, and this model has other weights. Their features are alike (cosine similarity "
+            "%.3f for a blank image), so the search continues, but it is right only for the same network in another "
+            "format. %s",
+            path, by[1], alike, anew,
+        )  # fmt: skip
     return names, np.concatenate(rows)
 
 

@@ -98,6 +98,43 @@ def test_features_of_another_network_of_this_width_are_refused(
     assert found(capsys, tmp_path / "other", *asked)["images"] == 12  # in another number format
 
 
+def test_features_of_a_network_tuned_from_the_same_weights_are_named(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(2)
+    loaded = vitrail.load(model)
+    card = loaded.card
+    assert card is not None
+    with torch.no_grad():
+        loaded.head.weight.add_(1.0)
+    save_model(tmp_path / "head", loaded, card)  # its features are the same
+    with torch.no_grad():
+        weight = dict(loaded.named_parameters())["blocks.0.mlps.0.mlp.fc1.weight"]
+        weight.add_(torch.randn_like(weight), alpha=0.08)
+    save_model(tmp_path / "tuned", loaded, card)
+    asked = ["--like", photos / "=0.png", "--device", "cpu", "--precision", "float32"]
+    for name in ("head", "tuned"):
+        vitrail.embed(tmp_path / name, photos, out=tmp_path / f"{name}.npz", device="cpu", precision="float32")
+        capsys.readouterr()
+        assert cli.main(["search", str(model), "--features", str(tmp_path / f"{name}.npz"), *map(str, asked)]) == 0
+        said = capsys.readouterr().err
+        assert (f"was written with {tmp_path / name}, and this model has other weights" in said) == (name == "tuned")
+    capsys.readouterr()
+    assert (
+        cli.main(["search", str(tmp_path / "tuned"), "--features", str(tmp_path / "tuned.npz"), *map(str, asked)]) == 0
+    )
+    assert "other weights" not in capsys.readouterr().err
+
+
+def test_features_of_unknown_origin_are_searched_with_a_warning(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "f.npz", features=np.eye(3, 16, dtype=np.float32), ids=np.array(["a", "b", "c"]))
+    asked = ["--features", tmp_path / "f.npz", "--like", photos / "=0.png"]
+    assert cli.main(["search", str(model), *map(str, asked), "--device", "cpu"]) == 0
+    assert "does not say which network its features are from" in capsys.readouterr().err
+
+
 def test_a_picture_shows_them(model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found(capsys, model, photos, "--like", photos / "=0.png", "--out", tmp_path / "found.png")
     with Image.open(tmp_path / "found.png") as picture:

@@ -193,7 +193,7 @@ def _write_shards(
 
 def _write_features(embedder: Embedder, sources: dict[str, Listed], out: Path) -> WrittenFeatures:
     """Compute all features, then write them."""
-    from vitrail.evaluation.feature_file import BLANK, save_features
+    from vitrail.evaluation.feature_file import save_features
 
     arrays: dict[str, np.ndarray] = {}
     images: dict[str, int] = {}
@@ -204,7 +204,7 @@ def _write_features(embedder: Embedder, sources: dict[str, Listed], out: Path) -
         arrays |= {f"{prefix}features": found.features} | _described(source, prefix, found.index, found.labels)
         images[name] = len(found)
         unreadable += found.bad
-    save_features(out, arrays | {BLANK: embedder.blank_features})
+    save_features(out, arrays | _network(embedder))
     return WrittenFeatures(str(out), images, embedder.width, unreadable)
 
 
@@ -242,7 +242,6 @@ def _write_tiles(
     """Write the features, or with `tokens` the tokens, of the tiles of images batch by batch."""
     import numpy as np
 
-    from vitrail.evaluation.feature_file import BLANK
     from vitrail.evaluation.predict import as_text
 
     with _growing(out, format) as arrays:
@@ -250,9 +249,18 @@ def _write_tiles(
         places, bad = embedder.each_tile(paths, cut, tokens or embedder.features, receive)
         ids = [f"{as_text(path)}#xywh={','.join(map(str, box))}" for path, box in places]
         about = {"ids": np.array(ids, np.str_), "boxes": np.array([box for _, box in places], np.int64)}
-        arrays.save(about if tokens else about | {BLANK: embedder.blank_features})
+        arrays.save(about if tokens else about | _network(embedder))
     width = max(shape[-1] for shape in arrays.shapes.values())
     return WrittenFeatures(str(out), {"": len(places)}, width, bad, arrays.shapes if tokens else {}, "tiles")
+
+
+def _network(embedder: Embedder) -> dict[str, np.ndarray]:
+    """Return the arrays that say which network the features are from."""
+    import numpy as np
+
+    from vitrail.evaluation.feature_file import BLANK, NETWORK
+
+    return {BLANK: embedder.blank_features, NETWORK: np.array(embedder.identity, np.str_)}
 
 
 def _growing(out: Path, format: ArrayFormat) -> AbstractContextManager[GrowingArrays]:

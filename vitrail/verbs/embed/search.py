@@ -140,7 +140,7 @@ def _read(file: str | Path, embedder: Embedder) -> tuple[list[str], np.ndarray, 
     """Return what `_embed` returns, from a file of features. Raises DataError if they are another network's."""
     from vitrail.evaluation.feature_file import load_named_features
 
-    return *load_named_features(file, embedder.blank_features), []
+    return *load_named_features(file, embedder.blank_features, embedder.identity[0]), []
 
 
 def _nearest(

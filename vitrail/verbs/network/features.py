@@ -142,6 +142,15 @@ class Embedder:
         self.size: tuple[int, int] = preprocess.image_size
         self.transform = FewShotImages(self.size) if prepare == "protocol" else eval_transform(preprocess)
         self._compute = compute
+        self._model = model
+
+    @cached_property
+    def identity(self) -> tuple[str, str]:
+        """The hash of the weights, and the name that the user gave."""
+        from vitrail.evaluation.predict import as_text
+        from vitrail.weights.load import weights_fingerprint
+
+        return weights_fingerprint(self._model), as_text(Path(self._model))
 
     @cached_property
     def embed(self) -> Predict:
