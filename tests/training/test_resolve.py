@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vitrail import world
 from vitrail.data.item import Item
 from vitrail.data.settings import Augment, Preprocess
 from vitrail.errors import TrainingError, UsageError
@@ -129,6 +130,23 @@ def test_a_batch_larger_than_the_data_is_lowered_and_told() -> None:
     assert found.run.batch_size == 100 and "not 512" in found.decisions["batch_size"]
     with pytest.raises(UsageError, match="batch_size is 0"):
         decide(replace(RUN, batch_size=0), Pictures(100, (32, 32)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "processes", "near"),
+    [
+        (30, 4, "--batch-size 28 or --batch-size 32"),
+        (3, 4, "--batch-size 4"),
+        (9, 7, "--batch-size 7 or --batch-size 14"),
+    ],
+)
+def test_a_batch_that_processes_cannot_share_names_the_nearest(
+    batch: int, processes: int, near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "size", lambda: processes)
+    said = f"batch_size is {batch}, but there are {processes} processes, .* Use {near}, or another number"
+    with pytest.raises(UsageError, match=said):
+        decide(replace(RUN, batch_size=batch), Pictures(100, (32, 32)))
 
 
 def test_small_images_are_cached_if_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,10 @@ def test_any_name_arrives_as_it_is(words: list[str], cluster: dict[str, str], tm
         (["train", "photos", "--resume", "latest"], "Remove --resume from the launched command"),
         (["train", "photos", "--nproc", "8"], "Remove --nproc from the launched command"),
         (["train", "photos", "--dry-run"], "Remove --dry-run from the launched command"),
-        (["train", "photos", "--batch-size", "12"], r"multiple of the number of processes, 8 \(1 x 8\)"),
+        (
+            ["train", "photos", "--batch-size", "12"],
+            r"is 12, but .* 8 processes \(1 x 8\).*Use --batch-size 8 or --batch-size 16",
+        ),
         (["train", "photos", "--data.train", "\udcff"], "not UTF-8"),
     ],
 )

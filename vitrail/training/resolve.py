@@ -34,7 +34,7 @@ from vitrail.objective.settings import DINO, BEiT, Distill, MaskedPatch, Tokeniz
 from vitrail.training.batch_size import default_batch
 from vitrail.training.objectives.for_labels import for_labels, scale_of
 from vitrail.training.optim.tune import check_tune, with_lora_defaults
-from vitrail.training.run import Run
+from vitrail.training.run import Run, check_batch
 from vitrail.weights.assemble import HEAD, Overrides, skeleton
 from vitrail.weights.card import Card
 from vitrail.weights.load import load, read_card
@@ -350,15 +350,14 @@ def _batch_size(run: Run, images: int, decisions: dict[str, str]) -> int:
     if batch is None:
         batch = max(default_batch(images) // world_size, 1) * world_size
         decisions["batch_size"] = f"{batch}: for {images} training images"
-    if batch < 1 or batch % world_size:
-        raise UsageError(f"batch_size is {batch}; it must be a multiple of the number of processes, {world_size}")
+    check_batch(batch, world_size)
     if batch > images:
         batch = images // world_size * world_size
         decisions["batch_size"] = f"{batch}, not {run.batch_size}: there are only {images} training images"
     if run.accumulate is not None and run.accumulate > batch // world_size:
         raise UsageError(
             f"accumulate is {run.accumulate}, but a process has {batch // world_size} images per optimiser step. "
-            "Use at most as many micro-batches, or a larger batch_size."
+            "Use at most as many micro-batches, or a larger --batch-size."
         )
     return batch
 

@@ -346,3 +346,18 @@ class Run(Settings):
     def supervised(self) -> bool:
         """Return whether the run learns from labels. If not, images need no labels and there is no classifier."""
         return self.objective.labels
+
+
+def check_batch(batch: int, processes: int, named: str = "") -> None:
+    """Raise UsageError, with the nearest valid numbers, if the images of a batch cannot be shared equally by processes.
+
+    named: How the number of processes came about: "2 x 8".
+    """
+    if batch % processes == 0:
+        return
+    below = batch // processes * processes
+    near = " or ".join(f"--batch-size {size}" for size in (below, below + processes) if size)
+    raise UsageError(
+        f"batch_size is {batch}, but there are {processes} processes{f' ({named})' * bool(named)}, and each needs the "
+        f"same number of images. Use {near}, or another number of processes"
+    )

@@ -34,7 +34,7 @@ from vitrail.training.checkpoints.state import Result
 from vitrail.training.guard import SIGNALS, Interrupted
 from vitrail.training.processes.parent import kill, start
 from vitrail.training.processes.room import check_devices
-from vitrail.training.run import Run
+from vitrail.training.run import Run, check_batch
 
 GRACE = 10.0
 """Seconds that the other processes have to end after one has failed."""
@@ -92,6 +92,8 @@ def launch(run: Run, resume: Path | None, processes: int, module: str = "vitrail
     """
     if processes < 1:
         raise UsageError(f"--nproc is {processes}. It must be at least 1.")
+    if run.batch_size is not None:
+        check_batch(run.batch_size, processes)
     check_devices(processes, run)
     with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
         config, note = Path(scratch) / "run.yaml", Path(scratch) / "note.json"

@@ -18,7 +18,7 @@ from typing import Any
 
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.recipes.registry import recipe as named
-from vitrail.training.run import Run
+from vitrail.training.run import Run, check_batch
 from vitrail.verbs.flags.parse import GLOBAL, parse
 from vitrail.verbs.flags.settings import RECIPE_OF, RunArguments, require_images, require_weights
 from vitrail.verbs.train.train import finetune, train
@@ -65,11 +65,8 @@ def checked_run(command: Sequence[str], nodes: int, tasks: int) -> tuple[Run, li
     base = arguments.recipe or RECIPE_OF.get(verb)
     run = arguments.applied_to(Run() if base is None else named(base))
     processes = nodes * tasks
-    if run.batch_size is not None and run.batch_size % processes:
-        raise UsageError(
-            f"batch_size is {run.batch_size}. It must be a multiple of the number of processes, {processes} "
-            f"({nodes} x {tasks})."
-        )
+    if run.batch_size is not None:
+        check_batch(run.batch_size, processes, f"{nodes} x {tasks}")
     return run, words
 
 
