@@ -27,8 +27,8 @@ LARGEST = 64.0
 """Largest temperature; the smallest is its inverse. Beyond them, logits say nothing about classes, or everything."""
 GAIN = 1.0
 """Nats by which a temperature must lower the cross-entropy, summed over its own images, to be expected to lower that of
-others (Akaike's criterion for one parameter: "A new look at the statistical model identification", 1974). Twice the gain
-has a chi-squared distribution if no temperature is needed, so that 16 % of such networks get one."""
+others (Akaike's criterion for one parameter: "A new look at the statistical model identification", 1974). If no
+temperature is needed, twice the gain has a chi-squared distribution, so that 16 % of such networks get one."""
 ROWS = 4096
 """Images that are summed at a time, in float64."""
 
