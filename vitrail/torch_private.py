@@ -23,14 +23,17 @@ from torch.utils._pytree import tree_leaves as tree_leaves
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
 foreach_div_ = torch._foreach_div_
+foreach_lerp = torch._foreach_lerp
 foreach_lerp_ = torch._foreach_lerp_
 foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
+foreach_sub_ = torch._foreach_sub_
 
 # One step of an optimiser on a list of tensors, which `found_inf` switches off on the device. The public optimisers do
 # not take the local parts of sharded parameters, and have no LAMB.
 fused_adam_ = torch._fused_adam_
+fused_adamw_ = torch._fused_adamw_
 fused_sgd_ = torch._fused_sgd_
 
 # Common base classes of torch's normalisation layers, for isinstance. Public code would have to list all subclasses.

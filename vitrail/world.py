@@ -112,6 +112,21 @@ def copied_like(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor
     return distribute_tensor(tensor, sharded.device_mesh, sharded.placements, src_data_rank=None).clone()
 
 
+def whole(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a tensor of which each process holds a `part`, sharded in the same way as `like`.
+
+    If `like` is not sharded, return `part` as given.
+    """
+    if not is_sharded(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    sharded: Any = like
+    mesh, placements = sharded.device_mesh, sharded.placements
+    tensor = DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+    return tensor.full_tensor()
+
+
 def any_(flag: bool) -> bool:
     """Return True on every process if `flag` is True on any."""
     return bool(max_(torch.tensor(int(flag))).item()) if active() else flag

@@ -120,8 +120,9 @@ class Optim(Open, section="optim"):
     """The optimiser. Weight decay is decoupled and acts on kernels only, not on biases, norms, class token or
     positions. An optimiser of one's own is a subclass with another `build`."""
 
-    name: Literal["adamw", "sgd", "lamb"] = "adamw"
-    """Optimiser: AdamW, SGD with momentum, or LAMB."""
+    name: Literal["adamw", "sgd", "lamb", "muon"] = "adamw"
+    """Optimiser: AdamW, SGD with momentum, LAMB, or Muon. muon: Muon for the dense layers of the blocks, and AdamW for
+    everything else, with the learning rate and the weight decay of AdamW."""
     lr: Positive = 1e-3
     """Peak learning rate."""
     weight_decay: NotNegative = 0.05
@@ -132,11 +133,11 @@ class Optim(Open, section="optim"):
     """Layer-wise learning rate decay. A parameter learns with lr * layer_decay ** (layers + 1 - depth). Its depth is 0
     in stem, tokens and positions, i + 1 in block i, and layers + 1 after the blocks (default: one rate for all)."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay rates of the first and second moment, for AdamW and LAMB."""
+    """Decay rates of the first and second moment, for AdamW and LAMB, and for the AdamW part of Muon."""
     momentum: Decay = 0.9
-    """Momentum of SGD."""
+    """Momentum of SGD. The momentum of Muon is 0.95, as published."""
     eps: Positive = 1e-8
-    """Constant added to the denominator of AdamW and LAMB."""
+    """Constant added to the denominator of AdamW and LAMB, and of the AdamW part of Muon."""
     clip: Positive | None = 1.0
     """Largest global gradient norm; longer gradients are scaled down. None switches clipping off."""
 
@@ -144,13 +145,15 @@ class Optim(Open, section="optim"):
         """Return the optimiser of these groups of parameters.
 
         A group has "params", "weight_decay", and "name": "kernels" or "others". With layer-wise decay it also has its
-        own "lr", and "factor", its share of the largest rate. In each step "lr" is set anew. All built-in optimisers
+        own "lr", and "factor", its share of the largest rate. In each step "lr" is set anew. If `name` is "muon" it has
+        "parts", the number of matrices that each of its weights stores; 0 is for AdamW. All built-in optimisers
         run fused kernels, which are about three times as fast, on CPUs too. LAMB's trust ratio is for kernels only.
         Raises UsageError for an unknown name.
         """
         import torch
 
         from vitrail.training.optim.lamb import LAMB
+        from vitrail.training.optim.muon import Muon
         from vitrail.training.optim.sgd import SGD
 
         if self.name == "sgd":
@@ -158,9 +161,11 @@ class Optim(Open, section="optim"):
         if self.name == "lamb":
             adapted = [{**group, "adapt": group["name"] == "kernels"} for group in groups]
             return LAMB(adapted, lr=self.lr, betas=self.betas, eps=self.eps)
+        if self.name == "muon":
+            return Muon(groups, lr=self.lr, betas=self.betas, eps=self.eps)
         if self.name == "adamw":
             return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
-        raise UsageError(f"no optimiser is named {self.name!r}. Valid: adamw, sgd, lamb")
+        raise UsageError(f"no optimiser is named {self.name!r}. Valid: adamw, sgd, lamb, muon")
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ SMALLEST = 2
 """Number of images in the warm-up step. Norms over a batch need two."""
 WRITTEN = 64 * 2**20
 """Maximum number of bytes written to time a checkpoint."""
-MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1}
-"""Number of values that the optimiser stores for each weight."""
+MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1, "muon": 1}
+"""Number of values that the optimiser stores for each weight; for Muon, each weight of a block."""
 TRAIN = 5.8
 """Seconds that every `vitrail train` and `vitrail finetune` takes for Python, torch, TensorBoard, the run folder and
 the report. Measured on two EPYC cores. It differs on other machines, but matters little in a run of minutes."""

@@ -28,7 +28,7 @@ workers, cache, compile, activation_checkpointing, wide_branches, device). The r
 SPLITS = ("train", "validation", "holdout", "fold", "subset", "together", "sampler")
 """Settings of the data that a resumed run must share with the run it continues."""
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer", "first", "second")
-"""Names of the tensors that AdamW, SGD and LAMB store for each parameter."""
+"""Names of the tensors that AdamW, SGD, LAMB and Muon store for each parameter."""
 BASE_FACTS = ("source", "path", "sha256")
 """What a checkpoint says about the base model it needs; run.json says how to find it again."""
 

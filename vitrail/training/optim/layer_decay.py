@@ -86,9 +86,9 @@ def by_factor(parameters: Iterable[nn.Parameter], factors: Factors) -> dict[floa
 def slow_rows(optimizer: torch.optim.Optimizer, factors: Factors) -> None:
     """Let every step of `optimizer`, grouped `by_factor`, move each row of a parameter by the row's own factor.
 
-    Parameters with several factors are tables of positions, which have no weight decay and no trust ratio. There the
-    steps of AdamW, SGD and LAMB are proportional to the learning rate, value by value. So each row moves by its share
-    of the step at the fastest row's rate.
+    Parameters with several factors are tables of positions, which have no weight decay and no trust ratio, and which
+    Muon leaves to AdamW. There the steps of AdamW, SGD and LAMB are proportional to the learning rate, value by value.
+    So each row moves by its share of the step at the fastest row's rate.
     """
     several = [parameter for parameter, values in factors.items() if len(values) > 1 and parameter.requires_grad]
     rows = {parameter: _shares(parameter, factors[parameter]) for parameter in several}

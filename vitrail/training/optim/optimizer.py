@@ -1,4 +1,4 @@
-"""The optimiser of a run: AdamW, SGD or LAMB, which parameters it decays, and gradient clipping.
+"""The optimiser of a run: AdamW, SGD, LAMB or Muon, which parameters it decays, and gradient clipping.
 
 Weight decay is decoupled: it does not pass through the gradient, and is multiplied by the scheduled learning rate. So
 the paper's weight decay 0.1 is 0.1 here; the original code's setting is 0.1 x the learning rate.
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitrail import torch_private, world
 from vitrail.errors import UsageError
 from vitrail.training.optim.layer_decay import by_factor, layer_factors, slow_rows
+from vitrail.training.optim.muon import stacked_matrices
 from vitrail.training.run import Optim
 from vitrail.words import shown
 
@@ -66,22 +67,45 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
 
     `optim.build` makes it. Weight decay acts only on the group "kernels"; the other parameters are the group "others".
     With `optim.layer_decay` there are such groups for each learning rate; "factor" is a group's share of the largest
-    rate (`training.optim.layer_decay`). Raises UsageError if a value is out of range or nothing is trainable.
+    rate (`training.optim.layer_decay`). For Muon there are such groups for each number of "parts"
+    (`training.optim.muon`). Raises UsageError if a value is out of range, if nothing is trainable, or if Muon finds no
+    matrix that it trains.
     """
     kernels, others = (list(side.values()) for side in split_parameters(module))
     if not kernels and not others:
         raise UsageError("nothing to train: every parameter of the model is frozen")
     factors = {} if optim.layer_decay in (None, 1) else layer_factors(module, optim.layer_decay)
+    matrices = _matrices(module, kernels) if optim.name == "muon" else {}
     groups: list[dict[str, Any]] = []
     for name, side, decay in (("kernels", kernels, optim.weight_decay), ("others", others, 0.0)):
         for factor, parameters in by_factor(side, factors).items():
             rate = {"factor": factor, "lr": optim.lr * factor} if factors else {}
-            groups.append({"name": name, "params": parameters, "weight_decay": decay, **rate})
+            group = {"name": name, "params": parameters, "weight_decay": decay, **rate}
+            groups += _by_parts(group, matrices) if matrices else [group]
     optimizer = optim.build(groups)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"{type(optim).__name__}.build returned {shown(optimizer)}; it must return a torch optimiser")
     slow_rows(optimizer, factors)
     return optimizer
+
+
+def _matrices(module: nn.Module, kernels: list[nn.Parameter]) -> dict[nn.Parameter, int]:
+    """Return the `stacked_matrices` among `kernels`. Raises UsageError if there are none."""
+    stacked = stacked_matrices(module)
+    matrices = {parameter: stacked[parameter] for parameter in kernels if parameter in stacked}
+    if not matrices:
+        raise UsageError(
+            "optim.name is muon, which trains the dense layers of a Vision Transformer's blocks, but this run trains "
+            "none: use adamw"
+        )
+    return matrices
+
+
+def _by_parts(group: dict[str, Any], matrices: dict[nn.Parameter, int]) -> list[dict[str, Any]]:
+    """Return `group` cut into groups whose weights have the same number of matrices; 0 is for all other parameters."""
+    parts = sorted({matrices.get(parameter, 0) for parameter in group["params"]})
+    members = {n: [parameter for parameter in group["params"] if matrices.get(parameter, 0) == n] for n in parts}
+    return [{**group, "params": members[n], "parts": n} for n in parts]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, decay: float | None = None) -> None:
