@@ -94,7 +94,7 @@ def test_the_network_moves_as_with_torchs_muon_and_adamw(steps: int, layer_decay
     assert matrices == 8
 
 
-@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 40)])
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 40), (2, 40, 8)])
 def test_singular_values_follow_the_published_polynomial(shape: tuple[int, ...], monkeypatch: Any) -> None:
     monkeypatch.setattr(muon, "fast_bf16", lambda device: False)
     torch.manual_seed(0)

@@ -130,33 +130,32 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise_(matrices: list[Tensor]) -> None:
-    """Replace each matrix by 0.2 * sqrt(max(rows, columns)) times the nearest orthogonal one, in place, roughly.
+    """Replace each matrix by about the nearest orthogonal one times 0.2 * sqrt(max(rows, columns)), in place.
 
-    Matrices of one shape, or of its transpose, are computed as one batch: one product of 12 matrices of width 128 takes
-    half the time of 12 products.
+    Matrices of the same shape are multiplied as one batch, which is faster on CPUs and on GPUs.
     """
-    by_shape: dict[tuple[int, int], list[Tensor]] = {}
+    by_shape: dict[torch.Size, list[Tensor]] = {}
     for matrix in matrices:
-        rows, columns = matrix.shape
-        by_shape.setdefault((min(rows, columns), max(rows, columns)), []).append(matrix)
-    for (rows, columns), found in by_shape.items():
-        wide = [matrix if matrix.shape[0] == rows else matrix.mT for matrix in found]
-        results = newton_schulz(torch.stack(wide)).to(found[0].dtype) * (LENGTH * columns**0.5)
-        torch_private.foreach_copy_(wide, list(results.unbind()))
+        by_shape.setdefault(matrix.shape, []).append(matrix)
+    for shape, found in by_shape.items():
+        results = newton_schulz(torch.stack(found)).to(found[0].dtype) * (LENGTH * max(shape) ** 0.5)
+        torch_private.foreach_copy_(found, list(results.unbind()))
 
 
 def newton_schulz(matrices: Tensor) -> Tensor:
-    """Return matrices [number, rows, columns], rows <= columns, with all singular values moved near 1.
+    """Return matrices [number, rows, columns] with all singular values moved near 1.
 
-    Computed and returned in bfloat16, as published, where the device is fast at it, else in float32.
+    Computed and returned in bfloat16, as published, where the device is fast at it, else in float32. The polynomial
+    multiplies from the shorter side, so that nothing is transposed in memory.
     """
     a, b, c = COEFFICIENTS
+    is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.to(torch.bfloat16 if fast_bf16(matrices.device) else torch.float32)
     x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
     for _ in range(ITERATIONS):
-        squares = x @ x.mT
+        squares = x.mT @ x if is_tall else x @ x.mT
         factors = torch.baddbmm(squares, squares, squares, beta=b, alpha=c)
-        x = torch.baddbmm(x, factors, x, beta=a)
+        x = torch.baddbmm(x, x, factors, beta=a) if is_tall else torch.baddbmm(x, factors, x, beta=a)
     return x
 
 
