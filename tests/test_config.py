@@ -233,7 +233,7 @@ def test_all_problems_at_once_with_file_line_and_suggestion(tmp_path: Path) -> N
     for part in (
         "1: nmae: unknown setting. Did you mean 'name'?",
         "3: optim.lrr: unknown setting. Did you mean 'lr'?",
-        "4: optim.name: expected one of adamw, sgd, lamb, got 'adamq'. Did you mean 'adamw'?",
+        "4: optim.name: expected one of adamw, sgd, lamb, muon, got 'adamq'. Did you mean 'adamw'?",
         "5: optim.betas: expected [a number, a number], got ['0.9']",
         "6: lr: unknown setting. Did you mean 'optim.lr'?",
         "7: seed: expected a whole number, got '1.5'",

@@ -86,7 +86,7 @@ def is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("optimiser", ["adamw", "sgd", "lamb"])
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd", "lamb", "muon"])
 def test_a_step_reads_its_numbers_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimiser: str, late: bool
 ) -> None:

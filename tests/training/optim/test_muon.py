@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
+from forked import Forked
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from tests.training.test_fit import assert_same_bits, interrupt_at, interrupted, tiny
+from vitrail import world
 from vitrail.durations import Steps
 from vitrail.errors import UsageError
 from vitrail.model.build import build
@@ -24,11 +29,15 @@ from vitrail.training.optim import muon
 from vitrail.training.optim.muon import Muon, newton_schulz, orthogonalise_, stacked_matrices
 from vitrail.training.optim.optimizer import build_optimizer, set_learning_rate, split_parameters, update
 from vitrail.training.optim.tune import freeze_rest
+from vitrail.training.processes import group
+from vitrail.training.processes.group import environment, joined
 from vitrail.training.run import Optim
 
 SIZES: dict[str, Any] = dict(width=24, depth=2, heads=2, mlp_dim=64, patch=8, image_size=(16, 16), classes=3)
 STACKED = {"qkv": 3, "out": 1, "fc1": 1, "fc2": 1}
 """Number of matrices that each dense layer of a block stores."""
+
+SHARDED = Optim(name="muon", lr=0.01, weight_decay=0.3, layer_decay=0.7)
 
 
 def network(**changes: Any) -> Any:
@@ -261,3 +270,40 @@ def test_a_run_with_muon_resumes_with_the_same_bits(tmp_path: Path, monkeypatch:
     plain = loop.fit(replace(run, optim=replace(run.optim, name="adamw"))).folder
     with pytest.raises(AssertionError):
         assert_same_bits(whole, plain)
+
+
+def sharded(out: Path) -> NoReturn:
+    """Take steps with parameters sharded over two processes, whose borders cut queries, keys and values."""
+    with joined():
+        model = network()
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        optimizer = build_optimizer(model, SHARDED)
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            for parameter in model.parameters():
+                whole = torch.randn(parameter.shape, generator=generator)
+                parameter.grad = world.copied_like(whole, parameter)
+            update(optimizer, torch.tensor(step != 1))
+        found = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
+        if world.is_main():
+            save_file(found, out / "sharded.safetensors")
+    group.leave(0)
+
+
+@pytest.mark.slow
+def test_sharded_parameters_move_as_whole_ones(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    members = [Forked(sharded, tmp_path, env=environment(rank, 2, port)) for rank in range(2)]
+    assert [member.wait(300) for member in members] == [0, 0]
+    model = network()
+    optimizer = build_optimizer(model, SHARDED)
+    for step in range(3):
+        give_gradients(model, step)
+        update(optimizer, torch.tensor(step != 1))
+    found = load_file(tmp_path / "sharded.safetensors")
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(found[name], value.detach(), rtol=1e-5, atol=1e-7, msg=name)
