@@ -159,7 +159,7 @@ def newton_schulz(matrices: Tensor) -> Tensor:
     return x
 
 
-def stacked_matrices(module: nn.Module) -> dict[nn.Parameter, int]:
+def stacked_matrices(module: nn.Module) -> dict[Tensor, int]:
     """Return {weight: number of matrices that it stores one below the other} for the dense layers of encoder blocks.
 
     Query, key and value are three linear maps, and gate and value of a SwiGLU are two (Eq. 5; Shazeer 2020). They are
@@ -167,7 +167,7 @@ def stacked_matrices(module: nn.Module) -> dict[nn.Parameter, int]:
     map with the largest gradient would take the others' part of the step. The heads of a map stay together, as in the
     publications. The factors of low-rank updates are no layers of their own, and are left out.
     """
-    found: dict[nn.Parameter, int] = {}
+    found: dict[Tensor, int] = {}
     factors = {part for parent in module.modules() if isinstance(parent, LowRank) for part in parent.modules()}
     for block in (part for part in module.modules() if isinstance(part, Block)):
         for part in block.modules():
