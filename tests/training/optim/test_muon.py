@@ -251,6 +251,7 @@ def test_restored_state_continues_with_the_same_bits() -> None:
         if step == 3:
             state, two = two.state_dict(), build_optimizer(resumed, optim)
             two.load_state_dict(state)
+            assert all(group["fused"] for group in two.param_groups)
         for model, optimizer in ((whole, one), (resumed, two)):
             give_gradients(model, step)
             optimizer.step()

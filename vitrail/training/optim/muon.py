@@ -48,7 +48,9 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         parts: int = 0,
     ) -> None:
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, parts=parts))
+        # by the mark "fused", torch loads the steps of a checkpoint onto the device, where the fused kernel needs them
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, parts=parts, fused=True)
+        super().__init__(params, defaults)
 
     _step_supports_amp_scaling = True  # torch's mark of kernels that read `found_inf`
     found_inf: Tensor | None = None
