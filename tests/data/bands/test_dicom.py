@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shlex
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -17,12 +19,15 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
 from vitrail import embed, evaluate, fit, predict
 from vitrail.data.bands.picture import picture
+from vitrail.data.bands.pixels import EIGHT_BIT_RGB, Banded
 from vitrail.data.bands.stored import read, stored
 from vitrail.data.image_names import images_among
 from vitrail.data.images.decode import decode
-from vitrail.data.settings import Augment, Data
+from vitrail.data.settings import Augment, Bands, Data
 from vitrail.data.sources.folder import read_folder
 from vitrail.data.stats import stats
+from vitrail.data.tiles.image import open_image
+from vitrail.data.tiles.tiff_parts import TiffParts
 from vitrail.durations import Epochs
 from vitrail.errors import DataError, DecodeError
 from vitrail.training.run import Model, Optim, Run
@@ -126,6 +131,26 @@ def test_colour_with_8_bits_is_a_picture(name: str) -> None:
     with pytest.raises(DecodeError) as error:
         decode(data, max_pixels=8)
     assert error.value.reason == "too-many-pixels"
+
+
+@pytest.mark.parametrize("name", ["CT_small.dcm", "SC_rgb_small_odd.dcm"])
+def test_too_many_pixels_name_a_command_that_writes_the_same_values(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scan.dcm").write_bytes(real(name))
+    grey = name == "CT_small.dcm"
+    kind = Banded(Bands("32f", (0.0,), (1.0,), (0.0,), (1.0,))) if grey else EIGHT_BIT_RGB
+    with monkeypatch.context() as patch, pytest.raises(DecodeError, match="only TIFF files are read in parts") as error:
+        whole = type(kind).values
+        patch.setattr(type(kind), "values", lambda self, data: whole(self, data, 8))
+        open_image(tmp_path / "scan.dcm", kind, 16)
+    assert error.value.reason == "too-many-pixels" and "vips" not in str(error.value)
+    _, _, words = str(error.value).partition("python -c ")
+    subprocess.run([sys.executable, "-c", *shlex.split(words)], check=True)
+    found = open_image(tmp_path / "scan-tiled.tif", kind, 16)
+    assert isinstance(found, TiffParts)
+    expected = kind.values(real(name))
+    assert np.array_equal(found.values(0, 0, *expected.shape[:2]), expected)
 
 
 def test_more_bits_and_palettes_are_bands() -> None:

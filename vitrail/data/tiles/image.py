@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from vitrail.data.bands.pixels import Pixels
-from vitrail.data.images.decode import format_of
+from vitrail.data.bands.pixels import Banded, Pixels
+from vitrail.data.images.decode import DICOM, format_of
 from vitrail.data.sources.folder import read_file, read_pipe
 from vitrail.data.tiles.grid import TileBox, Tiling
 from vitrail.data.tiles.tiff_parts import NotInParts, TiffParts
@@ -60,8 +60,8 @@ def open_image(path: Path, pixels: Pixels, tile_height: int, *, pipe: bool = Fal
     """
     if pipe:
         return DecodedImage(pixels.values(read_pipe(path)))
-    why = "only TIFF files are read in parts"
-    if _is_tiff(path):
+    why, kind = "only TIFF files are read in parts", _kind(path)
+    if kind == "TIFF":
         try:
             return TiffParts(path, pixels, tile_height)
         except NotInParts as reason:
@@ -71,19 +71,35 @@ def open_image(path: Path, pixels: Pixels, tile_height: int, *, pipe: bool = Fal
     except DecodeError as error:
         if error.reason not in ("too-many-pixels", "too-large"):
             raise
-        message = (
-            f"{error}. It cannot be read in parts: {why}. Convert it to a TIFF of tiles: vips autorot {path} "
-            f"'{path.with_suffix('')}-tiled.tif[tile,compression=deflate,bigtiff]'"
-        )
+        convert = _from_dicom(path, pixels) if kind == DICOM else _by_libvips(path)
+        message = f"{error}. It cannot be read in parts: {why}. Convert it to a TIFF of tiles: {convert}"
         raise DecodeError(message, reason=error.reason) from error
 
 
-def _is_tiff(path: Path) -> bool:
+def _by_libvips(path: Path) -> str:
+    """Return the command that writes an ordinary image as a TIFF of tiles."""
+    return f"vips autorot {path} '{path.with_suffix('')}-tiled.tif[tile,compression=deflate,bigtiff]'"
+
+
+def _from_dicom(path: Path, pixels: Pixels) -> str:
+    """Return the command that writes the values that vitrail reads from a DICOM file, which libvips does not read."""
+    values = "pixels.pixel_array(f)"
+    if isinstance(pixels, Banded) and pixels.bands.bits == "32f":
+        values = f"pixels.apply_modality_lut({values}, dcmread(f)).astype('float32')"
+    target = f"{path.with_suffix('')}-tiled.tif"
+    return (
+        f'python -c "import tifffile; from pydicom import dcmread, pixels; f = {str(path)!r}; '
+        f'tifffile.imwrite({target!r}, {values}, tile=(256, 256), bigtiff=True)"'
+    )
+
+
+def _kind(path: Path) -> str:
+    """Return the name of the file's format; "" if it has none, or cannot be read: reading it whole gives the reason."""
     try:
         with open_regular(path) as file:
-            return format_of(file.read(512)).name == "TIFF"
+            return format_of(file.read(512)).name
     except (OSError, DecodeError):
-        return False  # reading it whole gives the reason
+        return ""
 
 
 def read_tile(image: TiledImage, box: TileBox, tiling: Tiling) -> np.ndarray:
