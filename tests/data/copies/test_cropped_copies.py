@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from vitrail.data.copies.crops import NOTHING, SCALES, SIDE, WINDOWS, hash_windo
 from vitrail.data.copies.dedup import HashedImages, Pairs, candidates, hashed
 from vitrail.data.item import DataSet, Findings, View
 from vitrail.data.sources.arrays import ArraySource
+from vitrail.errors import DecodeError
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +115,30 @@ def test_a_second_search_reads_no_image(monkeypatch: pytest.MonkeyPatch) -> None
     np.testing.assert_array_equal(windows_of(part.source), first)
     with pytest.raises(TypeError):  # other images do not come from the cache
         windows_of(View(part.source, np.array([3, 1])))
+
+
+@pytest.mark.parametrize(("reason", "read_again"), [("unreadable", True), ("corrupt", False)])
+def test_an_image_that_the_disk_could_not_read_is_read_again(
+    reason: str, read_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = images_of(*photographs())
+    source = images.parts[0].source
+    monkeypatch.setenv("VITRAIL_CACHE", f"{os.environ['VITRAIL_CACHE']}/whole")
+    whole = windows_of(source)
+    monkeypatch.setenv("VITRAIL_CACHE", f"{os.environ['VITRAIL_CACHE']}/broken")
+    numbers = itertools.count()
+    picture = crops.picture
+
+    def failing(stored: bytes | np.ndarray, short_side: int) -> np.ndarray:
+        if next(numbers) == 3:
+            raise DecodeError("Input/output error", reason=reason)
+        return picture(stored, short_side=short_side)
+
+    monkeypatch.setattr(crops, "picture", failing)
+    for expected in (False, read_again):
+        found = windows_of(source)
+        assert (found[3] != NOTHING).any() == expected
+    np.testing.assert_array_equal(found if read_again else found[4:], whole if read_again else whole[4:])
 
 
 def test_the_verb_finds_crops_if_it_is_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ cropped at random by 5, 10 and 20 % of each side, 95, 100 and 88 % are found; by
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +38,7 @@ def _begins(scale: float) -> np.ndarray:
 
 WINDOWS = sum(len(_begins(scale)) ** 2 for scale in SCALES)
 """Number of windows of an image."""
-_SCHEMA = pa.schema({"windows": pa.list_(pa.uint64(), WINDOWS)})
+_SCHEMA = pa.schema({"windows": pa.list_(pa.uint64(), WINDOWS), "reason": pa.string()})
 
 
 def windows_of(source: Listed, *, workers: int = 0, progress: OnProgress | None = None) -> np.ndarray:
@@ -46,24 +47,34 @@ def windows_of(source: Listed, *, workers: int = 0, progress: OnProgress | None 
     Raises DataError if the cache cannot be written.
     """
     parts = [np.empty((0, WINDOWS), np.uint64)]
-    for _, table in tables_of(source, "windows", _SCHEMA, _thumbnail, _rows, workers, progress):
+    for table in tables_of(source, "window-hashes", _SCHEMA, _thumbnail, _rows, workers, progress):
         parts.append(table["windows"].combine_chunks().flatten().to_numpy().reshape(-1, WINDOWS))
     return np.concatenate(parts)
 
 
-def _rows(batch: list[np.ndarray]) -> pa.RecordBatch:
-    values = pa.array(hash_windows(np.stack(batch)).ravel(), pa.uint64())
-    return pa.record_batch([pa.FixedSizeListArray.from_arrays(values, WINDOWS)], schema=_SCHEMA)
+class _Thumbnail(NamedTuple):
+    """Thumbnail of one image."""
+
+    pixels: np.ndarray
+    """uint8 [SIDE, SIDE]; zeros if the image cannot be read."""
+    reason: str
+    """Why the image cannot be read; "" if it can be read."""
 
 
-def _thumbnail(source: Listed, index: int) -> np.ndarray:
-    """Return the grey thumbnail of an image, uint8 [SIDE, SIDE]; zeros if it cannot be read."""
+def _rows(batch: list[_Thumbnail]) -> pa.RecordBatch:
+    values = pa.array(hash_windows(np.stack([one.pixels for one in batch])).ravel(), pa.uint64())
+    reasons = pa.array([one.reason for one in batch], pa.string())
+    return pa.record_batch([pa.FixedSizeListArray.from_arrays(values, WINDOWS), reasons], schema=_SCHEMA)
+
+
+def _thumbnail(source: Listed, index: int) -> _Thumbnail:
+    """Return the grey thumbnail of one image, or why it cannot be read."""
     try:
         image = picture(source[index].image, short_side=2 * SIDE)
-    except DecodeError:
-        return np.zeros((SIDE, SIDE), np.uint8)
+    except DecodeError as error:
+        return _Thumbnail(np.zeros((SIDE, SIDE), np.uint8), error.reason)
     grey = Image.fromarray(image).convert("L")
-    return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    return _Thumbnail(np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR)), "")
 
 
 def hash_windows(thumbnails: np.ndarray) -> np.ndarray:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -214,12 +213,8 @@ def hashes_of(source: Listed, *, workers: int = 0, progress: OnProgress | None =
     A cached table belongs to images with the same ids and sizes in the same order and, if they are files, with the same
     dates. Raises DataError if the cache cannot be written.
     """
-    parts = []
-    for target, table in tables_of(source, "hashes", _SCHEMA, _read_thumbnail, _rows, workers, progress):
-        if pc.any(pc.equal(table["reason"], "unreadable")).as_py():
-            target.unlink(missing_ok=True)  # the disk may give these images the next time
-        parts.append(_read(table))
-    return Hashes.joined(parts)
+    tables = tables_of(source, "hashes", _SCHEMA, _read_thumbnail, _rows, workers, progress)
+    return Hashes.joined([_read(table) for table in tables])
 
 
 def tables_of(
@@ -230,18 +225,22 @@ def tables_of(
     rows: Callable[[list[Any]], pa.RecordBatch],
     workers: int,
     progress: OnProgress | None,
-) -> Iterator[tuple[Path, pa.Table]]:
-    """Yield (file, table) for every `CHUNK` images of a source, from the cache or computed with `workers` threads.
+) -> Iterator[pa.Table]:
+    """Yield a table for every `CHUNK` images of a source, from the cache or computed with `workers` threads.
 
-    A table has what `rows` returns for lists of `read(source, index)`. `kind` is the name of its folder in the cache.
-    Raises DataError if the cache cannot be written.
+    A table has what `rows` returns for lists of `read(source, index)`. Its column `reason` says why an image cannot be
+    read (`DecodeError.reason`). `kind` is the name of its folder in the cache. Raises DataError if the cache cannot be
+    written.
     """
     with threads(workers) as pool:
         for begin in range(0, len(source), CHUNK):
             numbers = range(begin, min(begin + CHUNK, len(source)))
             target = cached_file(kind, _key(source, numbers))
             compute = partial(_compute, source, numbers, read, rows, pool, progress)
-            yield target, stored_table(target, schema, compute, f"the {kind} of images")
+            table = stored_table(target, schema, compute, f"the {kind} of images")
+            if pc.any(pc.equal(table["reason"], "unreadable")).as_py():
+                target.unlink(missing_ok=True)  # the disk may give these images the next time
+            yield table
             if progress is not None:
                 progress(numbers.stop, len(source))
 
