@@ -21,6 +21,7 @@ import yaml
 
 from vitrail.durations import Duration, in_minutes, parse_duration, parse_minutes
 from vitrail.errors import UsageError, did_you_mean
+from vitrail.files import text_of
 from vitrail.import_path import Open, import_path, inheriting, is_own, own_class
 from vitrail.ranges import outside, ranged_types
 from vitrail.words import shown
@@ -78,8 +79,7 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def from_yaml(source: str | Path, base: T, *, imports: bool = False) -> T:
-    """Return the dataclass `base` with the values of a YAML file (a Path, or a str that ends in ".yaml" or ".yml") or
-    of a YAML text (any other str).
+    """Return the dataclass `base` with the values of a YAML file (a Path, or a str with ".yaml" or ".yml") or text.
 
     imports: Import the modules of the classes that it names, for a file that the user has chosen to run. Raises
     UsageError that lists everything wrong with it.
@@ -88,7 +88,7 @@ def from_yaml(source: str | Path, base: T, *, imports: bool = False) -> T:
         source = Path(source)
     merging = _Merge(str(source) if isinstance(source, Path) else "<yaml>", imports)
     try:
-        text = _content(source) if isinstance(source, Path) else source
+        text = text_of(source) if isinstance(source, Path) else source
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = {} if node is None else merging.read(node)
     except (OSError, UnicodeDecodeError) as error:
@@ -100,15 +100,6 @@ def from_yaml(source: str | Path, base: T, *, imports: bool = False) -> T:
     except RecursionError:
         raise UsageError(f"{merging.source}: nested too deeply") from None
     return merging.merged(base, values)
-
-
-def _content(path: Path, most: int = 1 << 20) -> str:
-    """Return the text of a file or a pipe. Raises OSError, also for more than `most` bytes, and UnicodeDecodeError."""
-    with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(f"it has more than {most:,} bytes, which no configuration has")
-    return content.decode("utf-8")
 
 
 def merge(base: T, values: Mapping[str, Any], where: str = "", *, imports: bool = False) -> T:
@@ -227,13 +218,11 @@ class _Merge:
 
     def time(self, value: Any, path: str) -> Any:
         """Return a text with a time as minutes; any other value as it is, and None for a text that is no time."""
-        if not isinstance(value, str) or _is_null(value):
-            return value
         try:
-            return parse_minutes(value)
+            return parse_minutes(value) if isinstance(value, str) and not _is_null(value) else value
         except UsageError as error:
             self.wrong(path, str(error))
-            return None
+        return None
 
     def own(self, doors: tuple[Any, ...], value: Mapping[str, Any], base: Any, path: str) -> Any:
         """Return a section whose class is the user's own, with the values of `value`; `base` if that is not possible.

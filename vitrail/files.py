@@ -258,6 +258,18 @@ def read_text(path: Path, error: type[VitrailError]) -> str:
         raise error(f"{path} is not UTF-8 text: {problem.reason} at byte {problem.start}") from problem
 
 
+def text_of(path: Path, most: int = 1 << 20) -> str:
+    """Return the text of a configuration, which may be a pipe.
+
+    Raises OSError, also for more than `most` bytes, and UnicodeDecodeError.
+    """
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(f"it has more than {most:,} bytes, which no configuration has")
+    return content.decode("utf-8")
+
+
 def names_near(path: Path) -> str:
     """Return sentences about what there is in place of a missing `path`: the nearest name, and some others.
 
