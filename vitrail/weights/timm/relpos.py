@@ -75,8 +75,7 @@ def relative_positions(file: TimmFile, source: str, patch: int, *, class_token: 
         side = int(named[1]) if named else _USUAL_SIZE
         file.notes.append(f"images of {side} x {side} pixels, because config.json does not say the size")
         grid = (side // patch, side // patch)
-    shared = not source.startswith("blocks.")
-    place = "shared" if shared else "every"
+    place = "every" if source.startswith("blocks.") else "shared"
     size = (grid[0] * patch, grid[1] * patch)
     return dict(positions="relative_bias", place=place, heads=heads, image_size=size)
 
