@@ -62,9 +62,9 @@ def redraw(folder: Path) -> None:
         except (OSError, ValueError, TypeError, KeyError):
             continue  # the page leaves it out, or shows the figure as it is
         if not found.study.tiles:
-            for path in (folder / f"{name}.{suffix}" for suffix in ("png", "pdf")):
-                if path.exists():
-                    draw(found, path)
+            draw(found, folder / f"{name}.png")
+            if (document := folder / f"{name}.pdf").exists():
+                draw(found, document)
 
 
 def _rows(found: Tables) -> list[list[str]]:
