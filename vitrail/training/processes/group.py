@@ -92,9 +92,9 @@ def launch(run: Run, resume: Path | None, processes: int, module: str = "vitrail
     """
     if processes < 1:
         raise UsageError(f"--nproc is {processes}. It must be at least 1.")
+    check_devices(processes, run)
     if run.batch_size is not None:
         check_batch(run.batch_size, processes)
-    check_devices(processes, run)
     with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
         config, note = Path(scratch) / "run.yaml", Path(scratch) / "note.json"
         config.write_text(to_yaml(run))
