@@ -358,9 +358,9 @@ def check_batch(batch: int, processes: int, named: str = "") -> None:
 
     named: How the number of processes came about: "2 x 8".
     """
-    if batch % processes == 0:
+    if batch >= 1 and batch % processes == 0:
         return
-    below = batch // processes * processes
+    below = max(batch // processes, 0) * processes
     near = " or ".join(f"--batch-size {size}" for size in (below, below + processes) if size)
     raise UsageError(
         f"batch_size is {batch}, but there are {processes} processes{f' ({named})' * bool(named)}, and each needs the "
