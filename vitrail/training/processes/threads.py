@@ -147,8 +147,9 @@ class Threaded(SingleProcess):
 
     def _update_statistics(self, seen: Sequence[Statistics]) -> None:
         """Update running statistics with those of each micro-batch, as a thread does that computes all of them."""
+        norms = _norms(self.objective)
         for statistics in seen:
-            for norm, values in zip(_norms(self.objective), statistics, strict=True):
+            for norm, values in zip(norms, statistics, strict=True):
                 assert norm.momentum is not None  # a hindrance
                 for name, value in zip(RUNNING, values, strict=True):
                     norm.get_buffer(name).lerp_(value, norm.momentum)
