@@ -10,9 +10,9 @@ start from the same random weights.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,20 @@ def write_scenes(folder: Path, split: str, count: int) -> None:
             writer.writerow((f"{split}/{number}.png", "|".join(names)))
 
 
+def measured(folder: Path, loss: str, seed: int, epochs: int) -> dict[str, float]:
+    """Train on the training scenes, and return the numbers of the test scenes."""
+    flags = f"{NETWORK} --objective.loss={loss} --epochs={epochs} --seed={seed} --data.test=none --out={folder}"
+    model = vitrail_verb(["train", str(folder / "train.csv"), *flags.split()])["folder"]
+    found: dict[str, float] = vitrail_verb(["evaluate", model, str(folder / "test.csv")])
+    return found
+
+
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table."""
     lines: list[tuple[str, ...]] = [("loss", "mAP on test scenes, %", "of a random ranking, %")]
-    lines += [(row["loss"], f"{row['map']:.1f}", f"{row['chance']:.1f}") for row in document["rows"]]
+    for row in document["rows"]:
+        deviation = "" if row["deviation"] is None else f" ± {row['deviation']:.1f}"
+        lines.append((row["loss"], f"{row['map']:.1f}{deviation}", f"{row['chance']:.1f}"))
     return lines
 
 
@@ -62,9 +72,10 @@ def main() -> None:
     parser = record.arguments(__doc__)
     parser.add_argument("--images", type=int, default=2000, help="number of training scenes")
     parser.add_argument("--epochs", type=int, default=30)
-    options: argparse.Namespace = parser.parse_args()
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the weights")
+    options = parser.parse_args()
     if options.quick:
-        options.images, options.epochs = 100, 1
+        options.images, options.epochs, options.seeds = 100, 1, [0]
     record.prepare(options)
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -72,14 +83,13 @@ def main() -> None:
         write_scenes(folder, "train", options.images)
         write_scenes(folder, "test", options.images // 4)
         for loss in ("sigmoid", "asymmetric"):
-            flags = (
-                f"{NETWORK} --objective.loss={loss} --epochs={options.epochs} --seed=0 --data.test=none --out={folder}"
-            )
-            model = vitrail_verb(["train", str(folder / "train.csv"), *flags.split()])["folder"]
-            found = vitrail_verb(["evaluate", model, str(folder / "test.csv")])
-            rows.append({"loss": loss, "map": 100 * found["map"], "chance": 100 * found["chance_map"]})
+            found = [measured(folder, loss, seed, options.epochs) for seed in options.seeds]
+            values = [100 * result["map"] for result in found]
+            deviation = statistics.stdev(values) if len(values) > 1 else None
+            chance = 100 * found[0]["chance_map"]
+            rows.append({"loss": loss, "map": statistics.fmean(values), "deviation": deviation, "chance": chance})
     record.print_lines("several labels", summary({"rows": rows}))
-    record.save("multi_label", options, images=options.images, epochs=options.epochs, rows=rows)
+    record.save("multi_label", options, images=options.images, epochs=options.epochs, seeds=options.seeds, rows=rows)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ vitrail export runs/finetune-1 --to onnx
 vitrail probe fewshot runs/finetune-1 flowers/ --shots 1 5 10
 vitrail cost B/16 --images 1.28e6 --epochs 300 --device a100
 vitrail weights convert vit.npz my-model/
-vitrail train photos/ --recipe scratch-small --epochs 50 --optim.lr 5e-4
+vitrail train photos/ --recipe scratch-small --epochs 50 --optim.lr 4e-3
 vitrail train --resume"""
 
 

@@ -222,7 +222,7 @@ def test_a_short_time_gives_more_steps_of_smaller_images(count: int, seen: int) 
     assert run.image_size is not None and base.image_size is not None
     assert run.image_size <= base.image_size and run.image_size % 8 == 0  # whole patches
     work = seen * (base.image_size / run.image_size) ** 2  # images that the time allows at this size
-    steps = work / (run.batch_size or 128)
+    steps = work / (run.batch_size or 256)
     assert steps >= 99 or run.batch_size == 16 or run.batch_size is None
     assert (run == base) == (changes == [])
     if run.image_size < base.image_size:
@@ -236,7 +236,7 @@ def test_enough_time_changes_nothing() -> None:
 def test_sizes_of_small_images_stay() -> None:
     run, changes = in_time(recipe("scratch-small"), 50_000, 2_000)
     assert run.image_size is None and run.batch_size == 16
-    assert changes == ["batch_size: 16, not 128: the time allows about 2,000 images"]
+    assert changes == ["batch_size: 16, not 256: the time allows about 2,000 images"]
 
 
 def test_training_in_a_short_time_says_what_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ from vitrail.data.settings import Augment
 from vitrail.durations import Epochs, Percent
 from vitrail.objective.settings import DINO, MAE, BEiT, MaskedPatch, Tokenizer
 from vitrail.recipes.published import by_name, described
-from vitrail.recipes.small import NARROW
 from vitrail.training.run import Model, Optim, Run, Schedule
 
+NARROW = Model(width=128, depth=6, heads=4, mlp_dim=512, pool="gap")
+"""A network narrow enough for many epochs, with the mean of the patches as features."""
 COMMON = Run(duration=Epochs(100), batch_size=128, evaluate_every=Percent(5), checkpoint_every=Percent(5))
 
 
