@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import record
 from benchmarks.cells import Cells
@@ -77,24 +75,32 @@ def measured(words: tuple[str, ...], seed: int, folder: Path, options: argparse.
     return {name: round(value, 2) for name, value in numbers.items()}
 
 
-def table(found: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """Print mean and deviation over seeds, and return them as rows."""
-    columns = ("balanced_accuracy", "macro_f1", *GROUPS, "ece")
-    shown, rows = Table(title="long-tailed CIFAR-100, test images, %", title_justify="left"), []
-    for column in ("", "seeds", *columns):
-        shown.add_column(column.replace("_", " "), justify="right" if column else "left")
+COLUMNS = ("balanced_accuracy", "macro_f1", *GROUPS, "ece")
+
+
+def over_seeds(found: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """Return a row for each setting: mean and deviation of its numbers over the seeds."""
+    rows = []
     for name, results in found.items():
         row: dict[str, Any] = {"option": name, "seeds": len(results)}
-        for column in columns:
+        for column in COLUMNS:
             if values := [result[column] for result in results if column in result]:
                 deviation = round(statistics.stdev(values), 2) if len(values) > 1 else None
                 row[column] = {"mean": round(statistics.fmean(values), 2), "deviation": deviation}
         rows.append(row)
-        cells = [row.get(column) or {"mean": "", "deviation": None} for column in columns]
-        texts = [f"{cell['mean']}" + (f" ± {cell['deviation']}" if cell["deviation"] else "") for cell in cells]
-        shown.add_row(name, str(len(results)), *texts)
-    Console(width=130).print(shown)
     return rows
+
+
+def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table."""
+    groups = (f"{name} images" for name in GROUPS)
+    first = f"long-tailed CIFAR-100, test images, %, {document['duration']}"
+    lines: list[tuple[str, ...]] = [(first, "balanced accuracy", "macro F1", *groups, "calibration error")]
+    for row in document["rows"]:
+        cells = [row.get(column) or {"mean": "", "deviation": None} for column in COLUMNS]
+        texts = [f"{cell['mean']}" + (f" ± {cell['deviation']}" if cell["deviation"] else "") for cell in cells]
+        lines.append((row["option"], *texts))
+    return lines
 
 
 def main() -> None:
@@ -103,7 +109,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA, help="CIFAR-100 in the hub's layout")
     parser.add_argument("--factor", type=float, default=100, help="images of the first class per image of the last")
     parser.add_argument("--recipe", default="scratch-small")
-    parser.add_argument("--duration", default="60 epochs")
+    parser.add_argument("--duration", default="20 epochs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--options", nargs="+", choices=list(OPTIONS), default=list(OPTIONS))
     parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
@@ -122,11 +128,12 @@ def main() -> None:
             result = cells.train(lambda folder, words=words, seed=seed: measured(words, seed, folder, options), **key)  # type: ignore[misc]
             if result:
                 found.setdefault(name, []).append(result)
-    rows = table(found)
+    rows = over_seeds(found)
+    shown = dict(factor=options.factor, recipe=options.recipe, duration=options.duration, seeds=options.seeds)
+    record.print_lines("rare classes", summary({**shown, "rows": rows}))
     if cells.missing:
         print(f"{cells.missing} runs are missing: the same command continues with them")
     if rows and not options.quick:
-        shown = dict(factor=options.factor, recipe=options.recipe, duration=options.duration, seeds=options.seeds)
         record.save("long_tail", options, **shown, missing=cells.missing, rows=rows)
 
 

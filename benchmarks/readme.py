@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import audit, dedup, finetune_default, label_budget, memory, multi_label, record
+from benchmarks import audit, dedup, finetune_default, label_budget, long_tail, memory, multi_label, record
 
 BEGIN, END = "<!-- {}: written by python -m benchmarks.readme -->", "<!-- end of {} -->"
 """Around a section with a name."""
@@ -238,6 +238,7 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "audit": ("Wrong labels", audit.summary),
     "label_budget": ("What to label next", label_budget.summary),
     "multi_label": ("Several labels", multi_label.summary),
+    "long_tail": ("Rare classes", long_tail.summary),
     "dedup": ("Copies among images that look alike", dedup.summary),
     "inspect": ("Memory of looking inside", inspect),
     "soak": ("Long runs", soak),
