@@ -83,7 +83,8 @@ def measure(name: str, more: Sequence[str], results: Path = record.RESULTS) -> d
 def special(name: str) -> list[str]:
     """Return the arguments that only this benchmark takes."""
     networks = [str(path) for path in sorted(NETWORKS.glob("scratch-small-*"))]
-    return {"learn": ["--keep", str(NETWORKS)], "transfer": networks}.get(name, [])
+    audited = [f"--network={network}" for network in networks[:1]]
+    return {"learn": ["--keep", str(NETWORKS)], "transfer": networks, "audit": audited}.get(name, [])
 
 
 def main() -> None:

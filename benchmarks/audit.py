@@ -1,11 +1,14 @@
 """Measure `vitrail data audit`: the share of wrong labels that it finds if 5 % of the labels are flipped.
 
     python -m benchmarks.audit
+    python -m benchmarks.learn --side vitrail --seeds 0 --keep runs             trains a good network first, ten minutes
+    python -m benchmarks.audit --network runs/scratch-small-1
 
 The images are the 10,000 test images of CIFAR-100 and the 720 training images of flowers12. Each flipped label is
 another class, at random. Features are those of a network of random weights after one step, and of one that was trained
-for a few minutes on CIFAR-100's training images, whose labels are not flipped and which are not examined. flowers12 has
-flowers that no network here was trained on.
+for a few minutes on CIFAR-100's training images, whose labels are not flipped and which are not examined; with
+`--network`, also those of a network that `benchmarks.learn` has kept. flowers12 has flowers that no network here was
+trained on.
 
 recall: share of the flipped labels among all suspects. precision: share of the suspects that are flipped. first: share
 of the flipped labels among as many first suspects as there are flipped labels.
@@ -38,6 +41,13 @@ def flipped(labels: np.ndarray, classes: int, share: float, seed: int) -> tuple[
     wrong = np.zeros(len(labels), bool)
     wrong[random.permutation(len(labels))[: round(share * len(labels))]] = True
     return np.where(wrong, (labels + random.integers(1, classes, len(labels))) % classes, labels), wrong
+
+
+def trained(steps: int, out: Path) -> str:
+    """Return the run folder of a network trained for this number of steps on CIFAR-100's training images."""
+    flags = ["--recipe=scratch-small", "--data.test=none", "--data.holdout=0.02", f"--out={out}", "--seed=0"]
+    long = [f"--duration={steps} steps", "--evaluate-every=100 %"]
+    return str(vitrail_verb(["train", str(DATA / "cifar100"), *flags, *long])["folder"])
 
 
 def measured(model: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -79,6 +89,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=250, help="training steps of the trained network")
     parser.add_argument("--share", type=float, default=0.05, help="share of the labels that are flipped")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the flipped labels and folds")
+    parser.add_argument("--network", type=Path, help="run folder that benchmarks.learn has kept")
     options = parser.parse_args()
     if options.quick:
         options.steps, options.seeds = 1, [0]
@@ -87,10 +98,12 @@ def main() -> None:
     for column in ("set", "features", *NUMBERS):
         shown.add_column(column)
     with tempfile.TemporaryDirectory() as scratch:
-        flags = ["--recipe=scratch-small", "--data.test=none", "--data.holdout=0.02", f"--out={scratch}", "--seed=0"]
+        networks = {}
         for network, steps in (("random weights, one step", 1), (f"trained for {options.steps} steps", options.steps)):
-            long = [f"--duration={steps} steps", "--evaluate-every=100 %"]
-            model = vitrail_verb(["train", str(DATA / "cifar100"), *flags, *long])["folder"]
+            networks[network] = trained(steps, Path(scratch))
+        if options.network is not None:
+            networks["of benchmarks.learn"] = str(options.network)
+        for network, model in networks.items():
             for name in SETS:
                 rows.append({"set": name, "network": network, **measured(model, name, options)})
                 shown.add_row(name, network, *(f"{rows[-1][number]:.1f}" for number in NUMBERS))
