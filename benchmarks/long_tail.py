@@ -97,10 +97,15 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     first = f"long-tailed CIFAR-100, test images, %, {document['duration']}"
     lines: list[tuple[str, ...]] = [(first, "balanced accuracy", "macro F1", *groups, "calibration error")]
     for row in document["rows"]:
-        cells = [row.get(column) or {"mean": "", "deviation": None} for column in COLUMNS]
-        texts = [f"{cell['mean']}" + (f" ± {cell['deviation']}" if cell["deviation"] else "") for cell in cells]
-        lines.append((row["option"], *texts))
+        lines.append((row["option"], *(text(row.get(column)) for column in COLUMNS)))
     return lines
+
+
+def text(cell: dict[str, Any] | None) -> str:
+    """Return mean and deviation of a number; "" if no class is in its group."""
+    if cell is None:
+        return ""
+    return f"{cell['mean']:.1f}" + ("" if cell["deviation"] is None else f" ± {cell['deviation']:.1f}")
 
 
 def main() -> None:
