@@ -91,8 +91,7 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     sets = list(dict.fromkeys(row["set"] for row in document["rows"]))
     cells: dict[str, dict[str, str]] = {}
     for row in document["rows"]:
-        deviation = "" if row["deviation"] is None else f" ± {row['deviation']:.1f}"
-        cells.setdefault(row["name"], {})[row["set"]] = f"{row['mean']:.1f}{deviation}"
+        cells.setdefault(row["name"], {})[row["set"]] = record.with_deviation(row["mean"], row["deviation"])
     lines = [(name, *(found.get(images, "") for images in sets)) for name, found in cells.items()]
     return [("held-out accuracy, %", *sets), *lines]
 

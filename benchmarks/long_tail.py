@@ -97,15 +97,9 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     first = f"long-tailed CIFAR-100, test images, %, {document['duration']}"
     lines: list[tuple[str, ...]] = [(first, "balanced accuracy", "macro F1", *groups, "calibration error")]
     for row in document["rows"]:
-        lines.append((row["option"], *(text(row.get(column)) for column in COLUMNS)))
+        cells = (row.get(column) for column in COLUMNS)  # None if no class is in a group
+        lines.append((row["option"], *("" if cell is None else record.with_deviation(**cell) for cell in cells)))
     return lines
-
-
-def text(cell: dict[str, Any] | None) -> str:
-    """Return mean and deviation of a number; "" if no class is in its group."""
-    if cell is None:
-        return ""
-    return f"{cell['mean']:.1f}" + ("" if cell["deviation"] is None else f" ± {cell['deviation']:.1f}")
 
 
 def main() -> None:

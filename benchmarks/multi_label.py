@@ -62,8 +62,7 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table."""
     lines: list[tuple[str, ...]] = [("loss", "mAP on test scenes, %", "of a random ranking, %")]
     for row in document["rows"]:
-        deviation = "" if row["deviation"] is None else f" ± {row['deviation']:.1f}"
-        lines.append((row["loss"], f"{row['map']:.1f}{deviation}", f"{row['chance']:.1f}"))
+        lines.append((row["loss"], record.with_deviation(row["map"], row["deviation"]), f"{row['chance']:.1f}"))
     return lines
 
 

@@ -157,6 +157,11 @@ def show(title: str, results: list[dict[str, Any]]) -> None:
     Console(width=110).print(table)
 
 
+def with_deviation(mean: float, deviation: float | None) -> str:
+    """Return "mean ± deviation" with one decimal; the mean alone if there is one seed."""
+    return f"{mean:.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
+
+
 def print_lines(title: str, lines: Sequence[tuple[str, ...]]) -> None:
     """Print the table of a document; the first line is its header."""
     first, *others = lines
