@@ -1,6 +1,8 @@
 """Measure every table again on this machine, one after another: `python -m benchmarks.all`, about three quiet hours.
 
-All tables of one release come from one machine. The command continues where it was stopped; `--again` starts anew.
+All tables of one release come from one machine. The command continues where it was stopped, in a long benchmark with
+the first run that is missing; `--again` starts anew. Tables that do not depend on the speed of a machine, because their
+runs are as long everywhere, are measured only with `--everything`; that takes hours more.
 After each table it names the figures that moved by more than their spread since the result that was kept before, and
 at the end it writes the documents (`benchmarks.readme`). `results/all.json` lists what was measured and what moved.
 """
@@ -8,6 +10,7 @@ at the end it writes the documents (`benchmarks.readme`). `results/all.json` lis
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -21,10 +24,12 @@ IDENTITY = ("work", "case", "shape", "name", "batch", "precision", "engine")
 """Fields of a result that say what was measured."""
 OTHERS = ("attention", "memory", "reading", "probe", "plan")
 """Benchmarks without a section of docs/numbers/benchmarks.md."""
-
-
+INDEPENDENT = ("finetune_default", "audit", "label_budget", "multi_label", "long_tail", "dedup")
+"""Benchmarks of accuracy whose runs have a length in images, not in minutes."""
+WITH_LOG = ("learn", "transfer", "finetune_default", "long_tail", "inspect", "soak")
+"""Benchmarks that keep their finished runs in a log."""
 NETWORKS = Path("runs") / "benchmarks"
-"""Where `benchmarks.learn` leaves its networks, from which others start."""
+"""Where `benchmarks.learn` and `benchmarks.transfer` leave their networks, which others need, and all their logs."""
 
 
 class Figure(NamedTuple):
@@ -83,24 +88,35 @@ def measure(name: str, more: Sequence[str], results: Path = record.RESULTS) -> d
 def special(name: str) -> list[str]:
     """Return the arguments that only this benchmark takes."""
     networks = [str(path) for path in sorted(NETWORKS.glob("scratch-small-*"))]
-    audited = [f"--network={network}" for network in networks[:1]]
-    return {"learn": ["--keep", str(NETWORKS)], "transfer": networks, "audit": audited}.get(name, [])
+    flowers = [str(path) for path in sorted(NETWORKS.glob("flowers12/*"))]
+    keep = ["--keep", str(NETWORKS)]
+    words = {
+        "learn": keep,
+        "transfer": [*networks, *keep],
+        "int8": [*networks, *flowers],
+        "audit": [f"--network={network}" for network in networks[:1]],
+    }
+    return [*words.get(name, []), *([f"--log={NETWORKS / name}.jsonl"] if name in WITH_LOG else [])]
 
 
 def main() -> None:
     """Measure all that is not measured yet, and write the documents."""
     parser = record.arguments(__doc__)
     parser.add_argument("--again", action="store_true", help="measure all tables, also those that are finished")
+    parser.add_argument("--everything", action="store_true", help="also the tables that are the same on any machine")
     options = parser.parse_args()
     more = [f"--rounds={options.rounds}", *(["--quick"] if options.quick else [])]
     path = record.RESULTS / "all.json"
+    if options.again:
+        shutil.rmtree(NETWORKS, ignore_errors=True)
     state = {} if options.again or not path.exists() else json.loads(path.read_text())
     if state and state["machine"]["cpu"] != (here := record.processor()[0]):
         before = state["machine"]["cpu"]
         raise SystemExit(f"{path} was begun on {before}, this is {here}: one release needs one machine (--again)")
     finished: dict[str, Any] = state.get("finished", {})
+    left_out = () if options.everything else INDEPENDENT
     for name in (*readme.TABLES, *OTHERS):
-        if name in finished:
+        if name in finished or name in left_out:
             continue
         print(f"benchmarks.{name}", file=sys.stderr, flush=True)
         finished[name] = measure(name, [*special(name), *more])

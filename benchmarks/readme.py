@@ -11,7 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import audit, dedup, finetune_default, label_budget, long_tail, memory, multi_label, record
+from benchmarks import (
+    audit,
+    dedup,
+    finetune_default,
+    int8,
+    label_budget,
+    long_tail,
+    memory,
+    multi_label,
+    record,
+    transfer,
+)
 
 BEGIN, END = "<!-- {}: written by python -m benchmarks.readme -->", "<!-- end of {} -->"
 """Around a section with a name."""
@@ -89,14 +100,13 @@ def inference(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def export(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table of exported programs: images/s of ours in torch and of each runtime, and ours over theirs."""
-    peers = [row["name"] for row in document["results"][0]["rows"] if row["name"] != record.OURS]
-    header = ("predicting, float32", record.OURS, *(title for peer in peers for title in (peer, f"ours over {peer}")))
-    lines: list[tuple[str, ...]] = [header]
+    """Return the table of exported programs: images/s of ours, and ours over the runtimes."""
+    peers = ("OpenVINO", "ONNX Runtime", f"{record.OURS}, bf16")
+    lines: list[tuple[str, ...]] = [("predicting", "images/s", *(f"over {peer}" for peer in peers))]
     for r in document["results"]:
-        over = {row["name"]: ratio(row["ours_over_this"]) for row in r["rows"] if row["name"] in peers}
-        cells = [cell for peer in peers for cell in (_rate(r["rows"], peer), over[peer])]
-        lines.append((f"{r['case']}, batch {r['batch']}", _rate(r["rows"], record.OURS), *cells))
+        over = {row["name"]: ratio(row["ours_over_this"]) for row in r["rows"] if row["name"] != record.OURS}
+        label = f"{r['case']}, batch {r['batch']}, {r['precision']}"
+        lines.append((label, _rate(r["rows"], record.OURS), *(over.get(peer, "") for peer in peers)))
     return lines
 
 
@@ -147,13 +157,6 @@ def digits(document: dict[str, Any]) -> list[tuple[str, ...]]:
     accuracy = f"{row['mean']:.1f} % ± {row['deviation']:.1f} ({row['seeds']} seeds)"
     header = ("`vitrail demo`", "test top-1", "seconds of training")
     return [header, ("handwritten digits, 8 px", accuracy, f"{min(seconds):.0f} to {max(seconds):.0f}")]
-
-
-def transfer(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table of top-1 on flowers after equal time, fine-tuned from CIFAR-100 or trained from scratch."""
-    header = (f"12 kinds of flowers, 720 images of 64 px, {document['minutes']:g} minutes", "test top-1")
-    rows = document["summary"].items()
-    return [header, *((side, f"{r['mean']:.1f} % ± {r['deviation']:.1f} ({r['seeds']} seeds)") for side, r in rows)]
 
 
 def mae(document: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -231,7 +234,8 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "report": ("Reports", report),
     "digits": ("The demo", digits),
     "learn": ("Learning from scratch", learn),
-    "transfer": ("Fine-tuning against training from scratch", transfer),
+    "transfer": ("Fine-tuning against training from scratch", transfer.summary),
+    "int8": ("Accuracy in int8", int8.summary),
     "finetune_default": ("The default of fine-tuning", finetune_default.summary),
     "mae": ("A step of MAE", mae),
     "saving": ("Checkpoints", saving),

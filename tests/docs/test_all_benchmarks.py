@@ -32,7 +32,8 @@ def test_kept_results_have_figures_with_names_of_their_own() -> None:
         assert len(labels) > 8 and len(labels) == len(set(labels))
 
 
-def test_it_continues_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [[], ["--everything"]])
+def test_it_continues_where_it_was_stopped(more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
 
     def measure(name: str, more: list[str]) -> dict[str, Any]:
@@ -44,13 +45,16 @@ def test_it_continues_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     monkeypatch.setattr(everything, "measure", measure)
     monkeypatch.setattr(readme, "main", lambda: called.append("documents"))
-    monkeypatch.setattr(sys, "argv", ["all"])
+    monkeypatch.setattr(everything, "NETWORKS", tmp_path / "runs")
+    monkeypatch.setattr(sys, "argv", ["all", *more])
     with pytest.raises(SystemExit, match="stopped"):
         everything.main()
     first, called[:] = list(called), []
     monkeypatch.setattr(everything, "measure", lambda name, more: (called.append(name), {"moved": []})[1])
     everything.main()
-    assert [*first, *called] == [*readme.TABLES, *everything.OTHERS, "documents"]
+    left_out = () if more else everything.INDEPENDENT
+    wanted = [name for name in (*readme.TABLES, *everything.OTHERS) if name not in left_out]
+    assert [*first, *called] == [*wanted, "documents"]
     monkeypatch.setattr(record, "processor", lambda: ("another", set()))
     with pytest.raises(SystemExit, match="one machine"):
         everything.main()
