@@ -14,7 +14,7 @@ from vitrail.config import from_yaml
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.model.build import build
 from vitrail.model.variants import ViTConfig, variant
-from vitrail.recipes.by_data import Facts, fitted
+from vitrail.recipes.by_data import LABEL_FREE, Facts, fitted
 from vitrail.recipes.registry import RECIPES, recipe
 from vitrail.training import batch_size
 from vitrail.training.loop import fit
@@ -85,6 +85,19 @@ def test_the_command_line_fits_a_recipe_to_the_data_and_says_so(small: Path) -> 
 def test_a_warmup_that_was_asked_for_is_left_alone(small: Path) -> None:
     asked = RunArguments(small, "paper/vit-b16-imagenet", settings={"schedule": {"warmup": Steps(77)}})
     assert training_run(asked)[0].schedule.warmup == Steps(77)
+
+
+@pytest.mark.parametrize("kind", LABEL_FREE)
+@pytest.mark.parametrize(("side", "model", "size"), [(8, "Ti/4", None), (97, "Ti/8", 96)])
+def test_an_objective_without_labels_has_a_recipe_of_its_own(
+    kind: str, side: int, model: str, size: int | None, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "images.npz", x_train=np.zeros((20, side, side, 3), np.uint8), y_train=np.arange(20) % 2)
+    run, why = training_run(RunArguments(tmp_path / "images.npz", settings={"objective": {"kind": kind}}))
+    own = recipe(f"{kind}-small")
+    assert (run.model, run.image_size, run.name) == (model, size, own.name)
+    assert (run.objective, run.optim, run.augment) == (own.objective, own.optim, own.augment)
+    assert why.startswith(f"recipe {kind}-small, because of the objective {kind}")
 
 
 def test_the_hyperrule_looks_at_the_data(small: Path) -> None:

@@ -26,6 +26,10 @@ USUAL_WARMUP = 10.0
 """The paper's warmup on ImageNet, in percent of the run (10,000 of 93,800 steps)."""
 LARGEST_BATCH = 512
 """Images per step if the run does not set the batch size (`vitrail.training.batch_size`)."""
+PHOTOGRAPH_SIDE, PHOTOGRAPH_MODEL = 96, "Ti/8"
+"""Side in pixels to which photographs are resized for training from scratch, and the network: 144 tokens."""
+LABEL_FREE = ("masked-patch", "mae", "beit", "tokenizer", "dino")
+"""Objectives with a recipe of their own for small images, such as mae-small."""
 ENOUGH_PASSES = 2
 """Photographs become smaller if the time allows fewer passes over them at full size."""
 SIDES = (64, 48, 32)
@@ -54,15 +58,24 @@ def facts_of(train: Listed) -> Facts:
     return Facts(len(train), round(statistics.median(map(min, sizes))) if sizes else 0)
 
 
-def choose(facts: Facts) -> tuple[str, str]:
+def choose(facts: Facts, objective: str = "supervised") -> tuple[str, str]:
     """Return the name of the recipe for training from scratch on such data, and the reason in words."""
     seen = f"{facts.images:,} training images of about {facts.side} pixels"
+    if objective in LABEL_FREE:
+        return f"{objective}-small", f"the objective {objective}, and {seen}"
     if facts.side <= TINY:
         return "digits", f"{seen}: one token for every 2 x 2 pixels"
     if facts.side <= SMALL:
         return "scratch-small", seen
     better = "`vitrail finetune DIR --from RUN` is better if pretrained weights are available"
     return "scratch-photos", f"{seen}; {better}"
+
+
+def sized(run: Run, facts: Facts) -> Run:
+    """Return `run` with a smaller size and larger patches for photographs, if it has no size of its own."""
+    if run.image_size is not None or facts.side <= SMALL:
+        return run
+    return replace(run, model=PHOTOGRAPH_MODEL, image_size=PHOTOGRAPH_SIDE)
 
 
 def in_time(run: Run, images: int, seen: int) -> tuple[Run, list[str]]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from vitrail.data.settings import Augment, Data
 from vitrail.durations import Epochs, Percent, Steps
 from vitrail.objective.settings import Supervised
+from vitrail.recipes.by_data import PHOTOGRAPH_MODEL, PHOTOGRAPH_SIDE
 from vitrail.recipes.published import by_name, described
 from vitrail.training.run import Model, Optim, Progressive, Run, Schedule
 
@@ -94,8 +95,8 @@ def scratch_photos() -> Run:
     """
     return replace(
         scratch_small(),
-        model="Ti/8",
-        image_size=96,
+        model=PHOTOGRAPH_MODEL,
+        image_size=PHOTOGRAPH_SIDE,
         augment=Augment(crop="inception", scale=(0.3, 1.0)),
         optim=Optim(name="muon", lr=4e-3, weight_decay=0.05),
         batch_size=None,

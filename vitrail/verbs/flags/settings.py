@@ -13,7 +13,7 @@ from vitrail.durations import LONGEST, Epochs, Steps
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import names_near
 from vitrail.import_path import is_own
-from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup, in_time
+from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup, in_time, sized
 from vitrail.recipes.by_network import warn_of_rate
 from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, Decided, FineTuning, Pretrained, decide
 from vitrail.recipes.registry import find, recipe
@@ -121,8 +121,8 @@ def starting_run(verb: str, recipes: Sequence[str], config: Sequence[str]) -> Ru
 def training_run(given: RunArguments) -> tuple[Run, str]:
     """Return the run for training from scratch, and its origin in words.
 
-    Without a recipe and a configuration file, the images decide on the recipe, and a time limit on the size of the
-    images and the batch. Raises UsageError and DataError.
+    Without a recipe and a configuration file, the objective and the images decide on the recipe, and a time limit on the
+    size of the images and the batch. Raises UsageError and DataError.
     """
     require_images(given)
     if given.recipe is not None:
@@ -131,8 +131,8 @@ def training_run(given: RunArguments) -> tuple[Run, str]:
     if given.files:
         return run, f"configuration {', '.join(given.files)}"
     facts = given.facts(run)
-    name, why = choose(facts)
-    base, why = recipe(name), f"recipe {name}, because of {why}"
+    name, why = choose(facts, run.objective.kind)
+    base, why = sized(recipe(name), facts), f"recipe {name}, because of {why}"
     run = given.applied_to(base)
     if (seen := _in_time(run, given.data.of(run))) is None:
         return run, why
