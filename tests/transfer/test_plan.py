@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from vitrail.recipes.paper_finetune import finetune
 from vitrail.recipes.registry import recipe
 from vitrail.training.batch_size import default_batch
 from vitrail.training.optim.progressive import Sizes
-from vitrail.training.run import Model, Progressive, Run, Schedule
+from vitrail.training.run import Model, Optim, Progressive, Run, Schedule
 from vitrail.training.timetable import Timetable
 from vitrail.transfer import timing
 from vitrail.transfer.protocol import finetune_run
@@ -261,3 +261,13 @@ def test_ten_steps_are_timed_and_multiplied(monkeypatch: pytest.MonkeyPatch) -> 
         assert found.images == (pytest.approx(0.25),) and found.update == pytest.approx(0.5)
         assert taken[:2] == [2, 2] and set(taken[2:]) == {images}  # warm-up; then steps as large as ten may be
         assert len(taken) == 2 + 1 + timing.STEPS or (seconds < 1 and len(taken) >= 2 + 1 + 1)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd", "muon"])
+def test_the_values_that_an_optimiser_stores_are_counted(name: Literal["adamw", "lamb", "sgd", "muon"]) -> None:
+    data = Data("digits", subset=200)
+    run = Run(data=data, batch_size=8, workers=0, device="cpu", duration=Steps(4), optim=Optim(name), **SMALL)
+    rehearsal = Rehearsal(run, open_data(run.data))
+    rehearsal.full_size(0.1)
+    states = rehearsal.setup.optimizer.state.values()
+    assert rehearsal.stored_values() == sum(x.numel() for state in states for x in state.values() if x.dim())

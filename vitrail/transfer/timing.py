@@ -50,8 +50,8 @@ SMALLEST = 2
 """Number of images in the warm-up step. Norms over a batch need two."""
 WRITTEN = 64 * 2**20
 """Maximum number of bytes written to time a checkpoint."""
-MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1, "muon": 1}
-"""Number of values that the optimiser stores for each weight; for Muon, each weight of a block."""
+MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1, "muon": 2}
+"""Number of values that the optimiser stores for each weight. Muon stores one for the matrices of the blocks."""
 TRAIN = 5.8
 """Seconds that every `vitrail train` and `vitrail finetune` takes for Python, torch, TensorBoard, the run folder and
 the report. Measured on two EPYC cores. It differs on other machines, but matters little in a run of minutes."""
@@ -210,8 +210,7 @@ class Rehearsal:
         run, config = self.setup.run, self.setup.resolved.config
         assert run.batch_size is not None and self.setup.image_bytes is not None
         values = sum(parameter.numel() for parameter in self.setup.objective.parameters())
-        copies = 1 + MOMENTS[run.optim.name] + (run.average.kind != "none")
-        state = 4 * (values + copies * self._tuned())
+        state = 4 * (values + self._tuned() + self.stored_values())
         waiting = COPIES_AT_THE_LOADER if self.setup.resolved.device.type == "cpu" else COPIES_ON_A_DEVICE
         pixels = config.channels * math.prod(config.image_size)
         return round(state + self.setup.image_bytes * self.micro + waiting * run.batch_size * pixels)
@@ -298,13 +297,19 @@ class Rehearsal:
             began = time.perf_counter()
             checkpoint.save(Path(folder), 0, {"model": some}, keep=1)
             took = time.perf_counter() - began
-        state = (MOMENTS[run.optim.name] + (run.average.kind != "none")) * 4 * self._tuned()
+        state = 4 * self.stored_values()
         model = took * _bytes(stored) / _bytes(some)
         return model + took * (_bytes(stored) + state) / _bytes(some), model
 
     def _tuned(self) -> int:
         """Return the number of values that learn."""
         return sum(value.numel() for value in self.setup.objective.parameters() if value.requires_grad)
+
+    def stored_values(self) -> int:
+        """Return the number of values that the optimiser stores, and the average of the weights."""
+        run, groups = self.setup.run, self.setup.optimizer.param_groups
+        matrices = sum(value.numel() for group in groups if group.get("parts") for value in group["params"])
+        return (MOMENTS[run.optim.name] + (run.average.kind != "none")) * self._tuned() - matrices
 
     def _sample(self, images: int) -> View:
         """Return training images for the warm-up and `STEPS` steps of `images`, evenly spread."""

@@ -121,8 +121,8 @@ def starting_run(verb: str, recipes: Sequence[str], config: Sequence[str]) -> Ru
 def training_run(given: RunArguments) -> tuple[Run, str]:
     """Return the run for training from scratch, and its origin in words.
 
-    Without a recipe and a configuration file, the objective and the images decide on the recipe, and a time limit on the
-    size of the images and the batch. Raises UsageError and DataError.
+    Without a recipe and a configuration file, the objective and the images decide on the recipe, and a time limit on
+    the size of the images and the batch. Raises UsageError and DataError.
     """
     require_images(given)
     if given.recipe is not None:
