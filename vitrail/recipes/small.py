@@ -70,7 +70,7 @@ def scratch_small() -> Run:
 
     Command: `vitrail train DIR --recipe scratch-small`
     Cost: 30 epochs, or the minutes given with --time-limit.
-    Expected: CIFAR-100 in 10 minutes on two cores: 58.4 % of the test images, one seed (benchmarks.learn).
+    Expected: CIFAR-100 in 10 minutes on two cores: 58.4 % of the test images, three seeds (benchmarks.learn).
     """
     return Run(
         model="Ti/4",
@@ -92,6 +92,8 @@ def scratch_photos() -> Run:
 
     Command: `vitrail train DIR --recipe scratch-photos`
     Cost: 60 epochs, or the minutes given with --time-limit.
+    Expected: 12 kinds of flowers, 720 images, in 1.5 minutes on two cores: 85.4 % of the test images, three seeds
+    (benchmarks.transfer).
     """
     return replace(
         scratch_small(),
