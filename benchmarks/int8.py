@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,26 @@ RUNTIMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
 
 def measured(run: Path, to: str, data: Path, folder: Path) -> dict[str, Any]:
-    """Return top-1 of both programs of a network in percent, and what the export says about int8."""
+    """Return top-1 of both programs of a network in percent, and what the export says about int8.
+
+    A network for which the export keeps no int8 program, because it would lose too much, has no value for it.
+    """
     made, tested = {}, {}
     for precision, more in (("float32", []), ("int8", ["--precision=int8", f"--calibrate={data}"])):
         out = folder / f"{run.parent.name}-{run.name}-{to}-{precision}"
-        made[precision] = vitrail_verb(["export", str(run), f"--to={to}", f"--out={out}", *more])
+        try:
+            made[precision] = vitrail_verb(["export", str(run), f"--to={to}", f"--out={out}", *more])
+        except subprocess.CalledProcessError:  # its message is above
+            break
         tested[precision] = vitrail_verb(["evaluate", str(out), str(data), "--split=test"])
+    row: dict[str, Any] = {"network": run.name, "set": data.name, "to": to}
+    row |= {precision: round(100 * found["top1"], 2) for precision, found in tested.items()}
+    if "int8" not in tested:
+        return row
     about = made["int8"]["quantised"]
     return {
-        "network": run.name,
-        "set": data.name,
-        "to": to,
+        **row,
         "images": tested["int8"]["count"],
-        **{precision: round(100 * found["top1"], 2) for precision, found in tested.items()},
         "drop": round(100 * (tested["float32"]["top1"] - tested["int8"]["top1"]), 2),
         "drop_in_export": round(100 * (about["float_top1"] - about["top1"]), 2),
         "held_out": about["held_out"],
@@ -50,18 +58,20 @@ def measured(run: Path, to: str, data: Path, folder: Path) -> dict[str, Any]:
 
 
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table: means over the networks of a set, and the largest loss."""
+    """Return the table: means over the networks of a set that have an int8 program, and the largest loss."""
     header = ("test top-1, %", "networks", "float32", "int8", "largest loss", "same class", "layers in int8")
     lines: list[tuple[str, ...]] = [header]
     rows = document["rows"]
     for name, to in dict.fromkeys((row["set"], row["to"]) for row in rows):
-        some = [row for row in rows if (row["set"], row["to"]) == (name, to)]
-        means = (statistics.fmean(row[key] for row in some) for key in ("float32", "int8"))
-        agreement = statistics.fmean(row["agreement"] for row in some)
-        layers = " or ".join(dict.fromkeys("{} of {}".format(*row["int8_layers"]) for row in some))
-        largest = f"{max(row['drop'] for row in some):.2f}"
-        cells = (str(len(some)), *(f"{mean:.2f}" for mean in means), largest, f"{agreement:.1f} %", layers)
-        lines.append((f"{name}, {RUNTIMES[to]}", *cells))
+        every = [row for row in rows if (row["set"], row["to"]) == (name, to)]
+        some = [row for row in every if "int8" in row]
+        cells = [f"{len(some)} of {len(every)}"]
+        if some:
+            cells += [f"{statistics.fmean(row[key] for row in some):.2f}" for key in ("float32", "int8")]
+            cells += [f"{max(row['drop'] for row in some):.2f}"]
+            cells += [f"{statistics.fmean(row['agreement'] for row in some):.1f} %"]
+            cells += [" or ".join(dict.fromkeys("{} of {}".format(*row["int8_layers"]) for row in some))]
+        lines.append((f"{name}, {RUNTIMES[to]}", *cells, *[""] * (len(header) - 1 - len(cells))))
     return lines
 
 

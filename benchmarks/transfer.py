@@ -82,7 +82,7 @@ def main() -> None:
         tiles = photo_tiles.cut(options.data / "imagenet-samples", Path(scratch) / "tiles")
         places = {"flowers12": options.data / "flowers12", "tiles": tiles}
         for (seed, weights), name, side in product(enumerate(options.weights), SETS, FLAGS):
-            out = (options.keep or Path(scratch)) / name
+            out = (options.keep if options.keep and side != BEFORE else Path(scratch) / "runs") / name
             key = {"set": name, "side": side, "seed": seed, "minutes": options.minutes}
             run = partial(measured, places[name], side, seed, weights, options.minutes, out)
             runs.append({**key, **(cells.get(run, **key, flags=FLAGS[side]) or {})})
