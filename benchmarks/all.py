@@ -1,8 +1,8 @@
 """Measure every table again on this machine, one after another: `python -m benchmarks.all`, about three quiet hours.
 
 All tables of one release come from one machine. The command continues where it was stopped, in a long benchmark with
-the first run that is missing; `--again` starts anew. Tables that do not depend on the speed of a machine, because their
-runs are as long everywhere, are measured only with `--everything`; that takes hours more.
+the first run that is missing; `--again` starts anew. Tables of accuracy whose runs are as long on any machine, and that
+of finetune_default, are measured only with `--everything`; that takes hours more.
 After each table it names the figures that moved by more than their spread since the result that was kept before, and
 at the end it writes the documents (`benchmarks.readme`). `results/all.json` lists what was measured and what moved.
 """
@@ -13,6 +13,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,8 +25,8 @@ IDENTITY = ("work", "case", "shape", "name", "batch", "precision", "engine")
 """Fields of a result that say what was measured."""
 OTHERS = ("attention", "memory", "reading", "probe", "plan")
 """Benchmarks without a section of docs/numbers/benchmarks.md."""
-INDEPENDENT = ("finetune_default", "audit", "label_budget", "multi_label", "long_tail", "dedup")
-"""Benchmarks of accuracy whose runs have a length in images, not in minutes."""
+LONG = ("finetune_default", "audit", "label_budget", "multi_label", "long_tail", "dedup")
+"""Benchmarks of accuracy that take hours. Except for the first, their runs have a length in images, not in minutes."""
 WITH_LOG = ("learn", "transfer", "finetune_default", "long_tail", "inspect", "soak")
 """Benchmarks that keep their finished runs in a log."""
 NETWORKS = Path("runs") / "benchmarks"
@@ -85,41 +86,43 @@ def measure(name: str, more: Sequence[str], results: Path = record.RESULTS) -> d
     return {"seconds": round(time.monotonic() - start), "moved": moved(before, after)}
 
 
-def special(name: str) -> list[str]:
-    """Return the arguments that only this benchmark takes."""
-    networks = [str(path) for path in sorted(NETWORKS.glob("scratch-small-*"))]
-    flowers = [str(path) for path in sorted(NETWORKS.glob("flowers12/*"))]
-    keep = ["--keep", str(NETWORKS)]
+def special(name: str, place: Path) -> list[str]:
+    """Return the arguments that only this benchmark takes; `place` holds networks and logs."""
+    networks = [str(path) for path in sorted(place.glob("scratch-small-*"))]
+    flowers = [str(path) for path in sorted(place.glob("flowers12/*"))]
+    keep = ["--keep", str(place)]
     words = {
         "learn": keep,
         "transfer": [*networks, *keep],
         "int8": [*networks, *flowers],
         "audit": [f"--network={network}" for network in networks[:1]],
     }
-    return [*words.get(name, []), *([f"--log={NETWORKS / name}.jsonl"] if name in WITH_LOG else [])]
+    return [*words.get(name, []), *([f"--log={place / name}.jsonl"] if name in WITH_LOG else [])]
 
 
 def main() -> None:
     """Measure all that is not measured yet, and write the documents."""
     parser = record.arguments(__doc__)
     parser.add_argument("--again", action="store_true", help="measure all tables, also those that are finished")
-    parser.add_argument("--everything", action="store_true", help="also the tables that are the same on any machine")
+    parser.add_argument("--everything", action="store_true", help="also the tables of accuracy that take hours")
     options = parser.parse_args()
     more = [f"--rounds={options.rounds}", *(["--quick"] if options.quick else [])]
     path = record.RESULTS / "all.json"
+    # a quick run leaves the networks and logs of a real one as they are
+    place = Path(tempfile.mkdtemp()) if options.quick else NETWORKS
     if options.again:
-        shutil.rmtree(NETWORKS, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
     state = {} if options.again or not path.exists() else json.loads(path.read_text())
     if state and state["machine"]["cpu"] != (here := record.processor()[0]):
         before = state["machine"]["cpu"]
         raise SystemExit(f"{path} was begun on {before}, this is {here}: one release needs one machine (--again)")
     finished: dict[str, Any] = state.get("finished", {})
-    left_out = () if options.everything else INDEPENDENT
+    left_out = () if options.everything else LONG
     for name in (*readme.TABLES, *OTHERS):
         if name in finished or name in left_out:
             continue
         print(f"benchmarks.{name}", file=sys.stderr, flush=True)
-        finished[name] = measure(name, [*special(name), *more])
+        finished[name] = measure(name, [*special(name, place), *more])
         print(*(f"  moved: {line}" for line in finished[name]["moved"]), sep="\n", flush=True)
         record.save("all", options, finished=finished)
     if not options.quick:
