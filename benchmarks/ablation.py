@@ -14,9 +14,7 @@ The log holds all finished runs: the same command continues an interrupted bench
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -26,7 +24,7 @@ from benchmarks import record
 from benchmarks.cells import Cells
 from benchmarks.learn import vitrail_verb
 
-DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "cifar100"
+DATA = record.DATA / "cifar100"
 LOG = record.RESULTS / "ablation.jsonl"
 
 
@@ -61,24 +59,20 @@ BUDGETS = {3.0: tuple(SETTINGS), 10.0: ("muon", "four-layers", "narrow-mlp", "na
 """Minutes of a run -> the settings that are measured with it; with more than the first, only in the recipe itself."""
 
 
-def rows() -> dict[str, str]:
-    """Return the flags of each row."""
+def rows() -> dict[tuple[str, str], str]:
+    """Return the flags of each run: (plain or recipe, the setting that is changed, "" for none) -> flags."""
     plain = {name: setting.off for name, setting in SETTINGS.items() if setting.kept}
-    found = {"plain": " ".join(plain.values()), "recipe": ""}
+    found = {("plain", ""): " ".join(plain.values()), ("recipe", ""): ""}
     for name, setting in SETTINGS.items():
         others = [off for other, off in plain.items() if other != name]
-        found[f"plain, {name}"] = " ".join([*others, setting.on])
-        found[f"recipe, {name}"] = setting.off if setting.kept else setting.on
+        found["plain", name] = " ".join([*others, setting.on])
+        found["recipe", name] = setting.off if setting.kept else setting.on
     return found
 
 
-def cells_of(minutes: Sequence[float], only: Sequence[str]) -> list[tuple[float, str]]:
-    """Return all pairs of a budget and a row."""
-    pairs = []
-    for budget, (row, _, name) in product(minutes, (row.partition(", ") for row in rows())):
-        if not name or (name in only and name in BUDGETS[budget] and (row == "recipe" or budget == min(BUDGETS))):
-            pairs.append((budget, f"{row}, {name}" if name else row))
-    return pairs
+def is_measured(minutes: float, base: str, name: str) -> bool:
+    """Return whether a run is part of the table."""
+    return name in ("", *BUDGETS[minutes]) and (base == "recipe" or minutes == min(BUDGETS))
 
 
 def measured(flags: str, seed: int, minutes: float, folder: Path) -> dict[str, float]:
@@ -91,13 +85,15 @@ def measured(flags: str, seed: int, minutes: float, folder: Path) -> dict[str, f
 
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the table: a row for each setting, in a plain recipe and in the recipe itself."""
-    found = {(r["minutes"], r["name"]): record.with_deviation(r["mean"], r["deviation"]) for r in document["rows"]}
+    found = {
+        (r["minutes"], r["base"], r["name"]): record.with_deviation(r["mean"], r["deviation"]) for r in document["rows"]
+    }
     short, long = BUDGETS
     columns = ((short, "plain"), (short, "recipe"), (long, "recipe"))
     header = "held-out top-1, %", *(f"{name}, {minutes:g} minutes" for minutes, name in columns)
-    lines: list[tuple[str, ...]] = [header, ("as it is", *(found.get(column, "") for column in columns))]
+    lines: list[tuple[str, ...]] = [header, ("as it is", *(found.get((*column, ""), "") for column in columns))]
     for name, setting in SETTINGS.items():
-        cells = [found.get((minutes, f"{row}, {name}"), "") for minutes, row in columns]
+        cells = [found.get((*column, name), "") for column in columns]
         if any(cells):
             lines.append(
                 (f"{name}{': plain with it, recipe without it' if setting.kept else ': both with it'}", *cells)
@@ -118,29 +114,27 @@ def main() -> None:
     if options.quick:
         options.seeds, options.log = [0], Path(tempfile.mkdtemp()) / "log.jsonl"
     os.environ["OMP_NUM_THREADS"] = "1"  # of all children
-    cells, flags, asked = Cells(options.log, options.stop_after), rows(), cells_of(options.minutes, options.only)
-    every = sorted(((*pair, seed) for seed, pair in product(options.seeds, asked)), key=lambda one: one[0])
+    cells, flags = Cells(options.log, options.stop_after), rows()
+    every = [
+        (minutes, base, name, seed)
+        for minutes, seed, (base, name) in product(options.minutes, options.seeds, flags)
+        if is_measured(minutes, base, name) and name in ("", *options.only)
+    ]
 
-    def cell(minutes: float, name: str, seed: int) -> dict[str, float] | None:
-        key = dict(flags=flags[name], seed=seed, minutes=minutes, at_once=at_once)
+    def cell(minutes: float, base: str, name: str, seed: int) -> dict[str, float] | None:
+        key = dict(flags=flags[base, name], seed=seed, minutes=minutes, at_once=at_once)
         length = 0.02 if options.quick else minutes
-        return cells.train(lambda folder: measured(flags[name], seed, length, folder), **key)
+        return cells.train(lambda folder: measured(flags[base, name], seed, length, folder), **key)
 
     with ThreadPoolExecutor(at_once) as pool:
         results = list(pool.map(lambda one: cell(*one), every))
-    scores: dict[tuple[float, str], list[float]] = {}
-    for (minutes, name, _), found in zip(every, results, strict=True):
+    scores: dict[tuple[float, str, str], list[float]] = {}
+    for (*which, _), found in zip(every, results, strict=True):
         if found:
-            scores.setdefault((minutes, name), []).append(found["accuracy"])
+            scores.setdefault(tuple(which), []).append(found["accuracy"])
     table = [
-        {
-            "name": name,
-            "minutes": minutes,
-            "mean": round(statistics.fmean(some), 2),
-            "deviation": round(statistics.stdev(some), 2) if len(some) > 1 else None,
-            "seeds": len(some),
-        }
-        for (minutes, name), some in scores.items()
+        {"minutes": minutes, "base": base, "name": name, **record.over_seeds(some), "seeds": len(some)}
+        for (minutes, base, name), some in scores.items()
     ]
     document = {"at_once": at_once, "missing": cells.missing, "rows": table}
     record.print_lines("scratch-small", summary(document))

@@ -17,7 +17,6 @@ of the flipped labels among as many first suspects as there are flipped labels.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -30,7 +29,7 @@ from rich.table import Table
 from benchmarks import record
 from benchmarks.learn import vitrail_verb
 
-DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data"))
+DATA = record.DATA
 SETS = {"CIFAR-100": ("cifar100", "test"), "flowers12": ("flowers12", "train")}
 NUMBERS = ("accuracy", "recall", "precision", "first")
 

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks import record
 
-DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data"))
+DATA = record.DATA
 TWICE = 3.0
 """Mean difference in grey levels, at 48 x 48 pixels, of two images that count as one that is stored twice."""
 

@@ -41,7 +41,7 @@ from vitrail.recipes.registry import recipe
 from vitrail.training.loop import fit
 from vitrail.training.run import Model, Run
 
-DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data"))
+DATA = record.DATA
 LOG = record.RESULTS / "finetune_default.jsonl"
 CACHE = Path.home() / ".cache" / "vitrail-benchmarks" / "finetune_default"
 NETWORK = Model(width=96, depth=4, heads=3, mlp_dim=192, pool="gap", stem="early")

@@ -22,7 +22,7 @@ import torch
 from benchmarks import compare, peers, record, train_step
 from benchmarks.compare import Contender
 
-IMAGES = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "imagenet-samples"
+IMAGES = record.DATA / "imagenet-samples"
 SIZE, BATCH, COPIES, SHORT_SIDE = 224, 32, 4, 256
 SCALE = (0.08, 1.0)
 

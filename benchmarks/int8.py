@@ -11,7 +11,6 @@ the same for both programs, so the difference is exact for them.
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import tempfile
@@ -21,7 +20,7 @@ from typing import Any
 from benchmarks import record
 from benchmarks.learn import vitrail_verb
 
-DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data"))
+DATA = record.DATA
 SETS = {100: "cifar100", 12: "flowers12"}
 """Number of classes -> the set of images."""
 RUNTIMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}

@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks import compare, record
 
-DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "cifar100"
+DATA = record.DATA / "cifar100"
 DEV_IMAGES = 5_000
 HOLDOUT = 0.02
 """Share of the training images that vitrail holds out to choose the best weights: the paper's for CIFAR (B.1.1)."""
@@ -163,8 +163,7 @@ def summarise(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for side in dict.fromkeys(row["side"] for row in results):
         scores = [row["accuracy"] for row in results if row["side"] == side]
         table[side] = {
-            "mean": round(statistics.mean(scores), 2),
-            "deviation": round(statistics.stdev(scores), 2) if len(scores) > 1 else None,
+            **record.over_seeds(scores),
             "seeds": len(scores),
         }
         for key in SUMMARY[1:]:

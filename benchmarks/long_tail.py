@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from benchmarks import record
 from benchmarks.cells import Cells
 from benchmarks.learn import vitrail_verb
 
-DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "cifar100"
+DATA = record.DATA / "cifar100"
 LOG = record.RESULTS / "long_tail.jsonl"
 OPTIONS: dict[str, tuple[str, ...]] = {
     "nothing": (),
@@ -85,8 +84,7 @@ def over_seeds(found: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]
         row: dict[str, Any] = {"option": name, "seeds": len(results)}
         for column in COLUMNS:
             if values := [result[column] for result in results if column in result]:
-                deviation = round(statistics.stdev(values), 2) if len(values) > 1 else None
-                row[column] = {"mean": round(statistics.fmean(values), 2), "deviation": deviation}
+                row[column] = record.over_seeds(values)
         rows.append(row)
     return rows
 

@@ -11,7 +11,6 @@ start from the same random weights.
 from __future__ import annotations
 
 import csv
-import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -23,7 +22,7 @@ from PIL import Image
 from benchmarks import record
 from benchmarks.learn import vitrail_verb
 
-DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "cifar100"
+DATA = record.DATA / "cifar100"
 LABELS, CLASSES = 20, 100
 SETS = {"train": 0, "test": 1}
 """Split -> seed of its scenes."""

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ from benchmarks.compare import Measurement
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
+DATA = Path(os.environ.get("VITRAIL_TEST_DATA", ROOT.parent / "shared" / "data"))
+"""Folder of the real images."""
 OURS = "vitrail"
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile", "asimd", "bf16")
@@ -155,6 +158,12 @@ def show(title: str, results: list[dict[str, Any]]) -> None:
             str(row["disturbed_rounds"] or ""),
         )
     Console(width=110).print(table)
+
+
+def over_seeds(values: Sequence[float]) -> dict[str, float | None]:
+    """Return mean and standard deviation, rounded; there is no deviation of a single value."""
+    deviation = round(statistics.stdev(values), 2) if len(values) > 1 else None
+    return {"mean": round(statistics.fmean(values), 2), "deviation": deviation}
 
 
 def with_deviation(mean: float, deviation: float | None) -> str:

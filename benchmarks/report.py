@@ -39,7 +39,7 @@ from vitrail.training.run import Optim, Run
 from vitrail.weights.card import Card
 from vitrail.weights.store import save_model
 
-PHOTOS = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "flowers12"
+PHOTOS = record.DATA / "flowers12"
 CLASSES, IMAGES, SIDE, STEPS = 100, 10_000, 224, 2_000
 LIMIT_MB, LIMIT_SECONDS = 5.0, 1.0
 EMPTY = "<!doctype html><title>empty</title><p>empty"

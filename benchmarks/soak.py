@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -35,7 +34,7 @@ from benchmarks import record
 from benchmarks.cells import Cells
 from benchmarks.serve import form, jpeg, wait
 
-DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data")) / "flowers12"
+DATA = record.DATA / "flowers12"
 SMALL = ("--model=Ti/8", "--vit.width=64", "--vit.depth=2", "--vit.heads=2", "--vit.mlp-dim=128", "--image-size=64")
 SAMPLES = 120
 """Number of samples per process."""

@@ -13,7 +13,6 @@ The log holds all finished runs: the same command continues an interrupted bench
 
 from __future__ import annotations
 
-import os
 import tempfile
 from functools import partial
 from itertools import product
@@ -24,7 +23,7 @@ from benchmarks import compare, photo_tiles, record
 from benchmarks.cells import Cells
 from benchmarks.learn import summarise, vitrail_verb
 
-DATA = Path(os.environ.get("VITRAIL_TEST_DATA", record.ROOT.parent / "shared" / "data"))
+DATA = record.DATA
 SETS = {"flowers12": "12 kinds of flowers", "tiles": "tiles of 72 photographs"}
 FINE_TUNED, SCRATCH, BEFORE = "fine-tuned", "from scratch", "from scratch, AdamW, six layers"
 HELD_OUT = "--data.holdout=0.2"
