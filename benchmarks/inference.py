@@ -1,9 +1,9 @@
 """Predicting with ViT-B/16 at 224 px on the CPU: ours against timm, transformers, torchvision; torch alone.
 
-Everybody eager, in inference mode, at the same threads, batch and precision. "bf16" is bfloat16 weights; the
-rows marked autocast keep float32 weights, as most scripts do. vitrail predicts with the frozen copy that its
-verbs use, from uint8 images; the others are handed images already normalised. Before the race ours must return
-timm's logits for timm's weights.
+Everybody in inference mode, at the same threads, batch and precision; eager, but for timm as `torch.compile` makes
+it. "bf16" is bfloat16 weights; the rows marked autocast keep float32 weights, as most scripts do. vitrail predicts with
+the frozen copy that its verbs use, from uint8 images; the others are handed images already normalised. Before the race
+ours must return timm's logits for timm's weights.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def predictor(model: nn.Module, inputs: list[Tensor]) -> Callable[[], Tensor]:
     return step
 
 
-def contenders(architecture: Architecture, batch: int, precision: str) -> list[Contender]:
-    """Ours, every peer at its own best way to this precision, and timm under autocast."""
+def contenders(architecture: Architecture, batch: int, precision: str, *, compiled: bool = True) -> list[Contender]:
+    """Ours, every peer at its own best way to this precision, and timm compiled and under autocast."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     pixels = images(batch, architecture.image_size)
     normalised = [(image.float() / 255 - 0.5) / 0.5 for image in pixels]
@@ -65,6 +65,9 @@ def contenders(architecture: Architecture, batch: int, precision: str) -> list[C
             for name, make in PEERS.items()
         ),
     ]
+    if compiled:
+        step = predictor(torch.compile(peers.timm(architecture).to(dtype)), ready)  # type: ignore[arg-type]
+        field.append(Contender("timm, compiled", step, batch, compare.stock))
     if precision == "bf16":
         step = predictor(peers.timm(architecture), normalised)
         field.append(Contender("timm, autocast", step, batch, partial(compare.stock, "bf16")))
@@ -96,7 +99,8 @@ def measure(
 ) -> dict[str, Any]:
     """One table: everybody at one batch size and precision."""
     seconds = 0.1 if options.quick else 3.0
-    measured = compare.race(contenders(architecture, batch, precision), rounds=options.rounds, seconds=seconds)
+    field = contenders(architecture, batch, precision, compiled=not options.quick)
+    measured = compare.race(field, rounds=options.rounds, seconds=seconds)
     rows = record.rows(measured, flops=architecture.flops, peak=peak)
     record.show(f"B/16, 224 px, batch {batch}, {precision}, images/s", rows)
     ours, *others = measured

@@ -81,6 +81,11 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
+def onednn_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """Return the GELU ("none" or "tanh") of `onednn_linear`, in one pass over the output."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu", [], approximate)
+
+
 def onednn_linear_add(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return residual [..., out] + `onednn_linear` of x [..., in], in one pass over the output."""
     return torch.ops.mkldnn._linear_pointwise.binary(x, residual, weight, bias, "add")

@@ -5,7 +5,7 @@ A trained network repeats work in every call that only training needs. The froze
 1. Folding. The scale of the queries, the scale and shift of a norm, and LayerScale are multiplied into the weights
    of the dense layers next to them (`vitrail.model.wide` does this). The kernels of a ResNet are standardised.
 2. Packing, on a CPU only. oneDNN stores a weight matrix in its own layout; without `Packed` it would convert the
-   matrix in every call. The residual is added inside the matrix product.
+   matrix in every call. The residual is added, and the GELU applied, inside the matrix product.
 3. Joining. The branches of a parallel block become one wide branch, in bfloat16 and on a GPU. In float32 on a CPU
    they stay separate, because wider activations do not fit into the cache.
 4. Rounding. All values are folded in the type of the model first, then rounded once to `dtype`.
@@ -35,7 +35,7 @@ from vitrail.model.posemb import AtLayer, Grid, Positions
 from vitrail.model.resnet.stdconv import StdConv2d
 from vitrail.model.vit import ViT
 from vitrail.model.wide import ForBranches, Wide, can_join, wide_attention, wide_mlp
-from vitrail.torch_private import onednn_linear, onednn_linear_add, onednn_pack
+from vitrail.torch_private import onednn_linear, onednn_linear_add, onednn_linear_gelu, onednn_pack
 
 
 class Packed(nn.Module):
@@ -49,6 +49,10 @@ class Packed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
         return onednn_linear(x, self.weight, self.bias)
+
+    def with_gelu(self, x: Tensor, approximate: str) -> Tensor:
+        """Return the GELU of the layer applied to x [..., in], in one pass."""
+        return onednn_linear_gelu(x, self.weight, self.bias, approximate)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual [..., out] + the layer applied to x [..., in], in one pass."""
@@ -68,6 +72,10 @@ class Plain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
         return F.linear(x, self.weight, self.bias)
+
+    def with_gelu(self, x: Tensor, approximate: str) -> Tensor:
+        """Return the GELU of the layer applied to x [..., in]."""
+        return F.gelu(self(x), approximate=approximate)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual [..., out] + the layer applied to x [..., in]."""
@@ -115,13 +123,15 @@ class FrozenMLP(nn.Module):
     def __init__(self, wide: Wide, mlp: MLP | SwiGLU, layer: Layer) -> None:
         super().__init__()
         self.fc1, self.fc2 = layer(*wide.inner), layer(wide.outer.weight, wide.outer.bias.sum(0))
-        self.activate: Callable[[Tensor], Tensor] = swiglu
-        if isinstance(mlp, MLP):
-            self.activate = mlp.act
+        self.activate: Callable[[Tensor], Tensor] = mlp.act if isinstance(mlp, MLP) else swiglu
 
     def forward(self, x: Tensor, normed: Tensor) -> Tensor:
         """Return x [batch, tokens, width] + the MLP of normed, which has the same shape."""
-        return self.fc2.added_to(x, self.activate(self.fc1(normed)))
+        if isinstance(self.activate, nn.GELU):
+            hidden = self.fc1.with_gelu(normed, self.activate.approximate)
+        else:
+            hidden = self.activate(self.fc1(normed))
+        return self.fc2.added_to(x, hidden)
 
 
 class FrozenBlock(nn.Module):
