@@ -34,6 +34,8 @@ class Setting(NamedTuple):
     on: str
     off: str
     kept: bool
+    before: str = ""
+    """Another recipe that trains the same network first, on the same images without labels, for a third of the time."""
 
 
 ADAMW = "--optim.name=adamw --optim.lr=0.0015 --batch-size=128"
@@ -52,10 +54,15 @@ SETTINGS = {
     "layer-scale": Setting("--vit.layer-scale=0.1", "", False),
     "average-of-weights": Setting("--average.kind=ema --average.decay=0.99", "", False),
     "cutmix": Setting("--augment.cutmix=1 --augment.mixup=0.2", "", False),
+    "mae-before": Setting("", "", False, "mae-small"),
 }
-
-
-BUDGETS = {3.0: tuple(SETTINGS), 10.0: ("muon", "four-layers", "narrow-mlp", "narrower", "cutmix")}
+SHARE_BEFORE = 1 / 3
+SAME_NETWORK = [
+    *(f"--vit.{name}={value}" for name, value in (("width", 192), ("depth", 4), ("heads", 6), ("mlp-dim", 384))),
+    *("--vit.stem=early", "--vit.positions=1d", "--objective.mask-after-stem=true"),
+]
+"""Flags with which mae-small trains the network of scratch-small."""
+BUDGETS = {3.0: tuple(SETTINGS), 10.0: ("muon", "four-layers", "narrow-mlp", "narrower", "cutmix", "mae-before")}
 """Minutes of a run -> the settings that are measured with it; with more than the first, only in the recipe itself."""
 
 
@@ -70,16 +77,28 @@ def rows() -> dict[tuple[str, str], str]:
     return found
 
 
+def before(name: str) -> str:
+    """Return the recipe that trains before, "" for none."""
+    return SETTINGS[name].before if name else ""
+
+
 def is_measured(minutes: float, base: str, name: str) -> bool:
     """Return whether a run is part of the table."""
-    return name in ("", *BUDGETS[minutes]) and (base == "recipe" or minutes == min(BUDGETS))
+    short = minutes == min(BUDGETS) and not before(name)
+    return name in ("", *BUDGETS[minutes]) and (base == "recipe" or short)
 
 
-def measured(flags: str, seed: int, minutes: float, folder: Path) -> dict[str, float]:
-    """Train, and return the accuracy on the images held out, in percent."""
-    words = f"--data.holdout=0.1 --data.test=none --seed={seed} --time-limit={minutes} --resume=auto {flags}".split()
-    every = ["--evaluate-every=100 %", "--checkpoint-every=100 %", f"--out={folder}"]
-    ran = vitrail_verb(["train", str(DATA), "--recipe=scratch-small", *words, *every])
+def measured(flags: str, first: str, seed: int, minutes: float, folder: Path) -> dict[str, float]:
+    """Train, first with the recipe `first` if there is one, and return the accuracy on the images held out, in %."""
+    words = [str(DATA), "--data.holdout=0.1", "--data.test=none", f"--seed={seed}", "--resume=auto"]
+    words += ["--evaluate-every=100 %", "--checkpoint-every=100 %"]
+    verb = ["train"]
+    if first:
+        limit, minutes = minutes * SHARE_BEFORE, minutes * (1 - SHARE_BEFORE)
+        flagged = [*SAME_NETWORK, f"--recipe={first}", f"--time-limit={limit}", f"--out={folder / first}"]
+        verb = ["finetune", f"--from={vitrail_verb(['train', *words, *flagged])['folder']}"]
+    words += ["--recipe=scratch-small", f"--time-limit={minutes}", f"--out={folder / 'supervised'}", *flags.split()]
+    ran = vitrail_verb([*verb, *words])
     return {"accuracy": round(100 * ran["best"]["top1"], 2), "steps": ran["steps"]}
 
 
@@ -122,9 +141,9 @@ def main() -> None:
     ]
 
     def cell(minutes: float, base: str, name: str, seed: int) -> dict[str, float] | None:
-        key = dict(flags=flags[base, name], seed=seed, minutes=minutes, at_once=at_once)
+        key = dict(flags=flags[base, name], before=before(name), seed=seed, minutes=minutes, at_once=at_once)
         length = 0.02 if options.quick else minutes
-        return cells.train(lambda folder: measured(flags[base, name], seed, length, folder), **key)
+        return cells.train(lambda folder: measured(flags[base, name], before(name), seed, length, folder), **key)
 
     with ThreadPoolExecutor(at_once) as pool:
         results = list(pool.map(lambda one: cell(*one), every))
