@@ -121,7 +121,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 Image.new("RGB", (40, 40), shade).save(place / f"{kind}-{number}.jpg")
     model = vitrail.create("Ti/8", width=24, depth=3, heads=2, mlp_dim=48, image_size=(32, 32), classes=2)
     model.card = vitrail.Card(model.config, list(colours))
-    for run in ("cifar100-1", "finetune-small-1"):
+    for run in ("cifar100-1", "finetune-1"):
         vitrail.save(model, folder / "runs" / run / "model" / "best")
     return folder
 
