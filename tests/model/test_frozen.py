@@ -28,6 +28,7 @@ TINY = dict(width=32, depth=3, heads=2, mlp_dim=64, patch=8, image_size=32, clas
         dict(pool="cls+gap", mlp="swiglu", layer_scale=0.3),
         dict(final_norm="pooled"),
         dict(place="every", gelu="tanh"),
+        dict(gelu="quick"),
         dict(block="parallel", branches=2),
         dict(block="parallel", branches=3, layer_scale=0.3, positions="relative"),
         dict(block="parallel", branches=2, mlp="swiglu", positions="relative_bias", pool="gap"),
