@@ -59,7 +59,7 @@ SETTINGS = {
 SHARE_BEFORE = 1 / 3
 SAME_NETWORK = [
     *(f"--vit.{name}={value}" for name, value in (("width", 192), ("depth", 4), ("heads", 6), ("mlp-dim", 384))),
-    *("--vit.stem=early", "--vit.positions=1d", "--objective.mask-after-stem=true"),
+    *("--vit.stem=early", "--vit.positions=1d", "--objective.mask-after-stem"),
 ]
 """Flags with which mae-small trains the network of scratch-small."""
 BUDGETS = {3.0: tuple(SETTINGS), 10.0: ("muon", "four-layers", "narrow-mlp", "narrower", "cutmix", "mae-before")}
