@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from benchmarks import record
 from benchmarks.cells import Cells
 from benchmarks.learn import vitrail_verb
+from vitrail.recipes.small import SHALLOW
 
 DATA = record.DATA / "cifar100"
 LOG = record.RESULTS / "ablation.jsonl"
@@ -58,8 +59,11 @@ SETTINGS = {
 }
 SHARE_BEFORE = 1 / 3
 SAME_NETWORK = [
-    *(f"--vit.{name}={value}" for name, value in (("width", 192), ("depth", 4), ("heads", 6), ("mlp-dim", 384))),
-    *("--vit.stem=early", "--vit.positions=1d", "--objective.mask-after-stem"),
+    *(
+        f"--vit.{name.replace('_', '-')}={getattr(SHALLOW, name)}"
+        for name in ("width", "depth", "heads", "mlp_dim", "stem")
+    ),
+    *("--vit.positions=1d", "--objective.mask-after-stem"),
 ]
 """Flags with which mae-small trains the network of scratch-small."""
 BUDGETS = {3.0: tuple(SETTINGS), 10.0: ("muon", "four-layers", "narrow-mlp", "narrower", "cutmix", "mae-before")}
