@@ -1,6 +1,7 @@
 """The rules of every comparison: alternate, take medians, look at the ceiling, distrust a busy machine.
 
-A `Contender` is something to call. `race` calls all contenders in turn, round after round, in an order that rotates.
+A `Contender` is something to call. `race` calls all contenders in turn, round after round, in an order that rotates;
+`race_apart` has each in a process of its own, where what is set for a whole process differs between the sides.
 `Measurement.ratio` compares two of them round by round, so that a slow phase of the machine slows down both sides.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import psutil
@@ -76,21 +79,71 @@ class Ratio:
         return dict(zip(("median", "low", "high"), (round(v, 3) for v in values), strict=True))
 
 
+Sample = Callable[[float], tuple[float, float]]
+"""Measures for some seconds and returns images/s and the share of the machine that other processes used."""
+
+
 def race(contenders: list[Contender], *, rounds: int = 5, seconds: float = 3.0) -> list[Measurement]:
     """Measure all contenders in alternation; a sample takes at least `seconds` and two calls."""
-    measured = {c.name: Measurement(c.name) for c in contenders}
-    if len(measured) != len(contenders):
+    if len({c.name for c in contenders}) != len(contenders):
         raise ValueError("two contenders have the same name")
-    for contender in contenders:  # the first calls compile, allocate and fill caches: outside the clock
-        with contender.setting():
-            contender.step()
-            contender.step()
+    for contender in contenders:
+        _warm_up(contender)
+    return _in_turn({c.name: partial(_quiet_sample, c) for c in contenders}, rounds, seconds)
+
+
+def race_apart(
+    makers: Mapping[str, Callable[[], Contender]], *, rounds: int = 5, seconds: float = 3.0
+) -> list[Measurement]:
+    """Do the same with contenders that are made in a process each, with this process's number of torch threads.
+
+    So the settings of one process (the allocator's, above all) are those of one side only. All processes live at the
+    same time, and all but one are idle. The functions that make contenders must be importable.
+    """
+    spawn, threads = multiprocessing.get_context("spawn"), torch.get_num_threads()
+    with ExitStack() as stack:
+        samples: dict[str, Sample] = {}
+        for name, make in makers.items():
+            home = stack.enter_context(ProcessPoolExecutor(1, spawn, torch.set_num_threads, (threads,)))
+            home.submit(_settle, make).result()
+            samples[name] = partial(_sample_there, home)
+        return _in_turn(samples, rounds, seconds)
+
+
+_settled: list[Contender] = []
+"""The contender that lives in this process."""
+
+
+def _settle(make: Callable[[], Contender]) -> None:
+    _settled[:] = [make()]
+    _warm_up(_settled[0])
+
+
+def _sample_there(home: ProcessPoolExecutor, seconds: float) -> tuple[float, float]:
+    return home.submit(_sample_settled, seconds).result()
+
+
+def _sample_settled(seconds: float) -> tuple[float, float]:
+    return _quiet_sample(_settled[0], seconds)
+
+
+def _warm_up(contender: Contender) -> None:
+    """Make the first calls, which compile, allocate and fill caches, outside the clock."""
+    with contender.setting():
+        contender.step()
+        contender.step()
+
+
+def _in_turn(samples: dict[str, Sample], rounds: int, seconds: float) -> list[Measurement]:
+    """Measure round by round; the one that is first rotates."""
+    measured = {name: Measurement(name) for name in samples}
+    names = list(samples)
     for turn in range(rounds):
-        start = turn % len(contenders)
-        for contender in contenders[start:] + contenders[:start]:
-            rate, foreign = _quiet_sample(contender, seconds)
-            measured[contender.name].rates.append(rate)
-            measured[contender.name].foreign.append(foreign)
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            rate, foreign = samples[name](seconds)
+            measured[name].rates.append(rate)
+            measured[name].foreign.append(foreign)
     return list(measured.values())
 
 

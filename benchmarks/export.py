@@ -1,9 +1,10 @@
 """Predict on the CPU: our frozen torch path against the programs that `vitrail export` writes, in three precisions.
 
-The network, the uint8 images, the threads and the process are the same. ONNX Runtime and OpenVINO run the exported
-programs with their defaults, except for the number of threads and OpenVINO's precision. int8 programs run as vitrail
-runs them, and beside them as OpenVINO runs the same file with nothing of vitrail in between. Each program has passed
-its parity check before it is timed. int8 programs are calibrated on random images, because only speed is measured.
+The network, the uint8 images and the number of threads are the same. Each side has a process of its own, ours set as
+the command line sets it (`keep_freed_memory`). ONNX Runtime and OpenVINO run the exported programs with their defaults,
+except for the number of threads and OpenVINO's precision. int8 programs run as vitrail runs them, and beside them as
+OpenVINO runs the same file with nothing of vitrail in between. Each program has passed its parity check before it is
+timed. int8 programs are calibrated on random images, because only speed is measured.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,8 +23,9 @@ import torch
 
 from benchmarks import compare, peers, record
 from benchmarks.compare import Contender
-from benchmarks.inference import images, predictor
+from benchmarks.inference import images
 from benchmarks.peers import Architecture
+from vitrail.device import keep_freed_memory
 from vitrail.exports.engine import Engine
 from vitrail.exports.int8 import Samples, quantise
 from vitrail.exports.kinds import KINDS, runtime
@@ -35,6 +38,7 @@ CALIBRATION = 16
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 Step = Callable[[np.ndarray], object]
+Make = Callable[[], Step]
 
 
 def onnx_step(folder: Path) -> Step:
@@ -58,14 +62,27 @@ def openvino_step(folder: Path, precision: str) -> Step:
 
 def engine_step(folder: Path) -> Step:
     """Return what `vitrail predict` runs."""
+    keep_freed_memory()
     engine = Engine(folder / "model.xml")
     return lambda batch: engine(torch.from_numpy(batch))
 
 
-def feeding(step: Step, batches: list[torch.Tensor]) -> Callable[[], object]:
-    """Return a step that predicts the next batch."""
-    feed = itertools.cycle([batch.numpy() for batch in batches])
-    return lambda: step(next(feed))
+def frozen_step(architecture: Architecture, precision: str) -> Step:
+    """Return our frozen network."""
+    keep_freed_memory()
+    model = freeze(peers.ours(architecture).eval(), DTYPES[precision])
+
+    @torch.inference_mode()
+    def step(batch: np.ndarray) -> object:
+        return model(torch.from_numpy(batch))
+
+    return step
+
+
+def contender(name: str, make: Make, architecture: Architecture, batch: int) -> Contender:
+    """Return the side that predicts with what `make` returns; only torch heeds the setting."""
+    step, feed = make(), itertools.cycle([pixels.numpy() for pixels in images(batch, architecture.image_size)])
+    return Contender(name, lambda: step(next(feed)), batch, compare.tuned)
 
 
 def in_int8(exported: Path, folder: Path, to: str) -> Path:
@@ -91,22 +108,27 @@ def programs(model: Any, folder: Path) -> dict[tuple[str, str], Path]:
     return found
 
 
-def field(model: Any, made: dict[tuple[str, str], Path], precision: str) -> dict[str, Step | Any]:
-    """Return the contenders of one precision by name: programs, or our frozen network."""
-    frozen = {name: freeze(model, dtype) for name, dtype in DTYPES.items()}
+def sides(architecture: Architecture, made: dict[tuple[str, str], Path], precision: str) -> dict[str, Make]:
+    """Return what makes the sides of one precision: programs, or our frozen network."""
     if precision == "float32":
-        steps = {"ONNX Runtime": onnx_step(made["onnx", "float32"])}
-        return {record.OURS: frozen["float32"], **steps, "OpenVINO": openvino_step(made["openvino", "float32"], "f32")}
+        return {
+            record.OURS: partial(frozen_step, architecture, precision),
+            "ONNX Runtime": partial(onnx_step, made["onnx", precision]),
+            "OpenVINO": partial(openvino_step, made["openvino", precision], "f32"),
+        }
+    program = made["openvino", precision]
     if precision == "bf16":
-        engine, direct = made["openvino", "bf16"], openvino_step(made["openvino", "bf16"], "bf16")
-        return {record.OURS: frozen["bf16"], "vitrail, OpenVINO program": engine_step(engine), "OpenVINO": direct}
-    engine = made["openvino", "int8"]
+        return {
+            record.OURS: partial(frozen_step, architecture, precision),
+            "vitrail, OpenVINO program": partial(engine_step, program),
+            "OpenVINO": partial(openvino_step, program, "bf16"),
+        }
     return {
-        record.OURS: engine_step(engine),
-        "OpenVINO": openvino_step(engine, "f32"),
-        "OpenVINO, the rest in bf16": openvino_step(engine, "bf16"),
-        "ONNX Runtime": onnx_step(made["onnx", "int8"]),
-        "vitrail, bf16": frozen["bf16"],
+        record.OURS: partial(engine_step, program),
+        "OpenVINO": partial(openvino_step, program, "f32"),
+        "OpenVINO, the rest in bf16": partial(openvino_step, program, "bf16"),
+        "ONNX Runtime": partial(onnx_step, made["onnx", precision]),
+        "vitrail, bf16": partial(frozen_step, architecture, "bf16"),
     }
 
 
@@ -118,14 +140,14 @@ def measure(name: str, architecture: Architecture, options: Any) -> list[dict[st
     with TemporaryDirectory() as scratch:
         made = programs(model, Path(scratch))
         for precision, batch in itertools.product(("float32", "bf16", "int8"), BATCHES):
-            pixels = images(batch, architecture.image_size)
-            contenders = [
-                Contender(who, predictor(step, pixels), batch, compare.tuned)
-                if isinstance(step, torch.nn.Module)
-                else Contender(who, feeding(step, pixels), batch)
-                for who, step in field(model, made, precision).items()
-            ]
-            measured = compare.race(contenders, rounds=options.rounds, seconds=0.1 if options.quick else 1.2)
+            measured = compare.race_apart(
+                {
+                    who: partial(contender, who, make, architecture, batch)
+                    for who, make in sides(architecture, made, precision).items()
+                },
+                rounds=options.rounds,
+                seconds=0.1 if options.quick else 1.2,
+            )
             rows = record.rows(measured)
             record.show(f"{name}, 224 px, batch {batch}, {precision}, images/s", rows)
             results.append({"case": name, "batch": batch, "precision": precision, "rows": rows})

@@ -2,8 +2,9 @@
 
 Everybody in inference mode, at the same threads, batch and precision; eager, but for timm as `torch.compile` makes
 it. "bf16" is bfloat16 weights; the rows marked autocast keep float32 weights, as most scripts do. vitrail predicts with
-the frozen copy that its verbs use, from uint8 images; the others are handed images already normalised. Before the race
-ours must return timm's logits for timm's weights.
+the frozen copy that its verbs use, from uint8 images; the others are handed images already normalised. Each side has a
+process of its own, ours set as the command line sets it (`keep_freed_memory`). Before the race ours must return timm's
+logits for timm's weights.
 """
 
 from __future__ import annotations
@@ -21,17 +22,12 @@ from torch import Tensor, nn
 from benchmarks import compare, peers, record
 from benchmarks.compare import Contender
 from benchmarks.peers import Architecture
+from vitrail.device import keep_freed_memory
 from vitrail.model.frozen import freeze
 
 BATCHES = (1, 8)
 PRECISIONS = ("float32", "bf16")
 TOLERANCE = {"float32": 1e-5, "bf16": 3e-2}
-PEERS: dict[str, Callable[[Architecture], nn.Module]] = {
-    "timm": peers.timm,
-    "timm, explicit attention": partial(peers.timm, fused=False),
-    "transformers": peers.transformers,
-    "torchvision": peers.torchvision,
-}
 
 
 def images(batch: int, size: int, count: int = 4) -> list[Tensor]:
@@ -52,26 +48,35 @@ def predictor(model: nn.Module, inputs: list[Tensor]) -> Callable[[], Tensor]:
     return step
 
 
-def contenders(architecture: Architecture, batch: int, precision: str, *, compiled: bool = True) -> list[Contender]:
-    """Ours, every peer at its own best way to this precision, and timm compiled and under autocast."""
+def contender(name: str, architecture: Architecture, batch: int, precision: str) -> Contender:
+    """Return one side, ours with this process set as the command line sets it."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     pixels = images(batch, architecture.image_size)
+    if name == record.OURS:
+        keep_freed_memory()
+        return Contender(name, predictor(freeze(peers.ours(architecture), dtype), pixels), batch, compare.tuned)
     normalised = [(image.float() / 255 - 0.5) / 0.5 for image in pixels]
+    model = PEERS[name](architecture)
+    if name == AUTOCAST:
+        return Contender(name, predictor(model, normalised), batch, partial(compare.stock, precision))
     ready = [image.to(dtype) for image in normalised]
-    field = [
-        Contender(record.OURS, predictor(freeze(peers.ours(architecture), dtype), pixels), batch, compare.tuned),
-        *(
-            Contender(name, predictor(make(architecture).to(dtype), ready), batch, compare.stock)
-            for name, make in PEERS.items()
-        ),
-    ]
-    if compiled:
-        step = predictor(torch.compile(peers.timm(architecture).to(dtype)), ready)  # type: ignore[arg-type]
-        field.append(Contender("timm, compiled", step, batch, compare.stock))
-    if precision == "bf16":
-        step = predictor(peers.timm(architecture), normalised)
-        field.append(Contender("timm, autocast", step, batch, partial(compare.stock, "bf16")))
-    return field
+    return Contender(name, predictor(model.to(dtype), ready), batch, compare.stock)
+
+
+def compiled_timm(architecture: Architecture) -> nn.Module:
+    """Return timm's network under `torch.compile`, which compiles it when it is first called."""
+    return torch.compile(peers.timm(architecture))  # type: ignore[return-value]
+
+
+COMPILED, AUTOCAST = "timm, compiled", "timm, autocast"
+PEERS: dict[str, Callable[[Architecture], nn.Module]] = {
+    "timm": peers.timm,
+    "timm, explicit attention": partial(peers.timm, fused=False),
+    "transformers": peers.transformers,
+    "torchvision": peers.torchvision,
+    COMPILED: compiled_timm,
+    AUTOCAST: peers.timm,
+}
 
 
 def same_logits(architecture: Architecture, precision: str) -> float:
@@ -99,8 +104,10 @@ def measure(
 ) -> dict[str, Any]:
     """One table: everybody at one batch size and precision."""
     seconds = 0.1 if options.quick else 3.0
-    field = contenders(architecture, batch, precision, compiled=not options.quick)
-    measured = compare.race(field, rounds=options.rounds, seconds=seconds)
+    left_out = {COMPILED: options.quick, AUTOCAST: precision != "bf16"}
+    names = [name for name in (record.OURS, *PEERS) if not left_out.get(name)]
+    sides = {name: partial(contender, name, architecture, batch, precision) for name in names}
+    measured = compare.race_apart(sides, rounds=options.rounds, seconds=seconds)
     rows = record.rows(measured, flops=architecture.flops, peak=peak)
     record.show(f"B/16, 224 px, batch {batch}, {precision}, images/s", rows)
     ours, *others = measured

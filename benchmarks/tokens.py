@@ -8,9 +8,8 @@ products remains. Rules and contenders are those of `benchmarks.train_step`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-import torch
 
 from benchmarks import compare, peers, record, train_step
 from benchmarks.train_step import Case
@@ -27,10 +26,9 @@ def measure(side: int, precision: str, rounds: int, seconds: float, peak: float,
     architecture = replace(peers.SMALL_IMAGES, image_size=side, depth=1 if quick else peers.SMALL_IMAGES.depth)
     case = Case(f"{architecture.tokens} tokens", architecture, 2 if quick else BATCH)
     difference = train_step.same_losses(case, precision)
-    torch._dynamo.reset()
     names = (record.OURS, *PEERS[: 1 if quick else None])
-    field = [one for name in names for one in train_step.contenders(case, precision, only=name)]
-    measured = compare.race(field, rounds=rounds, seconds=seconds)
+    sides = {name: partial(train_step.contender, name, case, precision) for name in names}
+    measured = compare.race_apart(sides, rounds=rounds, seconds=seconds)
     rows = record.rows(measured, flops=3 * architecture.flops, peak=peak)
     record.show(f"{case.name}, batch {case.batch}, {precision}, images/s of training", rows)
     best = max(measured[1:], key=lambda one: one.median)

@@ -1,10 +1,11 @@
 """One optimiser step, ours against timm, transformers and torchvision, on the CPU.
 
-The same architecture, batch, precision and threads for all; AdamW; synthetic images in memory; no clipping,
-no mixing, no dropout on any side. vitrail is handed uint8 images as its loader makes them; the others get
-float images already normalised, which costs them nothing here. "timm" is timm as it comes: eager, fused
-attention, the optimiser its factory builds. The other timm rows are its best settings: compiled or not,
-either attention path, fused AdamW; "timm at its best" is the fastest of all of them.
+The same architecture, batch, precision and threads for all; AdamW; synthetic images in memory; no clipping, no mixing,
+no dropout on any side. vitrail is handed uint8 images as its loader makes them; the others get float images already
+normalised, which costs them nothing here. Each side has a process of its own, ours set as `vitrail train` sets it
+(`keep_freed_memory`; benchmarks/allocator.py measures what that does). "timm" is timm as it comes: eager, fused
+attention, the optimiser its factory builds. The other timm rows are its best settings: compiled or not, either
+attention path, fused AdamW; "timm at its best" is the fastest of all of them.
 
 Before the race ours and timm start from the same weights and must have the same losses.
 """
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from benchmarks import compare, peers, record
 from benchmarks.compare import Contender
 from benchmarks.peers import Architecture
+from vitrail.device import keep_freed_memory
 
 Step = Callable[[], float]
 """Makes one optimiser step and returns its loss."""
@@ -59,6 +61,7 @@ TIMM = {  # name -> fused attention, compiled, fused AdamW
     "timm, compiled": (True, True, True),
     "timm, compiled, explicit attention": (False, True, True),
 }
+OTHERS = {"transformers": peers.transformers, "torchvision": peers.torchvision}
 
 
 def batches(case: Case, count: int = 3) -> list[tuple[Tensor, Tensor]]:
@@ -160,28 +163,19 @@ def other_step(model: nn.Module, case: Case) -> Step:
     return peer_step(model, case, optimizer)
 
 
-def contenders(case: Case, precision: str, *, only: str | None = None, compiled: bool = True) -> list[Contender]:
-    """Everybody, or the one named `only`."""
-    architecture = case.architecture
-    makers: dict[str, Callable[[], Step]] = {
-        record.OURS: lambda: vitrail_step(peers.ours(architecture), case, precision),
-        "transformers": lambda: other_step(peers.transformers(architecture), case),
-        "torchvision": lambda: other_step(peers.torchvision(architecture), case),
-    }
-    for name, (fused, compile_, fused_optimizer) in TIMM.items():
-        if compiled or not compile_:
-            makers[name] = partial(_make_timm, case, fused, compile_, fused_optimizer)
-    settings = {record.OURS: compare.tuned}  # our step enters autocast itself
-    return [
-        Contender(name, make(), case.batch, settings.get(name, partial(compare.stock, precision)))
-        for name, make in makers.items()
-        if only in (None, name)
-    ]
-
-
-def _make_timm(case: Case, fused: bool, compiled: bool, fused_optimizer: bool) -> Step:
-    model = peers.timm(case.architecture, fused=fused)
-    return timm_step(model, case, compiled=compiled, fused_optimizer=fused_optimizer)
+def contender(name: str, case: Case, precision: str) -> Contender:
+    """Return one side, ours with this process set as the command line sets it."""
+    if name == record.OURS:
+        keep_freed_memory()
+        step = vitrail_step(peers.ours(case.architecture), case, precision)
+        return Contender(name, step, case.batch, compare.tuned)  # the step enters autocast itself
+    if name in TIMM:
+        fused, compiled, fused_optimizer = TIMM[name]
+        model = peers.timm(case.architecture, fused=fused)
+        step = timm_step(model, case, compiled=compiled, fused_optimizer=fused_optimizer)
+    else:
+        step = other_step(OTHERS[name](case.architecture), case)
+    return Contender(name, step, case.batch, partial(compare.stock, precision))
 
 
 def same_losses(case: Case, precision: str, steps: int = 4) -> float:
@@ -212,13 +206,13 @@ def peak_memory(name: str, case: Case, precision: str, threads: int) -> float | 
     if not status.exists():
         return None
     torch.set_num_threads(threads)
-    contenders(replace(case, architecture=replace(case.architecture, depth=1)), precision, only=name)  # imports
+    contender(name, replace(case, architecture=replace(case.architecture, depth=1)), precision)  # imports
     before = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text("5")  # start the kernel's high-water mark anew
-    (contender,) = contenders(case, precision, only=name)
-    with contender.setting():
+    side = contender(name, case, precision)
+    with side.setting():
         for _ in range(3):
-            contender.step()
+            side.step()
     peak = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
     return round((peak * 1024 - before) / 2**20, 1)
 
@@ -235,9 +229,10 @@ def memory(case: Case, precision: str, names: list[str]) -> dict[str, float | No
 def measure(case: Case, precision: str, options: argparse.Namespace, peak: float) -> dict[str, Any]:
     """One table: everybody at one size and precision."""
     difference = same_losses(case, precision)
-    torch._dynamo.reset()
-    field = contenders(case, precision, compiled=not options.quick)
-    measured = compare.race(field, rounds=options.rounds, seconds=0.1 if options.quick else 4.0)
+    left_out = [name for name, (_, compiled, _) in TIMM.items() if compiled and options.quick]
+    names = [name for name in (record.OURS, *OTHERS, *TIMM) if name not in left_out]
+    sides = {name: partial(contender, name, case, precision) for name in names}
+    measured = compare.race_apart(sides, rounds=options.rounds, seconds=0.1 if options.quick else 4.0)
     by_name = {m.name: m for m in measured}
     best = max((m for m in measured if m.name in TIMM), key=lambda m: m.median)
     rows = record.rows(measured, flops=3 * case.architecture.flops, peak=peak)  # backward: twice the forward
