@@ -1,8 +1,8 @@
 """Measure every table again on this machine, one after another: `python -m benchmarks.all`, about three quiet hours.
 
 All tables of one release come from one machine. The command continues where it was stopped, in a long benchmark with
-the first run that is missing; `--again` starts anew. Tables of accuracy whose runs are as long on any machine, and that
-of finetune_default, are measured only with `--everything`; that takes hours more.
+the first run that is missing; `--again` starts anew. Tables of accuracy that take hours are measured only with
+`--everything`.
 After each table it names the figures that moved by more than their spread since the result that was kept before, and
 at the end it writes the documents (`benchmarks.readme`). `results/all.json` lists what was measured and what moved.
 """
@@ -25,9 +25,9 @@ IDENTITY = ("work", "case", "shape", "name", "batch", "precision", "engine")
 """Fields of a result that say what was measured."""
 OTHERS = ("attention", "memory", "reading", "probe", "plan")
 """Benchmarks without a section of docs/numbers/benchmarks.md."""
-LONG = ("finetune_default", "audit", "label_budget", "multi_label", "long_tail", "dedup")
-"""Benchmarks of accuracy that take hours. Except for the first, their runs have a length in images, not in minutes."""
-WITH_LOG = ("learn", "transfer", "finetune_default", "long_tail", "inspect", "soak")
+LONG = ("ablation", "finetune_default", "audit", "label_budget", "multi_label", "long_tail", "dedup")
+"""Benchmarks of accuracy that take hours. Only the first two depend on the machine: their runs have minutes."""
+WITH_LOG = ("ablation", "learn", "transfer", "finetune_default", "long_tail", "inspect", "soak")
 """Benchmarks that keep their finished runs in a log."""
 NETWORKS = Path("runs") / "benchmarks"
 """Where `benchmarks.learn` and `benchmarks.transfer` leave their networks, which others need, and all their logs."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    ablation,
     audit,
     dedup,
     finetune_default,
@@ -236,6 +237,7 @@ TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "learn": ("Learning from scratch", learn),
     "transfer": ("Fine-tuning against training from scratch", transfer.summary),
     "int8": ("Accuracy in int8", int8.summary),
+    "ablation": ("Which settings of scratch-small pay", ablation.summary),
     "finetune_default": ("The default of fine-tuning", finetune_default.summary),
     "mae": ("A step of MAE", mae),
     "saving": ("Checkpoints", saving),
