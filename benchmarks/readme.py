@@ -22,6 +22,7 @@ from benchmarks import (
     memory,
     multi_label,
     record,
+    threads,
     transfer,
 )
 
@@ -224,6 +225,7 @@ Table = Callable[[dict[str, Any]], list[tuple[str, ...]]]
 TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "train_step": ("Training step", train_step),
     "tokens": ("Training step by number of tokens", tokens),
+    "threads": ("Micro-batches in threads", threads.summary),
     "allocator": ("Freed memory that is kept", allocator),
     "tune": ("Fine-tuning a part", tune),
     "inference": ("Prediction", inference),

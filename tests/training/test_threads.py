@@ -11,14 +11,24 @@ from torch import Tensor, nn
 
 from tests.training.test_fit import assert_same_bits, interrupt_at, interrupted, lines, tiny
 from tests.training.test_step import Images, data, make
+from vitrail.data.settings import Augment
 from vitrail.durations import Steps
 from vitrail.model.build import create
+from vitrail.objective.settings import Supervised
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.training.given import Given
 from vitrail.training.loop import fit
 from vitrail.training.processes.threads import Threaded, concurrent
 from vitrail.training.run import Model, Run
 from vitrail.training.step import backward
+
+THREADS = "vitrail.training.processes.threads"
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let threads compute steps of any size: the networks of these tests are tiny."""
+    monkeypatch.setattr(f"{THREADS}.FEWEST_TOKENS", 1)
 
 
 def gradients(objective: SupervisedObjective, batch: Images, threads: int, parts: int = 1) -> list[Tensor | None]:
@@ -32,6 +42,7 @@ def gradients(objective: SupervisedObjective, batch: Images, threads: int, parts
         network.close()
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(("threads", "parts", "count"), [(2, 1, 12), (3, 2, 11), (4, 1, 3)])
 def test_threads_give_the_gradient_of_the_whole_batch_and_the_same_bits_twice(
     threads: int, parts: int, count: int
@@ -50,6 +61,7 @@ def test_threads_give_the_gradient_of_the_whole_batch_and_the_same_bits_twice(
     assert one.count == count and first.count(None) == 1
 
 
+@pytest.mark.usefixtures("always")
 def test_threads_see_weights_that_changed_or_moved() -> None:
     objective, batch = make(), data()
     network = Threaded(objective, 2)
@@ -64,6 +76,7 @@ def test_threads_see_weights_that_changed_or_moved() -> None:
     network.close()
 
 
+@pytest.mark.usefixtures("always")
 def test_an_error_of_a_thread_is_raised_and_leaves_no_gradient_in_a_copy() -> None:
     objective, batch = make(), data()
     network = Threaded(objective, 2)
@@ -74,6 +87,7 @@ def test_an_error_of_a_thread_is_raised_and_leaves_no_gradient_in_a_copy() -> No
     network.close()
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(("threads", "parts"), [(2, 1), (2, 3)])
 def test_batchnorm_learns_in_threads_as_from_the_same_micro_batches_one_by_one(threads: int, parts: int) -> None:
     one, several, batch = make(stem="early"), make(stem="early"), data()
@@ -92,6 +106,24 @@ def test_batchnorm_learns_in_threads_as_from_the_same_micro_batches_one_by_one(t
     assert len(statistics) == 6  # two BatchNorms
     for name, expected in statistics.items():
         torch.testing.assert_close(several.get_buffer(name), expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_steps_with_few_tokens_are_computed_without_threads() -> None:
+    objective, batch = make(), data(512)  # 16 tokens an image, 4,096 a thread
+    network = Threaded(objective, 2)
+    prepared = objective.prepare(batch, step=0)
+    assert [network.at_once(prepared, parts) for parts in (1, 2)] == [2, 1]
+    assert network.at_once(replace(prepared, images=prepared.images[..., :12]), 1) == 1
+    few = data()
+    objective.zero_grad(set_to_none=True)
+    backward(objective, few, step=0, parts=1, autocast=False)
+    expected = [each.grad for each in objective.parameters()]
+    objective.zero_grad(set_to_none=True)
+    backward(objective, few, step=0, parts=1, autocast=False, network=network)
+    network.close()
+    assert not network._copies
+    for one, same in zip(expected, objective.parameters(), strict=True):
+        assert (one is None and same.grad is None) or torch.equal(one, same.grad)
 
 
 class _OwnStem(nn.Conv2d):
@@ -128,9 +160,14 @@ def test_the_default_follows_cores_batch_and_size(monkeypatch: pytest.MonkeyPatc
     with torch.device("meta"):
         large = create("B/16", classes=5)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    assert [default(make(), batch) for batch in (7, 16, 24, 512)] == [1, 2, 3, 4]
+    assert [default(make(), batch) for batch in (511, 512, 768, 4096)] == [1, 2, 3, 4]  # 16 tokens an image
+    assert concurrent(make(), Run(batch_size=512, accumulate=2), Given(), {}) == 1
+    small = create("R50x1", classes=5, units=(1, 1, 1, 1), width=16, image_size=64)
+    residual = SupervisedObjective(small, Supervised(), Augment(), 5, seed=0)
+    assert [default(residual, batch) for batch in (31, 32)] == [1, 2]  # 256 cells of 4 pixels an image
+    monkeypatch.setattr(f"{THREADS}.FEWEST_TOKENS", 1)
     assert [default(make(stem="early"), batch) for batch in (63, 64, 128)] == [1, 2, 4]
-    monkeypatch.setattr("vitrail.training.processes.threads.hindrance", lambda *_: None)
+    monkeypatch.setattr(f"{THREADS}.hindrance", lambda *_: None)
     objective = make()
     objective.model = large
     assert default(objective, 512) == 1
@@ -139,6 +176,7 @@ def test_the_default_follows_cores_batch_and_size(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("always")
 def test_a_run_with_threads_learns_the_same_and_resumes_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,11 +123,11 @@ def backward(
     """Set the gradient of the mean loss over the batches of all processes, and return the sums of the step.
 
     The batch is cut into `parts` micro-batches, and each of them into `network.at_once` that are computed at the same
-    time. Each gives the gradient of a *sum*, so that the gradient depends neither on the number of micro-batches nor on
-    the number of processes, apart from rounding and from normalisation over the batch (BatchNorm). Several processes
-    divide the sums at the end, by the count of all of them. A single process knows its count before, and divides the
-    losses instead, which costs nothing. `own` returns further numbers of this process, which are summed over the
-    processes.
+    time. Each of these gives the gradient of a *sum*, so that the gradient depends neither on the number of
+    micro-batches nor on the number of processes, apart from rounding and from normalisation over the batch (BatchNorm).
+    Several processes divide the sums at the end, by the count of all of them. A single process knows its count before,
+    and divides the losses instead, which costs nothing. `own` returns further numbers of this process, which are summed
+    over the processes.
     """
     network = network or SingleProcess(objective)
     device = next(objective.parameters()).device
@@ -138,9 +138,10 @@ def backward(
         prepared = objective.before_step(prepared, parts)
     wide = torch.float32 if device.type == "mps" else torch.float64
     context = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=autocast)
-    pieces = prepared.split(parts * network.at_once)
+    at_once = network.at_once(prepared, parts)
+    pieces = prepared.split(parts * at_once)
     divisor = 1 if world.active() else len(prepared)
-    if isinstance(network, Threaded):
+    if isinstance(network, Threaded) and at_once > 1:
         computed = network.backward(pieces, context, divisor)
     else:
         computed = []

@@ -24,9 +24,6 @@ Computed = tuple[Tensor, int, dict[str, Tensor]]
 class Parallel(ABC):
     """An objective computed by all processes of a run: gradients are sums over the examples of all processes."""
 
-    at_once = 1
-    """Number of micro-batches that are computed at the same time."""
-
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
@@ -38,6 +35,10 @@ class Parallel(ABC):
     def loss(self) -> Callable[[Prepared], Computed]:
         """Return the function that a step calls for each micro-batch; a prepared batch needs no step number."""
         return partial(self, step=0)
+
+    def at_once(self, batch: Prepared, parts: int) -> int:
+        """Return how many micro-batches each of the `parts` of this batch is cut into, to compute them together."""
+        return 1
 
     def close(self) -> None:  # noqa: B027
         """End the threads of this object. Most have none."""

@@ -1,7 +1,9 @@
 """Several micro-batches at the same time on one CPU, each computed by a thread with its share of the cores.
 
-torch divides every operation among the cores and waits for all of them at its end. Operations of a small network are
-too short for that. A thread that computes a whole micro-batch waits once a step (`python -m benchmarks.train_step`).
+torch divides every operation among the cores and waits for all of them at its end. A thread that computes a whole
+micro-batch waits once a step. But Python runs one thread at a time, so that threads with few tokens wait for each other
+before every operation: steps with `FEWEST_TOKENS` for each thread are faster in threads, smaller ones are slower
+(`python -m benchmarks.threads`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from contextvars import copy_context
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +30,13 @@ MOST = 4
 """Threads by default: each holds gradients of all weights."""
 LARGEST = 30_000_000
 """Parameters of the largest network that has several threads by default."""
-FEWEST = 8
-"""Images of a batch for each thread by default, at least."""
+FEWEST_TOKENS = 4096
+"""Tokens of a micro-batch for each thread, at least."""
 FEWEST_NORMALISED = 32
-"""The same with BatchNorm, which normalises by the statistics of each micro-batch."""
+"""Images of a batch for each thread by default, at least, with BatchNorm, which normalises by the statistics of each
+micro-batch."""
+RESNET_PATCH = 4
+"""Side in pixels of what counts as a token of a ResNet: its first stage has a quarter of the side."""
 
 RUNNING = ("running_mean", "running_var")
 Statistics = list[tuple[Tensor, ...]]
@@ -80,11 +86,19 @@ def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str
         return asked
     if sum(each.numel() for each in objective.parameters()) > LARGEST:
         return 1
-    fewest = FEWEST_NORMALISED if _norms(objective) else FEWEST
-    count = max(1, min(MOST, torch.get_num_threads(), (run.batch_size or 1) // fewest))
+    images, model = run.batch_size or 1, cast("ViT | ResNet", objective.model)
+    count = min(MOST, torch.get_num_threads(), _most(model, images / (run.accumulate or 1), model.config.image_size))
+    if _norms(objective):
+        count = min(count, images // FEWEST_NORMALISED)
     if count > 1:
         decisions["concurrent"] = f"{count}: micro-batches at the same time, each on its share of the cores"
-    return count
+    return max(1, count)
+
+
+def _most(model: nn.Module, images: float, size: Sequence[int]) -> int:
+    """Return how many threads a micro-batch of images of this height and width is enough for, maybe 0."""
+    side = model.config.patch if isinstance(model, ViT) else RESNET_PATCH
+    return int(images * (size[0] // side) * (size[1] // side) / FEWEST_TOKENS)
 
 
 def _accumulated(
@@ -112,6 +126,9 @@ def _places(objective: Objective) -> list[tuple[int, bool]]:
 class Threaded(SingleProcess):
     """A single process with `threads` threads, each with a copy of the objective that shares its weights.
 
+    Steps with fewer than `FEWEST_TOKENS` for each thread, such as those with small images at the start of progressive
+    sizes, are computed without them.
+
     The copies have gradients of their own, which are added in the order of the threads: two runs give the same bits.
     So are the running statistics of BatchNorm, in the order of the micro-batches.
     (Threads that share one network can wait for each other forever inside torch.)
@@ -119,11 +136,16 @@ class Threaded(SingleProcess):
 
     def __init__(self, objective: Objective, threads: int) -> None:
         super().__init__(objective)
-        self.at_once = threads
+        self.threads = threads
         cores = torch.get_num_threads()
         share = max(1, cores // threads)
         self._pool = ThreadPoolExecutor(threads, "micro-batch", initializer=torch.set_num_threads, initargs=(share,))
         self._copies: list[Objective] = []
+
+    def at_once(self, batch: Prepared, parts: int) -> int:
+        """See `Parallel`."""
+        most = _most(self.objective.model, len(batch) / parts, batch.images.shape[-2:])
+        return self.threads if most >= self.threads else 1
 
     def backward(
         self, pieces: Sequence[Prepared], context: Callable[[], AbstractContextManager[object]], divisor: int
@@ -131,7 +153,7 @@ class Threaded(SingleProcess):
         """Add the gradients of the losses over `divisor`, and return what was computed, each loss in a `context`."""
         copies = self._current_copies()
         jobs = [
-            self._pool.submit(copy_context().run, _accumulated, each, pieces[turn :: self.at_once], context, divisor)
+            self._pool.submit(copy_context().run, _accumulated, each, pieces[turn :: self.threads], context, divisor)
             for turn, each in enumerate(copies)
         ]
         wait(jobs)
@@ -141,7 +163,7 @@ class Threaded(SingleProcess):
         finally:
             for each in copies:
                 each.zero_grad(set_to_none=True)
-        in_order = [results[number % self.at_once][number // self.at_once] for number in range(len(pieces))]
+        in_order = [results[number % self.threads][number // self.threads] for number in range(len(pieces))]
         self._update_statistics([seen for _, seen in in_order])
         return [computed for computed, _ in in_order]
 
@@ -164,7 +186,7 @@ class Threaded(SingleProcess):
     def _current_copies(self) -> list[Objective]:
         """Return the copies, made anew if the weights are no longer where they were or other ones are trained."""
         if not self._copies or _places(self._copies[0]) != _places(self.objective):
-            self._copies = [self._copy() for _ in range(self.at_once)]
+            self._copies = [self._copy() for _ in range(self.threads)]
         for each in self._copies:
             each.at(self.objective.moment)
         return self._copies

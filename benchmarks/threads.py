@@ -1,0 +1,100 @@
+"""Micro-batches in threads against torch's own threads, over the tokens of a batch: where the former begin to pay.
+
+`vitrail.training.processes.threads` divides a step among threads if each has `FEWEST_TOKENS`; here all steps are
+divided. "early stem" is the network of scratch-small, at the image sizes through which its runs grow; the others have a
+linear stem. Both sides are ours, in a process each, with two threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from benchmarks import compare, peers, record, train_step
+from benchmarks.compare import Contender
+from benchmarks.peers import Architecture
+from benchmarks.train_step import Case
+from vitrail.device import keep_freed_memory
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig
+from vitrail.training.processes import threads
+
+THREADS, WHOLE = "in threads", "torch's own threads"
+EARLY = ViTConfig(width=192, depth=4, heads=6, mlp_dim=384, patch=4, pool="gap", stem="early", classes=100)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A network and a batch; `early` for that of scratch-small."""
+
+    architecture: Architecture
+    batch: int
+    early: bool = False
+
+    @property
+    def name(self) -> str:
+        """Say what is measured."""
+        a = self.architecture
+        network = "early stem" if self.early else f"width {a.width}, depth {a.depth}"
+        return f"{network}, {a.image_size} px, patch {a.patch}"
+
+    @property
+    def tokens(self) -> int:
+        """Patches of the batch."""
+        return self.batch * (self.architecture.image_size // self.architecture.patch) ** 2
+
+
+SMALL, DIGITS = peers.SMALL_IMAGES, replace(peers.SMALL_IMAGES, width=96, depth=4, image_size=16)
+WORK = (
+    *(Work(replace(SMALL, image_size=side), 256, early=True) for side in (8, 12, 16, 20, 24, 32)),
+    Work(DIGITS, 64),
+    *(Work(SMALL, batch) for batch in (64, 128, 256)),
+    Work(replace(peers.S16, image_size=96), 64),
+    Work(peers.S16, 16),
+)
+
+
+def contender(side: str, work: Work) -> Contender:
+    """Return one side: the same step, divided or not."""
+    keep_freed_memory()
+    threads.FEWEST_TOKENS = 1
+    threads.MOST = 2 if side == THREADS else 1
+    size = (work.architecture.image_size,) * 2
+    model = build(replace(EARLY, image_size=size)) if work.early else peers.ours(work.architecture)
+    step = train_step.vitrail_step(model, Case(work.name, work.architecture, work.batch), "bf16")
+    return Contender(side, step, work.batch, compare.tuned)
+
+
+def measure(work: Work, rounds: int, seconds: float) -> dict[str, Any]:
+    """Time both sides."""
+    sides = {side: partial(contender, side, work) for side in (THREADS, WHOLE)}
+    rows = record.rows(compare.race_apart(sides, rounds=rounds, seconds=seconds), ours=THREADS)
+    record.show(f"{work.name}, batch {work.batch}, {work.tokens} tokens, images/s of training", rows)
+    return {"case": work.name, "batch": work.batch, "tokens": work.tokens, "rows": rows}
+
+
+def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table: both rates and their ratio, by the tokens of a batch."""
+    lines: list[tuple[str, ...]] = [("a batch", "tokens", *(f"images/s {side}" for side in (THREADS, WHOLE)), "ratio")]
+    for result in sorted(document["results"], key=lambda one: one["tokens"]):
+        divided, whole = result["rows"]
+        over = whole["ours_over_this"]
+        rates = (f"{row['images_per_second']:,.0f}" for row in (divided, whole))
+        ratio = f"{over['median']:.2f}x ({over['low']:.2f} to {over['high']:.2f})"
+        lines.append((f"{result['case']}, batch {result['batch']}", f"{result['tokens']:,}", *rates, ratio))
+    return lines
+
+
+def main() -> None:
+    """Measure everything and write results/threads.json."""
+    parser = record.arguments(__doc__)
+    options = parser.parse_args()
+    options.threads = 2
+    record.prepare(options)
+    seconds, work = (0.05, WORK[:1]) if options.quick else (1.5, WORK)
+    record.save("threads", options, results=[measure(one, options.rounds, seconds) for one in work])
+
+
+if __name__ == "__main__":
+    main()
