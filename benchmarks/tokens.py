@@ -17,8 +17,8 @@ from benchmarks.train_step import Case
 SIDES = (8, 12, 16, 24, 32)
 """Image sizes in pixels: 5, 10, 17, 37 and 65 tokens."""
 BATCH = 128
-PEERS = ("timm", "timm, compiled, explicit attention")
-"""timm as it comes, and the settings that are its best for small networks (`benchmarks.train_step`)."""
+PEERS = ("timm", "timm, explicit attention", "timm, compiled, explicit attention")
+"""timm as it comes, and the settings of which one is its best for small networks (`benchmarks.train_step`)."""
 
 
 def measure(side: int, precision: str, rounds: int, seconds: float, peak: float, quick: bool) -> dict[str, Any]:
