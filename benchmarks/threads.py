@@ -1,8 +1,8 @@
-"""Micro-batches in threads against torch's own threads, over the tokens of a batch: where the former begin to pay.
+"""Micro-batches in threads against torch's own threads, over the size of a step: where the former begin to pay.
 
-`vitrail.training.processes.threads` divides a step among threads if each has `FEWEST_TOKENS`; here all steps are
-divided. "early stem" is the network of scratch-small, at the image sizes through which its runs grow; the others have a
-linear stem. Both sides are ours, in a process each, with two threads.
+`vitrail.training.processes.threads` divides a step among threads if each has `LEAST_WORK`; here all steps are divided.
+"early stem" is the network of scratch-small, at the image sizes through which its runs grow; the others have a linear
+stem. Both sides are ours, in a process each, with two threads.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Work:
         return f"{network}, {a.image_size} px, patch {a.patch}"
 
     @property
-    def tokens(self) -> int:
-        """Patches of the batch."""
-        return self.batch * (self.architecture.image_size // self.architecture.patch) ** 2
+    def size(self) -> int:
+        """Tokens of the batch times the square of the width, which the rule counts."""
+        a = self.architecture
+        return self.batch * (a.image_size // a.patch) ** 2 * a.width**2
 
 
 SMALL, DIGITS = peers.SMALL_IMAGES, replace(peers.SMALL_IMAGES, width=96, depth=4, image_size=16)
@@ -58,7 +59,7 @@ WORK = (
 def contender(side: str, work: Work) -> Contender:
     """Return one side: the same step, divided or not."""
     keep_freed_memory()
-    threads.FEWEST_TOKENS = 1
+    threads.LEAST_WORK = 1
     threads.MOST = 2 if side == THREADS else 1
     size = (work.architecture.image_size,) * 2
     model = build(replace(EARLY, image_size=size)) if work.early else peers.ours(work.architecture)
@@ -70,19 +71,20 @@ def measure(work: Work, rounds: int, seconds: float) -> dict[str, Any]:
     """Time both sides."""
     sides = {side: partial(contender, side, work) for side in (THREADS, WHOLE)}
     rows = record.rows(compare.race_apart(sides, rounds=rounds, seconds=seconds), ours=THREADS)
-    record.show(f"{work.name}, batch {work.batch}, {work.tokens} tokens, images/s of training", rows)
-    return {"case": work.name, "batch": work.batch, "tokens": work.tokens, "rows": rows}
+    record.show(f"{work.name}, batch {work.batch}, images/s of training", rows)
+    return {"case": work.name, "batch": work.batch, "size": work.size, "rows": rows}
 
 
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table: both rates and their ratio, by the tokens of a batch."""
-    lines: list[tuple[str, ...]] = [("a batch", "tokens", *(f"images/s {side}" for side in (THREADS, WHOLE)), "ratio")]
-    for result in sorted(document["results"], key=lambda one: one["tokens"]):
+    """Return the table: both rates and their ratio, by the size of a step."""
+    header = ("tokens x width x width", *(f"images/s {side}" for side in (THREADS, WHOLE)), "ratio")
+    lines: list[tuple[str, ...]] = [("a training step, bf16", *header)]
+    for result in sorted(document["results"], key=lambda one: one["size"]):
         divided, whole = result["rows"]
         over = whole["ours_over_this"]
         rates = (f"{row['images_per_second']:,.0f}" for row in (divided, whole))
         ratio = f"{over['median']:.2f}x ({over['low']:.2f} to {over['high']:.2f})"
-        lines.append((f"{result['case']}, batch {result['batch']}", f"{result['tokens']:,}", *rates, ratio))
+        lines.append((f"{result['case']}, batch {result['batch']}", f"{result['size'] / 1e6:,.0f} M", *rates, ratio))
     return lines
 
 

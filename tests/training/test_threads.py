@@ -23,12 +23,14 @@ from vitrail.training.run import Model, Run
 from vitrail.training.step import backward
 
 THREADS = "vitrail.training.processes.threads"
+IMAGE_WORK = 16 * 16**2
+"""Tokens of an image times the square of the width, in these tests."""
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads compute steps of any size: the networks of these tests are tiny."""
-    monkeypatch.setattr(f"{THREADS}.FEWEST_TOKENS", 1)
+    monkeypatch.setattr(f"{THREADS}.LEAST_WORK", 1)
 
 
 def gradients(objective: SupervisedObjective, batch: Images, threads: int, parts: int = 1) -> list[Tensor | None]:
@@ -108,8 +110,9 @@ def test_batchnorm_learns_in_threads_as_from_the_same_micro_batches_one_by_one(t
         torch.testing.assert_close(several.get_buffer(name), expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_steps_with_few_tokens_are_computed_without_threads() -> None:
-    objective, batch = make(), data(512)  # 16 tokens an image, 4,096 a thread
+def test_small_steps_are_computed_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{THREADS}.LEAST_WORK", 256 * IMAGE_WORK)
+    objective, batch = make(), data(512)
     network = Threaded(objective, 2)
     prepared = objective.prepare(batch, step=0)
     assert [network.at_once(prepared, parts) for parts in (1, 2)] == [2, 1]
@@ -160,12 +163,14 @@ def test_the_default_follows_cores_batch_and_size(monkeypatch: pytest.MonkeyPatc
     with torch.device("meta"):
         large = create("B/16", classes=5)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    assert [default(make(), batch) for batch in (511, 512, 768, 4096)] == [1, 2, 3, 4]  # 16 tokens an image
+    monkeypatch.setattr(f"{THREADS}.LEAST_WORK", 256 * IMAGE_WORK)
+    assert [default(make(), batch) for batch in (511, 512, 768, 4096)] == [1, 2, 3, 4]
     assert concurrent(make(), Run(batch_size=512, accumulate=2), Given(), {}) == 1
     small = create("R50x1", classes=5, units=(1, 1, 1, 1), width=16, image_size=64)
     residual = SupervisedObjective(small, Supervised(), Augment(), 5, seed=0)
-    assert [default(residual, batch) for batch in (31, 32)] == [1, 2]  # 256 cells of 4 pixels an image
-    monkeypatch.setattr(f"{THREADS}.FEWEST_TOKENS", 1)
+    monkeypatch.setattr(f"{THREADS}.LEAST_WORK", 16 * 16**2 * 64**2)  # 16 images, whose first stage is 64 wide
+    assert [default(residual, batch) for batch in (31, 32)] == [1, 2]
+    monkeypatch.setattr(f"{THREADS}.LEAST_WORK", 1)
     assert [default(make(stem="early"), batch) for batch in (63, 64, 128)] == [1, 2, 4]
     monkeypatch.setattr(f"{THREADS}.hindrance", lambda *_: None)
     objective = make()

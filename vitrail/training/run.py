@@ -292,8 +292,8 @@ class Run(Settings):
     """Number of micro-batches per optimiser step (default: the fewest that fit in memory)."""
     concurrent: Count | None = None
     """Largest number of micro-batches that a CPU computes at the same time, each with its share of the cores. Steps
-    with fewer than 4,096 tokens for each have one (default: a small network without dropout has one for each core, up
-    to 4; otherwise 1)."""
+    too small for that have one (default: a small network without dropout has one for each core, up to 4; otherwise
+    1)."""
     evaluate_every: Length = Epochs(1)
     """Time between two evaluations on the validation images."""
     fewshot: tuple[Annotated[int, Range(1, 100_000)], ...] | None = None

@@ -1,8 +1,8 @@
 """Several micro-batches at the same time on one CPU, each computed by a thread with its share of the cores.
 
 torch divides every operation among the cores and waits for all of them at its end. A thread that computes a whole
-micro-batch waits once a step. But Python runs one thread at a time, so that threads with few tokens wait for each other
-before every operation: steps with `FEWEST_TOKENS` for each thread are faster in threads, smaller ones are slower
+micro-batch waits once a step. But Python runs one thread at a time, so that threads with short operations wait for each
+other before each of them: steps with `LEAST_WORK` for each thread are faster in threads, smaller ones are slower
 (`python -m benchmarks.threads`).
 """
 
@@ -30,13 +30,14 @@ MOST = 4
 """Threads by default: each holds gradients of all weights."""
 LARGEST = 30_000_000
 """Parameters of the largest network that has several threads by default."""
-FEWEST_TOKENS = 4096
-"""Tokens of a micro-batch for each thread, at least."""
+LEAST_WORK = 100_000_000
+"""Tokens of a micro-batch times the square of the network's width, for each thread, at least: the multiply-adds of a
+dense layer of this width."""
 FEWEST_NORMALISED = 32
 """Images of a batch for each thread by default, at least, with BatchNorm, which normalises by the statistics of each
 micro-batch."""
-RESNET_PATCH = 4
-"""Side in pixels of what counts as a token of a ResNet: its first stage has a quarter of the side."""
+RESNET_PATCH, RESNET_WIDTH = 4, 4
+"""The first stage of a ResNet has a quarter of the image's side, and four times the channels that are its width."""
 
 RUNNING = ("running_mean", "running_var")
 Statistics = list[tuple[Tensor, ...]]
@@ -95,10 +96,13 @@ def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str
     return max(1, count)
 
 
-def _most(model: nn.Module, images: float, size: Sequence[int]) -> int:
+def _most(model: ViT | ResNet, images: float, size: Sequence[int]) -> int:
     """Return how many threads a micro-batch of images of this height and width is enough for, maybe 0."""
-    side = model.config.patch if isinstance(model, ViT) else RESNET_PATCH
-    return int(images * (size[0] // side) * (size[1] // side) / FEWEST_TOKENS)
+    if isinstance(model, ViT):
+        side, width = model.config.patch, model.config.width
+    else:
+        side, width = RESNET_PATCH, RESNET_WIDTH * model.config.width
+    return int(images * (size[0] // side) * (size[1] // side) * width**2 / LEAST_WORK)
 
 
 def _accumulated(
@@ -126,7 +130,7 @@ def _places(objective: Objective) -> list[tuple[int, bool]]:
 class Threaded(SingleProcess):
     """A single process with `threads` threads, each with a copy of the objective that shares its weights.
 
-    Steps with fewer than `FEWEST_TOKENS` for each thread, such as those with small images at the start of progressive
+    Steps with less than `LEAST_WORK` for each thread, such as those with small images at the start of progressive
     sizes, are computed without them.
 
     The copies have gradients of their own, which are added in the order of the threads: two runs give the same bits.
@@ -144,7 +148,7 @@ class Threaded(SingleProcess):
 
     def at_once(self, batch: Prepared, parts: int) -> int:
         """See `Parallel`."""
-        most = _most(self.objective.model, len(batch) / parts, batch.images.shape[-2:])
+        most = _most(cast("ViT | ResNet", self.objective.model), len(batch) / parts, batch.images.shape[-2:])
         return self.threads if most >= self.threads else 1
 
     def backward(
