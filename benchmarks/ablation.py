@@ -59,10 +59,7 @@ SETTINGS = {
 }
 SHARE_BEFORE = 1 / 3
 SAME_NETWORK = [
-    *(
-        f"--vit.{name.replace('_', '-')}={getattr(SHALLOW, name)}"
-        for name in ("width", "depth", "heads", "mlp_dim", "stem")
-    ),
+    *(f"--vit.{name.replace('_', '-')}={value}" for name, value in SHALLOW.changes().items() if name != "pool"),
     *("--vit.positions=1d", "--objective.mask-after-stem"),
 ]
 """Flags with which mae-small trains the network of scratch-small."""

@@ -22,7 +22,6 @@ from benchmarks import (
     memory,
     multi_label,
     record,
-    threads,
     transfer,
 )
 
@@ -62,6 +61,18 @@ def tokens(document: dict[str, Any]) -> list[tuple[str, ...]]:
         label, share = f"{r['case']}, batch {r['batch']}, {r['precision']}", f"{ours['share_of_ceiling']:.0%}"
         over = (ratio(r["over_timm"]), ratio(r["over_timm_at_its_best"]))
         lines.append((label, f"{ours['images_per_second']:,.0f}", share, *over))
+    return lines
+
+
+def threads(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table of micro-batches in threads: both rates and their ratio, by the size of a step."""
+    names = (row["name"] for row in document["results"][0]["rows"])
+    header = ("tokens x width x width", *(f"images/s {name}" for name in names), "ratio")
+    lines: list[tuple[str, ...]] = [("a training step, bf16", *header)]
+    for r in sorted(document["results"], key=lambda one: one["size"]):
+        rates = (f"{row['images_per_second']:,.0f}" for row in r["rows"])
+        over = ratio(r["rows"][1]["ours_over_this"])
+        lines.append((f"{r['case']}, batch {r['batch']}", f"{r['size'] / 1e6:,.0f} M", *rates, over))
     return lines
 
 
@@ -225,7 +236,7 @@ Table = Callable[[dict[str, Any]], list[tuple[str, ...]]]
 TABLES: dict[str, tuple[str, Table] | tuple[str, Table, Table]] = {
     "train_step": ("Training step", train_step),
     "tokens": ("Training step by number of tokens", tokens),
-    "threads": ("Micro-batches in threads", threads.summary),
+    "threads": ("Micro-batches in threads", threads),
     "allocator": ("Freed memory that is kept", allocator),
     "tune": ("Fine-tuning a part", tune),
     "inference": ("Prediction", inference),

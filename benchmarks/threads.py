@@ -16,12 +16,11 @@ from benchmarks.compare import Contender
 from benchmarks.peers import Architecture
 from benchmarks.train_step import Case
 from vitrail.device import keep_freed_memory
-from vitrail.model.build import build
-from vitrail.model.variants import ViTConfig
+from vitrail.model.build import create
+from vitrail.recipes.small import SHALLOW
 from vitrail.training.processes import threads
 
 THREADS, WHOLE = "in threads", "torch's own threads"
-EARLY = ViTConfig(width=192, depth=4, heads=6, mlp_dim=384, patch=4, pool="gap", stem="early", classes=100)
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,10 @@ def contender(side: str, work: Work) -> Contender:
     keep_freed_memory()
     threads.LEAST_WORK = 1
     threads.MOST = 2 if side == THREADS else 1
-    size = (work.architecture.image_size,) * 2
-    model = build(replace(EARLY, image_size=size)) if work.early else peers.ours(work.architecture)
-    step = train_step.vitrail_step(model, Case(work.name, work.architecture, work.batch), "bf16")
+    a = work.architecture
+    early = SHALLOW.changes() | {"image_size": a.image_size, "classes": a.classes}
+    model = create(f"Ti/{a.patch}", **early) if work.early else peers.ours(a)
+    step = train_step.vitrail_step(model, Case(work.name, a, work.batch), "bf16")
     return Contender(side, step, work.batch, compare.tuned)
 
 
@@ -75,23 +75,9 @@ def measure(work: Work, rounds: int, seconds: float) -> dict[str, Any]:
     return {"case": work.name, "batch": work.batch, "size": work.size, "rows": rows}
 
 
-def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table: both rates and their ratio, by the size of a step."""
-    header = ("tokens x width x width", *(f"images/s {side}" for side in (THREADS, WHOLE)), "ratio")
-    lines: list[tuple[str, ...]] = [("a training step, bf16", *header)]
-    for result in sorted(document["results"], key=lambda one: one["size"]):
-        divided, whole = result["rows"]
-        over = whole["ours_over_this"]
-        rates = (f"{row['images_per_second']:,.0f}" for row in (divided, whole))
-        ratio = f"{over['median']:.2f}x ({over['low']:.2f} to {over['high']:.2f})"
-        lines.append((f"{result['case']}, batch {result['batch']}", f"{result['size'] / 1e6:,.0f} M", *rates, ratio))
-    return lines
-
-
 def main() -> None:
     """Measure everything and write results/threads.json."""
-    parser = record.arguments(__doc__)
-    options = parser.parse_args()
+    options = record.arguments(__doc__).parse_args()
     options.threads = 2
     record.prepare(options)
     seconds, work = (0.05, WORK[:1]) if options.quick else (1.5, WORK)

@@ -87,8 +87,8 @@ def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str
         return asked
     if sum(each.numel() for each in objective.parameters()) > LARGEST:
         return 1
-    images, model = run.batch_size or 1, cast("ViT | ResNet", objective.model)
-    count = min(MOST, torch.get_num_threads(), _most(model, images / (run.accumulate or 1), model.config.image_size))
+    images = run.batch_size or 1
+    count = min(MOST, torch.get_num_threads(), _most(objective, images / (run.accumulate or 1)))
     if _norms(objective):
         count = min(count, images // FEWEST_NORMALISED)
     if count > 1:
@@ -96,13 +96,18 @@ def concurrent(objective: Objective, run: Run, given: Given, decisions: dict[str
     return max(1, count)
 
 
-def _most(model: ViT | ResNet, images: float, size: Sequence[int]) -> int:
-    """Return how many threads a micro-batch of images of this height and width is enough for, maybe 0."""
+def _most(objective: Objective, images: float, size: Sequence[int] | None = None) -> int:
+    """Return how many threads a micro-batch of images [height, width] in pixels is enough for, maybe 0.
+
+    Without `size` the images have the size of the network's config.
+    """
+    model = cast("ViT | ResNet", objective.model)
+    rows, columns = size or model.config.image_size
     if isinstance(model, ViT):
         side, width = model.config.patch, model.config.width
     else:
         side, width = RESNET_PATCH, RESNET_WIDTH * model.config.width
-    return int(images * (size[0] // side) * (size[1] // side) * width**2 / LEAST_WORK)
+    return int(images * (rows // side) * (columns // side) * width**2 / LEAST_WORK)
 
 
 def _accumulated(
@@ -148,7 +153,7 @@ class Threaded(SingleProcess):
 
     def at_once(self, batch: Prepared, parts: int) -> int:
         """See `Parallel`."""
-        most = _most(cast("ViT | ResNet", self.objective.model), len(batch) / parts, batch.images.shape[-2:])
+        most = _most(self.objective, len(batch) / parts, batch.images.shape[-2:])
         return self.threads if most >= self.threads else 1
 
     def backward(
