@@ -89,7 +89,7 @@ def race(contenders: list[Contender], *, rounds: int = 5, seconds: float = 3.0) 
         raise ValueError("two contenders have the same name")
     for contender in contenders:
         _warm_up(contender)
-    return _in_turn({c.name: partial(_quiet_sample, c) for c in contenders}, rounds, seconds)
+    return in_turn({c.name: partial(_quiet_sample, c) for c in contenders}, rounds, seconds)
 
 
 def race_apart(
@@ -107,7 +107,20 @@ def race_apart(
             home = stack.enter_context(ProcessPoolExecutor(1, spawn, torch.set_num_threads, (threads,)))
             home.submit(_settle, make).result()
             samples[name] = partial(_sample_there, home)
-        return _in_turn(samples, rounds, seconds)
+        return in_turn(samples, rounds, seconds)
+
+
+def in_turn(samples: dict[str, Sample], rounds: int, seconds: float) -> list[Measurement]:
+    """Measure round by round, `seconds` each; the one that is first rotates."""
+    measured = {name: Measurement(name) for name in samples}
+    names = list(samples)
+    for turn in range(rounds):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            rate, foreign = samples[name](seconds)
+            measured[name].rates.append(rate)
+            measured[name].foreign.append(foreign)
+    return list(measured.values())
 
 
 _settled: list[Contender] = []
@@ -132,19 +145,6 @@ def _warm_up(contender: Contender) -> None:
     with contender.setting():
         contender.step()
         contender.step()
-
-
-def _in_turn(samples: dict[str, Sample], rounds: int, seconds: float) -> list[Measurement]:
-    """Measure round by round; the one that is first rotates."""
-    measured = {name: Measurement(name) for name in samples}
-    names = list(samples)
-    for turn in range(rounds):
-        start = turn % len(names)
-        for name in names[start:] + names[:start]:
-            rate, foreign = samples[name](seconds)
-            measured[name].rates.append(rate)
-            measured[name].foreign.append(foreign)
-    return list(measured.values())
 
 
 def _quiet_sample(contender: Contender, seconds: float) -> tuple[float, float]:

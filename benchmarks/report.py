@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import statistics
 import tempfile
 import time
@@ -161,8 +162,10 @@ def measure(pages: dict[str, Path], executable: str, rounds: int) -> dict[str, d
 def main() -> None:
     """Measure and write results/report.json."""
     parser = record.arguments(__doc__)
-    parser.add_argument("--browser", default="/usr/bin/chromium", help="the Chromium that opens the pages")
+    parser.add_argument("--browser", default=shutil.which("chromium"), help="the Chromium that opens the pages")
     options: argparse.Namespace = parser.parse_args()
+    if options.browser is None:
+        parser.error("there is no chromium here: install one, or name another browser of its kind with --browser")
     record.prepare(options)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # pages are written as the command `vitrail` would
     with tempfile.TemporaryDirectory() as name:

@@ -5,8 +5,6 @@ largest batch and decoder. Only the server differs. The clients, in a third proc
 500 x 375 pixels after the other over persistent connections. Any response other than 200 stops the measurement.
 LitServe has no limit on its queue; ours is above the number of clients, so that neither refuses a request. Afterwards
 the memory of our server is measured over 2,000 requests.
-
-LitServe is not a dependency of vitrail: run `pip install litserve` first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LitServe with the same network, as its documentation shows: the peer of `benchmarks.serve`.
 
-`python -m benchmarks.serve_litserve FOLDER PORT`, after `pip install litserve`, which vitrail does not need.
+`python -m benchmarks.serve_litserve FOLDER PORT`.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """Load ViT-L/16 from one safetensors file: time and peak memory, ours against timm.
 
-The file is timm's own state dict in float32, in the page cache. For the time, all contenders alternate in one process.
-"timm" is `create_model(checkpoint_path=...)`; "timm, into a model" leaves out the time to build the network. Ours
+The file is timm's own state dict in float32, in the page cache. Each load has a fresh process, because that is where
+networks are loaded: a process that has freed one already has the memory for the next, and is several times as fast.
+"timm" is `create_model(checkpoint_path=...)`; "timm, into a model" has a network built before the clock starts. Ours
 always builds it, and reads every value to check that it is finite. "vitrail, own file" is the same model saved by
-vitrail, whose checksum is compared as well. For the memory, each contender has a fresh process: the highest resident
-set minus what the process had before, as a multiple of the file. Our logits must equal timm's before the measurement.
+vitrail, whose checksum is compared as well. The peak is the highest resident set minus what the process had before, as
+a multiple of the file. Our logits must equal timm's before the measurement.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
-from timm.models import load_checkpoint
 
 from benchmarks import compare, record
-from benchmarks.compare import Contender, Measurement
+from benchmarks.compare import Measurement
 from vitrail.weights.load import load
 from vitrail.weights.store import save_model
 
 MODEL, QUICK = "vit_large_patch16_224", "vit_tiny_patch16_224"
 TOLERANCE = 1e-5
-SLOW_ROUNDS = 3
-"""Number of rounds for contenders that take ten times as long as ours."""
 MEMORY_LIMIT = 1.3
 """Upper limit of our peak memory, as a multiple of the file size."""
 
-_PEAK = """
-import json, sys
+_LOAD = """
+import json, time
 from pathlib import Path
 import torch
 torch.set_num_threads({threads})
@@ -49,15 +46,20 @@ def status(key):
 {prepare}
 torch.ones(1 << 16).sum()
 Path("/proc/self/clear_refs").write_text("5")  # the highest resident set is counted anew
-before = status("VmRSS")
+before, start = status("VmRSS"), time.perf_counter()
 model = {load}
-print(json.dumps(dict(peak=status("VmHWM") - before, after=status("VmRSS") - before)))
+seconds = time.perf_counter() - start
+print(json.dumps(dict(seconds=seconds, peak=status("VmHWM") - before, after=status("VmRSS") - before)))
 """
-MEMORY = {
-    record.OURS: ("from vitrail.weights.load import load; import vitrail.weights.timm.format", "load({file!r})"),
-    "vitrail, own file": ("from vitrail.weights.load import load", "load({own!r})"),
+_OURS = "from vitrail.weights.load import load; import vitrail.weights.timm.format"
+INTO = "timm, into a model"
+LOADS = {
+    record.OURS: (_OURS, "load({file!r})"),
+    "vitrail, own file": (_OURS, "load({own!r})"),
+    INTO: ("import timm; model = timm.create_model({name!r})", "timm.models.load_checkpoint(model, {file!r})"),
     "timm": ("import timm", "timm.create_model({name!r}, checkpoint_path={file!r})"),
 }
+"""What a process does before the clock starts, and the load."""
 
 
 def files(folder: Path, name: str) -> tuple[Path, Path]:
@@ -83,21 +85,6 @@ def same_logits(file: Path, own: Path, name: str) -> float:
     return max(differences)
 
 
-def contenders(file: Path, own: Path, name: str) -> tuple[list[Contender], list[Contender]]:
-    """Return all contenders, with ours twice: once more for the contender that takes ten times as long. A step is one
-    load.
-    """
-    ready = timm.create_model(name)
-    steps: dict[str, Callable[[], object]] = {
-        record.OURS: lambda: load(file),
-        "vitrail, own file": lambda: load(own),
-        "timm, into a model": lambda: load_checkpoint(ready, str(file)),
-        "timm": lambda: timm.create_model(name, checkpoint_path=str(file)),
-    }
-    *quick, slow = [Contender(key, step, 1) for key, step in steps.items()]
-    return quick, [quick[0], slow]
-
-
 def times(measured: list[Measurement]) -> list[dict[str, Any]]:
     """Return the seconds of a load, and how many times as long as ours each other contender takes."""
     ours = measured[0]
@@ -117,24 +104,22 @@ def times(measured: list[Measurement]) -> list[dict[str, Any]]:
     return rows
 
 
-def memory(file: Path, own: Path, name: str, runs: int) -> list[dict[str, Any]]:
-    """Return the highest resident set of a load over the size of its file, the worst of several fresh processes."""
-    rows = []
-    for key, (prepare, call) in MEMORY.items():
-        code = _PEAK.format(
-            threads=torch.get_num_threads(), prepare=prepare, load=call.format(file=str(file), own=str(own), name=name)
-        )
-        size = (own if "own" in key else file).stat().st_size
-        found = [json.loads(_output(code)) for _ in range(runs)]
-        peak, after = (max(one[part] for one in found) for part in ("peak", "after"))
-        rows.append({"name": key, "peak_over_file": round(peak / size, 3), "after_over_file": round(after / size, 3)})
-    return rows
+def memory(told: dict[str, list[dict[str, float]]], size: int) -> list[dict[str, Any]]:
+    """Return the highest resident set of a load over the size of its file, the worst of all rounds."""
+    parts = ("peak", "after")
+    return [
+        {"name": name, **{f"{part}_over_file": round(max(one[part] for one in loads) / size, 3) for part in parts}}
+        for name, loads in told.items()
+        if name != INTO  # its network is part of what the process had before
+    ]
 
 
-def _output(code: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(record.ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    return done.stdout
+def sample(code: str, told: list[dict[str, float]], _seconds: float) -> tuple[float, float]:
+    """Load in a fresh process, and keep what it says. Return loads/s and the share of the machine others used."""
+    with compare.foreign_load() as foreign:
+        run = subprocess.run([sys.executable, "-c", code], env=record.as_installed(), check=True, capture_output=True)
+    told.append(json.loads(run.stdout))
+    return 1 / told[-1]["seconds"], foreign[0]
 
 
 def show(seconds: list[dict[str, Any]], peaks: list[dict[str, Any]]) -> None:
@@ -163,10 +148,15 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     file, own = files(folder, name)
     difference = same_logits(file, own, name)
     print(f"relative difference from timm's logits: {difference:.1e}")
-    peaks = memory(file, own, name, 1 if options.quick else 3)
-    quick, slow = contenders(file, own, name)
-    seconds = times(compare.race(quick, rounds=options.rounds, seconds=0.1))
-    seconds += times(compare.race(slow, rounds=min(SLOW_ROUNDS, options.rounds), seconds=0.1))[1:]
+    given = {"file": str(file), "own": str(own), "name": name}
+    told: dict[str, list[dict[str, float]]] = {key: [] for key in LOADS}
+    samples = {}
+    for key, texts in LOADS.items():
+        prepare, load_it = (text.format(**given) for text in texts)
+        code = _LOAD.format(threads=torch.get_num_threads(), prepare=prepare, load=load_it)
+        samples[key] = partial(sample, code, told[key])
+    seconds = times(compare.in_turn(samples, options.rounds, 0.0))
+    peaks = memory(told, file.stat().st_size)
     show(seconds, peaks)
     return dict(
         model=name, file_bytes=file.stat().st_size, logit_difference=difference, load_seconds=seconds, peak_memory=peaks

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +73,9 @@ def start(
         target=_child, args=(words, str(cwd), str(folder), before, tuple(given), dict(env or {}))
     )
     process.start()
-    return Command(process, folder, words)
+    command = Command(process, folder, words)
+    weakref.finalize(command, shutil.rmtree, folder, ignore_errors=True)
+    return command
 
 
 def run(*argv: str | Path, cwd: Path, **options: Any) -> Command:
