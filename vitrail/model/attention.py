@@ -1,7 +1,7 @@
 """Multi-head self-attention (paper, appendix A) and the two ways to compute it.
 
 * "fused" is torch's scaled_dot_product_attention. It is the faster one on a GPU.
-* "explicit" is two matrix products with a softmax between them. On a CPU it is 2.5 to 8 times faster in training,
+* "explicit" is two matrix products with a softmax between them. On a CPU it is 1.7 to 8 times faster in training,
   because oneDNN computes its products. With AMX this is true of bfloat16 alone, and the fused path is the faster one
   in float32 and in prediction (`python -m benchmarks.attention` measures both).
 
