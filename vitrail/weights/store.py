@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -191,8 +192,12 @@ def _read(file: Path, report: LoadReport, complete: Complete | None) -> tuple[Ca
                 f"{file} holds the tensor {shown(strange)}, which the model of its card does not have "
                 f"({said_of(strange, card.config)})"
             )
-        tensors = {name: opened.read(name) for name in (*needed, *extra) if name in names}
-    if checksum(tensors) != header.get("sha256", ""):
+        tensors, digest = {}, hashlib.sha256()
+        with ThreadPoolExecutor(1) as behind:  # hashing takes as long as reading, so it follows in a thread of its own
+            for name in sorted(names & {*needed, *extra}):
+                tensors[name] = opened.read(name)
+                behind.submit(_add, digest, name, tensors[name])
+    if digest.hexdigest() != header.get("sha256", ""):
         raise WeightsError(f"{file} is damaged: its tensors do not match their checksum. Restore a copy.")
     taken: set[int] = set()
     real = torch.empty(0)
@@ -252,6 +257,10 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return the sha256 of names and bytes of CPU tensors, sorted by name."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        _add(digest, name, tensors[name])
     return digest.hexdigest()
+
+
+def _add(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    digest.update(name.encode())
+    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
