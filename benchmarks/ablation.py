@@ -63,6 +63,8 @@ SAME_NETWORK = [
     *("--vit.positions=1d", "--objective.mask-after-stem"),
 ]
 """Flags with which mae-small trains the network of scratch-small."""
+UNDISTURBED = 0.85
+"""Least share of the steps of another seed; with fewer, the machine had other work."""
 BUDGETS = {3.0: tuple(SETTINGS), 10.0: ("muon", "four-layers", "narrow-mlp", "narrower", "cutmix", "mae-before")}
 """Minutes of a run -> the settings that are measured with it; with more than the first, only in the recipe itself."""
 
@@ -121,6 +123,20 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def over_seeds(runs: list[tuple[float, str, str, int]], results: list[dict[str, float] | None]) -> list[dict[str, Any]]:
+    """Return a row for each setting: accuracy over the seeds, and the least and the most steps of a seed."""
+    finished: dict[tuple[float, str, str], list[dict[str, float]]] = {}
+    for (*setting, _), found in zip(runs, results, strict=True):
+        if found:
+            finished.setdefault(tuple(setting), []).append(found)
+    rows = []
+    for (minutes, base, name), found in finished.items():
+        steps = [one["steps"] for one in found]
+        row = {"minutes": minutes, "base": base, "name": name, "seeds": len(found), "steps": [min(steps), max(steps)]}
+        rows.append({**row, **record.over_seeds([one["accuracy"] for one in found])})
+    return rows
+
+
 def main() -> None:
     """Run the cells that the log lacks, print the table, write results/ablation.json."""
     parser = record.arguments(__doc__)
@@ -148,16 +164,12 @@ def main() -> None:
 
     with ThreadPoolExecutor(at_once) as pool:
         results = list(pool.map(lambda one: cell(*one), every))
-    scores: dict[tuple[float, str, str], list[float]] = {}
-    for (*which, _), found in zip(every, results, strict=True):
-        if found:
-            scores.setdefault(tuple(which), []).append(found["accuracy"])
-    table = [
-        {"minutes": minutes, "base": base, "name": name, **record.over_seeds(some), "seeds": len(some)}
-        for (minutes, base, name), some in scores.items()
-    ]
+    table = over_seeds(every, results)
     document = {"at_once": at_once, "missing": cells.missing, "rows": table}
     record.print_lines("scratch-small", summary(document))
+    for row in table:
+        if row["steps"][0] < UNDISTURBED * row["steps"][1]:
+            print(f"{row}: a run made far fewer steps than another: remove its line from {options.log}, and repeat it")
     if cells.missing:
         print(f"{cells.missing} runs are missing: the same command continues with them")
     record.save("ablation", options, **document)
