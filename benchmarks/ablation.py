@@ -30,11 +30,10 @@ LOG = record.RESULTS / "ablation.jsonl"
 
 
 class Setting(NamedTuple):
-    """Flags that switch a setting on and off. The recipe has it on if `kept`."""
+    """Flags that add a setting to the plain recipe, and those that take it out of `scratch-small` if that has it."""
 
     on: str
-    off: str
-    kept: bool
+    off: str = ""
     before: str = ""
     """Another recipe that trains the same network first, on the same images without labels, for a third of the time."""
 
@@ -42,21 +41,26 @@ class Setting(NamedTuple):
 ADAMW = "--optim.name=adamw --optim.lr=0.0015 --batch-size=128"
 """The recipe before Muon. Both learning rates and batches are the best that were tried."""
 SETTINGS = {
-    "early-stem": Setting("--vit.stem=early", "--vit.stem=linear", True),
-    "growing-images": Setting("--progressive.start=0.25 --progressive.until=80%", "--progressive.start=1", True),
-    "mean-pooling": Setting("--vit.pool=gap", "--vit.pool=cls", True),
-    "smoothing": Setting("--objective.smoothing=0.1", "--objective.smoothing=0", True),
-    "muon": Setting("--optim.name=muon --optim.lr=0.008 --batch-size=256", ADAMW, True),
-    "four-layers": Setting("--vit.depth=4", "--vit.depth=6", True),
-    "narrow-mlp": Setting("--vit.mlp-dim=384", "--vit.mlp-dim=768", True),
-    "linear-decay": Setting("--schedule.shape=linear", "--schedule.shape=cosine", True),
-    "narrower": Setting("--vit.width=128 --vit.heads=4 --vit.mlp-dim=256", "", False),
-    "attention-pooling": Setting("--vit.pool=map", "", False),
-    "layer-scale": Setting("--vit.layer-scale=0.1", "", False),
-    "average-of-weights": Setting("--average.kind=ema --average.decay=0.99", "", False),
-    "cutmix": Setting("--augment.cutmix=1 --augment.mixup=0.2", "", False),
-    "mae-before": Setting("", "", False, "mae-small"),
+    "early-stem": Setting("--vit.stem=early", "--vit.stem=linear"),
+    "growing-images": Setting("--progressive.start=0.25 --progressive.until=80%", "--progressive.start=1"),
+    "mean-pooling": Setting("--vit.pool=gap", "--vit.pool=cls"),
+    "smoothing": Setting("--objective.smoothing=0.1", "--objective.smoothing=0"),
+    "muon": Setting("--optim.name=muon --optim.lr=0.008 --batch-size=256", ADAMW),
+    "four-layers": Setting("--vit.depth=4", "--vit.depth=6"),
+    "narrow-mlp": Setting("--vit.mlp-dim=384", "--vit.mlp-dim=512"),
+    "width-128": Setting(
+        "--vit.width=128 --vit.heads=4 --vit.mlp-dim=256", "--vit.width=192 --vit.heads=6 --vit.mlp-dim=384"
+    ),
+    "linear-decay": Setting("--schedule.shape=linear", "--schedule.shape=cosine"),
+    "layer-scale": Setting("--vit.layer-scale=0.1", "--vit.layer-scale=none"),
+    "attention-pooling": Setting("--vit.pool=map"),
+    "average-of-weights": Setting("--average.kind=ema --average.decay=0.99"),
+    "cutmix": Setting("--augment.cutmix=1 --augment.mixup=0.2"),
+    "mae-before": Setting("", before="mae-small"),
 }
+PLAIN = f"""--vit.stem=linear --progressive.start=1 --vit.pool=cls --objective.smoothing=0 {ADAMW}
+--vit.depth=6 --vit.width=192 --vit.heads=6 --vit.mlp-dim=768 --schedule.shape=cosine --vit.layer-scale=none"""
+"""Flags that take everything out of `scratch-small`: MLPs are four times as wide as the tokens, as in the paper."""
 SHARE_BEFORE = 1 / 3
 SAME_NETWORK = [
     *(f"--vit.{name.replace('_', '-')}={value}" for name, value in SHALLOW.changes().items() if name != "pool"),
@@ -65,19 +69,17 @@ SAME_NETWORK = [
 """Flags with which mae-small trains the network of scratch-small."""
 UNDISTURBED = 0.85
 """Least share of the steps of another seed; with fewer, the machine had other work."""
-LONG = "muon", "mean-pooling", "four-layers", "narrow-mlp", "narrower", "layer-scale", "cutmix", "mae-before"
+LONG = "muon", "mean-pooling", "four-layers", "narrow-mlp", "width-128", "layer-scale", "cutmix", "mae-before"
 BUDGETS = {3.0: tuple(SETTINGS), 10.0: LONG}
 """Minutes of a run -> the settings that are measured with it; with more than the first, only in the recipe itself."""
 
 
 def rows() -> dict[tuple[str, str], str]:
     """Return the flags of each run: (plain or recipe, the setting that is changed, "" for none) -> flags."""
-    plain = {name: setting.off for name, setting in SETTINGS.items() if setting.kept}
-    found = {("plain", ""): " ".join(plain.values()), ("recipe", ""): ""}
+    found = {("plain", ""): " ".join(PLAIN.split()), ("recipe", ""): ""}
     for name, setting in SETTINGS.items():
-        others = [off for other, off in plain.items() if other != name]
-        found["plain", name] = " ".join([*others, setting.on])
-        found["recipe", name] = setting.off if setting.kept else setting.on
+        found["plain", name] = f"{found['plain', '']} {setting.on}"  # a later flag takes the place of an earlier one
+        found["recipe", name] = setting.off or setting.on
     return found
 
 
@@ -118,9 +120,7 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     for name, setting in SETTINGS.items():
         cells = [found.get((*column, name), "") for column in columns]
         if any(cells):
-            lines.append(
-                (f"{name}{': plain with it, recipe without it' if setting.kept else ': both with it'}", *cells)
-            )
+            lines.append((f"{name}{': plain with it, recipe without it' if setting.off else ': both with it'}", *cells))
     return lines
 
 

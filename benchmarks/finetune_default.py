@@ -19,7 +19,6 @@ import hashlib
 import io
 import itertools
 import os
-import statistics
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -200,10 +199,7 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
         line[row["side"]].append(row["accuracy"])
     lines: list[tuple[str, ...]] = [("network", "held-out images, %", "budget", *SIDES)]
     for key, of_sides in scores.items():
-        texts = []
-        for some in of_sides.values():
-            deviation = statistics.stdev(some) if len(some) > 1 else None
-            texts.append(record.with_deviation(statistics.fmean(some), deviation) if some else "")
+        texts = (record.with_deviation(**record.over_seeds(some)) if some else "" for some in of_sides.values())
         lines.append((*key, *texts))
     return lines
 

@@ -33,7 +33,7 @@ FLAGS = {
     "--optim.name=adamw --optim.weight-decay=0.05 --lr=1e-3",
     SCRATCH: "--recipe=scratch-photos",
     BEFORE: "--recipe=scratch-photos --vit.width=128 --vit.depth=6 --vit.heads=4 --vit.mlp-dim=512 "
-    "--optim.name=adamw --lr=1.5e-3 --schedule.shape=cosine",
+    "--vit.layer-scale=none --optim.name=adamw --lr=1.5e-3 --schedule.shape=cosine",
 }
 
 

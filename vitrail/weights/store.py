@@ -192,11 +192,13 @@ def _read(file: Path, report: LoadReport, complete: Complete | None) -> tuple[Ca
                 f"{file} holds the tensor {shown(strange)}, which the model of its card does not have "
                 f"({said_of(strange, card.config)})"
             )
-        tensors, digest = {}, hashlib.sha256()
+        tensors, digest, hashed = {}, hashlib.sha256(), []
         with ThreadPoolExecutor(1) as behind:  # hashing takes as long as reading, so it follows in a thread of its own
             for name in sorted(names & {*needed, *extra}):
                 tensors[name] = opened.read(name)
-                behind.submit(_add, digest, name, tensors[name])
+                hashed.append(behind.submit(_add, digest, name, tensors[name]))
+        for added in hashed:
+            added.result()  # raises what stopped it: with too little memory it is not the file that is damaged
     if digest.hexdigest() != header.get("sha256", ""):
         raise WeightsError(f"{file} is damaged: its tensors do not match their checksum. Restore a copy.")
     taken: set[int] = set()
