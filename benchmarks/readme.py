@@ -24,6 +24,7 @@ from benchmarks import (
     record,
     transfer,
 )
+from benchmarks.learn import SIDES
 
 BEGIN, END = "<!-- {}: written by python -m benchmarks.readme -->", "<!-- end of {} -->"
 """Around a section with a name."""
@@ -157,7 +158,8 @@ def learn(document: dict[str, Any]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = [
         (f"CIFAR-100 from scratch in {document['minutes']:g} minutes", "test top-1", "parameters")
     ]
-    for side, row in document["summary"].items():
+    for side in (side for side in SIDES if side in document["summary"]):
+        row = document["summary"][side]
         spread = f" ± {row['deviation']:.2f}" if row["deviation"] is not None else ""
         size = f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else ""
         lines.append((side, f"{row['mean']:.2f} %{spread} ({row['seeds']} seeds)", size))
