@@ -58,8 +58,10 @@ SETTINGS = {
     "cutmix": Setting("--augment.cutmix=1 --augment.mixup=0.2"),
     "mae-before": Setting("", before="mae-small"),
 }
-PLAIN = f"""--vit.stem=linear --progressive.start=1 --vit.pool=cls --objective.smoothing=0 {ADAMW}
---vit.depth=6 --vit.width=192 --vit.heads=6 --vit.mlp-dim=768 --schedule.shape=cosine --vit.layer-scale=none"""
+PLAIN = (
+    f"--vit.stem=linear --progressive.start=1 --vit.pool=cls --objective.smoothing=0 {ADAMW} "
+    "--vit.depth=6 --vit.width=192 --vit.heads=6 --vit.mlp-dim=768 --schedule.shape=cosine --vit.layer-scale=none"
+)
 """Flags that take everything out of `scratch-small`: MLPs are four times as wide as the tokens, as in the paper."""
 SHARE_BEFORE = 1 / 3
 SAME_NETWORK = [
@@ -76,9 +78,9 @@ BUDGETS = {3.0: tuple(SETTINGS), 10.0: LONG}
 
 def rows() -> dict[tuple[str, str], str]:
     """Return the flags of each run: (plain or recipe, the setting that is changed, "" for none) -> flags."""
-    found = {("plain", ""): " ".join(PLAIN.split()), ("recipe", ""): ""}
+    found = {("plain", ""): PLAIN, ("recipe", ""): ""}
     for name, setting in SETTINGS.items():
-        found["plain", name] = f"{found['plain', '']} {setting.on}"  # a later flag takes the place of an earlier one
+        found["plain", name] = f"{PLAIN} {setting.on}"  # a later flag takes the place of an earlier one
         found["recipe", name] = setting.off or setting.on
     return found
 

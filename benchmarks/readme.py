@@ -158,7 +158,7 @@ def learn(document: dict[str, Any]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = [
         (f"CIFAR-100 from scratch in {document['minutes']:g} minutes", "test top-1", "parameters")
     ]
-    for side in (side for side in SIDES if side in document["summary"]):
+    for side in sorted(document["summary"], key=SIDES.index):
         row = document["summary"][side]
         spread = f" ± {row['deviation']:.2f}" if row["deviation"] is not None else ""
         size = f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else ""

@@ -103,15 +103,15 @@ def products(network: ModelProto) -> list[str]:
     return [node.name for node in network.graph.node if node.op_type in PRODUCTS]
 
 
-def exposed(network: ModelProto, names: list[str]) -> ModelProto:
-    """Return a network whose outputs are those of some of its operations."""
+def exposed(network: ModelProto, name: str) -> ModelProto:
+    """Return a network whose output is that of one of its operations."""
     import onnx
 
     copy = type(network)()
     copy.CopyFrom(network)
-    found = {node.name: node.output[0] for node in copy.graph.node}
+    (found,) = (node.output[0] for node in copy.graph.node if node.name == name)
     del copy.graph.output[:]
-    copy.graph.output.extend(onnx.ValueInfoProto(name=found[name]) for name in names)
+    copy.graph.output.append(onnx.ValueInfoProto(name=found))
     return copy
 
 
