@@ -8,7 +8,8 @@ core of the machine has a run, and the machine should do nothing else. Accuracy 
 CIFAR-100 that are held out of all runs; the test images are never opened. Whether the settings only serve CIFAR-100 is
 measured by benchmarks.transfer, on photographs.
 
-The log holds all finished runs: the same command continues an interrupted benchmark.
+The log holds all finished runs: the same command continues an interrupted benchmark. Minutes of another processor are
+others, so compare settings within a column of the table, which names its processor.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ def is_measured(minutes: float, base: str, name: str) -> bool:
     return name in ("", *BUDGETS[minutes]) and (base == "recipe" or short)
 
 
-def measured(flags: str, first: str, seed: int, minutes: float, folder: Path) -> dict[str, float]:
-    """Train, first with the recipe `first` if there is one, and return the accuracy on the images held out, in %."""
+def measured(flags: str, first: str, seed: int, minutes: float, folder: Path) -> dict[str, Any]:
+    """Train, first with the recipe `first` if there is one; return accuracy on held-out images, in %, and steps."""
     words = [str(DATA), "--data.holdout=0.1", "--data.test=none", f"--seed={seed}", "--resume=auto"]
     words += ["--evaluate-every=100 %", "--checkpoint-every=100 %"]
     verb = ["train"]
@@ -107,7 +108,7 @@ def measured(flags: str, first: str, seed: int, minutes: float, folder: Path) ->
         verb = ["finetune", f"--from={vitrail_verb(['train', *words, *flagged])['folder']}"]
     words += ["--recipe=scratch-small", f"--time-limit={minutes}", f"--out={folder / 'supervised'}", *flags.split()]
     ran = vitrail_verb([*verb, *words])
-    return {"accuracy": round(100 * ran["best"]["top1"], 2), "steps": ran["steps"]}
+    return {"accuracy": round(100 * ran["best"]["top1"], 2), "steps": ran["steps"], "cpu": record.processor()[0]}
 
 
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -116,8 +117,9 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
         (r["minutes"], r["base"], r["name"]): record.with_deviation(r["mean"], r["deviation"]) for r in document["rows"]
     }
     short, long = BUDGETS
-    columns = ((short, "plain"), (short, "recipe"), (long, "recipe"))
-    header = "held-out top-1, %", *(f"{name}, {minutes:g} minutes" for minutes, name in columns)
+    cpus = {(r["minutes"], r["base"]): r["cpu"] for r in document["rows"] if not r["name"]}
+    columns = [column for column in ((short, "plain"), (short, "recipe"), (long, "recipe")) if column in cpus]
+    header = "held-out top-1, %", *(f"{base}, {minutes:g} minutes, {cpus[minutes, base]}" for minutes, base in columns)
     lines: list[tuple[str, ...]] = [header, ("as it is", *(found.get((*column, ""), "") for column in columns))]
     for name, setting in SETTINGS.items():
         cells = [found.get((*column, name), "") for column in columns]
@@ -126,17 +128,19 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
-def over_seeds(runs: list[tuple[float, str, str, int]], results: list[dict[str, float] | None]) -> list[dict[str, Any]]:
-    """Return a row for each setting: accuracy over the seeds, and the least and the most steps of a seed."""
-    finished: dict[tuple[float, str, str], list[dict[str, float]]] = {}
+def over_seeds(runs: list[tuple[float, str, str, int]], results: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """Return a row for each setting: accuracy over the seeds, least and most steps of a seed, and the processor."""
+    finished: dict[tuple[float, str, str], list[dict[str, Any]]] = {}
     for (*setting, _), found in zip(runs, results, strict=True):
         if found:
             finished.setdefault(tuple(setting), []).append(found)
     rows = []
     for (minutes, base, name), found in finished.items():
         steps = [one["steps"] for one in found]
-        row = {"minutes": minutes, "base": base, "name": name, "seeds": len(found), "steps": [min(steps), max(steps)]}
-        rows.append({**row, **record.over_seeds([one["accuracy"] for one in found])})
+        cpu = " and ".join(sorted({one["cpu"] for one in found}))
+        row = {"minutes": minutes, "base": base, "name": name, "seeds": len(found), "cpu": cpu}
+        accuracy = record.over_seeds([one["accuracy"] for one in found])
+        rows.append({**row, "steps": [min(steps), max(steps)], **accuracy})
     return rows
 
 
@@ -160,7 +164,7 @@ def main() -> None:
         if is_measured(minutes, base, name) and name in ("", *options.only)
     ]
 
-    def cell(minutes: float, base: str, name: str, seed: int) -> dict[str, float] | None:
+    def cell(minutes: float, base: str, name: str, seed: int) -> dict[str, Any] | None:
         key = dict(flags=flags[base, name], before=before(name), seed=seed, minutes=minutes, at_once=at_once)
         length = 0.02 if options.quick else minutes
         return cells.train(lambda folder: measured(flags[base, name], before(name), seed, length, folder), **key)
