@@ -142,7 +142,7 @@ def _table(
     for side in grid:
         steps = torch.arange(1 - side, side, dtype=torch.float64, device=first.device)
         if kind == "swin":
-            steps = steps / (side - 1) * _SWIN_RANGE
+            steps = steps / max(side - 1, 1) * _SWIN_RANGE  # a side of one patch has the offset 0 alone
         axes.append(steps.sign() * steps.abs().log1p() / (math.log(8) if kind == "swin" else 1.0))
     places = torch.cartesian_prod(*axes)
     hidden = F.relu(F.linear(places, first.double(), shift.double()))

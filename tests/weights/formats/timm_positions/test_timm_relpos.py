@@ -115,6 +115,14 @@ def test_outputs_gradients_and_other_sizes_are_timms(kind: str, tmp_path: Path) 
         assert_equal(ours, resized(rebuilt(tmp_path / "b"), size), images(ours, size))  # tables are resampled
 
 
+@pytest.mark.parametrize("kind", ["MLP", "MLP of Swin V2"])
+def test_a_grid_of_one_row_has_the_biases_of_a_row_of_a_higher_grid(kind: str, tmp_path: Path) -> None:
+    """timm divides by zero there in Swin V2's kind."""
+    folder = hub(of_kind(kind), tmp_path)
+    row, grid = (load(folder, image_size=(height, 40)).state_dict()["positions.bias"] for height in (8, 24))
+    assert torch.equal(row[:, :9], grid[:, 2 * 9 : 3 * 9])  # of the row offsets -2 to 2, the offset 0
+
+
 def gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """The gradients of all parameters, and of the images, in float64: norms behind attention amplify rounding."""
     model, batch = copy.deepcopy(model).double(), images.double().requires_grad_()
