@@ -1,30 +1,35 @@
-"""Which settings of `scratch-small` pay: each one alone in a plain recipe, and each one in the recipe itself.
+"""Which settings of `scratch-small` pay in the same time: each one in a plain recipe, and each in the recipe itself.
 
     python -m benchmarks.ablation                   all settings with 3 minutes a run, some with 10; three seeds
     python -m benchmarks.ablation --minutes 3 --only early-stem muon
 
-A run is `vitrail train` with a time limit, on a core of its own: a setting that makes a step slower pays for it. Each
-core of the machine has a run, and the machine should do nothing else. Accuracy is that on 5,000 training images of
-CIFAR-100 that are held out of all runs; the test images are never opened. Whether the settings only serve CIFAR-100 is
-measured by benchmarks.transfer, on photographs.
+A minute is `STEPS_A_MINUTE` steps of `scratch-small`. A run with a setting that makes a step slower has fewer steps.
+How much slower is measured first, in short runs that share a core with one of `scratch-small`. So the accuracies depend
+neither on what else the machine does nor on which machine continues the benchmark.
 
-The log holds all finished runs: the same command continues an interrupted benchmark. Minutes of another processor are
-others, so compare settings within a column of the table, which names its processor.
+Accuracy is that on 5,000 training images of CIFAR-100 that are held out of all runs; the test images are never opened.
+Whether the settings only serve CIFAR-100 is measured by benchmarks.transfer, on photographs.
+
+The log holds all finished runs: the same command continues an interrupted benchmark.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
 from benchmarks import record
 from benchmarks.cells import Cells
-from benchmarks.learn import vitrail_verb
-from vitrail.recipes.small import SHALLOW
+from benchmarks.learn import json_of, vitrail_verb
+
+Arguments, Result = TypeVar("Arguments", bound=tuple[Any, ...]), TypeVar("Result")
 
 DATA = record.DATA / "cifar100"
 LOG = record.RESULTS / "ablation.jsonl"
@@ -36,11 +41,16 @@ class Setting(NamedTuple):
     on: str
     off: str = ""
     before: str = ""
-    """Another recipe that trains the same network first, on the same images without labels, for a third of the time."""
+    """Flags of a training before, which takes `SHARE_BEFORE` of the time."""
 
 
 ADAMW = "--optim.name=adamw --optim.lr=0.0015 --batch-size=128"
 """The recipe before Muon. Both learning rates and batches are the best that were tried."""
+MAE = (
+    "--recipe=mae-small --vit.positions=1d --objective.mask-after-stem "
+    "--vit.width=128 --vit.heads=4 --vit.mlp-dim=256 --vit.depth=4 --vit.stem=early --vit.layer-scale=0.1"
+)
+"""Flags with which mae-small trains the network of scratch-small, on the same images without labels."""
 SETTINGS = {
     "early-stem": Setting("--vit.stem=early", "--vit.stem=linear"),
     "growing-images": Setting("--progressive.start=0.25 --progressive.until=80%", "--progressive.start=1"),
@@ -57,7 +67,7 @@ SETTINGS = {
     "attention-pooling": Setting("--vit.pool=map"),
     "average-of-weights": Setting("--average.kind=ema --average.decay=0.99"),
     "cutmix": Setting("--augment.cutmix=1 --augment.mixup=0.2"),
-    "mae-before": Setting("", before="mae-small"),
+    "mae-before": Setting("", before=MAE),
 }
 PLAIN = (
     f"--vit.stem=linear --progressive.start=1 --vit.pool=cls --objective.smoothing=0 {ADAMW} "
@@ -65,50 +75,123 @@ PLAIN = (
 )
 """Flags that take everything out of `scratch-small`: MLPs are four times as wide as the tokens, as in the paper."""
 SHARE_BEFORE = 1 / 3
-SAME_NETWORK = [
-    *(f"--vit.{name.replace('_', '-')}={value}" for name, value in SHALLOW.changes().items() if name != "pool"),
-    *("--vit.positions=1d", "--objective.mask-after-stem"),
-]
-"""Flags with which mae-small trains the network of scratch-small."""
-UNDISTURBED = 0.85
-"""Least share of the steps of another seed; with fewer, the machine had other work."""
-LONG = "muon", "mean-pooling", "four-layers", "narrow-mlp", "width-128", "layer-scale", "cutmix", "mae-before"
+"""Share of the time of a run for the training before it."""
+STEPS_A_MINUTE = 200
+"""What one core of a cloud machine does beside busy neighbours; in a quiet hour it is 300, of a faster one 500."""
+TIMED_STEPS = 120
+"""Length of the runs that measure the time of a step."""
+CORE_TIME = "import time; time.monotonic = time.process_time; from vitrail.cli import main; raise SystemExit(main())"
+"""Program that is `vitrail` with another clock: only the time of the process itself counts."""
+LONG = "muon", "four-layers", "width-128", "layer-scale", "cutmix", "mae-before"
+"""What more steps may change: the optimiser, the size of the network, regularisation, training before."""
 BUDGETS = {3.0: tuple(SETTINGS), 10.0: LONG}
 """Minutes of a run -> the settings that are measured with it; with more than the first, only in the recipe itself."""
+COMMON = (
+    *("train", str(DATA), "--data.test=none", "--recipe=scratch-small"),
+    *("--evaluate-every=100 %", "--checkpoint-every=100 %"),
+)
 
 
-def rows() -> dict[tuple[str, str], str]:
-    """Return the flags of each run: (plain or recipe, the setting that is changed, "" for none) -> flags."""
-    found = {("plain", ""): PLAIN, ("recipe", ""): ""}
-    for name, setting in SETTINGS.items():
-        found["plain", name] = f"{PLAIN} {setting.on}"  # a later flag takes the place of an earlier one
-        found["recipe", name] = setting.off or setting.on
-    return found
+class Row(NamedTuple):
+    """A figure of the table: the setting that is changed in the plain recipe or in scratch-small, "" for none."""
+
+    minutes: float
+    base: str
+    name: str
+
+    def phases(self) -> list[tuple[str, float]]:
+        """Return the flags and the minutes of each training of a run: the second one continues the first."""
+        setting = SETTINGS.get(self.name, Setting(""))
+        flags = f"{PLAIN} {setting.on}".strip() if self.base == "plain" else setting.off or setting.on
+        if not setting.before:
+            return [(flags, self.minutes)]
+        return [(setting.before, self.minutes * SHARE_BEFORE), (flags, self.minutes * (1 - SHARE_BEFORE))]
 
 
-def before(name: str) -> str:
-    """Return the recipe that trains before, "" for none."""
-    return SETTINGS[name].before if name else ""
+def rows(minutes: Sequence[float], bases: Sequence[str], names: Sequence[str]) -> list[Row]:
+    """Return the figures of the table: in the plain recipe, no setting trains before, and the runs are short."""
+    found = (Row(*one) for one in product(minutes, bases, ("", *names)) if one[2] in ("", *BUDGETS[one[0]]))
+    alone = (min(BUDGETS), 1)
+    return [row for row in found if row.base == "recipe" or (row.minutes, len(row.phases())) == alone]
 
 
-def is_measured(minutes: float, base: str, name: str) -> bool:
-    """Return whether a run is part of the table."""
-    short = minutes == min(BUDGETS) and not before(name)
-    return name in ("", *BUDGETS[minutes]) and (base == "recipe" or short)
+def over_recipe(flags: str, steps: int, folder: Path) -> dict[str, float]:
+    """Train with the recipe and with the flags at the same time on one core; return the ratio of the times of a step.
+
+    Time is that of the core for each process. The two take turns of milliseconds, so that whatever else slows the core
+    down slows both.
+    """
+    words = [*COMMON, "--data.holdout=0.002", f"--duration={steps} steps"]
+
+    def step_time(side: str) -> float:
+        more = (*(flags.split() if side == "changed" else ()), f"--out={folder / side}", "--json")
+        ran = json_of([sys.executable, "-c", CORE_TIME, *words, *more])
+        return ran["seconds"] / ran["steps"]
+
+    with ThreadPoolExecutor(2) as pair:
+        recipe, changed = pair.map(step_time, ("recipe", "changed"))
+    return {"over_recipe": round(changed / recipe, 3)}
 
 
-def measured(flags: str, first: str, seed: int, minutes: float, folder: Path) -> dict[str, Any]:
-    """Train, first with the recipe `first` if there is one; return accuracy on held-out images, in %, and steps."""
-    words = [str(DATA), "--data.holdout=0.1", "--data.test=none", f"--seed={seed}", "--resume=auto"]
-    words += ["--evaluate-every=100 %", "--checkpoint-every=100 %"]
-    verb = ["train"]
-    if first:
-        limit, minutes = minutes * SHARE_BEFORE, minutes * (1 - SHARE_BEFORE)
-        flagged = [*SAME_NETWORK, f"--recipe={first}", f"--time-limit={limit}", f"--out={folder / first}"]
-        verb = ["finetune", f"--from={vitrail_verb(['train', *words, *flagged])['folder']}"]
-    words += ["--recipe=scratch-small", f"--time-limit={minutes}", f"--out={folder / 'supervised'}", *flags.split()]
-    ran = vitrail_verb([*verb, *words])
-    return {"accuracy": round(100 * ran["best"]["top1"], 2), "steps": ran["steps"], "cpu": record.processor()[0]}
+def measured(phases: Sequence[tuple[str, int]], seed: int, folder: Path) -> dict[str, float]:
+    """Train with the flags of each phase for its steps, and return the accuracy on the images held out, in %."""
+    ran: dict[str, Any] = {}
+    for number, (flags, steps) in enumerate(phases):
+        words = [*COMMON, "--data.holdout=0.1", *flags.split(), f"--duration={steps} steps", f"--seed={seed}"]
+        if ran:
+            words[:1] = ["finetune", f"--from={ran['folder']}"]
+        ran = vitrail_verb([*words, "--resume=auto", f"--out={folder / str(number)}"])
+    return {"accuracy": round(100 * ran["best"]["top1"], 2)}
+
+
+def step_times(cells: Cells, flags: Sequence[str], steps: int) -> dict[str, float]:
+    """Return the time of a step with each of the flags, over that of scratch-small, as far as it is known."""
+
+    def timed(words: str) -> dict[str, float] | None:
+        return cells.train(lambda folder: over_recipe(words, steps, folder), flags=words, steps=steps)
+
+    return {words: one["over_recipe"] for (words,), one in at_once(timed, [(words,) for words in flags]) if one}
+
+
+def accuracies(
+    cells: Cells, table: Sequence[Row], times: dict[str, float], seeds: Sequence[int], steps_a_minute: float
+) -> list[dict[str, Any]]:
+    """Return the rows whose times are known: the steps of each phase, and the accuracy over the seeds."""
+    planned = {
+        row: [(flags, round(steps_a_minute * minutes / times[flags])) for flags, minutes in row.phases()]
+        for row in table
+        if all(flags in times for flags, _ in row.phases())
+    }
+
+    def trained(row: Row, seed: int) -> dict[str, float] | None:
+        phases = planned[row]
+        return cells.train(lambda folder: measured(phases, seed, folder), phases=phases, seed=seed)
+
+    found: dict[Row, list[float]] = {row: [] for row in planned}
+    runs = sorted(product(planned, seeds), key=lambda run: (run[0].minutes, run[1]))
+    for (row, _), one in at_once(trained, runs):
+        if one:
+            found[row].append(one["accuracy"])
+    return [
+        {
+            **row._asdict(),
+            "steps": [steps for _, steps in planned[row]],
+            "seeds": len(values),
+            **record.over_seeds(values),
+        }
+        for row, values in found.items()
+        if values
+    ]
+
+
+def at_once(compute: Callable[..., Result], arguments: Sequence[Arguments]) -> list[tuple[Arguments, Result]]:
+    """Compute the calls, one on each core, and return the results beside their arguments."""
+    cores: SimpleQueue[int] = SimpleQueue()
+    for core in os.sched_getaffinity(0):
+        cores.put(core)
+    keep_one = lambda: os.sched_setaffinity(0, {cores.get()})  # noqa: E731  threads and processes inherit it
+    with ThreadPoolExecutor(cores.qsize(), initializer=keep_one) as pool:
+        return list(zip(arguments, pool.map(lambda one: compute(*one), arguments), strict=True))
 
 
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -117,9 +200,8 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
         (r["minutes"], r["base"], r["name"]): record.with_deviation(r["mean"], r["deviation"]) for r in document["rows"]
     }
     short, long = BUDGETS
-    cpus = {(r["minutes"], r["base"]): r["cpu"] for r in document["rows"] if not r["name"]}
-    columns = [column for column in ((short, "plain"), (short, "recipe"), (long, "recipe")) if column in cpus]
-    header = "held-out top-1, %", *(f"{base}, {minutes:g} minutes, {cpus[minutes, base]}" for minutes, base in columns)
+    columns = ((short, "plain"), (short, "recipe"), (long, "recipe"))
+    header = "held-out top-1, %", *(f"{base}, {minutes:g} minutes" for minutes, base in columns)
     lines: list[tuple[str, ...]] = [header, ("as it is", *(found.get((*column, ""), "") for column in columns))]
     for name, setting in SETTINGS.items():
         cells = [found.get((*column, name), "") for column in columns]
@@ -128,57 +210,32 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
-def over_seeds(runs: list[tuple[float, str, str, int]], results: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """Return a row for each setting: accuracy over the seeds, least and most steps of a seed, and the processor."""
-    finished: dict[tuple[float, str, str], list[dict[str, Any]]] = {}
-    for (*setting, _), found in zip(runs, results, strict=True):
-        if found:
-            finished.setdefault(tuple(setting), []).append(found)
-    rows = []
-    for (minutes, base, name), found in finished.items():
-        steps = [one["steps"] for one in found]
-        cpu = " and ".join(sorted({one["cpu"] for one in found}))
-        row = {"minutes": minutes, "base": base, "name": name, "seeds": len(found), "cpu": cpu}
-        accuracy = record.over_seeds([one["accuracy"] for one in found])
-        rows.append({**row, "steps": [min(steps), max(steps)], **accuracy})
-    return rows
-
-
 def main() -> None:
     """Run the cells that the log lacks, print the table, write results/ablation.json."""
     parser = record.arguments(__doc__)
     parser.add_argument("--minutes", type=float, nargs="+", choices=list(BUDGETS), default=list(BUDGETS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--base", nargs="+", choices=["plain", "recipe"], default=["plain", "recipe"])
     parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--log", type=Path, default=LOG, help="file of finished runs")
     parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="start no run after this time")
     options = parser.parse_args()
-    at_once = os.cpu_count() or 1
+    timed, steps_a_minute = TIMED_STEPS, STEPS_A_MINUTE
     if options.quick:
         options.seeds, options.log = [0], Path(tempfile.mkdtemp()) / "log.jsonl"
+        timed, steps_a_minute = 2, 1
     os.environ["OMP_NUM_THREADS"] = "1"  # of all children
-    cells, flags = Cells(options.log, options.stop_after), rows()
-    every = [
-        (minutes, base, name, seed)
-        for minutes, seed, (base, name) in product(options.minutes, options.seeds, flags)
-        if is_measured(minutes, base, name) and name in ("", *options.only)
-    ]
-
-    def cell(minutes: float, base: str, name: str, seed: int) -> dict[str, Any] | None:
-        key = dict(flags=flags[base, name], before=before(name), seed=seed, minutes=minutes, at_once=at_once)
-        length = 0.02 if options.quick else minutes
-        return cells.train(lambda folder: measured(flags[base, name], before(name), seed, length, folder), **key)
-
-    with ThreadPoolExecutor(at_once) as pool:
-        results = list(pool.map(lambda one: cell(*one), every))
-    table = over_seeds(every, results)
-    document = {"at_once": at_once, "missing": cells.missing, "rows": table}
+    cells, table = Cells(options.log, options.stop_after), rows(options.minutes, options.base, options.only)
+    flags = list(dict.fromkeys(words for row in table for words, _ in row.phases() if words))
+    times = {"": 1.0, **step_times(cells, flags, timed)}
+    document = {
+        "step_times": times,
+        "rows": accuracies(cells, table, times, options.seeds, steps_a_minute),
+        "missing": cells.missing,
+    }
     record.print_lines("scratch-small", summary(document))
-    for row in table:
-        if row["steps"][0] < UNDISTURBED * row["steps"][1]:
-            print(f"{row}: a run made far fewer steps than another: remove its line from {options.log}, and repeat it")
     if cells.missing:
-        print(f"{cells.missing} runs are missing: the same command continues with them")
+        print("some runs are missing: the same command continues with them")
     record.save("ablation", options, **document)
 
 

@@ -102,10 +102,11 @@ def _parameters(folder: Path) -> int:
 
 def vitrail_verb(words: list[str]) -> Any:
     """Run `vitrail WORDS --json` in a new process and return the values that it prints."""
-    return _json([sys.executable, "-m", "vitrail", *words, "--json"])
+    return json_of([sys.executable, "-m", "vitrail", *words, "--json"])
 
 
-def _json(command: list[str]) -> Any:
+def json_of(command: list[str]) -> Any:
+    """Run a command and return the JSON that it prints."""
     done = subprocess.run(command, cwd=record.ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
 
@@ -149,7 +150,7 @@ def race(options: argparse.Namespace, sides: list[str]) -> list[dict[str, Any]]:
             if (side, seed) in done:
                 continue
             command = [sys.executable, "-m", "benchmarks.learn", "--one", f"--side={side}", f"--seed={seed}"]
-            results.append(_json([*command, *passed, *options.overrides]))
+            results.append(json_of([*command, *passed, *options.overrides]))
             print({k: v for k, v in results[-1].items() if not isinstance(v, dict)}, file=sys.stderr, flush=True)
             if log:
                 with log.open("a") as file:
