@@ -35,14 +35,19 @@ class Work:
     def name(self) -> str:
         """Say what is measured."""
         a = self.architecture
-        network = "early stem" if self.early else f"width {a.width}, depth {a.depth}"
+        network = f"early stem, width {self.width}" if self.early else f"width {self.width}, depth {a.depth}"
         return f"{network}, {a.image_size} px, patch {a.patch}"
+
+    @property
+    def width(self) -> int:
+        """Return the width of the network."""
+        return int(SHALLOW.changes()["width"]) if self.early else self.architecture.width
 
     @property
     def size(self) -> int:
         """Tokens of the batch times the square of the width, which the rule counts."""
         a = self.architecture
-        return self.batch * (a.image_size // a.patch) ** 2 * a.width**2
+        return self.batch * (a.image_size // a.patch) ** 2 * self.width**2
 
 
 SMALL, DIGITS = peers.SMALL_IMAGES, replace(peers.SMALL_IMAGES, width=96, depth=4, image_size=16)
