@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from benchmarks import record
 from benchmarks.cells import Cells
 from benchmarks.learn import json_of, vitrail_verb
+from vitrail.recipes.small import SHALLOW
 
 Arguments, Result = TypeVar("Arguments", bound=tuple[Any, ...]), TypeVar("Result")
 
@@ -46,9 +47,11 @@ class Setting(NamedTuple):
 
 ADAMW = "--optim.name=adamw --optim.lr=0.0015 --batch-size=128"
 """The recipe before Muon. Both learning rates and batches are the best that were tried."""
-MAE = (
-    "--recipe=mae-small --vit.positions=1d --objective.mask-after-stem "
-    "--vit.width=128 --vit.heads=4 --vit.mlp-dim=256 --vit.depth=4 --vit.stem=early --vit.layer-scale=0.1"
+MAE = " ".join(
+    (
+        "--recipe=mae-small --vit.positions=1d --objective.mask-after-stem",
+        *(f"--vit.{name.replace('_', '-')}={value}" for name, value in SHALLOW.changes().items() if name != "pool"),
+    )
 )
 """Flags with which mae-small trains the network of scratch-small, on the same images without labels."""
 SETTINGS = {
@@ -189,7 +192,10 @@ def at_once(compute: Callable[..., Result], arguments: Sequence[Arguments]) -> l
     cores: SimpleQueue[int] = SimpleQueue()
     for core in os.sched_getaffinity(0):
         cores.put(core)
-    keep_one = lambda: os.sched_setaffinity(0, {cores.get()})  # noqa: E731  threads and processes inherit it
+
+    def keep_one() -> None:
+        os.sched_setaffinity(0, {cores.get()})  # for the thread, and the threads and processes that it starts
+
     with ThreadPoolExecutor(cores.qsize(), initializer=keep_one) as pool:
         return list(zip(arguments, pool.map(lambda one: compute(*one), arguments), strict=True))
 
