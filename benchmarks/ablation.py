@@ -201,18 +201,18 @@ def at_once(compute: Callable[..., Result], arguments: Sequence[Arguments]) -> l
 
 
 def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the table: a row for each setting, in a plain recipe and in the recipe itself."""
+    """Return the table: a row for each setting, a column for each recipe and budget."""
     found = {
         (r["minutes"], r["base"], r["name"]): record.with_deviation(r["mean"], r["deviation"]) for r in document["rows"]
     }
-    short, long = BUDGETS
-    columns = ((short, "plain"), (short, "recipe"), (long, "recipe"))
-    header = "held-out top-1, %", *(f"{base}, {minutes:g} minutes" for minutes, base in columns)
+    columns = sorted({column[:2] for column in found})
+    without = {"plain": "plain with it", "recipe": "recipe without it"}
+    header = "held-out top-1, %", *(f"{without[base]}, {minutes:g} minutes" for minutes, base in columns)
     lines: list[tuple[str, ...]] = [header, ("as it is", *(found.get((*column, ""), "") for column in columns))]
     for name, setting in SETTINGS.items():
         cells = [found.get((*column, name), "") for column in columns]
         if any(cells):
-            lines.append((f"{name}{': plain with it, recipe without it' if setting.off else ': both with it'}", *cells))
+            lines.append((name if setting.off else f"{name}: both with it", *cells))
     return lines
 
 

@@ -26,7 +26,7 @@ IDENTITY = ("work", "case", "shape", "name", "batch", "precision", "engine")
 OTHERS = ("attention", "memory", "reading", "probe", "plan")
 """Benchmarks without a section of docs/numbers/benchmarks.md."""
 LONG = ("ablation", "finetune_default", "audit", "label_budget", "multi_label", "long_tail", "dedup")
-"""Benchmarks of accuracy that take hours. Only the first two depend on the machine: their runs have minutes."""
+"""Benchmarks of accuracy that take hours. Only finetune_default depends on the machine: its runs have minutes."""
 WITH_LOG = ("ablation", "learn", "transfer", "finetune_default", "long_tail", "inspect", "soak")
 """Benchmarks that keep their finished runs in a log."""
 NETWORKS = Path("runs") / "benchmarks"
