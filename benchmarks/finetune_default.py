@@ -47,7 +47,7 @@ NETWORKS = {
     "64 tokens": ("Ti/4", Model(width=128, depth=4, heads=4, mlp_dim=256, pool="gap", stem="early")),
     "16 tokens": ("Ti/8", Model(width=96, depth=4, heads=3, mlp_dim=192, pool="gap", stem="early")),
 }
-"""The networks by the length of the sequence at 32 pixels; both are narrower than that of scratch-small."""
+"""The networks by the length of the sequence at 32 pixels."""
 EPOCHS = 10
 DEFAULT, PAPER, SMALL = "default", "finetune", "finetune-small"
 DONE = "all steps done"
