@@ -71,7 +71,7 @@ SETTINGS = {
     "average-of-weights": Setting("--average.kind=ema --average.decay=0.99"),
     "cutmix": Setting("--augment.cutmix=1 --augment.mixup=0.2"),
     "patch-dropout": Setting("--objective=benchmarks.leads:PatchDropout"),
-    "alternating-flips": Setting("--objective=benchmarks.leads:AlternatingFlips --augment.flip=false"),
+    "alternating-flips": Setting("--objective=benchmarks.leads:AlternatingFlips --augment.no-flip"),
     "mae-before": Setting("", before=MAE),
 }
 PLAIN = (

@@ -1,7 +1,7 @@
 """Two ways to learn more in the same time that vitrail has no setting for, as objectives of one's own.
 
     vitrail train cifar100/ --recipe scratch-small --objective benchmarks.leads:PatchDropout
-    vitrail train cifar100/ --recipe scratch-small --objective benchmarks.leads:AlternatingFlips --augment.flip false
+    vitrail train cifar100/ --recipe scratch-small --objective benchmarks.leads:AlternatingFlips --augment.no-flip
 
 benchmarks.ablation measures whether they pay.
 """
