@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -183,8 +184,13 @@ def test_programs_that_predict_does_not_run(
     with pytest.raises(ExportError, match="can hold code"):
         vitrail.predict(tmp_path / "p", photos)
     (tmp_path / "broken.onnx").write_bytes(b"no program")
-    with pytest.raises(ExportError, match="does not run it"):
+    with pytest.raises(ExportError, match=r"broken\.onnx: ONNX Runtime [\d.]+ does not run it: "):
         vitrail.predict(tmp_path / "broken.onnx", photos)
+    vitrail.export(run_folder, to="openvino", out=tmp_path / "openvino")
+    file = tmp_path / "openvino/model.xml"
+    file.write_text(re.sub(r'type="(Add|MatMul)"', 'type="Lost"', file.read_text()))
+    with pytest.raises(ExportError, match=r"model\.xml: OpenVINO \S+ does not read it: (?!Exception from).*Lost"):
+        vitrail.predict(tmp_path / "openvino", photos)
     opened = onnx_export.read(program / "model.onnx")
     for about, message in (
         ({}, "was not exported by this version of vitrail: its description has format None"),

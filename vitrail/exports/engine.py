@@ -49,8 +49,9 @@ class Engine(nn.Module):
                     open_regular(file).close()
                 except OSError as error:
                     raise ExportError(f"{file} cannot be read: {error.strerror}") from error
-        self._run, about = runtime(kind, writing=False).read(path)
+        here = runtime(kind, writing=False)
         try:
+            self._run, about = here.read(path)
             self.card: Card = card_in(about)
         except (ExportError, WeightsError) as error:
             raise ExportError(f"{path}: {error}") from error

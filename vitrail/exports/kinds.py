@@ -105,25 +105,29 @@ def find_program(source: str | Path) -> Path | None:
     return next((file for file in files if file.suffix in endings and file.is_file()), None)
 
 
-def described(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
+def described(texts: Mapping[str, str]) -> dict[str, Any]:
     """Return the description in a program's metadata, whose values are JSON. Raises ExportError naming a wrong one."""
     about = {}
     for key, text in texts.items():
         try:
             about[key] = parse_json(text)
         except ValueError as error:
-            raise ExportError(f"{path} has an unusable description: {shown(key)}: {error}") from error
+            raise ExportError(f"it has an unusable description: {shown(key)}: {error}") from error
     return about
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of the innermost message that is not empty."""
+    """Return the first line that says something, of the innermost message that is not empty.
+
+    OpenVINO's messages begin with lines that only say where: "Exception from src/core/src/node.cpp:68:".
+    """
     texts = [type(error).__name__]
     cause: BaseException | None = error
     while cause is not None:
-        texts += [line for line in str(cause).splitlines() if line.strip()][:1]
+        lines = [line for line in map(str.strip, str(cause).splitlines()) if line]
+        texts += [line for line in lines if not line.endswith(":")][:1] or lines[:1]
         cause = cause.__cause__
-    return texts[-1].strip()
+    return texts[-1]
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def read(path: Path) -> Opened:
     session = _session(path)
     metadata = session.get_modelmeta().custom_metadata_map
     compute = _all_outputs(session)
-    return Opened(lambda images: compute(images)[0], described(metadata, path) if "format" in metadata else {})
+    return Opened(lambda images: compute(images)[0], described(metadata) if "format" in metadata else {})
 
 
 def _session(program: Path | bytes) -> InferenceSession:

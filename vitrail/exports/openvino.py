@@ -42,7 +42,7 @@ def read(path: Path) -> Opened:
     about = {}
     if network.has_rt_info([SECTION]):
         keys = network.get_rt_info([SECTION]).astype(dict)
-        about = described({key: network.get_rt_info([SECTION, key]).astype(str) for key in keys}, path)
+        about = described({key: network.get_rt_info([SECTION, key]).astype(str) for key in keys})
     program = about.get("program")
     compute = function(network, program.get("precision", "float32") if isinstance(program, dict) else "float32")
     return Opened(lambda images: compute(images)[0], about)
