@@ -87,8 +87,9 @@ TIMED_STEPS = 120
 """Length of the runs that measure the time of a step."""
 CORE_TIME = "import time; time.monotonic = time.process_time; from vitrail.cli import main; raise SystemExit(main())"
 """Program that is `vitrail` with another clock: only the time of the process itself counts."""
-LONG = "early-stem", "mean-pooling", "muon", "width-128", "layer-scale", "mae-before"
-"""What more steps may change: the stem, pooling, the optimiser, the size of the network, training before."""
+LONG = "early-stem", "mean-pooling", "muon", "width-128", "layer-scale", "patch-dropout", "mae-before"
+"""What more steps may change: the stem, pooling, the optimiser, the size of the network, patches that are left out,
+training before."""
 BUDGETS = {3.0: tuple(SETTINGS), 10.0: LONG}
 """Minutes of a run -> the settings that are measured with it; with more than the first, only in the recipe itself."""
 COMMON = (
