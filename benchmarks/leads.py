@@ -9,15 +9,15 @@ benchmarks.ablation measures whether they pay.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail import Supervised
 from vitrail.data.loading.order import MIX, stream
-from vitrail.objective.base import Prepared, Task
+from vitrail.objective.base import Prepared
 from vitrail.objective.supervised import SupervisedObjective
 from vitrail.ranges import Part
 
@@ -41,19 +41,10 @@ class AlternatingFlips(Supervised):
 class DropPatches(SupervisedObjective):
     """Learn the labels from a part of the patches of each image."""
 
-    seed = 0
-
-    @classmethod
-    def of(cls, model: nn.Module, settings: Any, task: Task) -> Self:
-        """See `Objective`."""
-        objective = super().of(model, settings, task)
-        objective.seed = task.seed
-        return objective
-
     def draw(self, prepared: Prepared, step: int) -> Prepared:
         """Choose the patches of each image: a function of seed, step and place in the batch."""
         rows, columns = self.model.grid(prepared.images)
-        order = stream(self.seed, 0, step, MIX).random((len(prepared), rows * columns)).argsort(1)
+        order = stream(self.mix.seed, 0, step, MIX).random((len(prepared), rows * columns)).argsort(1)
         keep = np.sort(order[:, : max(1, round(self.config.kept * rows * columns))])
         return replace(super().draw(prepared, step), precomputed=torch.from_numpy(keep).to(prepared.images.device))
 
