@@ -72,6 +72,7 @@ SETTINGS = {
     "cutmix": Setting("--augment.cutmix=1 --augment.mixup=0.2"),
     "patch-dropout": Setting("--objective=benchmarks.leads:PatchDropout"),
     "alternating-flips": Setting("--objective=benchmarks.leads:AlternatingFlips --augment.no-flip"),
+    "growing-batch": Setting("--objective=benchmarks.leads:GrowingBatch"),
     "mae-before": Setting("", before=MAE),
 }
 PLAIN = (
@@ -210,7 +211,11 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
     }
     columns = sorted({column[:2] for column in found})
     without = {"plain": "plain with it", "recipe": "recipe without it"}
-    header = "held-out top-1, %", *(f"{without[base]}, {minutes:g} minutes" for minutes, base in columns)
+    seeds = " or ".join(map(str, sorted({r["seeds"] for r in document["rows"]})))
+    header = (
+        f"held-out top-1, % ({seeds} seeds)",
+        *(f"{without[base]}, {minutes:g} minutes" for minutes, base in columns),
+    )
     lines: list[tuple[str, ...]] = [header, ("as it is", *(found.get((*column, ""), "") for column in columns))]
     for name, setting in SETTINGS.items():
         cells = [found.get((*column, name), "") for column in columns]

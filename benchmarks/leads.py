@@ -1,7 +1,8 @@
-"""Two ways to learn more in the same time that vitrail has no setting for, as objectives of one's own.
+"""Three ways to learn more in the same time that vitrail has no setting for, as objectives of one's own.
 
     vitrail train cifar100/ --recipe scratch-small --objective benchmarks.leads:PatchDropout
     vitrail train cifar100/ --recipe scratch-small --objective benchmarks.leads:AlternatingFlips --augment.no-flip
+    vitrail train cifar100/ --recipe scratch-small --objective benchmarks.leads:GrowingBatch
 
 benchmarks.ablation measures whether they pay.
 """
@@ -38,6 +39,18 @@ class AlternatingFlips(Supervised):
     made_by: ClassVar[str] = "benchmarks.leads:FlipInTurns"
 
 
+@dataclass(frozen=True)
+class GrowingBatch(Supervised):
+    """A batch that grows (Smith et al. 2018) over the run, from a part of `batch_size` to all of it.
+
+    It grows by eighths, because the first step with another number of images prepares its matrix products anew.
+    """
+
+    made_by: ClassVar[str] = "benchmarks.leads:GrowBatch"
+    start: Part = 0.5
+    """Share of the batch in the first step."""
+
+
 class DropPatches(SupervisedObjective):
     """Learn the labels from a part of the patches of each image."""
 
@@ -64,3 +77,14 @@ class FlipInTurns(SupervisedObjective):
         turn = (prepared.index + step // self.moment.per_epoch) % 2 == 0
         here = turn.to(prepared.images.device)[:, None, None, None]
         return super().draw(replace(prepared, images=torch.where(here, prepared.images.flip(3), prepared.images)), step)
+
+
+class GrowBatch(SupervisedObjective):
+    """Learn the labels of the first images of each batch; the others are left out of the step."""
+
+    def draw(self, prepared: Prepared, step: int) -> Prepared:
+        """Keep the share of the batch that the progress of the run allows."""
+        share = self.config.start + (1 - self.config.start) * self.moment.done
+        count = max(1, round(round(8 * share) / 8 * len(prepared)))
+        images, labels = prepared.images[:count], prepared.labels[:count]
+        return super().draw(Prepared(images, labels, prepared.index[:count], labels), step)

@@ -1,4 +1,4 @@
-"""The two objectives of benchmarks.ablation that are no part of vitrail do what they say."""
+"""The three objectives of benchmarks.ablation that are no part of vitrail do what they say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import vitrail
-from benchmarks.leads import AlternatingFlips, PatchDropout
+from benchmarks.leads import AlternatingFlips, GrowingBatch, PatchDropout
 from vitrail.objective.base import Moment, Task
 
 IMAGES, LABELS = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -43,3 +43,16 @@ def test_alternating_flips_mirror_each_image_in_every_second_epoch() -> None:
     )
     even = torch.tensor([True, False] * 3)
     assert torch.equal(mirrored, torch.stack([even, even, ~even, even]))
+
+
+def test_a_growing_batch_learns_from_more_of_its_images_as_the_run_goes_on() -> None:
+    model, images, labels, index = network(), IMAGES.repeat(4, 1, 1, 1), LABELS.repeat(4), torch.arange(24)
+    objective = GrowingBatch(start=0.5, smoothing=0.1).build(model, Task(classes=3))
+    plain = vitrail.Supervised(smoothing=0.1).build(model, Task(classes=3))
+    for done, count in ((0.0, 12), (0.1, 12), (0.5, 18), (0.7, 21), (1.0, 24)):
+        objective.at(Moment(done))
+        loss, learned, metrics = objective(SimpleNamespace(images=images, labels=labels, index=index), step=1)
+        first = SimpleNamespace(images=images[:count], labels=labels[:count], index=index[:count])
+        expected, _, right = plain(first, step=1)
+        torch.testing.assert_close(loss, expected)
+        assert (learned, metrics["top1"]) == (count, right["top1"])
