@@ -76,14 +76,17 @@ def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def measure(name: str, more: Sequence[str], results: Path = record.RESULTS) -> dict[str, Any]:
     """Run one benchmark. Return its seconds and what moved. Raises SystemExit if it fails."""
-    path = results / f"{name}.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
+    before = _documents(name, results)
     start = time.monotonic()
     done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *more], cwd=record.ROOT, check=False)
     if done.returncode:
         raise SystemExit(f"benchmarks.{name} failed with {done.returncode}. The same command continues with it.")
-    after = json.loads(path.read_text()) if path.exists() else {}
-    return {"seconds": round(time.monotonic() - start), "moved": moved(before, after)}
+    pairs = zip(before, _documents(name, results), strict=True)
+    return {"seconds": round(time.monotonic() - start), "moved": [line for pair in pairs for line in moved(*pair)]}
+
+
+def _documents(name: str, results: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) if path.exists() else {} for path in record.kept(name, results)]
 
 
 def special(name: str, place: Path) -> list[str]:

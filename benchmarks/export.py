@@ -3,8 +3,11 @@
 The network, the uint8 images and the number of threads are the same. Each side has a process of its own, ours set as
 the command line sets it (`keep_freed_memory`). ONNX Runtime and OpenVINO run the exported programs with their defaults,
 except for the number of threads and OpenVINO's precision. int8 programs run as vitrail runs them, and beside them as
-OpenVINO runs the same file with nothing of vitrail in between. Each program has passed its parity check before it is
-timed. int8 programs are calibrated on random images, because only speed is measured.
+OpenVINO runs the same file with nothing of vitrail in between, once with vitrail's choice of the type for what is not
+int8 and once with the other. Each program has passed its parity check before it is timed. int8 programs are calibrated
+on random images, because only speed is measured.
+
+vitrail makes other int8 programs for processors with AMX, so their figures are kept apart, in results/amx/export.json.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from benchmarks.compare import Contender
 from benchmarks.inference import images
 from benchmarks.peers import Architecture
 from vitrail.device import keep_freed_memory
+from vitrail.exports import openvino
 from vitrail.exports.engine import Engine
 from vitrail.exports.int8 import Samples, quantise
 from vitrail.exports.kinds import KINDS, runtime
@@ -53,10 +57,10 @@ def onnx_step(folder: Path) -> Step:
 
 def openvino_step(folder: Path, precision: str) -> Step:
     """Return OpenVINO's compiled program, with torch's number of threads; what is not int8 is of this precision."""
-    import openvino
+    from openvino import Core
 
     settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    compiled = openvino.Core().compile_model(folder / "model.xml", "CPU", settings)
+    compiled = Core().compile_model(folder / "model.xml", "CPU", settings)
     return lambda batch: compiled(batch, share_inputs=True)
 
 
@@ -123,10 +127,12 @@ def sides(architecture: Architecture, made: dict[tuple[str, str], Path], precisi
             "vitrail, OpenVINO program": partial(engine_step, program),
             "OpenVINO": partial(openvino_step, program, "bf16"),
         }
+    rest = openvino.hint("int8")
+    other = "f32" if rest == "bf16" else "bf16"
     return {
         record.OURS: partial(engine_step, program),
-        "OpenVINO": partial(openvino_step, program, "f32"),
-        "OpenVINO, the rest in bf16": partial(openvino_step, program, "bf16"),
+        "OpenVINO": partial(openvino_step, program, rest),
+        f"OpenVINO, the rest in {other}": partial(openvino_step, program, other),
         "ONNX Runtime": partial(onnx_step, made["onnx", precision]),
         "vitrail, bf16": partial(frozen_step, architecture, "bf16"),
     }
@@ -159,11 +165,11 @@ def measure(name: str, architecture: Architecture, options: Any) -> list[dict[st
 
 
 def main() -> None:
-    """Run all cases and write results/export.json."""
+    """Run all cases and write results/export.json, or with AMX results/amx/export.json."""
     options = record.arguments(__doc__).parse_args()
     record.prepare(options)
     results = [row for name, architecture in CASES.items() for row in measure(name, architecture, options)]
-    record.save("export", options, results=results)
+    record.save("export", options, by_amx=True, results=results)
 
 
 if __name__ == "__main__":

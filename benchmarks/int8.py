@@ -7,6 +7,8 @@
 A program is made as `vitrail export RUN --precision int8 --calibrate DATA` makes it, and computed on all test images,
 of which the export has seen at most 1,000. A network is measured on the set that has as many classes. The images are
 the same for both programs, so the difference is exact for them.
+
+vitrail makes other int8 programs for processors with AMX, so their figures are kept apart, in results/amx/int8.json.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def summary(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def main() -> None:
-    """Export and evaluate each network for each runtime, print the table and write results/int8.json."""
+    """Export and evaluate each network for each runtime, print the table and write int8.json."""
     from vitrail.weights.load import read_card
 
     parser = record.arguments(__doc__)
@@ -90,7 +92,7 @@ def main() -> None:
                 data = options.data / SETS[read_card(run).config.classes]
                 rows.append(measured(run, to, data, Path(scratch)))
     record.print_lines("int8", summary({"rows": rows}))
-    record.save("int8", options, rows=rows)
+    record.save("int8", options, by_amx=True, rows=rows)
 
 
 if __name__ == "__main__":

@@ -280,13 +280,13 @@ def section(results: Path = record.RESULTS) -> str:
     parts = []
     for name, (title, *made) in TABLES.items():
         parts.append(f"## {title}")
-        path = results / f"{name}.json"
-        if not path.exists():
+        paths = [path for path in record.kept(name, results) if path.exists()]
+        if not paths:
             parts.append(f"`python -m benchmarks.{name}`: no measurement is kept yet.")
-            continue
-        document = json.loads(path.read_text())
-        tables = [markdown(table(document)) for table in made]
-        parts.append("\n\n".join(tables) + f"\n\n{_origin(name, document)}")
+        for path in paths:
+            document = json.loads(path.read_text())
+            tables = [markdown(table(document)) for table in made]
+            parts.append("\n\n".join(tables) + f"\n\n{_origin(name, document)}")
     return "\n\n".join(parts)
 
 
@@ -329,7 +329,8 @@ def fitting(results: Path = record.RESULTS) -> str:
 def _origin(name: str, document: dict[str, Any]) -> str:
     """Return the command, the machine and the date of a measurement."""
     machine = document["machine"]
-    where = f"{machine['cpu']}, {machine['threads']} threads, torch {machine['versions']['torch']}"
+    amx = ", AMX" if any(flag.startswith("amx") for flag in machine.get("flags", ())) else ""
+    where = f"{machine['cpu']}{amx}, {machine['threads']} threads, torch {machine['versions']['torch']}"
     if "gflops" in machine:  # results from before the machine's speed was measured have none
         where += "".join(f", {machine['gflops'][kind]:,.0f} GFLOP/s {kind}" for kind in ("float32", "bf16", "int8"))
     return f"`python -m benchmarks.{name}` ({where}, {document['date']})"

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from benchmarks import compare
 from benchmarks.compare import Measurement
+from vitrail.device import has_amx
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -121,8 +122,16 @@ def rows(measured: list[Measurement], *, ours: str = OURS, flops: float = 0, pea
     return result
 
 
-def save(name: str, options: argparse.Namespace, **content: Any) -> Path | None:
-    """Write results/NAME.json and return its path; a quick run writes nothing, because its figures mean nothing."""
+def kept(name: str, results: Path) -> list[Path]:
+    """Return where results of a benchmark can be: those of the release's machine, and those with AMX."""
+    return [results / f"{name}.json", results / "amx" / f"{name}.json"]
+
+
+def save(name: str, options: argparse.Namespace, *, by_amx: bool = False, **content: Any) -> Path | None:
+    """Write results/NAME.json and return its path; a quick run writes nothing, because its figures mean nothing.
+
+    by_amx: Whether vitrail does something else with AMX. Then such results are kept apart, in results/amx.
+    """
     document = {
         "benchmark": name,
         "command": f"python -m benchmarks.{name}" + "".join(f" {a}" for a in sys.argv[1:]),
@@ -135,8 +144,8 @@ def save(name: str, options: argparse.Namespace, **content: Any) -> Path | None:
         print("quick run: nothing written", file=sys.stderr)
         json.dumps(document)  # raises where writing would
         return None
-    path = RESULTS / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
+    path = kept(name, RESULTS)[by_amx and has_amx()]
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(f"written to {path}", file=sys.stderr)
     return path

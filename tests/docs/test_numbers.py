@@ -15,7 +15,7 @@ from vitrail.model.build import build, create
 from vitrail.model.variants import ViTConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = sorted(record.RESULTS.glob("*.json"))
+RESULTS = sorted([*record.RESULTS.glob("*.json"), *record.RESULTS.glob("amx/*.json")])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import vitrail
 from vitrail import cli
 from vitrail.data.settings import Preprocess
 from vitrail.errors import DataError, ExportError, UsageError
-from vitrail.exports import int8
+from vitrail.exports import int8, openvino
 from vitrail.exports.engine import Engine
 from vitrail.exports.int8 import Samples, samples
 from vitrail.exports.kinds import runtime
@@ -63,12 +63,15 @@ def held_out(data: Path) -> tuple[np.ndarray, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", KINDS)
-def test_the_accuracy_that_is_reported_is_that_of_the_program(to: Any, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("to", "amx"), [("onnx", False), ("openvino", False), ("openvino", True)])
+def test_the_accuracy_that_is_reported_is_that_of_the_program(
+    to: Any, amx: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino, "has_amx", lambda: amx)
     model = network()
     done = export_model(model, tmp_path / "p", to, precision="int8", calibrate=data, max_drop=100)
     found = done.quantised
-    assert found is not None and found.int8_layers == found.layers - 1 >= 8  # the classifier stays in float32
+    assert found is not None and found.int8_layers == found.layers - 1 >= 8  # all but the classifier
     assert (found.calibrated, found.held_out, found.float_top1) == (270, 100, 1.0)  # a tenth of 300 is held out
     engine = Engine(tmp_path / "p" / KINDS[to])
     pixels, classes = held_out(data)
@@ -94,6 +97,32 @@ def test_the_weights_are_stored_in_int8(data: Path, tmp_path: Path) -> None:
     assert {tensor.data_type for tensor in matrices["f"]} == {onnx.TensorProto.FLOAT}
     int8 = [tensor for tensor in matrices["p"] if tensor.data_type == onnx.TensorProto.INT8]
     assert len(int8) == len([tensor for tensor in matrices["f"] if len(tensor.dims) in (2, 4)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("amx", [False, True])
+def test_with_amx_attention_stays_out_of_int8_and_ranges_are_symmetric(
+    amx: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino, "has_amx", lambda: amx)
+    export_model(network(), tmp_path / "p", "openvino", precision="int8", calibrate=data, max_drop=100)
+    nodes = openvino.read_network(tmp_path / "p" / "model.xml").get_ordered_ops()
+    factors = [{_source(node, 0), _source(node, 1)} for node in nodes if node.get_type_name() == "MatMul"]
+    attention = [kinds for kinds in factors if "Constant" not in kinds]  # products without weights
+    assert len(attention) == 2 * 2 and any("FakeQuantize" in kinds for kinds in attention) == (not amx)
+    rounded = [node for node in nodes if node.get_type_name() == "FakeQuantize"]
+    ends = np.array([[node.input_value(number).get_node().data.min() for number in (1, 2)] for node in rounded])
+    signed = ends[(ends < 0).any(axis=1)]
+    assert len(signed) > 4 and np.allclose(signed[:, 0], -signed[:, 1], rtol=0.02) == amx
+
+
+def _source(node: Any, number: int) -> str:
+    """What a factor of a product comes from, before it is dequantised or gets another shape."""
+    passed = ("Convert", "Multiply", "Reshape", "Slice", "Squeeze", "Transpose")
+    node = node.input_value(number).get_node()
+    while node.get_type_name() in passed:
+        node = node.input_value(0).get_node()
+    return str(node.get_type_name())
 
 
 @pytest.mark.slow

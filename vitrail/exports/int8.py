@@ -1,8 +1,8 @@
 """int8: quantise a program after training, and keep it only if it classifies held-out images as well as before.
 
 NNCF quantises weights and activations, after SmoothQuant (Xiao et al. 2023) has moved outliers of the activations into
-the weights. The classifier stays in float32. If accuracy falls by more than is allowed, the layers that add most to the
-error stay in float32, too. (NNCF's own accuracy control leaves the biases corrected for int8 where it puts layers back,
+the weights. The classifier stays out of int8. If accuracy falls by more than is allowed, the layers that add most to the
+error stay out of it, too. (NNCF's own accuracy control leaves the biases corrected for int8 where it puts layers back,
 which can cost more than it gains.)
 """
 
@@ -27,7 +27,7 @@ from vitrail.data.loading.loader import Loader
 from vitrail.data.sources.open import open_data
 from vitrail.device import available_cores
 from vitrail.errors import DataError, ExportError, UsageError
-from vitrail.exports.kinds import errors_only
+from vitrail.exports.kinds import Scheme, errors_only
 from vitrail.version import install_extra
 from vitrail.weights.card import Card
 
@@ -38,7 +38,7 @@ CALIBRATION = 300
 HELD_OUT = 1000
 """Maximum number of held-out images on which accuracy is measured."""
 RANKED = 32
-"""Number of images on which layers are compared, if some have to stay in float32."""
+"""Number of images on which layers are compared, if some have to stay out of int8."""
 
 _LOUD = ("nncf", "torch.utils.cpp_extension")
 """Loggers that warn during quantisation: NNCF, which imports parts of torch late, and such a part that misses CUDA."""
@@ -103,8 +103,12 @@ class Quantisable(Protocol):
         """Write a network and its description as a program."""
         ...
 
-    def function(self, network: Any) -> Callable[[np.ndarray], list[np.ndarray]]:
-        """Return the function from images to all outputs of a network."""
+    def function(self, network: Any, precision: str = "float32") -> Callable[[np.ndarray], list[np.ndarray]]:
+        """Return the function from images to all outputs of a network, as it is computed for a program's precision."""
+        ...
+
+    def scheme(self, network: Any) -> Scheme:
+        """Return what of a network should be in int8 on this processor."""
         ...
 
     def products(self, network: Any) -> list[str]:
@@ -167,24 +171,26 @@ def _some(source: Listed, most: int, card: Card) -> list[Labelled]:
 def quantise(module: Quantisable, path: Path, about: dict[str, Any], given: Samples, max_drop: float) -> Quantised:
     """Replace the float32 program at `path` by an int8 program, and return what that changed.
 
-    The classifier stays in float32. `max_drop` is the largest loss of top-1 accuracy on the held-out images in points.
-    While it is exceeded, twice as many layers as before stay in float32, too. Raises ExportError if no program with a
+    The classifier stays out of int8. `max_drop` is the largest loss of top-1 accuracy on the held-out images in points.
+    While it is exceeded, twice as many layers as before stay out of it, too. Raises ExportError if no program with a
     layer in int8 keeps the limit; the program is then unchanged. Raises UsageError if NNCF is not installed.
     """
     network = module.read_network(path)
     labels = np.array([label for _, label in given.held_out])
     before = _outputs(module.function(network), given.held_out)
+    scheme = module.scheme(network)
     *names, classifier = module.products(network)  # one token's product, whose rounding goes straight into the answer
+    names = [name for name in names if name not in scheme.left_out]
     worst: list[str] = []
     kept = 0
     while True:
-        changed = _in_int8(module, network, given, [*worst[:kept], classifier])
+        changed = _in_int8(module, network, given, [*worst[:kept], *scheme.left_out, classifier], scheme.symmetric)
         found = _compared(module, changed, given, before, labels)
         if found.drop <= max_drop:
             break
         worst = worst or _by_error(module, network, changed, given, names)
         kept = max(1, 2 * kept)
-        log.info("int8 loses %.2f points; %d of %d products stay in float32", found.drop, kept + 1, len(worst) + 1)
+        log.info("int8 loses %.2f points; %d of %d products stay out of int8", found.drop, kept + 1, len(worst) + 1)
         if kept >= len(worst):
             raise ExportError(
                 f"int8 loses {found.drop:.2f} points of top-1 accuracy, and at most {max_drop:g} are allowed, so "
@@ -197,13 +203,15 @@ def quantise(module: Quantisable, path: Path, about: dict[str, Any], given: Samp
     return found
 
 
-def _in_int8(module: Quantisable, network: Any, given: Samples, kept: list[str]) -> Any:
+def _in_int8(module: Quantisable, network: Any, given: Samples, kept: list[str], symmetric: bool = False) -> Any:
     """Return a network in int8, except the products `kept`."""
     with _nncf() as nncf:
+        preset = nncf.QuantizationPreset
         return nncf.quantize(
             network,
             nncf.Dataset(given.calibration, lambda labelled: module.argument(labelled[0])),
             model_type=nncf.ModelType.TRANSFORMER,
+            preset=preset.PERFORMANCE if symmetric else preset.MIXED,
             subset_size=len(given.calibration),
             ignored_scope=nncf.IgnoredScope(names=kept),
         )
@@ -211,7 +219,7 @@ def _in_int8(module: Quantisable, network: Any, given: Samples, kept: list[str])
 
 def _compared(module: Quantisable, changed: Any, given: Samples, before: np.ndarray, labels: np.ndarray) -> Quantised:
     """Measure an int8 network. `before` are the outputs of the float32 network for the held-out images."""
-    after = _outputs(module.function(changed), given.held_out)
+    after = _outputs(module.function(changed, "int8"), given.held_out)
     layers, int8_layers = module.layers(changed)
     return Quantised(
         calibrated=len(given.calibration),

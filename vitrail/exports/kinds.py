@@ -44,6 +44,15 @@ class Opened(NamedTuple):
     """Its description (`vitrail.exports.describe`); empty if it has none."""
 
 
+class Scheme(NamedTuple):
+    """What of a network int8 is for, where that depends on the runtime and the processor."""
+
+    left_out: list[str]
+    """Names of the products that are computed faster in another type."""
+    symmetric: bool
+    """Whether the ranges of activations have zero in the middle. Else they are as narrow as possible."""
+
+
 class Runtime(Protocol):
     """The functions that the module of each kind has."""
 

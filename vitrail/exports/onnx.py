@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vitrail.errors import ExportError
-from vitrail.exports.kinds import INPUT, Opened, described, errors_only, reason
+from vitrail.exports.kinds import INPUT, Opened, Scheme, described, errors_only, reason
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -81,8 +81,11 @@ def write_network(network: ModelProto, path: Path, about: dict[str, Any]) -> Non
     onnx.save(network, path)
 
 
-def function(network: ModelProto) -> Callable[[np.ndarray], list[np.ndarray]]:
-    """Return what a network computes on the CPU. Raises ExportError, also for a network above 2 GB."""
+def function(network: ModelProto, precision: str = "float32") -> Callable[[np.ndarray], list[np.ndarray]]:
+    """Return what a network computes on the CPU, for each precision the same.
+
+    Raises ExportError, also for a network above 2 GB.
+    """
     try:
         return _all_outputs(_session(network.SerializeToString()))
     except ValueError as error:
@@ -101,6 +104,11 @@ PRODUCTS = ("MatMul", "Gemm", "Conv")
 def products(network: ModelProto) -> list[str]:
     """Return the names of the matrix products and convolutions of a network, in its order."""
     return [node.name for node in network.graph.node if node.op_type in PRODUCTS]
+
+
+def scheme(network: ModelProto) -> Scheme:
+    """Return what of a network should be in int8: everything, because ONNX Runtime has no faster type."""
+    return Scheme([], symmetric=False)
 
 
 def exposed(network: ModelProto, name: str) -> ModelProto:

@@ -6,14 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
+from vitrail.device import has_amx
 from vitrail.errors import ExportError
 from vitrail.exports import onnx
-from vitrail.exports.kinds import Opened, described, reason
+from vitrail.exports.kinds import Opened, Scheme, described, reason
 
 if TYPE_CHECKING:
     import openvino
@@ -70,15 +71,20 @@ def write_network(network: openvino.Model, path: Path, about: dict[str, Any]) ->
         raise ExportError(f"OpenVINO cannot express this network: {reason(error)}") from error
 
 
+def hint(precision: str) -> Literal["f32", "bf16"]:
+    """Return the type in which programs of a precision compute what is not in int8.
+
+    Without a hint OpenVINO computes in bfloat16 wherever the processor supports it. Beside int8 that is faster only
+    with AMX (`python -m benchmarks.export`).
+    """
+    return "bf16" if precision == "bf16" or (precision == "int8" and has_amx()) else "f32"
+
+
 def function(network: openvino.Model, precision: str = "float32") -> Callable[[np.ndarray], list[np.ndarray]]:
-    """Return what a network computes on the CPU, in bfloat16 if `precision` is bf16. Raises ExportError."""
+    """Return what the network of a program of this precision computes on the CPU. Raises ExportError."""
     import openvino
 
-    settings = {
-        # without this hint OpenVINO computes in bfloat16 if the processor supports it
-        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-    }
+    settings = {"INFERENCE_PRECISION_HINT": hint(precision), "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     try:
         compiled = openvino.Core().compile_model(network, "CPU", settings)
     except RuntimeError as error:
@@ -105,6 +111,18 @@ def products(network: openvino.Model) -> list[str]:
 
 def _products(network: openvino.Model) -> list[openvino.Node]:
     return [node for node in network.get_ordered_ops() if node.get_type_name() in ("MatMul", "Convolution")]
+
+
+def scheme(network: openvino.Model) -> Scheme:
+    """Return what of a network should be in int8 on this processor.
+
+    With AMX, attention's two products stay in bf16, so that OpenVINO computes them and their softmax as one operation,
+    without conversions in between; and its int8 products are faster with symmetric ranges. Without AMX, they are
+    slower.
+    """
+    attention = [node for node in _products(network) if not _stored_kind(node.input_value(1).get_node())]
+    amx = has_amx()
+    return Scheme([node.get_friendly_name() for node in attention] if amx else [], symmetric=amx)
 
 
 def exposed(network: openvino.Model, name: str) -> openvino.Model:

@@ -42,7 +42,7 @@ def export(
             openvino and program; int8 for onnx and openvino.
         calibrate: Labelled images, in any form that `vitrail train` takes, such as the data set that the network was
             trained on. int8 takes its ranges from training images, and its accuracy is measured on held-out ones.
-        max_drop: Largest loss of top-1 accuracy with int8, in points. Layers that cost most stay in float32 if
+        max_drop: Largest loss of top-1 accuracy with int8, in points. Layers that cost most stay out of int8 if
             necessary; a larger loss is an error.
         any_size: Take images of any height and width that the patch divides; positions are resampled inside the
             program (default: only images of the network's size).
