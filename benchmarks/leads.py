@@ -86,5 +86,4 @@ class GrowBatch(SupervisedObjective):
         """Keep the share of the batch that the progress of the run allows."""
         share = self.config.start + (1 - self.config.start) * self.moment.done
         count = max(1, round(round(8 * share) / 8 * len(prepared)))
-        images, labels = prepared.images[:count], prepared.labels[:count]
-        return super().draw(Prepared(images, labels, prepared.index[:count], labels), step)
+        return super().draw(prepared.first(count), step)

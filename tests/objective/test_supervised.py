@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -222,6 +222,13 @@ def test_mixing_and_cutting_batches_of_several_labels(mixing: Augment) -> None:
 def test_split_never_makes_an_empty_part() -> None:
     prepared = objective().prepare(batch(3, 5), step=0)
     assert [len(part) for part in prepared.split(8)] == [1, 1, 1]
+
+
+def test_the_first_images_keep_all_that_belongs_to_them() -> None:
+    prepared = replace(objective(augment=Augment(mixup=1.0)).prepare(batch(6, 5), step=0), precomputed=torch.rand(6, 2))
+    for count in (2, 9):
+        first = vars(prepared.first(count))
+        assert all(torch.equal(first[name], column[:count]) for name, column in vars(prepared).items())
 
 
 def test_top1_counts_the_label_before_mixing() -> None:

@@ -1,9 +1,9 @@
 """int8: quantise a program after training, and keep it only if it classifies held-out images as well as before.
 
 NNCF quantises weights and activations, after SmoothQuant (Xiao et al. 2023) has moved outliers of the activations into
-the weights. The classifier stays out of int8. If accuracy falls by more than is allowed, the layers that add most to the
-error stay out of it, too. (NNCF's own accuracy control leaves the biases corrected for int8 where it puts layers back,
-which can cost more than it gains.)
+the weights. The classifier stays out of int8. If accuracy falls by more than is allowed, so do the layers that add most
+to the error. (NNCF's own accuracy control leaves the biases corrected for int8 where it puts layers back, which can
+cost more than it gains.)
 """
 
 from __future__ import annotations

@@ -56,15 +56,16 @@ class Prepared:
     def split(self, parts: int) -> list[Prepared]:
         """Return at most `parts` micro-batches of nearly equal size, none of them empty."""
         parts = min(parts, len(self))
-        columns = [
-            self.images,
-            self.labels,
-            self.index,
-            self.targets,
-            *([] if self.precomputed is None else [self.precomputed]),
-        ]
-        cut = [tensor.tensor_split(parts) for tensor in columns]
+        cut = [tensor.tensor_split(parts) for tensor in self._columns()]
         return [Prepared(*column) for column in zip(*cut, strict=True)]
+
+    def first(self, count: int) -> Prepared:
+        """Return the first `count` images and what belongs to them; all if there are fewer."""
+        return Prepared(*(column[:count] for column in self._columns()))
+
+    def _columns(self) -> list[Tensor]:
+        columns = [self.images, self.labels, self.index, self.targets]
+        return columns if self.precomputed is None else [*columns, self.precomputed]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from vitrail.evaluation.classify import Predict
 from vitrail.evaluation.features import collect
 from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.evaluation.knn import knn
-from vitrail.objective.base import Prepared
 from vitrail.objective.beit.tokenizer import ImageTokenizer
 from vitrail.objective.masks import VALIDATION
 from vitrail.objective.self_supervised import SelfSupervised
@@ -125,13 +124,8 @@ class ObjectiveLoss(Measure):
             for name, value in {"count": count, "loss": loss, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             if number == 0 and world.is_main():
-                self._picture = columns_picture(self._objective.show(_first(prepared, SHOWN_ROWS)))
+                self._picture = columns_picture(self._objective.show(prepared.first(SHOWN_ROWS)))
         return sums
-
-
-def _first(prepared: Prepared, count: int) -> Prepared:
-    names = ("images", "labels", "index", "targets")
-    return replace(prepared, **{name: getattr(prepared, name)[:count] for name in names})
 
 
 class FewShotProbe:
