@@ -77,16 +77,29 @@ class ProgramKind:
     """Types that its weights can have. Its runtime supports them on a CPU."""
     traced: tuple[ProgramPrecision, ...]
     """Precisions in which the network itself is traced. In the other precisions only the weights are stored."""
+    attention: Literal["fused", "explicit"]
+    """How attention is traced (`vitrail.model.attention`). ONNX has no operator for the fused one: torch would write it
+    with more transpositions than the explicit one has."""
 
 
 KINDS: dict[str, ProgramKind] = {
     "onnx": ProgramKind(
-        "model.onnx", ("onnx", "onnxscript", "onnxruntime"), ("float32", "float16", "int8"), ("float32", "float16")
+        "model.onnx",
+        ("onnx", "onnxscript", "onnxruntime"),
+        ("float32", "float16", "int8"),
+        ("float32", "float16"),
+        "explicit",
     ),
     "openvino": ProgramKind(
-        "model.xml", ("onnx", "onnxscript", "openvino"), ("float32", "float16", "bf16", "int8"), ("float32",)
+        "model.xml",
+        ("onnx", "onnxscript", "openvino"),
+        ("float32", "float16", "bf16", "int8"),
+        ("float32",),
+        "explicit",
     ),
-    "program": ProgramKind("model.pt2", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16")),
+    "program": ProgramKind(
+        "model.pt2", ("torch",), ("float32", "float16", "bf16"), ("float32", "float16", "bf16"), "fused"
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import INPUT, OutputName, reason
-from vitrail.model.attention import attention_path
+from vitrail.model.attention import Path, attention_path
 from vitrail.model.frozen import freeze
 from vitrail.model.posemb import Grid, Positions
 from vitrail.model.resnet.network import ResNet
@@ -30,7 +30,13 @@ EXAMPLES = 2
 
 
 def trace(
-    model: ViT | ResNet, size: tuple[int, int], output: OutputName, dtype: torch.dtype, *, any_size: bool = False
+    model: ViT | ResNet,
+    size: tuple[int, int],
+    output: OutputName,
+    dtype: torch.dtype,
+    *,
+    any_size: bool = False,
+    attention: Path = "fused",
 ) -> ExportedProgram:
     """Return the program images [batch, channels, *size] -> `output` of a model, for any batch size.
 
@@ -47,7 +53,7 @@ def trace(
         sides = (Dim(name, min=smallest // step, max=LARGEST_SIDE // step) for name in ("rows", "columns"))
         shapes |= {place: step * side for place, side in enumerate(sides, start=2)}
     try:
-        with torch.no_grad(), attention_path("fused"):
+        with torch.no_grad(), attention_path(attention):
             return export(network, (example,), dynamic_shapes={INPUT: shapes}, strict=False)
     except Exception as error:  # traced code may raise anything: torch has no common class for it
         raise ExportError(f"torch.export cannot trace this network: {reason(error)}") from error

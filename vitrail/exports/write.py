@@ -98,7 +98,8 @@ def export_model(
     with writing(folder, ExportError), beside(folder) as temporary:
         temporary.mkdir()
         dtype = DTYPES[stored if stored in kind.traced else "float32"]
-        traced = trace(model, card.preprocess.image_size, output, dtype, any_size=any_size)
+        size = card.preprocess.image_size
+        traced = trace(model, size, output, dtype, any_size=any_size, attention=kind.attention)
         step = step_of_size(model) if any_size else 0
         about = describe(card, to, output, stored, outputs_per_image(traced), checksum(model.state_dict()), step)
         module.write(traced, temporary / kind.file, about)
