@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,18 @@ def test_kept_results_have_figures_with_names_of_their_own() -> None:
         document = json.loads((record.RESULTS / f"{name}.json").read_text())
         labels = [label for label, _ in everything.figures(document)]
         assert len(labels) > 8 and len(labels) == len(set(labels))
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_results_that_amx_changes_are_kept_apart(amx: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(record, "has_amx", lambda: amx)
+    monkeypatch.setattr(record, "machine", dict)
+    options = Namespace(quick=False)
+    assert record.save("inference", options) == tmp_path / "inference.json"
+    path = record.save("export", options, by_amx=True)
+    assert path == (tmp_path / "amx" if amx else tmp_path) / "export.json"
+    assert [place for place in record.kept("export", tmp_path) if place.exists()] == [path]
 
 
 @pytest.mark.parametrize("more", [[], ["--everything"]])

@@ -148,7 +148,7 @@ def test_the_layer_that_adds_most_to_the_error_returns_first(to: Any, data: Path
     networks = [module.read_network(tmp_path / name / KINDS[to]) for name in ("exact", "changed")]
     names = module.products(networks[0])
     given = Samples([(image[None], 0) for image in held_out(data)[0][:8]], [])
-    in_int8 = int8._in_int8(module, networks[1], given, [])
+    in_int8 = int8._in_int8(module, networks[1], given, module.scheme(networks[1]), [])
     assert int8._by_error(module, networks[0], in_int8, given, names)[0] == names[-3]  # before fc2 and head
 
 

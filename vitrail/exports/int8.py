@@ -184,7 +184,7 @@ def quantise(module: Quantisable, path: Path, about: dict[str, Any], given: Samp
     worst: list[str] = []
     kept = 0
     while True:
-        changed = _in_int8(module, network, given, [*worst[:kept], *scheme.left_out, classifier], scheme.symmetric)
+        changed = _in_int8(module, network, given, scheme, [*worst[:kept], classifier])
         found = _compared(module, changed, given, before, labels)
         if found.drop <= max_drop:
             break
@@ -203,17 +203,17 @@ def quantise(module: Quantisable, path: Path, about: dict[str, Any], given: Samp
     return found
 
 
-def _in_int8(module: Quantisable, network: Any, given: Samples, kept: list[str], symmetric: bool = False) -> Any:
-    """Return a network in int8, except the products `kept`."""
+def _in_int8(module: Quantisable, network: Any, given: Samples, scheme: Scheme, kept: list[str]) -> Any:
+    """Return a network in int8 by a scheme, except the products `kept`."""
     with _nncf() as nncf:
         preset = nncf.QuantizationPreset
         return nncf.quantize(
             network,
             nncf.Dataset(given.calibration, lambda labelled: module.argument(labelled[0])),
             model_type=nncf.ModelType.TRANSFORMER,
-            preset=preset.PERFORMANCE if symmetric else preset.MIXED,
+            preset=preset.PERFORMANCE if scheme.symmetric else preset.MIXED,
             subset_size=len(given.calibration),
-            ignored_scope=nncf.IgnoredScope(names=kept),
+            ignored_scope=nncf.IgnoredScope(names=[*kept, *scheme.left_out]),
         )
 
 

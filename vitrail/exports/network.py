@@ -7,7 +7,7 @@ first layer or precedes it. Kernels are standardised, norms and LayerScale are f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from vitrail.errors import ExportError
 from vitrail.exports.kinds import INPUT, OutputName, reason
-from vitrail.model.attention import Path, attention_path
+from vitrail.model.attention import attention_path
 from vitrail.model.frozen import freeze
 from vitrail.model.posemb import Grid, Positions
 from vitrail.model.resnet.network import ResNet
@@ -36,14 +36,14 @@ def trace(
     dtype: torch.dtype,
     *,
     any_size: bool = False,
-    attention: Path = "fused",
+    attention: Literal["fused", "explicit"] = "fused",
 ) -> ExportedProgram:
     """Return the program images [batch, channels, *size] -> `output` of a model, for any batch size.
 
     Images are uint8, or float32 where the card says so (`Card.input_type`).
-    `size` is in pixels; with `any_size`, height and width may be any multiples of `step_of_size`. Raises UsageError
-    for a size that does not fit the model, and ExportError, with torch's reason, if torch cannot write the network as a
-    graph.
+    `size` is in pixels; with `any_size`, height and width may be any multiples of `step_of_size`. `attention` is the
+    path by which attention is computed, for every machine the same. Raises UsageError for a size that does not fit the
+    model, and ExportError, with torch's reason, if torch cannot write the network as a graph.
     """
     network = Exportable(model, size, output, dtype, any_size=any_size)
     example = torch.zeros(EXAMPLES, model.config.channels, *size, dtype=_input_type(model.card))
