@@ -105,6 +105,23 @@ def refuse_other_files(folder: Path, ours: Callable[[str], bool], error: type[Vi
         )
 
 
+def write_once(path: Path, text: str, error: type[VitrailError] = WriteError) -> None:
+    """Write a UTF-8 file that does not exist, whole or not at all. A file that is there stays, also one of this moment.
+
+    So of several processes one writes, and all of them read the same. Raises `error` if it cannot be written.
+    """
+    with writing(path, error), beside(path) as temporary:
+        temporary.write_text(text, "utf-8")
+        sync(temporary)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+        except OSError:  # a file system without links
+            os.replace(temporary, path)
+        sync(path.parent)
+
+
 @contextmanager
 def replacing_text(path: Path, error: type[VitrailError] = WriteError, errors: str = "strict") -> Iterator[TextIO]:
     """Replace a UTF-8 text atomically, as `replacing` does: yield a file to write. Lines end as they are written."""

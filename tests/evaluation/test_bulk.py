@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +23,7 @@ from vitrail.data.sources.arrays import ArraySource
 from vitrail.data.sources.open import find
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation import bulk
-from vitrail.evaluation.bulk import COMPLETE, Job
+from vitrail.evaluation.bulk import COMPLETE, JOB, Job
 
 COUNT = 29
 
@@ -107,9 +111,9 @@ job(Path(sys.argv[1]), Path(sys.argv[2])).run(first_pixels, 0, 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("call", "when"), [(3, "before"), (4, "after")])
+@pytest.mark.parametrize(("call", "when"), [(2, "before"), (3, "after")])
 def test_a_killed_job_goes_on_and_answers_no_part_twice(shards: Path, tmp_path: Path, call: int, when: str) -> None:
-    """The calls: job.json, then file and marker of each part, so that a file without a marker is among the cases."""
+    """The calls: file and marker of each part, so that a file without a marker is among the cases."""
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out"), str(shards), str(call), when])
     assert done.returncode == -signal.SIGKILL
     before = len(list((tmp_path / "out").glob("*.done.json")))
@@ -120,7 +124,7 @@ def test_a_killed_job_goes_on_and_answers_no_part_twice(shards: Path, tmp_path: 
         return first_pixels(source, receive)
 
     state = job(tmp_path / "out", shards).run(noting, 0, 1)
-    assert state.complete and len(answered) == state.parts - before and before == {3: 0, 4: 1}[call]
+    assert state.complete and len(answered) == state.parts - before and before == {2: 0, 3: 1}[call]
     job(tmp_path / "alone", shards).run(first_pixels, 0, 1)
     shown = {name: data for name, data in contents(tmp_path / "out").items() if not name.startswith(".")}
     assert shown == contents(tmp_path / "alone")
@@ -141,6 +145,7 @@ def test_memory_does_not_grow_with_a_part_or_a_job(tmp_path: Path, monkeypatch: 
 
     source = ArraySource("s", np.zeros((count, 2, 2, 3), np.uint8), np.zeros(count, np.int64), ["a"])
     one = Job(tmp_path / "out", {"": source}, {"verb": "test"})
+    pa.array(np.zeros(1))  # the first one imports pandas, if it is there
     usual, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(counted)
     tracemalloc.start()
@@ -187,6 +192,34 @@ def test_another_question_in_the_same_folder_is_refused(shards: Path, tmp_path: 
     (tmp_path / "full" / "thesis.tex").write_text("")
     with pytest.raises(UsageError, match=r"other files \(thesis\.tex\)"):
         job(tmp_path / "full", shards)
+
+
+@pytest.mark.parametrize("link", [os.link, None])
+def test_processes_that_begin_at_once_have_one_job(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: Callable[..., None] | None
+) -> None:
+    """The same job is begun by all of them; of two jobs one is refused, and the folder holds the other."""
+
+    def no_links(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link or no_links)
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(50):
+            folder, start = tmp_path / str(number), Barrier(4)
+
+            def begin(top: int, folder: Path = folder, start: Barrier = start) -> int | None:
+                start.wait()
+                try:
+                    job(folder, shards, top=top)
+                except UsageError as error:
+                    assert "another job" in str(error)
+                    return None
+                return top
+
+            asked = [1, 1, 2, 2] if number % 2 and link else [1] * 4
+            begun = {*pool.map(begin, asked)} - {None}
+            assert begun == {json.loads((folder / JOB).read_text())["top"]} and os.listdir(folder) == [JOB]
 
 
 def test_data_without_shards_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from vitrail.data.item import Listed, View, ids
 from vitrail.disk import writing
 from vitrail.errors import DataError, UsageError
-from vitrail.files import read_json_object, refuse_other_files, replacing, sha256
+from vitrail.files import read_json_object, refuse_other_files, replacing, sha256, write_once
 
 JOB, COMPLETE = "job.json", "complete.json"
 CHUNK = 8192
@@ -102,10 +102,10 @@ class Job:
         written = folder / JOB
         with writing(folder, DataError):
             folder.mkdir(parents=True, exist_ok=True)
+            # another process may begin the same job between two of these lines
+            refuse_other_files(folder, lambda name: name.startswith(".") or written.exists(), UsageError)
             if not written.exists():
-                refuse_other_files(folder, lambda name: name.startswith("."), UsageError)
-                with replacing(written) as partial:
-                    partial.write_text(json.dumps(about, indent=1))
+                write_once(written, json.dumps(about, indent=1))
         there = read_json_object(written, DataError)
         if wrong := [name for name in {**there, **about} if there.get(name) != about.get(name)]:
             lines = "".join(f"\n  {name}: {there.get(name)!r} there, {about.get(name)!r} now" for name in wrong)
