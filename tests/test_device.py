@@ -22,7 +22,7 @@ from vitrail.device import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
+    for _ in range(4):
         for mib in {sizes}:
             bytes(b"x" * (mib * 2**20 + 1))
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

@@ -5,32 +5,34 @@ from __future__ import annotations
 import io
 import os
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import Forked
+from peak_memory import peak_growth
 from PIL import Image
 
 from vitrail.data.images.decode import BYTES_PER_PIXEL, MAX_SIDE, decode
-from vitrail.data.images.geometry import resize
+from vitrail.data.images.geometry import ResizeSmall, Squash, resize
 from vitrail.errors import DecodeError
 
 SIDE = 4096
-MEASURE = """
-import sys
-from peak_memory import peak_growth
-from vitrail.data.images.decode import decode
-from vitrail.data.images.geometry import Squash, ResizeSmall
-decode(open(sys.argv[2], "rb").read())
-with peak_growth() as growth:
-    image = decode(open(sys.argv[1], "rb").read(), max_pixels=2 * 4096**2)
+
+
+def measure(large: Path, small: Path, grown: Path) -> None:
+    """Write how many KiB more are in use, at most, while `large` is read, after `small` has been."""
+    read(small)
+    with peak_growth() as growth:
+        read(large)
+        grown.write_text(str(growth()))
+
+
+def read(path: Path) -> None:
+    image = decode(path.read_bytes(), max_pixels=2 * SIDE**2)
     for transform in (Squash((224, 224)), ResizeSmall((224, 224))):
         transform(image, None)
-    print(growth())
-"""
 
 
 def png(
@@ -81,10 +83,9 @@ LARGE = {
 def test_memory_per_pixel(tmp_path: Path, name: str) -> None:
     (tmp_path / "large").write_bytes(LARGE[name]())
     (tmp_path / "small").write_bytes(png(8, 8))
-    command = [sys.executable, "-c", MEASURE, str(tmp_path / "large"), str(tmp_path / "small")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=environment)
-    used = int(done.stdout) * 1024
+    reader = Forked(measure, tmp_path / "large", tmp_path / "small", tmp_path / "grown", env=os.environ)
+    assert reader.wait(300) == 0
+    used = int((tmp_path / "grown").read_text()) * 1024
     weight = 2 if name in ("WebP", "JPEG 2000") else 1
     assert used <= BYTES_PER_PIXEL * weight * SIDE**2
 
