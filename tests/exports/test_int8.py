@@ -43,7 +43,7 @@ def network(classes: list[str] = NAMES, stem: str = "linear") -> Any:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images that the network itself has labelled, so that its accuracy in float32 is 100 %; every third is for training."""
+    """Images that the network itself has labelled, so that float32 has 100 %; every third is for training."""
     folder = tmp_path_factory.mktemp("labelled")
     rng, model = np.random.default_rng(0), network()
     colours = rng.integers(0, 256, (300, 1, 1, 3)) + rng.integers(-80, 80, (300, SIDE, SIDE, 3))

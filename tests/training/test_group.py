@@ -51,7 +51,7 @@ from vitrail.training.run import Average, Model, Optim, Run, Schedule
 from vitrail.training.validation import validation as evaluation
 from vitrail.weights.save import save
 
-STEPS = 20
+STEPS = 14
 WAYS = {"whole": False, "sharded": True}
 OBJECTIVES: dict[str, Callable[[Run], Run]] = {
     "mixed": lambda run: replace(
@@ -107,8 +107,8 @@ def tiny(out: Path, **changes: Any) -> Run:
         optim=Optim(name="sgd", lr=0.2, weight_decay=0.0),
         schedule=Schedule(warmup=Steps(5)),
         duration=Steps(STEPS),
-        evaluate_every=Steps(10),
-        checkpoint_every=Steps(10),
+        evaluate_every=Steps(STEPS // 2),
+        checkpoint_every=Steps(STEPS // 2),
         batch_size=16,
         accumulate=1,
         precision="float32",
@@ -468,7 +468,7 @@ def test_ctrl_c_in_a_terminal_reaches_every_process_once_and_saves(tmp_path: Pat
     said = []
     for line in run.stderr:
         said.append(line)
-        if line.startswith("step 10:"):
+        if line.startswith(f"step {STEPS // 2}:"):
             os.killpg(run.pid, signal.SIGINT)
     assert run.wait(60) == 130, said
     assert "saved" in said[-1] and list((tmp_path / "train-1" / "checkpoints").glob("step-*")), said

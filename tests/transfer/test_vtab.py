@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +214,7 @@ def test_nothing_finished_is_trained_again(
     ran: Any, small: Run, data: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     trained: list[Path] = []
+    folder = shutil.copytree(ran.folder, tmp_path / "vtab")
 
     def counting(folder: Path) -> Outcome:
         trained.append(folder)
@@ -220,15 +222,15 @@ def test_nothing_finished_is_trained_again(
 
     monkeypatch.setattr(trial, "run_trial", counting)
     monkeypatch.setattr(module, "draw", lambda rows, path: None)
-    again = vtab(small, PAPER, TASKS_TRIED, str(data), [0, 1], ran.folder)
+    again = vtab(small, PAPER, TASKS_TRIED, str(data), [0, 1], folder)
     assert trained == [] and again.percent == ran.percent
     # the same weights and data elsewhere are the same run; another seed, setting or data set is another
     (tmp_path / "moved").symlink_to(data)
     monkeypatch.chdir(data.parent)
-    vtab(replace(small, weights=os.path.relpath(weights)), PAPER, TASKS_TRIED, str(tmp_path / "moved"), [1], ran.folder)
+    vtab(replace(small, weights=os.path.relpath(weights)), PAPER, TASKS_TRIED, str(tmp_path / "moved"), [1], folder)
     assert trained == []
-    vtab(small, PAPER, TASKS_TRIED[:1], str(data), [2], ran.folder)
-    vtab(replace(small, optim=replace(small.optim, lr=0.02)), PAPER, TASKS_TRIED[:1], str(data), [0], ran.folder)
+    vtab(small, PAPER, TASKS_TRIED[:1], str(data), [2], folder)
+    vtab(replace(small, optim=replace(small.optim, lr=0.02)), PAPER, TASKS_TRIED[:1], str(data), [0], folder)
     assert [path.name.rpartition("-")[0] for path in trained] == ["cifar100-seed-2", "cifar100-seed-0"]
 
 

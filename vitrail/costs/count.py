@@ -81,14 +81,32 @@ def sized(config: Config, image_size: ImageSize | None) -> Config:
 
 @cache
 def _macs(config: Config) -> int:
-    if isinstance(config, ViTConfig) and config.depth > 2:  # every layer costs the same, so two layers are enough
-        one, two = (_macs(replace(config, depth=depth)) for depth in (1, 2))
-        return one + (config.depth - 1) * (two - one)
+    counts = _repetitions(config)
+    once = [min(count, 1) for count in counts]
+    if sum(counts) - sum(once) > 1:  # each repetition costs the same, so two of a kind are enough
+        one = total = _macs(_repeated(config, once))
+        for place, count in enumerate(counts):
+            if count > 1:
+                twice = [*once[:place], 2, *once[place + 1 :]]
+                total += (count - 1) * (_macs(_repeated(config, twice)) - one)
+        return total
     number = 2 if isinstance(config, ResNetConfig) else 1  # GroupNorm refuses a single pixel of a single image
     with torch.device("meta"):
         # torch's counter takes a parameter that is returned as it is for a result with a gradient
         model, images = build(config).eval().requires_grad_(False).to("meta"), _images(config, number, "meta")
     return counted_macs(lambda: every_token(model, images)) // number
+
+
+def _repetitions(config: Config) -> list[int]:
+    """Return the number of layers of a ViT, and those of units in each stage of a ResNet."""
+    return [config.depth, *config.stem_units] if isinstance(config, ViTConfig) else [*config.units]
+
+
+def _repeated(config: Config, counts: list[int]) -> Config:
+    """Return the config with other `_repetitions`."""
+    if isinstance(config, ViTConfig):
+        return replace(config, depth=counts[0], stem_units=tuple(counts[1:]))
+    return replace(config, units=tuple(counts))
 
 
 @cache
