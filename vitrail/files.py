@@ -105,10 +105,11 @@ def refuse_other_files(folder: Path, ours: Callable[[str], bool], error: type[Vi
         )
 
 
-def write_once(path: Path, text: str, error: type[VitrailError] = WriteError) -> None:
-    """Write a UTF-8 file that does not exist, whole or not at all. A file that is there stays, also one of this moment.
+def write_once(path: Path, text: str, error: type[VitrailError] = WriteError) -> bool:
+    """Write a UTF-8 file that does not exist, whole or not at all, and return whether this call has written it.
 
-    So of several processes one writes, and all of them read the same. Raises `error` if it cannot be written.
+    A file that is there stays, also one of this moment: of several processes one writes, and all of them read the same.
+    Raises `error` if it cannot be written.
     """
     with writing(path, error), beside(path) as temporary:
         temporary.write_text(text, "utf-8")
@@ -116,10 +117,11 @@ def write_once(path: Path, text: str, error: type[VitrailError] = WriteError) ->
         try:
             os.link(temporary, path)
         except FileExistsError:
-            return
+            return False
         except OSError:  # a file system without links
             os.replace(temporary, path)
         sync(path.parent)
+        return True
 
 
 @contextmanager

@@ -305,8 +305,8 @@ def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_signal_saves_and_resume_goes_on(tmp_path: Path) -> None:
-    """SIGTERM to a real process; Ctrl-C is tried in tests/training/test_group.py."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_resume_goes_on(number: int, code: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vitrail"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     options = {"cwd": tmp_path, "env": environment, "text": True}
@@ -315,10 +315,10 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path: Path) -> None:
         assert process.stderr
         for line in process.stderr:
             if line.startswith("step 10:"):
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(number)
                 break
         rest = process.stderr.read()
-        assert process.wait() == 143
+        assert process.wait() == code
     assert "--resume" in rest and "Traceback" not in rest
     done = subprocess.run(
         [*command, "train", "--resume", "--duration", "1 steps", "--json"], capture_output=True, check=False, **options

@@ -102,9 +102,9 @@ class Job:
         written = folder / JOB
         with writing(folder, DataError):
             folder.mkdir(parents=True, exist_ok=True)
-            # another process may begin the same job between two of these lines
-            refuse_other_files(folder, lambda name: name.startswith(".") or written.exists(), UsageError)
             if not written.exists():
+                # another process may begin the same job between these lines
+                refuse_other_files(folder, lambda name: name.startswith(".") or written.exists(), UsageError)
                 write_once(written, json.dumps(about, indent=1))
         there = read_json_object(written, DataError)
         if wrong := [name for name in {**there, **about} if there.get(name) != about.get(name)]:

@@ -19,6 +19,7 @@ from vitrail import world
 from vitrail.config import from_yaml
 from vitrail.device import keep_freed_memory
 from vitrail.errors import VitrailError
+from vitrail.files import write_once
 from vitrail.training.checkpoints.state import Result
 from vitrail.training.loop import fit
 from vitrail.training.processes.group import joined, leave, own_note
@@ -50,13 +51,8 @@ def main(config: str, note: str, resume: str, *, on_end: Callable[[Result], Resu
 
 def _write_note(path: Path, value: dict[str, Any]) -> bool:
     """Write the note unless another process has written it; return whether this process wrote it."""
-    own = own_note(path, int(os.environ["RANK"]))
-    own.write_text(json.dumps(value))
-    try:
-        os.link(own, path)  # atomic: the whole note, or none because another process was first
-    except FileExistsError:
-        return False
-    return True
+    own_note(path, int(os.environ["RANK"])).write_text(json.dumps(value))
+    return write_once(path, json.dumps(value))
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def _failure(note: Path, code: int, codes: list[int | None]) -> Failed:
 
 
 def own_note(note: Path, rank: int) -> Path:
-    """Return the file in which process `rank` writes why it failed; the first of these is linked as `note`."""
+    """Return the file in which process `rank` writes why it failed; `note` is that of the first."""
     return note.with_name(f"{note.name}.{rank}")
 
 
