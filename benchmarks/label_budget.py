@@ -36,8 +36,8 @@ def budget(
     """Return the accuracy of the probe in percent after each round."""
     import torch
 
+    from vitrail.evaluation.softmax import solve
     from vitrail.transfer.next_images import choose, uncertainty
-    from vitrail.transfer.softmax import solve
 
     random, classes = np.random.default_rng(seed), int(labels.max()) + 1
     chosen = random.permutation(len(labels))[:STEP]

@@ -26,8 +26,8 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks import compare, record
 from benchmarks.compare import Measurement
-from vitrail.transfer.linear_probe import STRENGTHS
-from vitrail.transfer.softmax import solve
+from vitrail.evaluation.linear_probe import STRENGTHS
+from vitrail.evaluation.softmax import solve
 
 IMAGES, WIDTH, CLASSES, L2 = 20_000, 768, 100, 1e-3
 PEER, DEFAULTS = "scikit-learn", "scikit-learn, its defaults"

@@ -24,8 +24,8 @@ from vitrail.device import Precision
 from vitrail.errors import DataError, DecodeError, UsageError
 from vitrail.evaluation.confidence.temperature import fit_if_better as fit_temperature
 from vitrail.evaluation.knn import TEMPERATURE, neighbours
-from vitrail.transfer.linear_probe import STRENGTHS, held_out, measure
-from vitrail.transfer.softmax import solve
+from vitrail.evaluation.linear_probe import STRENGTHS, held_out, measure
+from vitrail.evaluation.softmax import solve
 from vitrail.verbs.flags.compute import Compute
 from vitrail.verbs.network.features import Embedder
 

@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = sorted((ROOT / "vitrail").rglob("*.py"))
 EVERYTHING = sorted([*PRODUCT, *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 
-FILE_LINES = 400
 FUNCTION_LINES = 80
 FUNCTION_LINES_OF = {("vitrail/training/loop.py", "fit"): 120}  # the loop is one function read top to bottom
 EMPTY_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "tools", "stuff"}
@@ -101,13 +100,6 @@ def test_every_public_argument_has_a_type() -> None:
     assert unannotated(PUBLIC) == []
 
 
-def test_files_fit_in_a_head() -> None:
-    long = {
-        p.relative_to(ROOT).as_posix(): n for p in EVERYTHING if (n := len(p.read_text().splitlines())) > FILE_LINES
-    }
-    assert long == {}
-
-
 def test_functions_fit_on_a_screen() -> None:
     functions = [d for d in ALL if isinstance(d.node, Function)]
     long = {str(d): n for d in functions if (n := lines(d)) > FUNCTION_LINES_OF.get((d.path, d.name), FUNCTION_LINES)}
@@ -147,7 +139,7 @@ def test_the_style_test_sees(source: str, check, tmp_path: Path) -> None:
     assert len(check(found)) == 1
 
 
-FOLDER_FILES = 16
+FOLDER_FILES = 30
 
 
 def test_folders_fit_in_a_head() -> None:

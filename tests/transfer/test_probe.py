@@ -13,8 +13,8 @@ from sklearn.preprocessing import StandardScaler
 
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features
-from vitrail.transfer.linear_probe import held_out, linear_probe, measure
-from vitrail.transfer.softmax import Classifier, solve
+from vitrail.evaluation.linear_probe import held_out, linear_probe, measure
+from vitrail.evaluation.softmax import Classifier, solve
 
 STRENGTHS = (1.0, 0.1, 1e-3)
 

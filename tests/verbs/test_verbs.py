@@ -140,13 +140,12 @@ def test_the_papers_fine_tuning_takes_its_length_from_the_number_of_images(photo
 
 
 def test_finetune_asks_for_what_is_missing(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--from RUN"):
-        vitrail.finetune(photos)
     with pytest.raises(UsageError, match="no images are given"):
         vitrail.finetune(weights="runs/x")
     (tmp_path / "lr.yaml").write_text("optim: {lr: 0.1}")
-    with pytest.raises(UsageError, match="names no weights to start from: add --from"):
-        vitrail.finetune(photos, config=tmp_path / "lr.yaml")
+    for files in ((), tmp_path / "lr.yaml"):
+        preview = vitrail.finetune(photos, config=files, print_config=True)
+        assert preview.run.weights == "vitrail/tiny"
 
 
 def test_data_that_is_not_there_is_told_before_anything_is_written(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_any_name_arrives_as_it_is(words: list[str], cluster: dict[str, str], tm
         (["train", "photos", "--recipe", "scratch-smal"], "Did you mean|Valid"),
         (["train", "photos", "--config", "not-there.yaml"], "not-there.yaml"),
         (["train"], "no images to train on"),
-        (["finetune", "photos"], "no weights are given: vitrail finetune DIR --from RUN"),
+        (["finetune"], "no images are given: vitrail finetune DIR"),
         (["train", "photos", "--out", "x"], "Remove --out from the launched command"),
         (["train", "photos", "--resume", "latest"], "Remove --resume from the launched command"),
         (["train", "photos", "--nproc", "8"], "Remove --nproc from the launched command"),

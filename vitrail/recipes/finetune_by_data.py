@@ -19,6 +19,8 @@ from vitrail.recipes.by_data import ENOUGH_STEPS, SMALL, SMALLEST_BATCH, TINY, F
 from vitrail.recipes.published import described
 from vitrail.training.run import Optim, Run, Schedule
 
+WEIGHTS = "vitrail/tiny"
+"""Weights from which a fine-tuning starts if none are named. vitrail ships them."""
 USUAL_PASSES, USUAL_IMAGES = 40, 1_000
 """Passes over a training set of `USUAL_IMAGES`. The passes fall with the square root of the number of images."""
 LEAST_PASSES, MOST_PASSES = 8, 60

@@ -27,13 +27,13 @@ from vitrail.evaluation.features import Features, collect
 from vitrail.evaluation.fewshot import ShotSelection, fewshot
 from vitrail.evaluation.imagenet import choosing, output_order, view
 from vitrail.evaluation.knn import knn
+from vitrail.evaluation.linear_probe import linear_probe
 from vitrail.files import read_json_object
 from vitrail.model.variants import ResNetConfig, ViTConfig, variant
 from vitrail.studies.sets import IMAGENET, Sets
 from vitrail.studies.study import Counted, MetricName, Stage
 from vitrail.training.folder import RunFolder
 from vitrail.training.optim.tune import freeze_rest
-from vitrail.transfer.linear_probe import linear_probe
 from vitrail.transfer.trial import Outcome, write_json
 from vitrail.weights.load import load
 

@@ -24,6 +24,7 @@ from vitrail.training.checkpoints.state import Result
 from vitrail.training.folder import RunFolder
 from vitrail.training.given import Given, Losses
 from vitrail.training.guard import FiniteGuard, Interrupted, Signals, Stop, run_lock
+from vitrail.training.probe_head import start_as_probe
 from vitrail.training.processes.group import explaining_lost_processes
 from vitrail.training.progress import Progress
 from vitrail.training.record import RunRecorder, recorded_result
@@ -106,6 +107,8 @@ def fit(
         status = state.status
         recorder.track()
         recorder.start_clock()
+        if run.probe_head and not status.step:
+            progress.say(start_as_probe(setup))
         max_bad = 0.0 if run.data.strict else run.data.max_bad
         batches = endless(setup.loader, status.step, max_bad=max_bad, report=recorder.unreadable)
 
@@ -118,7 +121,8 @@ def fit(
                 step.settle()
             # objectives have schedules of their own, such as the temperature of DINO's teacher
             setup.network.at(timetable.moment(number, status.elapsed))
-            if status.evaluated < number and (over or timetable.evaluates(number)):
+            due = status.evaluated < number or not status.best
+            if due and (over or timetable.evaluates(number)):
                 with suppress(Stop):
                     numbers = validation(status, folder, signals.check)
                     progress.say(f"step {number}: {describe(numbers, len(validation.card.class_names))}")

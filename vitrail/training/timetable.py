@@ -88,7 +88,7 @@ class Timetable:
 
     def evaluates(self, step: int) -> bool:
         """Return whether the run is evaluated after `step` steps."""
-        return step > 0 and step % self.evaluate_every == 0
+        return step % self.evaluate_every == 0 if step else self.run.probe_head
 
     def saves(self, step: int) -> bool:
         """Return whether a checkpoint is saved after `step` steps."""

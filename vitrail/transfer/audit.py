@@ -20,7 +20,7 @@ import torch
 from vitrail.data.loading.order import stream
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.knn import neighbours
-from vitrail.transfer.softmax import solve
+from vitrail.evaluation.softmax import solve
 
 FOLDS = 5
 STRENGTHS = (1.0, 0.1, 1e-2, 1e-3)
@@ -29,7 +29,7 @@ NEIGHBOURS = 10
 FAR = 3.0
 """Number of interquartile ranges below the first quartile at which an image is an outlier (Tukey 1977)."""
 TURNS = 23
-"""Purpose of a random stream (the others are in `vitrail.data` and `vitrail.transfer.linear_probe`)."""
+"""Purpose of a random stream (the others are in `vitrail.data` and `vitrail.evaluation.linear_probe`)."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 
 from vitrail.costs.count import activation_bytes, parameters
 from vitrail.evaluation.fewshot import Ridge
+from vitrail.evaluation.softmax import solve
 from vitrail.model.variants import ResNetConfig, ViTConfig
-from vitrail.transfer.softmax import solve
 
 PART = 1024
 """Maximum number of images with which the arithmetic is timed."""

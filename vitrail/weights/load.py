@@ -36,6 +36,8 @@ from vitrail.weights.mapping import Conversion
 from vitrail.weights.store import checksum, find_model, is_ours, load_model
 from vitrail.words import shown
 
+SHIPPED = Path(__file__).parent / "shipped"
+"""Folder of the weights that are part of vitrail. Their names are vitrail/NAME, as if they were on the hub."""
 MOST_BASES = 32
 """Maximum number of models that hold only a tuned part and follow each other."""
 
@@ -148,21 +150,24 @@ def read_card(source: Path | str) -> Card:
 
 
 def local(source: Path | str) -> Path:
-    """Return the path of `source` on this machine; a hub name is downloaded.
+    """Return the path of `source` on this machine: a path, shipped weights, or a hub name, which is downloaded.
 
-    An existing path is never taken for a hub name. Raises WeightsError if there is nothing.
+    An existing path is never taken for a name. Raises WeightsError if there is nothing.
     """
     path = Path(source).expanduser()
     if path.exists() or path.is_symlink():
         return path
+    owner, _, name = str(source).partition("/")
+    if owner == "vitrail" and (SHIPPED / name / store.WEIGHTS).is_file():
+        return SHIPPED / name
     if isinstance(source, str):
         from vitrail.weights.hub.download import is_name, resolve
 
         if is_name(source) or "://" in source:  # for an address, `resolve` raises an error that says what to do
             return resolve(source)
     raise WeightsError(
-        f"there is nothing at {source}.{names_near(path)} Give a model or run folder, a weight file, or a hub name "
-        "such as google/vit-base-patch16-224-in21k."
+        f"there is nothing at {source}.{names_near(path)} Give a model or run folder, a weight file, "
+        "vitrail/tiny, which vitrail ships, or a hub name such as google/vit-base-patch16-224-in21k."
     )
 
 

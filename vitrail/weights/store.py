@@ -45,11 +45,19 @@ Complete = Callable[[BaseWeights, Path, Mapping[str, Tensor]], Mapping[str, Tens
 """(base, file that refers to it, {name: tensor of the right shape}) -> {name: tensor of the base}"""
 
 
-def save_model(folder: Path | str, model: nn.Module, card: Card, base: BaseWeights | None = None) -> None:
+def save_model(
+    folder: Path | str,
+    model: nn.Module,
+    card: Card,
+    base: BaseWeights | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Write `model.safetensors` and `card.json` into `folder`, which is created if missing; replace existing files.
 
     Pass the bare network, without the wrappers of DDP or torch.compile. With a `base`, the file leaves out the tensors
-    shared with it and refers to it, and may hold updates of low rank. Equal models make equal files, byte for byte.
+    shared with it and refers to it, and may hold updates of low rank. `dtype` is the type of the numbers in the file,
+    such as torch.float16 (default: the model's own). Equal models make equal files, byte for byte.
     Raises WeightsError if a tensor is not finite, or if the tensors are not those of the card: a broken model never
     replaces a good one.
     """
@@ -58,7 +66,11 @@ def save_model(folder: Path | str, model: nn.Module, card: Card, base: BaseWeigh
     state, factors = separated(model) if base is not None else (model.state_dict(), {})
     check_described(model, card.config, state)
     state |= factors
-    tensors = {name: state[name].detach().cpu().contiguous() for name in state if name not in left_out}
+    tensors = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in state.items()
+        if name not in left_out
+    }
     for name, tensor in tensors.items():
         check_finite(name, tensor, f"the model is not saved to {folder}")
     reference = {}

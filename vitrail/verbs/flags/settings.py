@@ -15,7 +15,7 @@ from vitrail.files import names_near
 from vitrail.import_path import is_own
 from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup, in_time, sized
 from vitrail.recipes.by_network import warn_of_rate
-from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, Decided, FineTuning, Pretrained, decide
+from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, WEIGHTS, Decided, FineTuning, Pretrained, decide
 from vitrail.recipes.registry import find, recipe
 from vitrail.training.run import Run
 
@@ -149,12 +149,10 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
     Without a recipe, the images, the network and the time decide (`vitrail.recipes.finetune_by_data`). Raises
     UsageError, DataError and WeightsError.
     """
-    require_weights(given)
+    given = with_weights(given)
     if given.recipe not in (None, FINETUNE_BY_DATA.name):
         return from_recipe(given)
     asked = given.applied_to(replace(recipe(FINETUNE_BY_DATA.name), duration=UNSET, batch_size=None))
-    if asked.weights is None:
-        raise UsageError(f"{', '.join(given.files)} names no weights to start from: add --from RUN")
     splits, facts = given.data.of(asked), given.facts(asked)
     timed = _in_time(asked, splits)
     seen = min((count for count in (timed, _given_length(asked, facts.images)) if count is not None), default=None)
@@ -222,12 +220,16 @@ def require_images(given: RunArguments) -> None:
         )
 
 
-def require_weights(given: RunArguments) -> None:
-    """Raise UsageError if the command does not name the weights to start from, or the images to train on."""
-    if given.weights is None and not given.files:
-        raise UsageError("no weights are given: vitrail finetune DIR --from RUN (vitrail train starts without weights)")
+def with_weights(given: RunArguments) -> RunArguments:
+    """Return `given` with the shipped weights if neither flags nor files name others.
+
+    Raises UsageError if the command does not name the images to train on.
+    """
     if given.path is None and not given.files:
-        raise UsageError("no images are given: vitrail finetune DIR --from RUN")
+        raise UsageError("no images are given: vitrail finetune DIR")
+    if given.weights is not None or given.applied_to(Run()).weights is not None:
+        return given
+    return replace(given, weights=WEIGHTS)
 
 
 def from_recipe(given: RunArguments) -> tuple[Run, str]:

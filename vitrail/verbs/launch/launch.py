@@ -20,7 +20,7 @@ from vitrail.errors import UsageError, did_you_mean
 from vitrail.recipes.registry import recipe as named
 from vitrail.training.run import Run, check_batch
 from vitrail.verbs.flags.parse import GLOBAL, parse
-from vitrail.verbs.flags.settings import RECIPE_OF, RunArguments, require_images, require_weights
+from vitrail.verbs.flags.settings import RECIPE_OF, RunArguments, require_images, with_weights
 from vitrail.verbs.train.train import finetune, train
 
 LAUNCHED: dict[str, Callable[..., Any]] = {"train": train, "finetune": finetune}
@@ -61,7 +61,10 @@ def checked_run(command: Sequence[str], nodes: int, tasks: int) -> tuple[Run, li
     own = {name: given.pop(name, None) for name in ("path", "recipe", "epochs", "lr", "weights")}
     config = given.pop("config", ())
     arguments = RunArguments(**own, config=config, settings={name: given[name] for name in given if name not in GLOBAL})
-    (require_weights if verb == "finetune" else require_images)(arguments)
+    if verb == "finetune":
+        arguments = with_weights(arguments)
+    else:
+        require_images(arguments)
     base = arguments.recipe or RECIPE_OF.get(verb)
     run = arguments.applied_to(Run() if base is None else named(base))
     processes = nodes * tasks

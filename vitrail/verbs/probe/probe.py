@@ -169,7 +169,7 @@ def linear(
     """
     compute = Compute(image_size, batch_size, workers, device, precision)
     _check("linear", model, features, split, image_size, label_from)
-    from vitrail.transfer.linear_probe import STRENGTHS, linear_probe
+    from vitrail.evaluation.linear_probe import STRENGTHS, linear_probe
 
     subject, train, test = _train_and_test(model, data, label_from, features, split, compute)
     found = linear_probe(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitrail.evaluation.features import Features
     from vitrail.evaluation.fewshot import FewShot
     from vitrail.evaluation.knn import KNN
-    from vitrail.transfer.linear_probe import LinearProbe
+    from vitrail.evaluation.linear_probe import LinearProbe
 
 MAX_COLUMNS = 8
 """Maximum number of regularisation strengths in the table on a terminal; --json has all of them."""

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 
-from vitrail.transfer.softmax import Images, Solution, solve
+from vitrail.evaluation.softmax import Images, Solution, solve
 
 Problem = tuple[np.ndarray, np.ndarray]
 

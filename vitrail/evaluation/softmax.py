@@ -22,7 +22,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from vitrail.device import fast_float32
-from vitrail.transfer.principal import Principal, parts
+from vitrail.evaluation.principal import Principal, parts
 
 TOLERANCE = 1e-4
 """Largest entry of the gradient at which a solution has converged, as in scikit-learn."""

@@ -1,8 +1,8 @@
 """Linear probe: softmax regression on frozen features, with several strengths of L2 regularisation.
 
-Each strength is solved to its optimum (`vitrail.transfer.softmax`). The strength is chosen on held-out training images,
-and then solved again on all training images (as the paper does with learning rates, appendix B.1.1); the test images
-are not used for the choice.
+Each strength is solved to its optimum (`vitrail.evaluation.softmax`). The strength is chosen on held-out training
+images, and then solved again on all training images (as the paper does with learning rates, appendix B.1.1); the test
+images are not used for the choice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vitrail.data.loading.order import stream
 from vitrail.device import fast_float32
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluation.features import Features, labelled_pair
-from vitrail.transfer.principal import parts
-from vitrail.transfer.softmax import ITERATIONS, Classifier, solve
+from vitrail.evaluation.principal import parts
+from vitrail.evaluation.softmax import ITERATIONS, Classifier, Solution, solve
 
 STRENGTHS = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5)
 """For standardised features. Each one is ten times the next."""
@@ -83,9 +83,30 @@ def linear_probe(
             "least 1 iteration."
         )
     features, labels, asked, truth = labelled_pair(train, test)
-    fit = partial(
-        solve, features, labels, classes=len(train.class_names), iterations=iterations, device=torch.device(device)
+    settings, chosen, final, held = fitted(
+        features, labels, len(train.class_names), l2=l2, seed=seed, iterations=iterations, device=device
     )
+    top1, top5, nll = measure(final.classifier, asked, truth, np.arange(len(truth)))
+    sizes = (len(labels), held, len(truth))
+    return LinearProbe(settings, chosen, _grid_end(settings, chosen), final.converged, top1, top5, nll, *sizes)
+
+
+def fitted(
+    features: np.ndarray,
+    labels: np.ndarray,
+    classes: int,
+    *,
+    l2: Sequence[float] = STRENGTHS,
+    seed: int = 0,
+    iterations: int = ITERATIONS,
+    device: torch.device | str = "cpu",
+) -> tuple[list[Setting], Setting, Solution, int]:
+    """Return each strength with its metrics, the best one, its solution on all images, and the number held out.
+
+    features: float32 [N, D]; labels: int64 [N]. The best has the highest top-1, then the lowest loss, on a held-out
+    tenth of each class. Raises DataError if no image can be held out.
+    """
+    fit = partial(solve, features, labels, classes=classes, iterations=iterations, device=torch.device(device))
     others, held = held_out(labels, seed)
     settings: list[Setting] = []
     for one in fit(others, sorted(set(l2))):
@@ -94,9 +115,7 @@ def linear_probe(
         if settings[-1] is (chosen := max(settings, key=lambda setting: (setting.top1, -setting.nll))):
             start = one.classifier
     (final,) = fit(np.arange(len(labels)), [chosen.l2], start=start)
-    top1, top5, nll = measure(final.classifier, asked, truth, np.arange(len(truth)))
-    sizes = (len(labels), len(held), len(truth))
-    return LinearProbe(settings, chosen, _grid_end(settings, chosen), final.converged, top1, top5, nll, *sizes)
+    return settings, chosen, final, len(held)
 
 
 def _grid_end(settings: list[Setting], chosen: Setting) -> Literal["largest", "smallest"] | None:

@@ -1,0 +1,70 @@
+"""The classifier of a fine-tuning begins as a linear probe (`Run.probe_head`).
+
+A new classifier of zeros sends gradients into the network that say little until the classifier has learned. The best
+classifier of the frozen features changes these features less (Kumar et al. 2022, "Fine-tuning can distort pretrained
+features and underperform out-of-distribution": linear probing, then fine-tuning). It takes seconds, and is the floor
+that the fine-tuned network has to beat: the run evaluates it before its first step.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail import world
+from vitrail.data.item import View, evenly_spaced
+from vitrail.device import Precision
+from vitrail.errors import UsageError
+from vitrail.evaluation.features import extract
+from vitrail.evaluation.linear_probe import fitted
+from vitrail.training.batches import evaluation_loader
+from vitrail.training.setup import Setup
+
+MOST = 5_000
+"""Maximum number of images that the probe learns from. A few thousand decide on a classifier of some hundred features
+per class, and take seconds."""
+
+
+def start_as_probe(setup: Setup) -> str:
+    """Set the classifier of a run to a linear probe on its training images. Return what was done, in words.
+
+    Raises UsageError for a network or labels without a linear softmax classifier, and DataError if no image can be held
+    out to choose the strength of the penalty.
+    """
+    run, model, train = setup.run, setup.objective.model, setup.splits.train
+    heads = [head for head in (getattr(model, name, None) for name in ("head", "head_dist")) if head is not None]
+    single = isinstance(train.labels, np.ndarray) and run.supervised and not setup.resolved.several
+    if not single or not heads or not all(isinstance(head, nn.Linear) for head in heads):
+        raise UsageError(
+            "probe_head fits a linear classifier of one label for each image, which this run does not have: set "
+            "--no-probe-head"
+        )
+    began = time.monotonic()
+    chosen = View(train, np.array(evenly_spaced(len(train), MOST)))
+    precision: Precision = "bf16" if run.precision == "bf16" else "float32"
+    with closing(evaluation_loader(run, chosen)) as loader:
+        found = extract(model, loader, setup.splits.class_names, precision=precision)
+    features, labels = found.labelled("training")
+    _, setting, solution, _ = fitted(features, labels, len(found.class_names), seed=run.seed)
+    classifier = solution.classifier
+    bias = classifier.bias - classifier.weight @ classifier.mean
+    for head, weight in zip(heads, classifier.weight.chunk(len(heads), dim=1), strict=True):
+        _set(head.weight, weight * len(heads))  # the logits of a distilled network are the mean of two classifiers
+        _set(head.bias, bias)
+    return (
+        f"linear probe on the features of {len(labels):,} training images in {time.monotonic() - began:.0f} s: "
+        f"{setting.top1:.1%} of the held-out ones; training starts from it"
+    )
+
+
+@torch.no_grad()
+def _set(parameter: Any, value: Tensor) -> None:
+    """Copy a whole tensor into a parameter, which may be sharded over the processes."""
+    whole = value.to(parameter.device, parameter.dtype)
+    sharded = world.is_sharded(parameter)
+    world.local(parameter).copy_(world.local(world.copied_like(whole, parameter)) if sharded else whole)
