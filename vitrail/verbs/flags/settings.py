@@ -149,6 +149,8 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
     Without a recipe, the images, the network and the time decide (`vitrail.recipes.finetune_by_data`). Raises
     UsageError, DataError and WeightsError.
     """
+    import numpy as np
+
     given = with_weights(given)
     if given.recipe not in (None, FINETUNE_BY_DATA.name):
         return from_recipe(given)
@@ -156,7 +158,8 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
     splits, facts = given.data.of(asked), given.facts(asked)
     timed = _in_time(asked, splits)
     seen = min((count for count in (timed, _given_length(asked, facts.images)) if count is not None), default=None)
-    task = FineTuning(facts, len(splits.class_names), _network(asked), seen, timed)
+    single = isinstance(splits.train.labels, np.ndarray) and not asked.objective.numbers
+    task = FineTuning(facts, len(splits.class_names), _network(asked), seen, timed, single)
     decided = decide(task)
     run = given.applied_to(decided.run if given.recipe else replace(decided.run, name=RUN_NAME))
     kind = "targets" if run.objective.numbers else "classes"

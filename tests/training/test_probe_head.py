@@ -1,0 +1,91 @@
+"""A fine-tuning whose classifier begins as a linear probe (`Run.probe_head`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from vitrail.data.settings import Augment, Data
+from vitrail.durations import Steps
+from vitrail.errors import UsageError
+from vitrail.model.build import build
+from vitrail.model.variants import ViTConfig
+from vitrail.objective.settings import Regression
+from vitrail.training.loop import fit
+from vitrail.training.probe_head import start_as_probe
+from vitrail.training.run import Optim, Run
+from vitrail.training.setup import set_up
+from vitrail.verbs.flags.settings import OpenedData
+from vitrail.weights.save import save
+
+CONFIG = ViTConfig(width=32, depth=2, heads=2, mlp_dim=32, patch=4, image_size=(8, 8), classes=7, pool="gap")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    return save(build(CONFIG), tmp_path_factory.mktemp("base") / "base").path
+
+
+def run_of(base: Path, out: Path, **changes: object) -> Run:
+    run = Run(
+        out=str(out),
+        data=Data(path="digits"),
+        weights=str(base),
+        probe_head=True,
+        augment=Augment("center", flip=False),
+        optim=Optim(lr=1e-9),
+        duration=Steps(2),
+        batch_size=64,
+        precision="float32",
+        workers=0,
+        device="cpu",
+    )
+    return replace(run, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("distilled", [False, True])
+def test_the_classifier_is_that_of_scikit_learn(tmp_path: Path, distilled: bool) -> None:
+    """Its predictions agree with logistic regression on the same standardised features, for one of the strengths."""
+    config = replace(CONFIG, distilled=True, pool="cls") if distilled else CONFIG
+    torch.manual_seed(0)
+    start = save(build(config), tmp_path / "base").path
+    run = run_of(start, tmp_path)
+    splits = OpenedData().of(run)
+    with set_up(run, splits) as setup:
+        start_as_probe(setup)
+        model = setup.objective.model.eval()
+        pixels = torch.from_numpy(np.stack([np.asarray(splits.train[i].image) for i in range(len(splits.train))]))
+        pixels = pixels[..., None].expand(-1, -1, -1, 3) if pixels.ndim == 3 else pixels
+        images = pixels.permute(0, 3, 1, 2)
+        with torch.no_grad():
+            features, logits = model.features(images), model(images)
+    x, y = StandardScaler().fit_transform(features.numpy()), splits.train.labels
+    agreements = []
+    for l2 in (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5):
+        theirs = LogisticRegression(C=1 / (len(y) * l2), max_iter=2000).fit(x, y)
+        agreements.append((theirs.predict(x) == logits.argmax(1).numpy()).mean())
+    assert max(agreements) > 0.99
+    assert (logits.argmax(1).numpy() == y).mean() > 0.5  # and not a classifier of zeros
+
+
+def test_the_probe_is_evaluated_first_and_kept_where_training_does_not_help(base: Path, tmp_path: Path) -> None:
+    harmful = run_of(base, tmp_path, optim=Optim(lr=10.0, clip=None))
+    result = fit(harmful)
+    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    found = {line["step"]: line["top1"] for line in lines if line.get("kind", line.get("event")) == "validation"}
+    assert min(found) == 0 and found[0] > found[2]
+    assert result.best["step"] == 0
+
+
+def test_a_run_without_such_a_classifier_is_refused(base: Path, tmp_path: Path) -> None:
+    run = run_of(base, tmp_path, objective=Regression())
+    with pytest.raises(UsageError, match="--no-probe-head"):
+        fit(run)
