@@ -14,7 +14,7 @@ from vitrail.durations import LONGEST, Epochs, Steps
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.files import names_near
 from vitrail.import_path import is_own
-from vitrail.model.variants import variant
+from vitrail.model.variants import ResNetConfig, variant
 from vitrail.recipes.by_data import Facts, choose, facts_of, fitted, has_absolute_warmup, in_time, sized, whole_patches
 from vitrail.recipes.by_network import warn_of_rate
 from vitrail.recipes.finetune_by_data import FINETUNE_BY_DATA, Decided, FineTuning, Pretrained, decide
@@ -190,15 +190,23 @@ class RunArguments:
         return place < len(self.listed) and {"weights", "vit.width", "vit.patch", "seed"} <= self.listed[place].keys()
 
     def _own_rate(self, base: Run, run: Run) -> Run:
-        """Return `run` with the optimiser's own rate and decay, unless they are given or those of `base` are its."""
-        if "optim.name" not in self.asked or run.optim.name == base.optim.name or is_own(type(run.optim)):
+        """Return `run` with the optimiser's own rate and decay, unless they are given or those of `base` are its.
+
+        Muon trains no ResNet: if the recipe has it and no optimiser is named, a ResNet gets AdamW.
+        """
+        if is_own(type(run.optim)):
+            return run
+        if "optim.name" not in self.asked and run.optim.name == "muon" and run.weights is None:
+            if isinstance(variant(run.network), ResNetConfig):
+                run = replace(run, optim=replace(run.optim, name="adamw"))
+        if run.optim.name == base.optim.name:
             return run
         given = {name.removeprefix("optim.") for name in self.asked if name.startswith("optim.")}
         optim = run.optim.with_own_rate(given)
         if optim != run.optim:
             self.notes["optim"] = (
-                f"{optim.name} with learning rate {optim.lr:g} and weight decay {optim.weight_decay:g}: those of the "
-                f"recipe are for {base.optim.name}"
+                f"{optim.name} with learning rate {optim.lr:g} and weight decay {optim.weight_decay:g}: the recipe's are "
+                f"for {base.optim.name}"
             )
         return replace(run, optim=optim)
 
