@@ -59,9 +59,9 @@ def digits() -> Run:
 def scratch_small() -> Run:
     """From scratch on a few thousand to 100,000 small images, such as CIFAR (up to about 96 pixels).
 
-    The network, small/4, has a convolutional stem, patches of 4 pixels, and four layers of width 128 with LayerScale and MLPs of
-    twice the width. The first images have a quarter of the side, so a sixteenth of the tokens. Settings were chosen on
-    images held out of CIFAR-100's training set.
+    The network, small/4, has a convolutional stem, patches of 4 pixels, and four layers of width 128 with LayerScale
+    and MLPs of twice the width. The first images have a quarter of the side, so a sixteenth of the tokens. Settings
+    were chosen on images held out of CIFAR-100's training set.
 
     Command: `vitrail train DIR --recipe scratch-small`
     Cost: 30 epochs, or the minutes given with --time-limit.
@@ -82,7 +82,8 @@ def scratch_small() -> Run:
 def scratch_photos() -> Run:
     """From scratch on photographs, resized to 96 pixels: 144 tokens of 8 x 8 pixels.
 
-    The network is small/8: that of scratch-small with larger patches. If pretrained weights are available, `vitrail finetune` is better.
+    The network is small/8, that of scratch-small with larger patches. If pretrained weights are available,
+    `vitrail finetune` is better.
 
     Command: `vitrail train DIR --recipe scratch-photos`
     Cost: 60 epochs, or the minutes given with --time-limit.

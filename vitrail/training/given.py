@@ -48,7 +48,7 @@ class Given:
     on_evaluate: Callable[[int, dict[str, float]], None] | None = None
     on_end: Callable[[Result], Result] | None = None
     asked: Mapping[str, str] = field(default_factory=dict)
-    """Settings that the user has given, which no decision may change, by their dotted names -> where: "--batch-size"."""
+    """Settings that no decision may change, by their dotted names -> where they are given: "--batch-size"."""
 
     def refuse_changed(self, asked: Run, decided: Run, decisions: Mapping[str, str]) -> None:
         """Raise UsageError if a setting that was asked for has another value in the run with every decision made."""

@@ -27,9 +27,7 @@ from vitrail.training.processes.parent import end_with_parent
 from vitrail.training.run import Run
 
 
-def main(
-    config: str, note: str, resume: str, asked: str, *, on_end: Callable[[Result], Result] | None = None
-) -> int:
+def main(config: str, note: str, resume: str, asked: str, *, on_end: Callable[[Result], Result] | None = None) -> int:
     """Train the run in the file `config` and return the exit code; `resume` is a run folder, or "" for a new run.
 
     asked, in JSON, and on_end: See `fit`.

@@ -194,19 +194,17 @@ class RunArguments:
 
         Muon trains no ResNet: if the recipe has it and no optimiser is named, a ResNet gets AdamW.
         """
-        if is_own(type(run.optim)):
-            return run
-        if "optim.name" not in self.asked and run.optim.name == "muon" and run.weights is None:
-            if isinstance(variant(run.network), ResNetConfig):
-                run = replace(run, optim=replace(run.optim, name="adamw"))
-        if run.optim.name == base.optim.name:
+        scratch, recipes_own = run.weights is None, "optim.name" not in self.asked
+        if scratch and recipes_own and run.optim.name == "muon" and isinstance(variant(run.network), ResNetConfig):
+            run = replace(run, optim=replace(run.optim, name="adamw"))
+        if run.optim.name == base.optim.name or is_own(type(run.optim)):
             return run
         given = {name.removeprefix("optim.") for name in self.asked if name.startswith("optim.")}
         optim = run.optim.with_own_rate(given)
         if optim != run.optim:
             self.notes["optim"] = (
-                f"{optim.name} with learning rate {optim.lr:g} and weight decay {optim.weight_decay:g}: the recipe's are "
-                f"for {base.optim.name}"
+                f"{optim.name} with learning rate {optim.lr:g} and weight decay {optim.weight_decay:g}: the recipe's "
+                f"are for {base.optim.name}"
             )
         return replace(run, optim=optim)
 
@@ -285,9 +283,7 @@ def finetuning_run(given: RunArguments) -> tuple[Run, str]:
 
 def _reasons(decided: Decided, run: Run) -> list[str]:
     """Return a line for each decision that files and flags have not replaced in `run`."""
-    return [
-        f"  {name}: {why}" for name, why in decided.why.items() if getattr(run, name) == getattr(decided.run, name)
-    ]
+    return [f"  {name}: {why}" for name, why in decided.why.items() if getattr(run, name) == getattr(decided.run, name)]
 
 
 def _network(run: Run) -> Pretrained:
@@ -404,8 +400,8 @@ def resumed(given: RunArguments, where: str | Path) -> tuple[Run, Path] | None:
     for name in fixed:
         if getattr(run, name) != getattr(before, name):
             raise UsageError(
-                f"{given.asked[name].words} is {getattr(run, name)}, but the run to resume is {folder} and stays there: "
-                f"remove it, or start a new run without --resume"
+                f"{given.asked[name].words} is {getattr(run, name)}, but the run to resume is {folder} and stays "
+                "there. Remove it, or start a new run without --resume"
             )
     return run, folder
 

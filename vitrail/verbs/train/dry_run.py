@@ -38,7 +38,8 @@ def check(
 ) -> tuple[dict[str, str], Cost]:
     """Open the data, build the network, train on a few images; return the findings and the cost of the run.
 
-    splits: The data of the run, if they are open already. asked: See `fit`. Raises the same errors as training. Writes nothing.
+    splits: The data of the run, if they are open already. asked: See `fit`. Raises the same errors as training. Writes
+    nothing.
     """
     from vitrail.data.sources.open import open_data
     from vitrail.training.given import Given
