@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,10 @@ def family(name: str) -> str:
 
 FAMILIES = {family(name): name for name in RECIPES}.values()
 PLAIN = ("train DIR", "finetune DIR", "train --resume")
-SITUATIONS = [*PLAIN, *FAMILIES]
+QUICK = (*PLAIN, "scratch-photos", "bit/hyperrule")
+SITUATIONS = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in dict.fromkeys((*PLAIN, *FAMILIES))
+]
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +156,7 @@ def test_every_setting_is_what_the_run_begins_with_or_refused(images: Path, open
     wrong = []
     start = training_run(RunArguments(images, settings=TINY, data=opened))[0]
     for name, value in every_setting(start):
-        given = RunArguments(images, settings=merged(TINY, nested(name, value)), data=opened)
+        given = RunArguments(images, settings={**TINY, **nested(name, value)}, data=opened)
         try:
             run, _ = training_run(given)
             with set_up(run, given.data.of(run), given=Given(asked=given.origins)) as setup:
@@ -165,7 +169,3 @@ def test_every_setting_is_what_the_run_begins_with_or_refused(images: Path, open
         if not built:
             wrong.append(f"{name}: {value} became {found}, and in the network {own}")
     assert wrong == []
-
-
-def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    return {**base, **more}
